@@ -1,0 +1,35 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+OUT    ?= demo-output
+PY     := $(VENV)/bin/python
+JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
+
+.PHONY: help setup demo test lint docs clean
+help:
+	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
+	@echo "make test    linters, types, docs and the whole test suite"
+	@echo "make setup   only build $(VENV)/"
+
+setup: $(VENV)/.ready
+$(VENV)/.ready: pyproject.toml scripts/setup_env.py
+	$(PYTHON) scripts/setup_env.py $(VENV)
+
+demo: setup
+	$(PY) -m ml4cube.demo --out "$(OUT)"
+
+test: lint docs
+	$(PY) -m pytest -n $(JOBS)
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	git ls-files 'ml4cube/*.py' | xargs $(PY) -m numpydoc.hooks.validate_docstrings
+
+docs: setup
+	$(PY) -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
+clean:
+	rm -rf $(VENV) $(OUT) docs/_build docs/api/generated .mypy_cache .ruff_cache .pytest_cache

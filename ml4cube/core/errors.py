@@ -1,0 +1,68 @@
+"""The few exception types. Every message says what was asked, what was found, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CubeError(Exception):
+    """Base of every error that ml4cube raises on purpose."""
+
+
+class InvalidValueError(CubeError, ValueError):
+    """An argument has a value that cannot work: a typo, an unknown dim, a size out of range."""
+
+
+class InvalidTypeError(CubeError, TypeError):
+    """An argument is of a kind that cannot work, is missing, or contradicts another."""
+
+
+class EmptyPartError(InvalidValueError):
+    """A part (train, val or test) that was asked for would hold no sample."""
+
+
+class StoreExistsError(CubeError, FileExistsError):
+    """The target path is taken, and nothing there may be overwritten."""
+
+
+class StoreError(CubeError, OSError):
+    """A store or a file is missing, damaged, or not one of ours."""
+
+
+class RunError(CubeError, RuntimeError):
+    """Work under way had to stop: a task failed, a worker died, a loss became NaN."""
+
+
+def check_choice(argument: str, value: object, choices: Iterable[str | None]) -> None:
+    """Raise InvalidValueError unless `value` is one of `choices`, naming the nearest of them.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, as the user wrote it.
+    value : object
+        What was given.
+    choices : iterable of str or None
+        What is allowed.
+
+    Raises
+    ------
+    InvalidValueError
+        If `value` is none of `choices`.
+
+    Examples
+    --------
+    >>> check_choice("scale_fn", "standardise", ["standardize", "normalize", None])
+    Traceback (most recent call last):
+    ml4cube.core.errors.InvalidValueError: scale_fn='standardise' is not one of 'standardize', \
+'normalize', None; did you mean 'standardize'?
+    """
+    known = list(choices)
+    if any(value is choice or value == choice for choice in known):
+        return
+    near = difflib.get_close_matches(str(value), [c for c in known if c is not None], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise InvalidValueError(
+        f"{argument}={value!r} is not one of {', '.join(map(repr, known))}{hint}"
+    )

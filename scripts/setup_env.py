@@ -1,0 +1,90 @@
+"""Build or refresh the project's virtual environment: `python3 scripts/setup_env.py .venv`.
+
+Standard library only, since it runs before anything is installed. torch is installed
+first and alone; whatever torch is then there is pinned for every later step, so nothing
+replaces it. On a machine without a GPU a CUDA build is refused unless asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+TORCH = os.environ.get("TORCH", "torch==2.13.0")
+ROOT = Path(__file__).resolve().parent.parent
+CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA driver answers on this machine."""
+    smi = shutil.which("nvidia-smi")
+    return bool(smi) and subprocess.run([smi, "-L"], capture_output=True).returncode == 0
+
+
+def installed_torch(python: Path) -> str | None:
+    """Version of the torch that is already in the environment, if any."""
+    code = "from importlib.metadata import version; print(version('torch'))"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True)
+    return found.stdout.strip() or None if found.returncode == 0 else None
+
+
+def refuse_unasked_cuda(python: Path) -> None:
+    """Stop before a download if the configured index would bring CUDA to a machine without GPU."""
+    if has_gpu() or os.environ.get("ALLOW_CUDA") == "1":
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        pip(python, "install", "--dry-run", "--quiet", "--report", str(report), TORCH)
+        names = [
+            item["metadata"]["name"].lower() for item in json.loads(report.read_text())["install"]
+        ]
+    cuda = [name for name in names if name.startswith(CUDA_PREFIXES)]
+    if cuda:
+        sys.exit(
+            f"{TORCH} would bring {len(cuda)} CUDA packages ({', '.join(cuda[:3])}, ...), and this "
+            "machine has no GPU.\nGive pip the CPU index that PyTorch names under 'Get started':\n"
+            "    make setup PIP_INDEX_URL=<that index>\n"
+            "or install a torch of your choice into the environment first, or allow CUDA:\n"
+            "    make setup ALLOW_CUDA=1"
+        )
+
+
+def pip(python: Path, *args: str) -> None:
+    """Run pip in the environment; stop with its own message if it fails."""
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    if subprocess.run([python, "-m", "pip", *args], env=environment).returncode != 0:
+        sys.exit(f"pip {' '.join(args)} failed: its message is above")
+
+
+def main(folder: Path) -> None:
+    """Create `folder` if it is missing, then bring its packages in step with pyproject.toml."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - the very check that tells the user
+        sys.exit(
+            f"ml4cube needs Python 3.11 or newer, this is {sys.version.split()[0]}: set PYTHON="
+        )
+    python = folder / "bin" / "python"
+    if not python.exists():
+        print(f"creating {folder}", flush=True)
+        venv.create(folder, with_pip=True)
+    if installed_torch(python) is None:
+        print(f"installing {TORCH} alone, before anything can ask for another", flush=True)
+        refuse_unasked_cuda(python)
+        pip(python, "install", "--quiet", TORCH)
+    constraints = folder / "constraints.txt"
+    constraints.write_text(f"torch=={installed_torch(python)}\n")
+    print("installing ml4cube and its tools", flush=True)
+    pip(
+        python, "install", "--quiet", "--constraint", str(constraints), "--editable", f"{ROOT}[dev]"
+    )
+    (folder / ".ready").touch()
+    print(f"ready: {folder}", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
