@@ -1,0 +1,35 @@
+"""environment.yml and pyproject.toml ask for the same packages."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+
+
+def normalised(requirement: str) -> str:
+    name, floor = re.fullmatch(r"([\w.-]+)(.*)", requirement.replace(" ", "")).groups()
+    name = name.lower().replace("_", "-")
+    return CONDA_NAMES.get(name, name) + floor
+
+
+def test_conda_environment_is_in_step_with_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    wanted = {normalised(r) for group in groups for r in group if not r.startswith("ml4cube[")}
+    wanted.add("python" + project["requires-python"])
+
+    listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    found = {normalised(r) for r in listed if isinstance(r, str)} - {"pip"}
+
+    assert found == wanted
+
+
+def test_dev_extra_holds_every_other_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    nested = " ".join(r for group in extras.values() for r in group if r.startswith("ml4cube["))
+    unreachable = [name for name in extras if name != "dev" and name not in nested]
+    assert unreachable == []
