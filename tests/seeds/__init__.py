@@ -1,0 +1,14 @@
+"""The code blocks of the founding documents run as they stand, but for the package name."""
+
+from pathlib import Path
+
+BLOCKS = Path(__file__).parent / "blocks"
+RENAMED = {"ml4xcube": "ml4cube"}
+
+
+def block(name: str) -> str:
+    """Text of one code block, e.g. ``block("002_1")``, with the package renamed."""
+    text = (BLOCKS / f"{name}.txt").read_text()
+    for old, new in RENAMED.items():
+        text = text.replace(old, new)
+    return text
