@@ -24,7 +24,7 @@ def cell_ids(shape: Mapping[str, int], dim_order: Sequence[str] | None = None) -
 def gap_cells(
     shape: Mapping[str, int], gaps: float, seed: int, dim_order: Sequence[str] | None = None
 ) -> NDArray[np.bool_]:
-    """True in a share `gaps` of the cells; which ones depends on the seed and the cell's id only."""
+    """True in a share `gaps` of the cells; which ones depends on the seed and the cell id only."""
     n = int(np.prod(list(shape.values()), dtype=int))
     lost = np.random.default_rng(seed).random(n) < gaps
     return lost[cell_ids(shape, dim_order)]
