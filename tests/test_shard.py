@@ -1,0 +1,250 @@
+"""Who reads which sample: hundreds of geometries, without starting a process."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.shard import (
+    ChunkOrder,
+    EvalShare,
+    TrainShare,
+    effective_batch_size,
+    permutation,
+    stream_count,
+)
+
+GEOMETRIES = [
+    (n, batch, world)
+    for n in (0, 1, 2, 7, 64, 97)
+    for batch in (1, 3, 16)
+    for world in (1, 2, 3, 5, 8)
+]
+
+
+def train_shares(n: int, batch: int, world: int, drop_last: bool = True) -> list[TrainShare]:
+    return [TrainShare(n, batch, rank, world, drop_last) for rank in range(world)]
+
+
+def global_batches(shares: list[TrainShare], start: int = 0) -> list[list[int]]:
+    """What all ranks read in each step together, sorted."""
+    steps = zip(*(share.batches(start) for share in shares), strict=True)
+    return [sorted(np.concatenate(step).tolist()) for step in steps]
+
+
+def reads(order: ChunkOrder, share: TrainShare | EvalShare, epoch: int) -> list[list[int]]:
+    """The samples of each batch, the slow way: through the whole order."""
+    samples = order.samples(epoch)
+    return [samples[positions].tolist() for positions in share.batches()]
+
+
+@pytest.mark.parametrize(("n", "batch", "world"), GEOMETRIES)
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_train_ranks_are_equal_and_read_nothing_twice(
+    n: int, batch: int, world: int, drop_last: bool
+) -> None:
+    shares = train_shares(n, batch, world, drop_last)
+    read = [[b.tolist() for b in share.batches()] for share in shares]
+    assert {tuple(map(len, batches)) for batches in read} == {tuple(map(len, read[0]))}
+    assert {(len(s), s.num_samples) for s in shares} == {(len(read[0]), sum(map(len, read[0])))}
+    flat = [p for batches in read for b in batches for p in b]
+    assert len(flat) == len(set(flat))
+    left_out = n - len(flat)
+    assert 0 <= left_out < (batch * world if drop_last else world)
+    assert all(len(b) == batch for batches in read for b in batches) or not drop_last
+
+
+@pytest.mark.parametrize(("n", "batch", "world"), GEOMETRIES)
+def test_evaluation_reads_every_sample_exactly_once(n: int, batch: int, world: int) -> None:
+    shares = [EvalShare(n, batch, rank, world) for rank in range(world)]
+    read = [[b.tolist() for b in share.batches()] for share in shares]
+    assert [p for batches in read for b in batches for p in b] == list(range(n))
+    assert [len(s) for s in shares] == [len(batches) for batches in read]
+    sizes = [s.num_samples for s in shares]
+    assert sizes == [sum(map(len, batches)) for batches in read]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 8, 12, 24])
+def test_global_batches_do_not_depend_on_the_world(world: int) -> None:
+    expected = global_batches(train_shares(500, 24, 1))
+    assert global_batches(train_shares(500, 24 // world, world)) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    n=st.integers(1, 300),
+    batch=st.integers(1, 12),
+    before=st.integers(1, 6),
+    after=st.integers(1, 6),
+    data=st.data(),
+)
+def test_going_on_with_another_world_loses_and_repeats_nothing(
+    n: int, batch: int, before: int, after: int, data: st.DataObject
+) -> None:
+    first = train_shares(n, batch, before)
+    done = data.draw(st.integers(0, len(first[0])))
+    read = global_batches(first)[:done] + global_batches(
+        train_shares(n, batch, after), start=done * batch * before
+    )
+    flat = sorted(p for step in read for p in step)
+    assert flat == list(range(len(flat)))
+    assert n - len(flat) < batch * after
+
+
+chunk_counts = st.lists(st.integers(0, 30), min_size=1, max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    counts=chunk_counts,
+    streams=st.integers(1, 30),
+    seed=st.integers(0, 5),
+    epoch=st.integers(0, 5),
+)
+def test_an_order_holds_every_sample_once(
+    counts: list[int], streams: int, seed: int, epoch: int
+) -> None:
+    order = ChunkOrder(counts, streams, seed)
+    samples = order.samples(epoch)
+    assert sorted(samples.tolist()) == list(range(sum(counts)))
+    assert np.array_equal(samples, ChunkOrder(np.array(counts), streams, seed).samples(epoch))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    counts=chunk_counts,
+    streams=st.integers(1, 30),
+    world=st.integers(1, 6),
+    batch=st.integers(1, 9),
+    data=st.data(),
+)
+def test_a_tour_visits_what_its_rank_needs_when_it_says(
+    counts: list[int], streams: int, world: int, batch: int, data: st.DataObject
+) -> None:
+    order = ChunkOrder(counts, streams, seed=7)
+    rank = data.draw(st.integers(0, world - 1))
+    share = TrainShare(order.n, batch, rank, world)
+    start = data.draw(st.integers(0, len(share))) * share.global_batch
+    tour = order.tour(2, start, share.stop(start), rank, world)
+    samples = order.samples(2)
+    assert (np.diff(tour.first) >= 0).all()
+    assert len(set(tour.chunks.tolist())) == len(tour)
+    for positions in share.batches(start):
+        visits, offsets = tour.locate(positions)
+        for p, visit, offset in zip(positions, visits, offsets, strict=True):
+            chunk = int(tour.chunks[visit])
+            assert tour.first[visit] <= p <= tour.last[visit]
+            inside = order.chunk_permutation(2, chunk)[offset]
+            assert order.first_samples[chunk] + inside == samples[p]
+
+
+@pytest.mark.parametrize("chunks", [48, 50, 75, 200])
+@pytest.mark.parametrize("streams", [8, 16, 24, 48])
+def test_one_rank_reads_every_chunk_once_and_holds_few(chunks: int, streams: int) -> None:
+    order = ChunkOrder([100] * chunks, streams, seed=3)
+    tour = order.tour(epoch=1)
+    assert sorted(tour.chunks.tolist()) == list(range(chunks))
+    held = [int(((tour.first <= p) & (p <= tour.last)).sum()) for p in range(0, order.n, 7)]
+    assert max(held) <= streams
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_ranks_together_read_few_chunks_twice(world: int) -> None:
+    order = ChunkOrder([100] * 130, 24, seed=3)
+    reads = sum(len(order.tour(0, rank=rank, world=world)) for rank in range(world))
+    assert 130 <= reads <= 130 + 23
+    if world in (2, 4, 8):  # neighbouring sections belong to one rank
+        assert reads <= 130 + world - 1
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("epoch", [0, 5])
+def test_same_samples_in_every_global_batch_for_any_world(world: int, epoch: int) -> None:
+    order = ChunkOrder([50] * 31 + [17], 24, seed=1)
+
+    def batches(size: int) -> list[list[int]]:
+        ranks = [
+            reads(order, TrainShare(order.n, 48 // size, rank, size), epoch) for rank in range(size)
+        ]
+        return [sorted(i for batch in step for i in batch) for step in zip(*ranks, strict=True)]
+
+    assert batches(world) == batches(1)
+
+
+def test_epochs_and_seeds_differ_and_the_left_out_change() -> None:
+    order = ChunkOrder([40] * 25 + [13], 12, seed=1)
+    share = TrainShare(order.n, 64)
+    used = [set(np.concatenate(reads(order, share, epoch)).tolist()) for epoch in range(4)]
+    left = [frozenset(range(order.n)) - u for u in used]
+    assert all(len(x) == order.n % 64 for x in left)
+    assert len(set(left)) == 4
+    assert not np.array_equal(order.samples(0), order.samples(1))
+    assert not np.array_equal(order.samples(0), ChunkOrder(order.counts, 12, seed=2).samples(0))
+
+
+def test_batches_mix_as_many_chunks_as_there_are_streams() -> None:
+    order = ChunkOrder([256] * 200, 48, seed=0)
+    chunk_of_sample = np.repeat(np.arange(200), 256)
+    for batch in reads(order, TrainShare(order.n, 256), epoch=0):
+        blocks = chunk_of_sample[batch]
+        # at the epoch's two ends neighbouring streams share a chunk
+        assert len(set(blocks.tolist())) >= 24
+        assert effective_batch_size(blocks) >= 0.95 * 24
+
+
+def test_order_without_seed_is_the_order_of_samples() -> None:
+    order = ChunkOrder([3, 0, 4], 1, None)
+    assert order.samples(epoch=9).tolist() == list(range(7))
+    tour = order.tour(0, start=2, stop=5)
+    assert tour.chunks.tolist() == [0, 2]
+    assert tour.first.tolist() == [2, 3]
+    assert tour.last.tolist() == [2, 4]
+
+
+def test_orders_are_what_they_were() -> None:
+    """Resuming a run needs the same order from another version of this package."""
+    assert permutation(8, seed=42, epoch=0).tolist() == PERMUTATION
+    assert ChunkOrder([4, 4, 4], 3, seed=42).samples(1).tolist() == CHUNKED
+
+
+PERMUTATION = [3, 4, 2, 7, 6, 1, 5, 0]
+CHUNKED = [3, 10, 7, 0, 8, 4, 2, 9, 5, 1, 11, 6]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "slots", "expected"),
+    [(500, 64, 32), (10, 64, 8), (1, 64, 1), (500, 1, 1), (10_000, 10_000, 96), (40, 40, 16)],
+)
+def test_stream_count(chunks: int, slots: int, expected: int) -> None:
+    assert stream_count(chunks, slots) == expected
+
+
+def test_effective_batch_size_is_between_one_and_the_batch() -> None:
+    assert effective_batch_size([3] * 10) == 1
+    assert effective_batch_size(list(range(10))) == 10
+    assert math.isclose(effective_batch_size([0, 0, 0, 1]), 16 / 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: TrainShare(-1, 2), InvalidValueError, "n=-1"),
+        (lambda: TrainShare(5, 0), InvalidValueError, "batch_size=0"),
+        (lambda: TrainShare(5, 2.0), InvalidTypeError, "batch_size=2.0 is a float"),
+        (lambda: TrainShare(5, 2, 2, 2), InvalidValueError, "rank=2 in a world of 2"),
+        (lambda: EvalShare(5, 2, -1, 2), InvalidValueError, "rank=-1"),
+        (lambda: ChunkOrder([1, -1], 1, 0), InvalidValueError, "counts"),
+        (lambda: ChunkOrder([1], 2, None), InvalidValueError, "without a seed"),
+        (lambda: ChunkOrder([1], 1, -3), InvalidValueError, "seed=-3"),
+        (lambda: ChunkOrder([1], 0, 3), InvalidValueError, "streams=0"),
+    ],
+)
+def test_impossible_geometries_are_refused(make, error, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error, match=message):
+        make()
