@@ -1,0 +1,657 @@
+"""How good is a prediction: metrics as sums that merge, exact on any number of blocks or ranks.
+
+Every metric here is a function of the same few weighted sums over pairs of predicted and true
+cells (`PairSums`). Sums of parts merge into the sums of the whole, so a cube larger than memory,
+or one spread over many processes, has the same scores as one array, to float64 rounding.
+Averages of batch averages, which are wrong wherever batches or gaps are uneven, do not occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import xarray as xr
+from numpy.typing import ArrayLike, NDArray
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.grid import Grid
+
+Cube = xr.Dataset | xr.DataArray
+Weights = xr.DataArray | str | None
+
+_BLOCK_CELLS = 2**22  # cells read at once: 32 MB in float64
+_LATITUDE_NAMES = ("latitude", "grid_latitude")
+_LATITUDE_UNITS = ("degrees_north", "degree_north", "degrees_n", "degree_n", "degreesn", "degreen")
+
+
+@dataclass(frozen=True, eq=False)
+class PairSums:
+    """Weighted sums over pairs of predicted and true values, one entry per group.
+
+    A pair counts where both values are finite. Where the truth is not, the cell is a gap;
+    where only the prediction is not, it is counted as `unpredicted`, because a model that
+    leaves out the hard cells should not look better for it.
+
+    Parameters
+    ----------
+    count, gaps, unpredicted : ndarray of int, shape (groups,)
+        Pairs that count, cells without a truth, and cells with a truth but no prediction.
+    weight : ndarray of float, shape (groups,)
+        Sum of the pairs' weights.
+    error, absolute_error, squared_error : ndarray of float, shape (groups,)
+        Weighted sums of prediction - truth, of its size and of its square.
+    largest_error : ndarray of float, shape (groups,)
+        Largest size of an error; weights play no part.
+    prediction_mean, truth_mean : ndarray of float, shape (groups,)
+        Weighted means.
+    prediction_m2, truth_m2, product_m2 : ndarray of float, shape (groups,)
+        Weighted sums of squared deviations from those means, and of their products.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> first = PairSums.of(np.array([1.0, 2.0]), np.array([1.0, 3.0]))
+    >>> second = PairSums.of(np.array([np.nan, 5.0]), np.array([4.0, np.nan]))
+    >>> both = first.merge(second)
+    >>> both.count.item(), both.gaps.item(), both.unpredicted.item()
+    (2, 1, 1)
+    """
+
+    count: NDArray[np.int64]
+    gaps: NDArray[np.int64]
+    unpredicted: NDArray[np.int64]
+    weight: NDArray[np.float64]
+    error: NDArray[np.float64]
+    absolute_error: NDArray[np.float64]
+    squared_error: NDArray[np.float64]
+    largest_error: NDArray[np.float64]
+    prediction_mean: NDArray[np.float64]
+    truth_mean: NDArray[np.float64]
+    prediction_m2: NDArray[np.float64]
+    truth_m2: NDArray[np.float64]
+    product_m2: NDArray[np.float64]
+
+    @classmethod
+    def empty(cls, n_groups: int = 1) -> PairSums:
+        """Sums over no pair: the neutral element of `merge`.
+
+        Parameters
+        ----------
+        n_groups : int, default 1
+            How many groups are told apart.
+
+        Returns
+        -------
+        PairSums
+            All zero.
+        """
+        kinds = {"count": np.int64, "gaps": np.int64, "unpredicted": np.int64}
+        return cls(**{f.name: np.zeros(n_groups, kinds.get(f.name, float)) for f in fields(cls)})
+
+    @classmethod
+    def of(
+        cls,
+        prediction: ArrayLike,
+        truth: ArrayLike,
+        weights: ArrayLike | None = None,
+        groups: ArrayLike | None = None,
+        n_groups: int = 1,
+    ) -> PairSums:
+        """Sum over one block, with means taken first so that offsets cost no digits.
+
+        Parameters
+        ----------
+        prediction, truth : array_like
+            Values of the same shape.
+        weights : array_like, optional
+            Weight of each cell, broadcast against `truth`; 1 everywhere by default.
+        groups : array_like of int, optional
+            Group of each cell, from 0 to ``n_groups - 1``, broadcast against `truth`; cells
+            with a negative number belong to none and are left out.
+        n_groups : int, default 1
+            How many groups are told apart.
+
+        Returns
+        -------
+        PairSums
+            The block's sums.
+
+        Raises
+        ------
+        InvalidValueError
+            If the shapes differ, or a weight is negative or not finite.
+        """
+        p, t = _plain(prediction), _plain(truth)
+        if p.shape != t.shape:
+            raise InvalidValueError(
+                f"prediction has shape {p.shape}, truth {t.shape}; give arrays of one shape"
+            )
+        w = np.broadcast_to(1.0 if weights is None else _plain(weights), t.shape)
+        group = np.broadcast_to(0 if groups is None else np.asarray(groups), t.shape)
+        if not (np.isfinite(w) & (w >= 0)).all():
+            raise InvalidValueError(
+                "weights hold a negative or non-finite value; 0 leaves a cell out"
+            )
+
+        inside = group >= 0
+        known, given = np.isfinite(t), np.isfinite(p)
+        pair = inside & known & given
+        total = _GroupTotal(group[pair], n_groups)
+        p, t, w = p[pair], t[pair], w[pair]
+        error = p - t
+        weight = total(w)
+        prediction_mean, truth_mean = total.mean(p, w, weight), total.mean(t, w, weight)
+        dp, dt = p - prediction_mean[total.ids], t - truth_mean[total.ids]
+        largest = np.zeros(n_groups)
+        np.maximum.at(largest, total.ids, np.abs(error))
+        return cls(
+            count=np.bincount(total.ids, minlength=n_groups),
+            gaps=np.bincount(group[inside & ~known], minlength=n_groups),
+            unpredicted=np.bincount(group[inside & known & ~given], minlength=n_groups),
+            weight=weight,
+            error=total(w * error),
+            absolute_error=total(w * np.abs(error)),
+            squared_error=total(w * error**2),
+            largest_error=largest,
+            prediction_mean=prediction_mean,
+            truth_mean=truth_mean,
+            prediction_m2=total(w * dp**2),
+            truth_m2=total(w * dt**2),
+            product_m2=total(w * dp * dt),
+        )
+
+    def merge(self, other: PairSums) -> PairSums:
+        """Sums over the pairs of both.
+
+        Parameters
+        ----------
+        other : PairSums
+            Sums over other pairs, of as many groups.
+
+        Returns
+        -------
+        PairSums
+            New sums; neither operand changes.
+
+        Raises
+        ------
+        InvalidValueError
+            If the numbers of groups differ.
+
+        References
+        ----------
+        Chan, Golub, LeVeque (1983), Algorithms for computing the sample variance.
+        """
+        if len(self.count) != len(other.count):
+            raise InvalidValueError(
+                f"sums of {len(self.count)} and of {len(other.count)} groups do not merge; "
+                "make both with the same groups"
+            )
+        weight = self.weight + other.weight
+        share = np.divide(other.weight, weight, out=np.zeros_like(weight), where=weight > 0)
+        dp = other.prediction_mean - self.prediction_mean
+        dt = other.truth_mean - self.truth_mean
+        between = self.weight * share
+        merged = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        merged |= {
+            "largest_error": np.maximum(self.largest_error, other.largest_error),
+            "prediction_mean": self.prediction_mean + dp * share,
+            "truth_mean": self.truth_mean + dt * share,
+            "prediction_m2": self.prediction_m2 + other.prediction_m2 + dp**2 * between,
+            "truth_m2": self.truth_m2 + other.truth_m2 + dt**2 * between,
+            "product_m2": self.product_m2 + other.product_m2 + dp * dt * between,
+        }
+        return PairSums(**merged)
+
+
+class _GroupTotal:
+    """Sums of values by group."""
+
+    def __init__(self, ids: NDArray[Any], n_groups: int) -> None:
+        self.ids, self.n_groups = ids.astype(np.intp), n_groups
+
+    def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.n_groups == 1:  # np.sum adds pairwise, which bincount does not
+            return np.array([values.sum()])
+        sums = np.bincount(self.ids, weights=values, minlength=self.n_groups)
+        return sums.astype(np.float64, copy=False)
+
+    def mean(
+        self, values: NDArray[np.float64], w: NDArray[np.float64], weight: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Weighted mean of each group, 0 where a group has no weight."""
+        return _ratio(self(w * values), weight, 0.0)
+
+
+def _plain(values: ArrayLike) -> NDArray[np.float64]:
+    """Values as a float64 array; tensors are brought to the CPU first."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    return np.asarray(values, dtype=np.float64)
+
+
+def _ratio(
+    above: NDArray[np.float64], below: NDArray[np.float64], otherwise: float = np.nan
+) -> NDArray[np.float64]:
+    return np.divide(above, below, out=np.full_like(above, otherwise), where=below > 0)
+
+
+def _mse(sums: PairSums) -> NDArray[np.float64]:
+    return _ratio(sums.squared_error, sums.weight)
+
+
+def _r2(sums: PairSums) -> NDArray[np.float64]:
+    return 1.0 - _ratio(sums.squared_error, sums.truth_m2)
+
+
+def _correlation(sums: PairSums) -> NDArray[np.float64]:
+    spread = np.sqrt(sums.prediction_m2) * np.sqrt(sums.truth_m2)
+    return np.clip(_ratio(sums.product_m2, spread), -1.0, 1.0)
+
+
+def _largest_error(sums: PairSums) -> NDArray[np.float64]:
+    return np.where(sums.count > 0, sums.largest_error, np.nan)
+
+
+_FORMULAS: dict[str, Callable[[PairSums], NDArray[Any]]] = {
+    "rmse": lambda sums: np.sqrt(_mse(sums)),
+    "mse": _mse,
+    "mae": lambda sums: _ratio(sums.absolute_error, sums.weight),
+    "bias": lambda sums: _ratio(sums.error, sums.weight),
+    "r2": _r2,
+    "correlation": _correlation,
+    "std_ratio": lambda sums: np.sqrt(_ratio(sums.prediction_m2, sums.truth_m2)),
+    "max_error": _largest_error,
+    "count": lambda sums: sums.count,
+    "gaps": lambda sums: sums.gaps,
+    "unpredicted": lambda sums: sums.unpredicted,
+}
+
+
+class Metric:
+    """One score that is fed batch by batch: `update`, then `merge` across parts, then `compute`.
+
+    Use one of the subclasses. Values come as arrays or tensors of any shape; a pair of cells
+    counts where both are finite, see `PairSums` for the rest.
+
+    Attributes
+    ----------
+    sums : PairSums
+        What was summed so far, with the counts of pairs, gaps and unpredicted cells.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> whole, left, right = RMSE(), RMSE(), RMSE()
+    >>> prediction, truth = np.array([1.0, 2.0, 6.0]), np.array([1.0, 4.0, 2.0])
+    >>> whole.update(prediction, truth)
+    >>> left.update(prediction[:2], truth[:2])
+    >>> right.update(prediction[2:], truth[2:])
+    >>> round(whole.compute(), 6), round(left.merge(right).compute(), 6)
+    (2.581989, 2.581989)
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.sums = PairSums.empty()
+
+    def update(
+        self, prediction: ArrayLike, truth: ArrayLike, weights: ArrayLike | None = None
+    ) -> None:
+        """Add one batch.
+
+        Parameters
+        ----------
+        prediction, truth : array_like or torch.Tensor
+            Values of the same shape; NaN and infinities are gaps.
+        weights : array_like, optional
+            Weight of each cell, broadcast against `truth`; 1 everywhere by default.
+
+        Raises
+        ------
+        InvalidValueError
+            If the shapes differ, or a weight is negative or not finite.
+        """
+        self.sums = self.sums.merge(PairSums.of(prediction, truth, weights))
+
+    def merge(self, other: Self) -> Self:
+        """Return the metric over the pairs of both.
+
+        Parameters
+        ----------
+        other : Metric
+            A metric of the same class, fed with other pairs.
+
+        Returns
+        -------
+        Metric
+            A new one; neither operand changes.
+
+        Raises
+        ------
+        InvalidTypeError
+            If the classes differ.
+        """
+        if type(other) is not type(self):
+            raise InvalidTypeError(
+                f"cannot merge {type(self).__name__} with {type(other).__name__}; "
+                "merge metrics of one class"
+            )
+        merged = type(self)()
+        merged.sums = self.sums.merge(other.sums)
+        return merged
+
+    def reset(self) -> None:
+        """Forget all pairs, as at the start of an epoch."""
+        self.sums = PairSums.empty()
+
+    def compute(self) -> float:
+        """Return the score over every pair so far.
+
+        Returns
+        -------
+        float
+            NaN where no pair counts, or where the score is not defined (the correlation with
+            a constant).
+        """
+        return float(_FORMULAS[self.name](self.sums)[0])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.compute():.6g} over {self.sums.count.item()} pairs)"
+
+
+class RMSE(Metric):
+    """Root mean squared error, in the unit of the values."""
+
+    name = "rmse"
+
+
+class MSE(Metric):
+    """Mean squared error, in the squared unit of the values."""
+
+    name = "mse"
+
+
+class MAE(Metric):
+    """Mean absolute error, in the unit of the values."""
+
+    name = "mae"
+
+
+class Bias(Metric):
+    """Mean of prediction - truth, in the unit of the values; positive where predicted too high."""
+
+    name = "bias"
+
+
+class R2(Metric):
+    """Coefficient of determination: 1 - squared error / squared deviation of the truth."""
+
+    name = "r2"
+
+
+class Correlation(Metric):
+    """Pearson's correlation of prediction and truth, from -1 to 1."""
+
+    name = "correlation"
+
+
+class StdRatio(Metric):
+    """Standard deviation of the prediction over that of the truth; below 1 is too smooth."""
+
+    name = "std_ratio"
+
+
+class MaxError(Metric):
+    """Largest absolute error of any pair, in the unit of the values; weights play no part."""
+
+    name = "max_error"
+
+
+def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
+    """Cosine of latitude where the cube is geographic, to which a cell's area is proportional.
+
+    Latitude is the 1-D coordinate with standard_name ``latitude`` or ``grid_latitude`` or
+    units ``degrees_north``, else one named ``lat`` or ``latitude``.
+
+    Parameters
+    ----------
+    cube : Dataset or DataArray
+        Any cube.
+
+    Returns
+    -------
+    DataArray or None
+        Weights from 0 to 1 along the latitude dim; None if the cube has no latitude.
+
+    Raises
+    ------
+    InvalidValueError
+        If latitudes lie outside [-90, 90] degrees or are not finite.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> area_weights(xr.DataArray([0, 0], {"lat": [0.0, 60.0]}, "lat")).values.round(3).tolist()
+    [1.0, 0.5]
+    """
+    name = _latitude_name(cube)
+    if name is None:
+        return None
+    degrees = cube[name].astype(np.float64)
+    if not bool((np.abs(degrees) <= 90.0 + 1e-6).all()):
+        raise InvalidValueError(
+            f"latitude {name!r} holds values outside [-90, 90]; "
+            "correct it, or pass weights= yourself"
+        )
+    values = np.cos(np.deg2rad(degrees.values)).clip(min=0.0)
+    attrs = {"long_name": "cosine of latitude", "units": "1"}
+    return xr.DataArray(values, dims=degrees.dims, name="area_weight", attrs=attrs)
+
+
+def _latitude_name(cube: xr.Dataset | xr.DataArray) -> Hashable | None:
+    lines = {name: c for name, c in cube.coords.items() if c.ndim == 1 and c.dtype.kind in "fiu"}
+    for name, coord in lines.items():
+        units = str(coord.attrs.get("units", "")).lower()
+        if coord.attrs.get("standard_name") in _LATITUDE_NAMES or units in _LATITUDE_UNITS:
+            return name
+    return next((name for name in lines if str(name).lower() in ("lat", "latitude")), None)
+
+
+def score_cube(
+    prediction: xr.Dataset | xr.DataArray,
+    truth: xr.Dataset | xr.DataArray,
+    *,
+    metrics: Sequence[str] = ("rmse", "mae", "bias", "r2", "correlation", "count", "unpredicted"),
+    by: str | xr.DataArray | Sequence[str | xr.DataArray] | None = None,
+    weights: xr.DataArray | str | None = "area",
+) -> xr.Dataset:
+    """Score a predicted cube against the true one, block by block, in bounded memory.
+
+    Parameters
+    ----------
+    prediction, truth : Dataset or DataArray
+        Cubes on the same grid, of any dim order, dask- or numpy-backed. The variables both
+        have are scored; a DataArray counts as one variable.
+    metrics : sequence of str, optional
+        Any of ``rmse``, ``mse``, ``mae``, ``bias``, ``r2``, ``correlation``, ``std_ratio``,
+        ``max_error``, ``count``, ``gaps``, ``unpredicted``.
+    by : str, DataArray or sequence of these, optional
+        Scores apart for each step of a dim (``"time"``), or each label of an array that lies
+        along dims of the cube (a map of regions; ``ds.time.dt.month``). Cells whose label is
+        NaN are left out. Several are crossed.
+    weights : DataArray, "area" or None, default "area"
+        Weight of each cell; ``"area"`` takes `area_weights`, and 1 where there is no latitude.
+
+    Returns
+    -------
+    Dataset
+        One data variable per metric, dims ``("variable", *by)``. Gaps of the truth take no
+        part; ``unpredicted`` counts cells that have a truth but no prediction.
+
+    Raises
+    ------
+    InvalidValueError
+        If a metric is unknown, the cubes share no variable or lie on different grids, or a
+        label in `by` lies along no dim of the cube.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> truth = xr.DataArray(np.zeros((2, 2)), {"lat": [0.0, 60.0]}, ("time", "lat"), name="sst")
+    >>> scores = score_cube(truth + [[1.0, 0.0], [0.0, 1.0]], truth, by="time")
+    >>> scores.mae.sel(variable="sst").values.round(3).tolist()
+    [0.667, 0.333]
+    """
+    for metric in metrics:
+        check_choice("metrics", metric, list(_FORMULAS))
+    pairs = _pairs(prediction, truth)
+    groupings = _groupings(by, next(iter(pairs.values()))[0])
+    labels = {grouping.name: grouping.labels for grouping in groupings}
+    shape = tuple(array.size for array in labels.values())
+    sums = [_sum_variable(p, t, groupings, weights) for p, t in pairs.values()]
+    columns = {
+        metric: (
+            ("variable", *labels),
+            np.stack([_FORMULAS[metric](one).reshape(shape) for one in sums]),
+        )
+        for metric in metrics
+    }
+    return xr.Dataset(columns, {"variable": [str(name) for name in pairs], **labels})
+
+
+def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, xr.DataArray]]:
+    """Variables of both cubes, the truth's dims in the prediction's order."""
+    if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
+        named = (a.name for a in (prediction, truth) if a.name is not None)
+        name = next(named, "value")  # two arrays are compared whatever they are called
+        return {name: _same_grid(name, prediction, truth)}
+    predicted, true = _variables(prediction), _variables(truth)
+    shared = [name for name in predicted if name in true]
+    if not shared:
+        raise InvalidValueError(
+            f"prediction has variables {list(predicted)}, truth has {list(true)}: none in common"
+        )
+    return {name: _same_grid(name, predicted[name], true[name]) for name in shared}
+
+
+def _variables(cube: Cube) -> dict[Hashable, xr.DataArray]:
+    if isinstance(cube, xr.DataArray):
+        return {cube.name: cube}
+    return {name: array for name, array in cube.data_vars.items() if array.dtype.kind in "fiub"}
+
+
+def _same_grid(
+    name: Hashable, prediction: xr.DataArray, truth: xr.DataArray
+) -> tuple[xr.DataArray, xr.DataArray]:
+    if dict(prediction.sizes) != dict(truth.sizes):
+        raise InvalidValueError(
+            f"{name!r} is {dict(prediction.sizes)} predicted and {dict(truth.sizes)} in truth; "
+            "select the same cells of both"
+        )
+    for dim in prediction.dims:
+        both = [array.indexes[dim] for array in (prediction, truth) if dim in array.indexes]
+        if len(both) == 2 and not both[0].equals(both[1]):
+            raise InvalidValueError(
+                f"{name!r} has other {dim!r} coordinates predicted than in truth; "
+                "select the same cells of both"
+            )
+    return prediction, truth.transpose(*prediction.dims)
+
+
+def _groupings(
+    by: str | xr.DataArray | Sequence[str | xr.DataArray] | None, cube: xr.DataArray
+) -> list[_Grouping]:
+    if by is None:
+        return []
+    each = [by] if isinstance(by, str | xr.DataArray) else list(by)
+    return [_Grouping.of(one, cube) for one in each]
+
+
+@dataclass(frozen=True, eq=False)
+class _Grouping:
+    """Labels of one way to group cells: the codes lie along dims of the cube, -1 is no group."""
+
+    name: str
+    labels: xr.DataArray
+    codes: xr.DataArray
+
+    @classmethod
+    def of(cls, by: str | xr.DataArray, cube: xr.DataArray) -> _Grouping:
+        if isinstance(by, str):
+            check_choice("by", by, [str(dim) for dim in cube.dims])
+            steps = xr.DataArray(np.arange(cube.sizes[by]), dims=by)
+            return cls(by, cube[by].reset_coords(drop=True), steps)
+        name = str(by.name) if by.name is not None else "group"
+        lost = {d: n for d, n in by.sizes.items() if cube.sizes.get(d) != n}
+        if lost:
+            raise InvalidValueError(
+                f"by={name!r} has {lost}, the cube has {dict(cube.sizes)}; "
+                "give labels that lie along dims of the cube"
+            )
+        values = by.values
+        known = ~np.asarray(by.isnull().values)
+        labels, inverse = np.unique(values[known], return_inverse=True)
+        codes = np.full(values.shape, -1, dtype=np.intp)
+        codes[known] = inverse.ravel()
+        name = f"{name}_label" if name in cube.dims else name
+        return cls(name, xr.DataArray(labels, dims=name), xr.DataArray(codes, dims=by.dims))
+
+
+def _sum_variable(
+    prediction: xr.DataArray, truth: xr.DataArray, groupings: list[_Grouping], weights: Weights
+) -> PairSums:
+    """Sum over the variable, one block at a time, in a fixed order."""
+    weight = _cell_weights(weights, prediction)
+    shape = tuple(grouping.labels.size for grouping in groupings)
+    n_groups = int(np.prod(shape, dtype=np.int64))
+    sums = PairSums.empty(n_groups)
+    for slices in _blocks(prediction):
+        p, t = prediction.isel(slices), truth.isel(slices)
+        w = None if weight is None else _spread(weight, p, slices)
+        group: NDArray[Any] = np.zeros((), dtype=np.intp)
+        for grouping, n in zip(groupings, shape, strict=True):
+            code = _spread(grouping.codes, p, slices)
+            group = np.where((group < 0) | (code < 0), -1, group * n + code)
+        sums = sums.merge(PairSums.of(p.values, t.values, w, group, n_groups))
+    return sums
+
+
+def _cell_weights(weights: Weights, cube: xr.DataArray) -> xr.DataArray | None:
+    if isinstance(weights, str):
+        check_choice("weights", weights, ["area", None])
+        return area_weights(cube)
+    if weights is not None and any(cube.sizes.get(d) != n for d, n in weights.sizes.items()):
+        raise InvalidValueError(
+            f"weights have {dict(weights.sizes)}, {cube.name!r} has {dict(cube.sizes)}; "
+            "give weights along dims of the cube"
+        )
+    return weights
+
+
+def _spread(array: xr.DataArray, like: xr.DataArray, slices: dict[Hashable, slice]) -> NDArray[Any]:
+    """The part of `array` in `slices`, with an axis for every dim of `like`."""
+    part = array.isel({dim: slices[dim] for dim in array.dims})
+    part = part.transpose(*(dim for dim in like.dims if dim in part.dims))
+    axes = tuple(i for i, dim in enumerate(like.dims) if dim not in part.dims)
+    return np.expand_dims(part.values, axes)
+
+
+def _blocks(cube: xr.DataArray) -> Iterable[dict[Hashable, slice]]:
+    """Slices of blocks that follow the chunks, cut where a chunk is too large to hold."""
+    if not cube.dims:
+        return [{}]
+    if 0 in cube.shape:
+        return []
+    size = {str(d): n for d, n in cube.sizes.items()}
+    for dim, parts in zip(cube.dims, cube.chunks or (), strict=False):
+        size[str(dim)] = max(parts)
+    for dim in cube.dims:
+        rest = int(np.prod(list(size.values()), dtype=np.int64)) // size[str(dim)]
+        size[str(dim)] = max(1, min(size[str(dim)], _BLOCK_CELLS // rest))
+    grid = Grid.blocks({str(d): n for d, n in cube.sizes.items()}, size)
+    return ({dim: tile.slices[str(dim)] for dim in cube.dims} for tile in grid)

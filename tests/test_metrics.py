@@ -1,0 +1,229 @@
+"""Metrics: sums of parts are the sums of the whole, and both are what a plain loop says."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import hypothesis.extra.numpy as hnp
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.evaluation.metrics import (
+    MAE,
+    MSE,
+    R2,
+    RMSE,
+    Bias,
+    Correlation,
+    MaxError,
+    PairSums,
+    StdRatio,
+    area_weights,
+    score_cube,
+)
+
+CLASSES = [RMSE, MSE, MAE, Bias, R2, Correlation, StdRatio, MaxError]
+
+
+def oracle(prediction, truth, weights) -> dict[str, float]:
+    """Every metric by its textbook formula, in exact sums, cell by cell."""
+    rows = [
+        (float(p), float(t), float(w))
+        for p, t, w in zip(prediction.ravel(), truth.ravel(), weights.ravel(), strict=True)
+        if math.isfinite(p) and math.isfinite(t)
+    ]
+    total = math.fsum(w for *_, w in rows)
+    if total == 0:
+        return {"max_error": max((abs(p - t) for p, t, _ in rows), default=math.nan)}
+
+    def mean(values):
+        return math.fsum(w * v for v, (_, _, w) in zip(values, rows, strict=True)) / total
+
+    p_mean, t_mean = mean([p for p, *_ in rows]), mean([t for _, t, _ in rows])
+    p_var = mean([(p - p_mean) ** 2 for p, *_ in rows])
+    t_var = mean([(t - t_mean) ** 2 for _, t, _ in rows])
+    mse = mean([(p - t) ** 2 for p, t, _ in rows])
+    scores = {
+        "mse": mse,
+        "rmse": math.sqrt(mse),
+        "mae": mean([abs(p - t) for p, t, _ in rows]),
+        "bias": mean([p - t for p, t, _ in rows]),
+        "max_error": max(abs(p - t) for p, t, _ in rows),
+    }
+    if t_var > 0:
+        scores |= {"r2": 1 - mse / t_var, "std_ratio": math.sqrt(p_var / t_var)}
+        if p_var > 0:
+            product = mean([(p - p_mean) * (t - t_mean) for p, t, _ in rows])
+            scores["correlation"] = product / math.sqrt(p_var * t_var)
+    return scores
+
+
+# Whole numbers over a power of two, so that the variance of a constant is exactly 0 in the
+# oracle; the offset makes every formula with a difference of large sums fail.
+values = st.one_of(st.integers(-400, 400).map(lambda i: i / 8), st.just(math.nan))
+arrays = st.integers(1, 30).flatmap(
+    lambda n: st.tuples(
+        hnp.arrays(float, n, elements=values),
+        hnp.arrays(float, n, elements=values),
+        hnp.arrays(float, n, elements=st.sampled_from([0.0, 0.25, 1.0, 3.0])),
+    )
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(arrays, st.lists(st.integers(0, 30), max_size=4), st.sampled_from([0.0, 2.0**20]))
+def test_merged_parts_equal_the_whole_and_the_oracle(pair, cuts, offset):
+    prediction, truth, weights = pair[0] + offset, pair[1] + offset, pair[2]
+    expected = oracle(prediction, truth, weights)
+    bounds = [0, *sorted(min(cut, len(truth)) for cut in cuts), len(truth)]
+    for metric_class in CLASSES:
+        whole = metric_class()
+        whole.update(prediction, truth, weights)
+        merged = metric_class()
+        for a, b in itertools.pairwise(bounds):
+            part = metric_class()
+            part.update(prediction[a:b], truth[a:b], weights[a:b])
+            merged = merged.merge(part)
+        wanted = expected.get(metric_class.name, math.nan)
+        assert whole.compute() == pytest.approx(wanted, rel=1e-9, abs=1e-9, nan_ok=True)
+        assert merged.compute() == pytest.approx(wanted, rel=1e-9, abs=1e-9, nan_ok=True)
+        assert merged.sums.count == whole.sums.count
+        assert merged.sums.gaps == np.isnan(truth).sum()
+        assert merged.sums.unpredicted == (np.isnan(prediction) & ~np.isnan(truth)).sum()
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays, st.integers(1, 4), st.integers(0, 2**16))
+def test_groups_are_scored_as_if_alone(pair, n_groups, seed):
+    prediction, truth, weights = pair
+    groups = np.random.default_rng(seed).integers(-1, n_groups, len(truth))
+    sums = PairSums.of(prediction, truth, weights, groups, n_groups)
+    for group in range(n_groups):
+        alone = PairSums.of(*(a[groups == group] for a in pair))
+        for name in vars(alone):
+            assert getattr(sums, name)[group] == pytest.approx(getattr(alone, name)[0], abs=1e-9)
+
+
+def test_an_unpredicted_cell_is_not_hidden_and_an_infinite_one_counts_as_such():
+    metric = MAE()
+    metric.update(np.array([1.0, np.nan, np.inf, 4.0]), np.array([2.0, 1.0, 1.0, np.nan]))
+    assert metric.compute() == 1.0
+    assert (metric.sums.count, metric.sums.unpredicted, metric.sums.gaps) == (1, 2, 1)
+
+
+def test_tensors_with_gradients_and_reset():
+    metric = RMSE()
+    metric.update(torch.ones(2, 2, requires_grad=True), torch.zeros(2, 2))
+    assert metric.compute() == 1.0
+    metric.reset()
+    assert math.isnan(metric.compute())
+
+
+def test_bad_input_is_refused_by_name():
+    with pytest.raises(InvalidValueError, match=r"shape \(2,\), truth \(3,\)"):
+        RMSE().update(np.zeros(2), np.zeros(3))
+    with pytest.raises(InvalidValueError, match="weights hold a negative"):
+        RMSE().update(np.zeros(2), np.zeros(2), np.array([1.0, -1.0]))
+    with pytest.raises(InvalidTypeError, match="cannot merge RMSE with MAE"):
+        RMSE().merge(MAE())
+    with pytest.raises(InvalidValueError, match="of 1 and of 2 groups"):
+        PairSums.empty(1).merge(PairSums.empty(2))
+
+
+def sphere(time=3, lat=4, lon=5, seed=0) -> xr.DataArray:
+    values = np.random.default_rng(seed).normal(size=(time, lat, lon))
+    values[0, 1, 2] = np.nan
+    coords = {"time": np.arange(time), "lat": np.linspace(-75, 60, lat), "lon": np.arange(lon)}
+    return xr.DataArray(values, coords, ("time", "lat", "lon"), name="t")
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 2, "lat": 3, "lon": 2}])
+@pytest.mark.parametrize("order", [("time", "lat", "lon"), ("lon", "time", "lat")])
+def test_score_cube_is_area_weighted_whatever_the_chunks_and_dim_order(chunks, order):
+    truth, prediction = sphere(seed=1), sphere(seed=2)
+    weights = np.broadcast_to(np.cos(np.deg2rad(truth.lat.values))[:, None], truth.shape)
+    wanted = oracle(prediction.values, truth.values, weights)
+    given_truth = truth.transpose(*order)
+    if chunks:
+        prediction, given_truth = prediction.chunk(chunks), given_truth.chunk(chunks)
+    scores = score_cube(prediction, given_truth, metrics=["rmse", "bias", "r2", "correlation"])
+    for name in scores:
+        assert scores[name].item() == pytest.approx(wanted[name], rel=1e-12)
+
+
+def test_score_cube_by_time_and_region_equals_each_cell_group_alone():
+    truth, prediction = sphere(seed=1), sphere(seed=2)
+    region = xr.DataArray(
+        [["b", "a"], ["b", "b"], ["a", "a"], ["b", "a"]], dims=("lat", "lon")
+    ).isel(lon=[0, 1, 0, 1, 1])
+    scores = score_cube(prediction, truth, by=["time", region.rename("region")])
+    assert scores.rmse.dims == ("variable", "time", "region")
+    for step in truth.time.values:
+        for label in "ab":
+            inside = (region == label).values
+            weights = np.cos(np.deg2rad(truth.lat.values))[:, None] * inside
+            wanted = oracle(
+                prediction.sel(time=step).values,
+                np.where(inside, truth.sel(time=step).values, np.nan),
+                weights,
+            )
+            cell = scores.sel(variable="t", time=step, region=label)
+            assert cell.rmse.item() == pytest.approx(wanted["rmse"], rel=1e-12)
+            assert cell.r2.item() == pytest.approx(wanted["r2"], rel=1e-9)
+
+
+def test_labels_with_gaps_leave_cells_out_and_months_are_labels():
+    truth = sphere(time=4)
+    month = xr.DataArray([1.0, 2.0, np.nan, 1.0], dims="time", name="month")
+    scores = score_cube(truth + month.fillna(50.0), truth, by=month)
+    assert scores.month.values.tolist() == [1.0, 2.0]
+    assert scores.bias.sel(variable="t").values == pytest.approx([1.0, 2.0])
+
+
+def test_a_dataset_is_scored_by_variable_and_only_where_both_have_it():
+    truth = xr.Dataset({"a": sphere(seed=1), "b": sphere(seed=2), "c": sphere(seed=3)})
+    scores = score_cube(truth[["b", "a"]] + 2.0, truth, metrics=["bias", "gaps"])
+    assert scores.variable.values.tolist() == ["b", "a"]
+    assert scores.bias.values == pytest.approx([2.0, 2.0])
+    assert scores.gaps.values.tolist() == [1, 1]
+
+
+def test_score_cube_refuses_other_grids_and_typos():
+    truth = sphere()
+    with pytest.raises(InvalidValueError, match="did you mean 'rmse'"):
+        score_cube(truth, truth, metrics=["rsme"])
+    with pytest.raises(InvalidValueError, match="'lon': 4"):
+        score_cube(truth.isel(lon=slice(4)), truth)
+    with pytest.raises(InvalidValueError, match="other 'lon' coordinates"):
+        score_cube(truth.assign_coords(lon=truth.lon + 1), truth)
+    with pytest.raises(InvalidValueError, match="none in common"):
+        score_cube(truth.to_dataset(name="x"), truth.to_dataset(name="y"))
+    with pytest.raises(InvalidValueError, match=r"by='lev' is not one of"):
+        score_cube(truth, truth, by="lev")
+    with pytest.raises(InvalidValueError, match="give labels that lie along dims"):
+        score_cube(truth, truth, by=xr.DataArray([0, 1], dims="lat", name="zone"))
+
+
+def test_latitude_is_found_by_standard_name_units_or_name_and_checked():
+    plain = xr.DataArray(np.zeros(3), {"y": [0.0, 60.0, 90.0]}, "y")
+    assert area_weights(plain) is None
+    for attrs in ({"standard_name": "latitude"}, {"units": "degrees_north"}):
+        tagged = plain.assign_coords(y=plain.y.assign_attrs(attrs))
+        assert area_weights(tagged).values == pytest.approx([1.0, 0.5, 0.0])
+    assert area_weights(plain.rename(y="Latitude")).dims == ("Latitude",)
+    with pytest.raises(InvalidValueError, match="outside"):
+        area_weights(xr.DataArray(np.zeros(1), {"lat": [120.0]}, "lat"))
+
+
+def test_scoring_reads_in_blocks_that_fit(monkeypatch):
+    monkeypatch.setattr("ml4cube.evaluation.metrics._BLOCK_CELLS", 7)
+    truth, prediction = sphere(seed=1), sphere(seed=2)
+    whole = oracle(prediction.values, truth.values, np.ones(truth.shape))
+    scores = score_cube(prediction, truth, weights=None)
+    assert scores.rmse.item() == pytest.approx(whole["rmse"], rel=1e-12)
