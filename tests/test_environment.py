@@ -29,7 +29,9 @@ def test_conda_environment_is_in_step_with_pyproject():
 
 
 def test_dev_extra_holds_every_other_extra():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     nested = " ".join(r for group in extras.values() for r in group if r.startswith("ml4cube["))
     unreachable = [name for name in extras if name != "dev" and name not in nested]
     assert unreachable == []
