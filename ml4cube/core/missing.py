@@ -211,8 +211,7 @@ def keep_samples(
 
 def _any_cell(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Whether any cell of each sample is flagged."""
-    result: NDArray[np.bool_] = flags.any(axis=tuple(range(1, flags.ndim)))
-    return result
+    return np.asarray(flags.any(axis=tuple(range(1, flags.ndim))))
 
 
 def fill_gaps(
