@@ -1,0 +1,51 @@
+"""The examples run as their first lines say, one after the other, in an empty folder."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import xarray as xr
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def run(folder, *arguments, ranks=0):
+    launcher = [sys.executable]
+    if ranks:
+        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run(
+        [*launcher, *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_stores_then_training_on_two_ranks(tmp_path):
+    creation = str(EXAMPLES / "distributed_dataset_creation.py")
+    training = str(EXAMPLES / "distributed_training.py")
+
+    printed = run(tmp_path, creation)
+    assert "train" in printed
+
+    report = run(tmp_path, training, "--epochs", "2", ranks=2)
+    assert "rank" in report
+    stores = tmp_path / "stores"
+    assert (stores / "best_model.pt").exists()
+    assert list(stores.glob("*.png"))
+
+    more = run(tmp_path, training, "--epochs", "3", ranks=2)  # goes on from the snapshot
+    assert "3" in more
+
+    again = run(tmp_path, creation)  # the same call opens what is there
+    assert again.splitlines()[-3:] == printed.splitlines()[-3:]
+
+
+@pytest.mark.slow
+def test_predict_cube(tmp_path):
+    run(tmp_path, str(EXAMPLES / "predict_cube.py"))
+    written = [xr.open_zarr(path) for path in tmp_path.rglob("*.zarr")]
+    assert any("units" in cube[name].attrs for cube in written for name in cube.data_vars)
