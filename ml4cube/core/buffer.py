@@ -1,0 +1,270 @@
+"""Which cells lie too near to a block of another part, on plain arrays.
+
+A *reach* says, for every cell along one dim (or on the sphere, along two), which cells are
+near to it. Two cells are near when they are near along every dim; along a dim without a
+reach only a cell's own position is near. All arithmetic is on blocks, whose labels are
+constant, so that one chunk of cells can be looked up without its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.grid import Grid
+
+EARTH_RADIUS_KM = 6371.0
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class AxisReach:
+    """Cells ``low[i]`` to ``high[i]`` along `dim` are near to cell i.
+
+    Parameters
+    ----------
+    dim : str
+        The dim.
+    low, high : ndarray of int, shape (cells along dim,)
+        First and last near cell. On a cyclic dim they may pass the ends: -1 is the last cell.
+    """
+
+    dim: str
+    low: Ints
+    high: Ints
+
+    @classmethod
+    def of_cells(cls, dim: str, n: int, cells: int, cyclic: bool = False) -> AxisReach:
+        """Near are the cells up to `cells` away.
+
+        Parameters
+        ----------
+        dim : str
+            The dim.
+        n : int
+            Its length.
+        cells : int
+            How far the reach goes, in cells.
+        cyclic : bool
+            Whether the first cell follows the last.
+
+        Returns
+        -------
+        AxisReach
+            The reach of every cell.
+        """
+        i = np.arange(n)
+        cells = min(cells, n)
+        if cyclic:
+            return cls(dim, i - min(cells, n // 2), i + min(cells, n // 2))
+        return cls(dim, np.maximum(i - cells, 0), np.minimum(i + cells, n - 1))
+
+    @classmethod
+    def of_distance(cls, dim: str, values: NDArray[np.int64], distance: int) -> AxisReach:
+        """Near are the cells whose coordinate differs by `distance` or less.
+
+        Parameters
+        ----------
+        dim : str
+            The dim.
+        values : ndarray of int, shape (cells along dim,)
+            Coordinate of each cell, in ascending or in descending order.
+        distance : int
+            How far the reach goes, in the unit of `values`.
+
+        Returns
+        -------
+        AxisReach
+            The reach of every cell.
+        """
+        rising = values if values[0] <= values[-1] else -values
+        low = np.searchsorted(rising, rising - distance, side="left")
+        high = np.searchsorted(rising, rising + distance, side="right") - 1
+        return cls(dim, low.astype(np.int64), high.astype(np.int64))
+
+    def blocks(self, grid: Grid, cells: Ints) -> tuple[Ints, Ints]:
+        """First and last block within reach of each of `cells`; unrolled where cyclic.
+
+        Parameters
+        ----------
+        grid : Grid
+            The blocks.
+        cells : ndarray of int
+            Positions along the dim.
+
+        Returns
+        -------
+        tuple of ndarray of int
+            First and last block index of each cell.
+        """
+        axis = grid.dims.index(self.dim)
+        n, tile, count = grid.shape[axis], grid.tile[axis], grid.counts[axis]
+
+        def block(position: Ints) -> Ints:
+            turns, cell = np.divmod(position, n)
+            return np.asarray(turns * count + cell // tile, dtype=np.int64)
+
+        return block(self.low[cells]), block(self.high[cells])
+
+
+@dataclass(frozen=True, eq=False)
+class SphereReach:
+    """Cells whose centres are `km` or less apart on a great circle are near.
+
+    Parameters
+    ----------
+    lat_dim, lon_dim : str
+        The two dims.
+    lat : ndarray of float, shape (cells along lat_dim,)
+        Latitudes in degrees, in any order.
+    lon : ndarray of float, shape (cells along lon_dim,)
+        Longitudes in degrees, in any order and of any wrapping (0 to 360, -180 to 180).
+    km : float
+        How far the reach goes, in kilometres on a sphere of radius 6371 km.
+    """
+
+    lat_dim: str
+    lon_dim: str
+    lat: NDArray[np.float64]
+    lon: NDArray[np.float64]
+    km: float
+
+    def half_widths(self, lat: float) -> NDArray[np.float64]:
+        """How many degrees of longitude the reach of a cell at `lat` spans in every row.
+
+        Parameters
+        ----------
+        lat : float
+            Latitude in degrees.
+
+        Returns
+        -------
+        ndarray of float, shape (cells along lat_dim,)
+            Half the width in degrees; 180 where the whole row is near, -1 where none of it is.
+        """
+        here, rows = np.deg2rad(lat), np.deg2rad(self.lat)
+        # haversine: stable for the small angles at which a law of cosines loses its digits
+        reach = np.sin(min(self.km / EARTH_RADIUS_KM, np.pi) / 2) ** 2
+        across = np.cos(here) * np.cos(rows)
+        rest = reach - np.sin((rows - here) / 2) ** 2
+        # a cell exactly at the distance is near, also after rounding
+        near_row = rest >= -1e-12 * max(reach, 1e-12)
+        ratio = np.clip(rest / np.maximum(across, 1e-15), 0, 1)
+        width = np.rad2deg(2 * np.arcsin(np.sqrt(ratio))) * (1 + 1e-9) + 1e-9
+        return np.where(near_row, np.minimum(width, 180.0), -1.0)
+
+    def spread(
+        self, other: Bools, grid: Grid, axes: tuple[int, int], lat_cells: Ints, lon_cells: Ints
+    ) -> Bools:
+        """Whether a block of `other` is within reach, for cells of the sphere.
+
+        Parameters
+        ----------
+        other : ndarray of bool
+            Blocks of another part; the whole sphere along `axes`.
+        grid : Grid
+            The blocks.
+        axes : tuple of int
+            Axis of lat and axis of lon in `other`.
+        lat_cells, lon_cells : ndarray of int
+            Positions to look at.
+
+        Returns
+        -------
+        ndarray of bool
+            Like `other`, with cells in place of blocks along the two axes.
+        """
+        table = np.moveaxis(other, axes, (-2, -1))
+        lon = np.mod(self.lon, 360.0)
+        east = np.argsort(lon, kind="stable")
+        rows = table[..., grid.tile_of_cells(self.lon_dim)[east]]
+        # running counts along each row of blocks, to count any window of longitudes at once
+        count = np.zeros((*rows.shape[:-1], rows.shape[-1] + 1), dtype=np.int32)
+        np.cumsum(rows, axis=-1, out=count[..., 1:])
+        result = np.zeros((*table.shape[:-2], lat_cells.size, lon_cells.size), dtype=bool)
+        block_row = grid.tile_of_cells(self.lat_dim)
+        for place, cell in enumerate(lat_cells):
+            width = self.half_widths(float(self.lat[cell]))
+            for row in np.unique(block_row[width >= 0]):
+                widest = float(width[block_row == row].max())
+                result[..., place, :] |= _any_within(
+                    count[..., row, :], lon[east], lon[lon_cells], widest
+                )
+        return np.moveaxis(result, (-2, -1), axes)
+
+
+def _any_within(
+    count: NDArray[np.int32],
+    lon: NDArray[np.float64],
+    centres: NDArray[np.float64],
+    width: float,
+) -> Bools:
+    """Whether anything is counted within `width` degrees of each centre, around the globe."""
+    if width >= 180:
+        return np.broadcast_to(count[..., -1:] > 0, (*count.shape[:-1], centres.size))
+
+    def before(x: NDArray[np.float64], side: str) -> NDArray[np.int32]:
+        turns, angle = np.divmod(x, 360.0)
+        place = np.searchsorted(lon, angle, side=side)  # type: ignore[call-overload]
+        return np.asarray(count[..., place] + turns.astype(np.int32) * count[..., -1:])
+
+    return np.asarray(before(centres + width, "right") > before(centres - width, "left"))
+
+
+Reach = AxisReach | SphereReach
+
+
+def near_to(
+    other: Bools, grid: Grid, reaches: Sequence[Reach], positions: Mapping[str, Ints]
+) -> Bools:
+    """Whether each cell is near to a block of `other`.
+
+    Parameters
+    ----------
+    other : ndarray of bool, shape of ``grid.counts``
+        The blocks to keep away from.
+    grid : Grid
+        The blocks.
+    reaches : sequence of AxisReach or SphereReach
+        At most one for each dim.
+    positions : mapping of str to ndarray of int
+        For each dim of the grid, the cells to look at.
+
+    Returns
+    -------
+    ndarray of bool
+        One value per cell, axes in the order of ``grid.dims``.
+    """
+    sphere = [r for r in reaches if isinstance(r, SphereReach)]
+    round_dims = {dim for r in sphere for dim in (r.lat_dim, r.lon_dim)}
+    along = {r.dim: r for r in reaches if isinstance(r, AxisReach)}
+    spans: dict[int, tuple[Ints, Ints]] = {}
+    for axis, dim in enumerate(grid.dims):
+        if dim in round_dims:
+            continue
+        reach = along.get(dim) or AxisReach.of_cells(dim, grid.shape[axis], 0)
+        low, high = reach.blocks(grid, positions[dim])
+        first, last = int(low.min()), int(high.max())
+        other = np.take(other, np.arange(first, last + 1), axis=axis, mode="wrap")
+        spans[axis] = (low - first, high - first)
+    for r in sphere:
+        axes = (grid.dims.index(r.lat_dim), grid.dims.index(r.lon_dim))
+        other = r.spread(other, grid, axes, positions[r.lat_dim], positions[r.lon_dim])
+    for axis, (low, high) in spans.items():
+        other = _any_between(other, axis, low, high)
+    return other
+
+
+def _any_between(flags: Bools, axis: int, low: Ints, high: Ints) -> Bools:
+    """Logical or of ``flags[low[i] : high[i] + 1]`` along `axis`, for every i."""
+    # cells of one block mostly share their range: work it out once for each range
+    ranges, which = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
+    count = np.cumsum(flags, axis=axis, dtype=np.int32)
+    before = np.concatenate([np.zeros_like(count.take([0], axis)), count], axis=axis)
+    found = before.take(ranges[1] + 1, axis) > before.take(ranges[0], axis)
+    return np.asarray(found.take(which.ravel(), axis))

@@ -1,0 +1,298 @@
+"""Sharing weighted items out to parts: seeded, exact, the same on every machine.
+
+The order of items comes from a hash of (seed, item id), never from a generator's stream, so
+that it cannot change with a numpy version, a worker count or the order of calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ml4cube.core.errors import EmptyPartError
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK64 = 0xFFFFFFFFFFFFFFFF
+
+# How many items of each part the refinement looks at: 512 x 512 exchanges find one that is
+# closer than any tolerance of interest, and the cost stays flat in the number of items.
+_CANDIDATES = 512
+_MAX_EXCHANGES = 200
+
+
+def hash_ids(seed: int, ids: ArrayLike) -> NDArray[np.uint64]:
+    """Hash of (seed, id), uniform over 64 bits (the finalizer of SplitMix64).
+
+    Parameters
+    ----------
+    seed : int
+        Any integer.
+    ids : array_like of int
+        Ids of the items.
+
+    Returns
+    -------
+    ndarray of uint64
+        One hash per id.
+    """
+    start = _mix_int((seed * _GOLDEN + 1) & _MASK64)
+    x = np.asarray(ids).astype(np.uint64) * np.uint64(_GOLDEN)
+    x += np.uint64(start)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def _mix_int(x: int) -> int:
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """A seeded permutation of ``range(n)`` that is computed item by item, in no memory.
+
+    Parameters
+    ----------
+    n : int
+        Number of items.
+    seed : int
+        Any integer.
+
+    Examples
+    --------
+    >>> order = Permutation(5, seed=1)
+    >>> sorted(order.rank(np.arange(5)).tolist())
+    [0, 1, 2, 3, 4]
+    """
+
+    n: int
+    seed: int
+
+    def rank(self, ids: NDArray[np.unsignedinteger | np.signedinteger]) -> NDArray[np.uint64]:
+        """Place of each id in the permuted order.
+
+        Parameters
+        ----------
+        ids : ndarray of int
+            Ids from 0 to n - 1.
+
+        Returns
+        -------
+        ndarray of uint64
+            Ranks from 0 to n - 1, all different for different ids.
+        """
+        # A bijection of b-bit numbers, walked until it lands below n again (cycle walking):
+        # at most two tries on average, since 2**(b-1) < n.
+        ranks = self._scramble(np.asarray(ids).astype(np.uint64).ravel())
+        outside = np.flatnonzero(ranks >= self.n)
+        while outside.size:
+            ranks[outside] = self._scramble(ranks[outside])
+            outside = outside[ranks[outside] >= self.n]
+        return ranks.reshape(np.shape(ids))
+
+    def _scramble(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        bits = max((self.n - 1).bit_length(), 1)
+        mask = np.uint64((1 << bits) - 1)
+        shift = np.uint64(bits // 2 + 1)
+        for round_ in range(4):
+            # odd factor, constant offset and right xor-shift are each a bijection of b bits
+            key = _mix_int((self.seed * 8 + round_) * _GOLDEN & _MASK64)
+            x = (x * np.uint64(key | 1) + np.uint64(key >> 17)) & mask
+            x = x ^ (x >> shift)
+        return x
+
+
+def partition(
+    weights: ArrayLike,
+    fractions: Sequence[float],
+    seed: int,
+    classes: NDArray[np.float64] | None = None,
+) -> NDArray[np.intp]:
+    """Share items out so that each part's weight is as near its fraction as whole items allow.
+
+    Items are put in a random order and cut where the running weight is nearest to the
+    fractions; then items are exchanged between parts while that brings the shares nearer.
+    With two parts, no share is further off than half the heaviest item (unless a part would
+    be left empty otherwise).
+
+    Parameters
+    ----------
+    weights : array_like of float, shape (items,)
+        Weight of each item, >= 0. Items of weight 0 are shared out too, at random.
+    fractions : sequence of float
+        Share of each part, all > 0, summing to 1.
+    seed : int
+        Any integer.
+    classes : ndarray of float, shape (items, classes), optional
+        Weight of each item in each class; every class is then shared out by the same
+        fractions, as nearly as possible.
+
+    Returns
+    -------
+    ndarray of int, shape (items,)
+        Part of each item: an index into `fractions`.
+
+    Raises
+    ------
+    EmptyPartError
+        If there are fewer items of weight > 0 than parts.
+
+    Examples
+    --------
+    >>> parts = partition([1] * 10, [0.8, 0.2], seed=3)
+    >>> np.bincount(parts).tolist()
+    [8, 2]
+    """
+    weights = np.asarray(weights, dtype=np.float64).ravel()
+    parts = np.zeros(weights.size, dtype=np.intp)
+    order = np.argsort(hash_ids(seed, np.arange(weights.size)), kind="stable")
+    heavy = order[weights[order] > 0]
+    light = order[weights[order] == 0]
+    if heavy.size < len(fractions):
+        raise EmptyPartError(
+            f"{len(fractions)} parts are asked for, and only {heavy.size} of {weights.size} "
+            "blocks hold valid cells"
+        )
+    parts[light] = cut_in_order(np.ones(light.size), fractions, keep_one=False)
+    if classes is None:
+        parts[heavy] = cut_in_order(weights[heavy], fractions, keep_one=True)
+        shares = weights[heavy, None] / weights.sum()
+    else:
+        parts[heavy] = _cut_by_class(weights[heavy], fractions, classes[heavy])
+        shares = _class_shares(weights[heavy], classes[heavy])
+    parts[heavy] = _refine(parts[heavy], shares, np.asarray(fractions))
+    return parts
+
+
+def cut_in_order(
+    weights: NDArray[np.float64], fractions: Sequence[float], *, keep_one: bool = True
+) -> NDArray[np.intp]:
+    """Cut a sequence of items where its running weight is nearest to the fractions.
+
+    Parameters
+    ----------
+    weights : ndarray of float, shape (items,)
+        Weight of each item.
+    fractions : sequence of float
+        Share of each part, in order; sums to 1.
+    keep_one : bool
+        Whether every part gets at least one item.
+
+    Returns
+    -------
+    ndarray of int, shape (items,)
+        Part of each item, rising.
+    """
+    n, k = weights.size, len(fractions)
+    running = np.concatenate([[0.0], np.cumsum(weights)])
+    cuts = [0]
+    for part in range(1, k):
+        target = sum(fractions[:part]) * running[-1]
+        cut = int(np.argmin(np.abs(running - target)))
+        if keep_one:
+            cut = min(max(cut, cuts[-1] + 1), n - (k - part))
+        cuts.append(max(cut, cuts[-1]))
+    return np.repeat(np.arange(k), np.diff([*cuts, n]))
+
+
+def _cut_by_class(
+    weights: NDArray[np.float64], fractions: Sequence[float], classes: NDArray[np.float64]
+) -> NDArray[np.intp]:
+    """Cut the items of each dominant class by the same fractions; leave no part empty."""
+    parts = np.zeros(weights.size, dtype=np.intp)
+    dominant = np.argmax(classes, axis=1)
+    for label in np.unique(dominant):
+        of_class = np.flatnonzero(dominant == label)
+        parts[of_class] = cut_in_order(weights[of_class], fractions, keep_one=False)
+    counts = np.bincount(parts, minlength=len(fractions))
+    for empty in np.flatnonzero(counts == 0):
+        donor = np.flatnonzero(parts == np.argmax(counts))[0]
+        counts[parts[donor]] -= 1
+        parts[donor], counts[empty] = empty, 1
+    return parts
+
+
+def _class_shares(
+    weights: NDArray[np.float64], classes: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Share of each item in the whole (counted double) and in each class that occurs."""
+    totals = classes.sum(axis=0)
+    return np.column_stack([2 * weights / weights.sum(), (classes / np.maximum(totals, 1e-300))])
+
+
+class _Exchange(NamedTuple):
+    """Item i of part a against item j of part b (None: nothing), and the change of error."""
+
+    change: float
+    a: int
+    b: int
+    i: int | None
+    j: int | None
+
+
+def _refine(
+    parts: NDArray[np.intp], shares: NDArray[np.float64], fractions: NDArray[np.float64]
+) -> NDArray[np.intp]:
+    """Exchange items between two parts, best first, while the shares come nearer."""
+    parts = parts.copy()
+    wanted = fractions[:, None] * shares.sum(axis=0)
+    pairs = list(itertools.combinations(range(fractions.size), 2))
+    for _ in range(_MAX_EXCHANGES):
+        held = np.stack([shares[parts == p].sum(axis=0) for p in range(fractions.size)])
+        error = held - wanted
+        found = [_best_exchange(parts, shares, error[a] - error[b], a, b) for a, b in pairs]
+        best = min(found, key=lambda exchange: exchange.change, default=None)
+        if best is None or best.change >= 0:
+            break
+        if best.i is not None:
+            parts[best.i] = best.b
+        if best.j is not None:
+            parts[best.j] = best.a
+    return parts
+
+
+def _best_exchange(
+    parts: NDArray[np.intp],
+    shares: NDArray[np.float64],
+    surplus: NDArray[np.float64],
+    a: int,
+    b: int,
+) -> _Exchange:
+    """The exchange that brings parts a and b nearest to their shares.
+
+    The squared error changes by ``2 (d.d - d.surplus)`` when items whose shares differ by d
+    change places; an exchange with nothing is a move.
+    """
+    in_a, in_b = np.flatnonzero(parts == a), np.flatnonzero(parts == b)
+    mine, theirs = in_a[:_CANDIDATES], in_b[:_CANDIDATES]
+    nothing = np.zeros((1, shares.shape[1]))
+    from_a = np.concatenate([nothing, shares[mine]])
+    from_b = np.concatenate([nothing, shares[theirs]])
+    change = np.zeros((len(from_a), len(from_b)))
+    for column, more in enumerate(surplus):  # plain sums: a matrix product rounds by machine
+        differ = from_a[:, None, column] - from_b[None, :, column]
+        change += 2 * differ * (differ - more)
+    change[0, 0] = np.inf
+    if in_a.size == 1:
+        change[1:, 0] = np.inf  # a part keeps its last item
+    if in_b.size == 1:
+        change[0, 1:] = np.inf
+    change = np.round(change, 12)  # equal gains are equal: the first in random order wins
+    x, y = np.unravel_index(np.argmin(change), change.shape)
+    return _Exchange(
+        change=float(change[x, y]),
+        a=a,
+        b=b,
+        i=int(mine[x - 1]) if x else None,
+        j=int(theirs[y - 1]) if y else None,
+    )

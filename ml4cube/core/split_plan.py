@@ -1,0 +1,456 @@
+"""SplitPlan: which block belongs to which part, computed once and then only looked up."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ml4cube.core.buffer import Reach, near_to
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.core.grid import Grid
+from ml4cube.core.partition import Permutation, cut_in_order, partition
+
+TRAIN = 1
+TEST = 0
+VAL = 2
+EXCLUDED = 255
+PARTS = {"train": TRAIN, "test": TEST, "val": VAL}
+
+Labels = NDArray[np.uint8]
+Positions = Mapping[str, NDArray[np.int64]]
+
+
+@contextlib.contextmanager
+def _explaining(what: str) -> Iterator[None]:
+    """Turn the errors of reading a damaged plan into one that says so."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, zlib.error, ValueError) as error:
+        raise InvalidValueError(f"this is not {what}: {error!r}; make the split anew") from error
+
+
+def check_fractions(split: float, val: float = 0.0) -> dict[str, float]:
+    """Turn `split` and `val` into the fraction of each part that is asked for.
+
+    Parameters
+    ----------
+    split : float
+        Fraction for training.
+    val : float
+        Fraction for validation; the rest is the test part.
+
+    Returns
+    -------
+    dict of str to float
+        Only parts with a fraction above 0; sums to 1.
+
+    Raises
+    ------
+    InvalidTypeError
+        If one is not a number.
+    InvalidValueError
+        If one is outside [0, 1], or they add up to more than 1.
+
+    Examples
+    --------
+    >>> check_fractions(0.75, 0.25)
+    {'train': 0.75, 'val': 0.25}
+    """
+    for name, value in (("split", split), ("val", val)):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise InvalidTypeError(
+                f"{name}={value!r} is a {type(value).__name__}; give a fraction from 0 to 1"
+            )
+        if not 0 <= value <= 1:
+            raise InvalidValueError(f"{name}={value!r} is outside 0 to 1; give a fraction")
+    rest = 1 - float(split) - float(val)
+    if rest < -1e-9:
+        raise InvalidValueError(
+            f"split={split} and val={val} add up to {split + val:g}; together they may be 1 at "
+            "most, and the test part gets the rest"
+        )
+    rest = 0.0 if abs(rest) < 1e-9 else rest
+    wanted = {"train": float(split), "val": float(val), "test": rest}
+    return {part: fraction for part, fraction in wanted.items() if fraction > 0}
+
+
+def check_enough(weights: NDArray[np.float64], parts: Sequence[str]) -> None:
+    """Refuse to share fewer blocks with valid cells out than there are parts.
+
+    Parameters
+    ----------
+    weights : ndarray of float, shape (blocks,)
+        Valid cells of each block.
+    parts : sequence of str
+        The parts asked for.
+
+    Raises
+    ------
+    EmptyPartError
+        If a part would stay empty.
+    """
+    usable = int((weights > 0).sum())
+    if not usable:
+        raise EmptyPartError(
+            f"none of the {weights.size} blocks has a valid cell; the variables or the mask "
+            "given as valid are all gaps"
+        )
+    if usable < len(parts):
+        raise EmptyPartError(
+            f"{len(parts)} parts are asked for ({', '.join(parts)}), and {usable} of "
+            f"{weights.size} blocks hold valid cells; use smaller blocks or fewer parts"
+        )
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """The part of every block of a cube, with what it was made from.
+
+    Make one with `SplitPlan.assign`. The dims of `grid` are sorted by name, so that a plan
+    does not depend on the order of the cube's dims.
+
+    Parameters
+    ----------
+    grid : Grid
+        The blocks.
+    labels : bytes
+        One uint8 for each block, in the grid's order: 1 train, 0 test, 2 val, 255 excluded.
+    seed : int, optional
+        Seed of the random order.
+    fractions : tuple of (str, float)
+        Fractions that were asked for.
+    buffer : tuple of (str, int or str)
+        What must lie between train and the other parts: cells, a time ("30D") or a distance
+        on the sphere ("150km") by dim. Train cells nearer than that are excluded.
+    cyclic : tuple of str
+        Dims along which the first cell follows the last.
+
+    Examples
+    --------
+    >>> grid = Grid.blocks({"lat": 4, "time": 10}, {"time": 2})
+    >>> plan = SplitPlan.assign(grid, [8] * 5, {"train": 0.8, "test": 0.2}, seed=1)
+    >>> plan.table.tolist()
+    [[1, 1, 0, 1, 1]]
+    >>> plan == SplitPlan.from_json(plan.to_json())
+    True
+    """
+
+    grid: Grid
+    labels: bytes
+    seed: int | None = None
+    fractions: tuple[tuple[str, float], ...] = ()
+    buffer: tuple[tuple[str, int | str], ...] = ()
+    cyclic: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse dims out of order, a wrong number of labels and unknown labels."""
+        if list(self.grid.dims) != sorted(self.grid.dims):
+            raise InvalidValueError(f"the dims {self.grid.dims} of a plan must be sorted by name")
+        if len(self.labels) != len(self.grid):
+            raise InvalidValueError(
+                f"a plan of {len(self.grid)} blocks needs as many labels, found {len(self.labels)}"
+            )
+        if unknown := set(self.labels) - {TRAIN, TEST, VAL, EXCLUDED}:
+            raise InvalidValueError(f"labels are 0, 1, 2 or 255, found {sorted(unknown)}")
+
+    @classmethod
+    def assign(
+        cls,
+        grid: Grid,
+        weights: ArrayLike,
+        fractions: Mapping[str, float],
+        seed: int,
+        *,
+        classes: NDArray[np.float64] | None = None,
+        buffer: tuple[tuple[str, int | str], ...] = (),
+        cyclic: tuple[str, ...] = (),
+    ) -> SplitPlan:
+        """Share blocks out to parts by their weight, at random.
+
+        Parameters
+        ----------
+        grid : Grid
+            The blocks; dims sorted by name.
+        weights : array_like of float
+            Valid cells of each block, in the grid's order.
+        fractions : mapping of str to float
+            Share of "train", "test" and "val"; sums to 1, a part of 0 gets no block.
+        seed : int
+            Any integer.
+        classes : ndarray of float, shape (blocks, classes), optional
+            Valid cells of each block by class: each class is shared out by `fractions` too.
+        buffer : tuple of (str, int or str)
+            See `SplitPlan`; does not change which block gets which part.
+        cyclic : tuple of str
+            See `SplitPlan`.
+
+        Returns
+        -------
+        SplitPlan
+            The plan; shares are as near to `fractions` as whole blocks allow.
+
+        Raises
+        ------
+        EmptyPartError
+            If a part that is asked for would get no block with valid cells.
+        """
+        wanted = {part: float(f) for part, f in fractions.items() if f > 0}
+        flat = np.asarray(weights, dtype=np.float64).ravel()
+        check_enough(flat, list(wanted))
+        part = partition(flat, list(wanted.values()), seed, classes)
+        labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[part]
+        return cls(grid, labels.tobytes(), int(seed), tuple(wanted.items()), buffer, cyclic)
+
+    @classmethod
+    def in_order(
+        cls,
+        grid: Grid,
+        weights: ArrayLike,
+        fractions: Mapping[str, float],
+        *,
+        forward: bool = True,
+        buffer: tuple[tuple[str, int | str], ...] = (),
+    ) -> SplitPlan:
+        """Cut a sequence of blocks into parts, in the order in which `fractions` names them.
+
+        Parameters
+        ----------
+        grid : Grid
+            Blocks along one dim.
+        weights : array_like of float
+            Valid cells of each block.
+        fractions : mapping of str to float
+            Share of each part, in order; sums to 1.
+        forward : bool
+            False where the blocks run backwards (a descending time axis).
+        buffer : tuple of (str, int or str)
+            See `SplitPlan`.
+
+        Returns
+        -------
+        SplitPlan
+            The plan; shares are as near to `fractions` as whole blocks allow.
+
+        Raises
+        ------
+        EmptyPartError
+            If a part that is asked for would get no block with valid cells.
+        """
+        wanted = {part: float(f) for part, f in fractions.items() if f > 0}
+        flat = np.asarray(weights, dtype=np.float64).ravel()
+        check_enough(flat, list(wanted))
+        step = 1 if forward else -1
+        heavy = np.flatnonzero(flat[::step] > 0)
+        part = cut_in_order(flat[::step][heavy], list(wanted.values()))
+        starts = heavy[np.searchsorted(part, np.arange(1, len(wanted)))]
+        ordered = np.searchsorted(starts, np.arange(flat.size), side="right")
+        labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[ordered][::step]
+        return cls(grid, labels.tobytes(), None, tuple(wanted.items()), buffer)
+
+    @property
+    def cube_shape(self) -> dict[str, int]:
+        """Cells of the cube along each dim, sorted by name."""
+        return dict(zip(self.grid.dims, self.grid.shape, strict=True))
+
+    @property
+    def table(self) -> Labels:
+        """Label of each block, read-only, in the shape of ``grid.counts``."""
+        return np.frombuffer(self.labels, dtype=np.uint8).reshape(self.grid.counts)
+
+    def label_cells(self, positions: Positions, reaches: Sequence[Reach] = ()) -> Labels:
+        """Look the label of cells up; any box of cells gives the same labels as the whole.
+
+        Parameters
+        ----------
+        positions : mapping of str to ndarray of int
+            For each dim of the grid, the cells to look at.
+        reaches : sequence of AxisReach or SphereReach
+            The buffer, resolved for the cube's coordinates.
+
+        Returns
+        -------
+        ndarray of uint8
+            One label per cell, axes in the order of ``grid.dims``.
+        """
+        dims = self.grid.dims
+        blocks = np.ix_(*(self.grid.tile_of_cells(dim)[positions[dim]] for dim in dims))
+        table = self.table
+        labels = table[blocks]
+        if reaches:
+            other = (table == TEST) | (table == VAL)
+            near = near_to(other, self.grid, reaches, positions)
+            labels[near & (labels == TRAIN)] = EXCLUDED
+        return labels
+
+    def to_json(self) -> str:
+        """Write the plan as JSON; `from_json` reads it back.
+
+        Returns
+        -------
+        str
+            A JSON object.
+        """
+        return json.dumps(
+            {
+                "kind": "blocks",
+                "grid": json.loads(self.grid.to_json()),
+                "labels": base64.b64encode(zlib.compress(self.labels, 9)).decode("ascii"),
+                "seed": self.seed,
+                "fractions": dict(self.fractions),
+                "buffer": dict(self.buffer),
+                "cyclic": list(self.cyclic),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> SplitPlan:
+        """Read a plan that `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str
+            A JSON object.
+
+        Returns
+        -------
+        SplitPlan
+            Equal to the one that was written.
+
+        Raises
+        ------
+        InvalidValueError
+            If the text holds no plan.
+        """
+        raw = json.loads(text)
+        with _explaining("a split plan of blocks"):
+            grid = Grid.from_json(json.dumps(raw["grid"]))
+            packed = zlib.decompressobj()
+            # no more than the grid has blocks: a damaged recipe must not fill the memory
+            labels = packed.decompress(base64.b64decode(raw["labels"]), len(grid) + 1)
+            return cls(
+                grid=grid,
+                labels=labels,
+                seed=raw["seed"],
+                fractions=tuple(raw["fractions"].items()),
+                buffer=tuple(raw["buffer"].items()),
+                cyclic=tuple(raw["cyclic"]),
+            )
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """The part of every single cell, drawn at random: a seeded permutation of cell ids.
+
+    Parameters
+    ----------
+    shape : tuple of (str, int)
+        Dims, sorted by name, and lengths.
+    fractions : tuple of (str, float)
+        Share of each part; sums to 1.
+    seed : int
+        Any integer.
+
+    Examples
+    --------
+    >>> plan = CellPlan((("lat", 2), ("time", 5)), (("train", 0.8), ("test", 0.2)), seed=0)
+    >>> int((plan.label_cells({"lat": np.arange(2), "time": np.arange(5)}) == TRAIN).sum())
+    8
+    >>> plan == CellPlan.from_json(plan.to_json())
+    True
+    """
+
+    shape: tuple[tuple[str, int], ...]
+    fractions: tuple[tuple[str, float], ...]
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Refuse dims out of order and fewer cells than parts."""
+        if list(self.shape) != sorted(self.shape):
+            raise InvalidValueError(f"the dims {self.shape} of a plan must be sorted by name")
+        if self.size < len(self.fractions):
+            raise EmptyPartError(
+                f"{len(self.fractions)} parts are asked for, and the cube has {self.size} cells"
+            )
+
+    @property
+    def cube_shape(self) -> dict[str, int]:
+        """Cells of the cube along each dim, sorted by name."""
+        return dict(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Cells in all."""
+        return int(np.prod([n for _, n in self.shape], dtype=np.int64))
+
+    def _ends(self) -> list[int]:
+        """First rank after each part; every part keeps a cell."""
+        ends: list[int] = []
+        total = 0.0
+        for place, (_, fraction) in enumerate(self.fractions):
+            total += fraction
+            left = len(self.fractions) - 1 - place
+            end = min(round(total * self.size), self.size - left)
+            ends.append(max(end, (ends[-1] if ends else 0) + 1))
+        return [*ends[:-1], self.size]
+
+    def label_cells(self, positions: Positions) -> Labels:
+        """Label cells; any box of cells gives the same labels as the whole.
+
+        Parameters
+        ----------
+        positions : mapping of str to ndarray of int
+            For each dim, the cells to look at.
+
+        Returns
+        -------
+        ndarray of uint8
+            One label per cell, axes in the order of `shape`.
+        """
+        ids = np.zeros((), dtype=np.int64)
+        for dim, n in self.shape:
+            ids = ids[..., None] * n + positions[dim].astype(np.int64)
+        rank = Permutation(self.size, self.seed).rank(ids)
+        part = np.searchsorted(np.asarray(self._ends(), dtype=np.uint64), rank, side="right")
+        return np.array([PARTS[name] for name, _ in self.fractions], dtype=np.uint8)[part]
+
+    def to_json(self) -> str:
+        """Write the plan as JSON; `from_json` reads it back.
+
+        Returns
+        -------
+        str
+            A JSON object.
+        """
+        raw: dict[str, Any] = {"kind": "cells", "shape": dict(self.shape)}
+        return json.dumps({**raw, "fractions": dict(self.fractions), "seed": self.seed})
+
+    @classmethod
+    def from_json(cls, text: str) -> CellPlan:
+        """Read a plan that `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str
+            A JSON object.
+
+        Returns
+        -------
+        CellPlan
+            Equal to the one that was written.
+
+        Raises
+        ------
+        InvalidValueError
+            If the text holds no plan.
+        """
+        raw = json.loads(text)
+        with _explaining("a split plan of cells"):
+            return cls(tuple(raw["shape"].items()), tuple(raw["fractions"].items()), raw["seed"])

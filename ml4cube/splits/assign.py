@@ -1,0 +1,473 @@
+"""assign_*_split: a cube becomes a cube with a `split` label; apply_split rebuilds one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import xarray as xr
+
+from ml4cube.core.buffer import Reach
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.core.grid import Grid, SizesLike, parse_sizes
+from ml4cube.core.split_plan import (
+    EXCLUDED,
+    PARTS,
+    TRAIN,
+    CellPlan,
+    Labels,
+    SplitPlan,
+    check_fractions,
+)
+from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
+from ml4cube.splits.cube import RECIPE_ATTR, CubeView, cube_positions, is_label
+from ml4cube.splits.validity import ValidLike, count_by_block, slabs, valid_mask
+
+logger = logging.getLogger(__name__)
+
+Cube = xr.Dataset | xr.DataArray
+RECIPE_FORMAT = 1
+
+
+def assign_block_split(
+    ds: Cube,
+    block_size: SizesLike | None = None,
+    split: float = 0.8,
+    *,
+    val: float = 0.0,
+    seed: int = 42,
+    buffer: BufferLike | None = None,
+    gap: Any = None,
+    cyclic: Any = None,
+    valid: ValidLike | None = None,
+    name: str = "split",
+) -> xr.Dataset:
+    """Assign whole blocks of a cube to train, validation and test, at random.
+
+    Cells near to one another are alike; a block keeps them in one part, and `buffer` keeps a
+    distance between the parts. Which block gets which part is a function of `seed` and the
+    block's position alone: it does not depend on chunks, scheduler or the order of dims.
+
+    Parameters
+    ----------
+    ds : Dataset or DataArray
+        The cube, of any dims. A DataArray becomes a Dataset of one variable.
+    block_size : mapping or list of (str, int), optional
+        Cells of a block by dim, in any order; a dim that is missing is not cut. By default
+        the chunk sizes. The last block along a dim may be smaller.
+    split : float
+        Fraction of the cells for training; met as closely as whole blocks allow, before the
+        buffer is taken off.
+    val : float
+        Fraction for validation; the test part gets the rest.
+    seed : int
+        Seed of the random order.
+    buffer : int, str, timedelta or mapping, optional
+        What must lie between train and the other parts, taken from train: cells along every
+        cut dim (``2``), a time (``"30D"``), kilometres on the sphere between cell centres
+        (``"150km"``), or any of them by dim (``{"time": "30D", "lat": "150km"}``). A train
+        cell that is within the buffer of another part's cell along all dims (up to and
+        including that distance) is excluded. Dims without a buffer may touch.
+    gap : int, str or timedelta, optional
+        The buffer along time.
+    cyclic : str, list of str or bool, optional
+        Dims along which the first cell follows the last. By default a longitude that goes
+        all the way round; False for none.
+    valid : str, list of str or DataArray, optional
+        Cells that count for the fractions: a mask of bools, or variables whose gaps (NaN,
+        ±inf, NaT) do not count. Reads them once. By default every cell counts.
+    name : str
+        Name of the label.
+
+    Returns
+    -------
+    Dataset
+        The cube with the label added: uint8 on the cube's dims, train 1, test 0, val 2,
+        excluded 255, lazy and chunked like the cube. Its attrs say what the numbers mean and
+        hold the recipe from which `apply_split` makes it again.
+
+    Raises
+    ------
+    EmptyPartError
+        If a part that is asked for would hold no valid cell.
+    InvalidValueError
+        If a dim is unknown, a size or a fraction is out of range, or a coordinate is missing.
+    InvalidTypeError
+        If an argument is of the wrong kind.
+
+    Examples
+    --------
+    >>> ds = xr.Dataset({"t2m": (("time", "lat", "lon"), np.zeros((20, 8, 8)))})
+    >>> ds = assign_block_split(ds, {"time": 5, "lat": 4}, split=0.75)
+    >>> float((ds.split == True).mean())
+    0.75
+    """
+    view = CubeView.of(ds)
+    _check_name(name, view)
+    check_seed(seed)
+    fractions = check_fractions(split, val)
+    grid = Grid.blocks(view.canonical, _block_sizes(block_size, view))
+    cut = [dim for dim, count in zip(grid.dims, grid.counts, strict=True) if count > 1]
+    keep_away = parse_buffer(buffer, gap, view, cut)
+    wraps = parse_cyclic(cyclic, view)
+    reaches = resolve_buffer(keep_away, wraps, view)
+    mask = None if valid is None else valid_mask(valid, view)
+    weights = count_by_block(mask, grid)
+    plan = SplitPlan.assign(grid, weights, fractions, seed, buffer=keep_away, cyclic=wraps)
+    check_train_left(plan, reaches, weights, mask)
+    return with_label(view, plan, reaches, name, "assign_block_split")
+
+
+def assign_rand_split(
+    ds: Cube, split: float = 0.8, *, val: float = 0.0, seed: int = 42, name: str = "split"
+) -> xr.Dataset:
+    """Assign single cells to train, validation and test, at random; neighbours leak.
+
+    A test cell's neighbours, nearly equal to it, are then in the train part, and the test
+    score promises more than the model holds. Use it to show that, or for cubes whose cells
+    are independent; else `assign_block_split`.
+
+    Parameters
+    ----------
+    ds : Dataset or DataArray
+        The cube, of any dims.
+    split : float
+        Fraction of the cells for training; met to one cell.
+    val : float
+        Fraction for validation; the test part gets the rest.
+    seed : int
+        Seed; a cell's part is a function of it and the cell's position alone.
+    name : str
+        Name of the label.
+
+    Returns
+    -------
+    Dataset
+        The cube with the label added, as `assign_block_split` does.
+
+    Warns
+    -----
+    UserWarning
+        Always: that neighbours leak.
+
+    Raises
+    ------
+    EmptyPartError
+        If the cube has fewer cells than parts are asked for.
+    InvalidValueError
+        If a fraction is out of range.
+
+    Examples
+    --------
+    >>> ds = xr.Dataset({"t2m": (("lat", "lon"), np.zeros((10, 10)))})
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
+    ...     ds = assign_rand_split(ds, 0.9)
+    >>> int((ds.split == False).sum())
+    10
+    """
+    view = CubeView.of(ds)
+    _check_name(name, view)
+    check_seed(seed)
+    fractions = check_fractions(split, val)
+    plan = CellPlan(tuple(view.canonical.items()), tuple(fractions.items()), int(seed))
+    warnings.warn(
+        "assign_rand_split puts neighbouring cells, which are nearly equal, into different "
+        "parts: the test score will flatter. Use assign_block_split with a buffer, "
+        "assign_time_split or assign_region_split.",
+        UserWarning,
+        stacklevel=2,
+    )
+    return with_label(view, plan, (), name, "assign_rand_split")
+
+
+def assign_time_split(
+    ds: Cube,
+    split: float = 0.8,
+    *,
+    val: float = 0.0,
+    gap: Any = None,
+    dim: str | None = None,
+    valid: ValidLike | None = None,
+    name: str = "split",
+) -> xr.Dataset:
+    """Assign whole time steps in order: train, gap, validation, test.
+
+    Parameters
+    ----------
+    ds : Dataset or DataArray
+        The cube; times in ascending or descending order.
+    split : float
+        Fraction of the cells for training, the earliest; the gap is taken off it.
+    val : float
+        Fraction for validation; the latest cells, the rest, are the test part.
+    gap : int, str or timedelta, optional
+        What must lie between train and the others: time steps (``1``) or a time (``"30D"``).
+        Train steps up to and including that distance are excluded.
+    dim : str, optional
+        The time dim; found by its dates or its name.
+    valid : str, list of str or DataArray, optional
+        Cells that count for the fractions, as for `assign_block_split`.
+    name : str
+        Name of the label.
+
+    Returns
+    -------
+    Dataset
+        The cube with the label added, as `assign_block_split` does; all cells of one time
+        step share a part.
+
+    Raises
+    ------
+    EmptyPartError
+        If a part that is asked for would hold no valid cell, or the gap takes all of train.
+    InvalidValueError
+        If the dim is unknown, times are out of order, or a fraction is out of range.
+
+    Examples
+    --------
+    >>> ds = xr.Dataset({"t2m": ("time", np.zeros(10))})
+    >>> assign_time_split(ds, 0.6, val=0.2, gap=1).split.values.tolist()
+    [1, 1, 1, 1, 1, 255, 2, 2, 0, 0]
+    """
+    view = CubeView.of(ds)
+    _check_name(name, view)
+    fractions = check_fractions(split, val)
+    dim = view.time_dim("dim") if dim is None else dim
+    if dim not in view.dims:
+        raise InvalidValueError(f"dim={dim!r} is no dim of the cube, it has {view.dims}")
+    forward = view.is_forward(dim)
+    keep_away = parse_buffer(None if gap is None else {dim: gap}, None, view, [dim])
+    reaches = resolve_buffer(keep_away, (), view)
+    grid = Grid.blocks(view.canonical, {dim: 1})
+    mask = None if valid is None else valid_mask(valid, view)
+    weights = count_by_block(mask, grid)
+    plan = SplitPlan.in_order(grid, weights, fractions, forward=forward, buffer=keep_away)
+    check_train_left(plan, reaches, weights, mask)
+    return with_label(view, plan, reaches, name, "assign_time_split")
+
+
+def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split") -> xr.Dataset:
+    """Make a split label again from its recipe, on the same cube opened anew.
+
+    Parameters
+    ----------
+    ds : Dataset or DataArray
+        A cube with the dims and lengths of the one that was split, in any dim order and any
+        chunking; coordinates are needed where the buffer is a time or in kilometres.
+    recipe : str or mapping
+        What stands in ``ds.split.attrs["ml4cube_split"]``, as JSON or as a dict.
+    name : str
+        Name of the label.
+
+    Returns
+    -------
+    Dataset
+        The cube with the same label, bit for bit.
+
+    Raises
+    ------
+    InvalidValueError
+        If the recipe is none of ours, or was made for a cube of another shape.
+
+    Examples
+    --------
+    >>> ds = xr.Dataset({"t2m": (("time", "lat"), np.zeros((20, 8)))})
+    >>> label = assign_block_split(ds, {"time": 5}).split
+    >>> bool((apply_split(ds, label.attrs["ml4cube_split"]).split == label).all())
+    True
+    """
+    view = CubeView.of(ds)
+    _check_name(name, view)
+    plan, made_by = _read_recipe(recipe)
+    if plan.cube_shape != view.canonical:
+        raise InvalidValueError(
+            f"the recipe is for a cube of {plan.cube_shape}, this one has "
+            f"{view.canonical}; select the same cells, or split anew"
+        )
+    reaches: tuple[Reach, ...] = ()
+    if isinstance(plan, SplitPlan):
+        reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
+    return with_label(view, plan, reaches, name, made_by)
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that is no integer.
+
+    Parameters
+    ----------
+    seed : int
+        The seed.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no integer.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise InvalidTypeError(f"seed={seed!r} is a {type(seed).__name__}; give an integer")
+
+
+def with_label(
+    view: CubeView, plan: SplitPlan | CellPlan, reaches: tuple[Reach, ...], name: str, made_by: str
+) -> xr.Dataset:
+    """Add the label of a plan to its cube, lazily where the cube is chunked.
+
+    Parameters
+    ----------
+    view : CubeView
+        The cube.
+    plan : SplitPlan or CellPlan
+        The plan.
+    reaches : tuple of AxisReach or SphereReach
+        The plan's buffer, resolved for this cube.
+    name : str
+        Name of the label.
+    made_by : str
+        Function that made the plan, for the recipe.
+
+    Returns
+    -------
+    Dataset
+        A new Dataset.
+    """
+    positions = cube_positions(view.canonical)
+    data: Any
+    if view.chunks is None:
+        data = _label_box(
+            *(positions[d] for d in view.dims), dims=view.dims, plan=plan, reaches=reaches
+        )
+    else:
+        arguments: list[Any] = []
+        for axis, dim in enumerate(view.dims):
+            lazy = da.from_array(  # type: ignore[no-untyped-call]
+                positions[dim], chunks=(view.chunks[dim],)
+            )
+            arguments += [lazy, (axis,)]
+        data = da.blockwise(  # type: ignore[no-untyped-call]
+            _label_box,
+            tuple(range(len(view.dims))),
+            *arguments,
+            dims=view.dims,
+            plan=plan,
+            reaches=reaches,
+            dtype=np.uint8,
+            meta=np.empty((0,) * len(view.dims), dtype=np.uint8),
+        )
+    recipe = {"format": RECIPE_FORMAT, "made_by": made_by, "plan": json.loads(plan.to_json())}
+    attrs = {
+        "long_name": "part of a train/test split",
+        "flag_values": [TRAIN, PARTS["test"], PARTS["val"], EXCLUDED],
+        "flag_meanings": "train test val excluded",
+        RECIPE_ATTR: json.dumps(recipe),
+    }
+    return view.ds.assign({name: (view.dims, data, attrs)})
+
+
+def _label_box(
+    *positions: np.ndarray[Any, np.dtype[np.int64]],
+    dims: tuple[str, ...],
+    plan: SplitPlan | CellPlan,
+    reaches: tuple[Reach, ...],
+) -> Labels:
+    """Labels of a box of cells, axes in cube order."""
+    by_dim = dict(zip(dims, positions, strict=True))
+    if isinstance(plan, SplitPlan):
+        labels = plan.label_cells(by_dim, reaches)
+    else:
+        labels = plan.label_cells(by_dim)
+    canonical = sorted(dims)
+    return labels.transpose([canonical.index(dim) for dim in dims])
+
+
+def check_train_left(
+    plan: SplitPlan, reaches: tuple[Reach, ...], weights: Any, mask: xr.DataArray | None
+) -> None:
+    """Refuse a buffer that takes every valid cell of the train part.
+
+    Parameters
+    ----------
+    plan : SplitPlan
+        The plan.
+    reaches : tuple of AxisReach or SphereReach
+        Its buffer, resolved.
+    weights : ndarray of int
+        Valid cells of each block.
+    mask : DataArray of bool or None
+        Valid cells; None if all are.
+
+    Raises
+    ------
+    EmptyPartError
+        If nothing is left.
+    """
+    if not reaches:
+        return
+    train = np.flatnonzero((plan.table.ravel() == TRAIN) & (np.ravel(weights) > 0))
+    for id in train:
+        for box in slabs(plan.cube_shape, plan.grid.block(int(id)).slices):
+            positions = {dim: np.arange(s.start, s.stop) for dim, s in box.items()}
+            left = plan.label_cells(positions, reaches) == TRAIN
+            if mask is not None:
+                inside = mask.isel({d: s for d, s in box.items() if d in mask.dims})
+                left = left & _align(inside, plan.grid.dims)
+            if left.any():
+                return
+    if train.size:
+        raise EmptyPartError(
+            f"the buffer {dict(plan.buffer)} takes every cell of the {train.size} train blocks; "
+            "use a smaller buffer, larger blocks or a smaller test fraction"
+        )
+
+
+def _align(mask: xr.DataArray, dims: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Values with a length-1 axis for each dim that the mask lacks."""
+    present = [dim for dim in dims if dim in mask.dims]
+    index = tuple(slice(None) if dim in present else None for dim in dims)
+    return np.asarray(mask.transpose(*present).values[index])
+
+
+def _block_sizes(block_size: SizesLike | None, view: CubeView) -> dict[str, int]:
+    if block_size is not None:
+        return parse_sizes("block_size", block_size, view.sizes)
+    if view.chunks is None:
+        raise InvalidValueError(
+            f"block_size is missing, and the cube of {view.sizes} has no chunks to stand in; "
+            f"give it, as in block_size={{{view.dims[0]!r}: 10}}"
+        )
+    return {dim: max(sizes) for dim, sizes in view.chunks.items()}
+
+
+def _check_name(name: str, view: CubeView) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidTypeError(f"name={name!r} is no name; give a string such as 'split'")
+    if name in view.ds.dims or name in view.ds.coords:
+        raise InvalidValueError(f"name={name!r} is a dim or coordinate of the cube; choose another")
+    if name in view.ds and not is_label(view.ds[name]):
+        raise InvalidValueError(
+            f"name={name!r} is a variable of the cube and no split label; choose another"
+        )
+
+
+def _read_recipe(recipe: str | Mapping[str, Any]) -> tuple[SplitPlan | CellPlan, str]:
+    if isinstance(recipe, str):
+        try:
+            recipe = json.loads(recipe)
+        except json.JSONDecodeError as error:
+            raise InvalidValueError(f"the recipe is no JSON ({error}): {recipe!r:.80}") from None
+    if not isinstance(recipe, Mapping) or not isinstance(recipe.get("plan"), Mapping):
+        raise InvalidValueError(
+            f"recipe={recipe!r:.80} is no split recipe; take ds.split.attrs[{RECIPE_ATTR!r}]"
+        )
+    if recipe.get("format") != RECIPE_FORMAT:
+        raise InvalidValueError(
+            f"the recipe has format {recipe.get('format')!r}, this version reads "
+            f"{RECIPE_FORMAT}; use the version of ml4cube that wrote it"
+        )
+    kind = CellPlan if recipe["plan"].get("kind") == "cells" else SplitPlan
+    return kind.from_json(json.dumps(recipe["plan"])), str(recipe.get("made_by", "apply_split"))

@@ -1,0 +1,227 @@
+"""Buffers as users write them (cells, "30D", "150km") -> what a plan keeps -> reaches of cells."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ml4cube.core.buffer import AxisReach, Reach, SphereReach
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.grid import SizesLike, parse_pairs
+from ml4cube.splits.cube import CubeView, is_time, microseconds
+
+BufferLike = int | str | datetime.timedelta | np.timedelta64 | SizesLike
+Buffer = tuple[tuple[str, int | str], ...]
+
+_KILOMETRES = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*km\s*", re.IGNORECASE)
+
+
+def parse_buffer(
+    buffer: BufferLike | None, gap: Any, view: CubeView, cut_dims: Sequence[str]
+) -> Buffer:
+    """Turn `buffer` and `gap` as users write them into one value by dim.
+
+    Parameters
+    ----------
+    buffer : int, str, timedelta, mapping, iterable of pairs or None
+        Cells along every cut dim, a time, a distance in km, or any of them by dim.
+    gap : int, str, timedelta or None
+        The same along time.
+    view : CubeView
+        The cube.
+    cut_dims : sequence of str
+        Dims that a plain number of cells counts for.
+
+    Returns
+    -------
+    tuple of (str, int or str)
+        Cells, "30D" or "150km" by dim, sorted by dim; nothing for a buffer of 0.
+
+    Raises
+    ------
+    InvalidTypeError
+        If a value is neither cells, nor a time, nor a distance.
+    InvalidValueError
+        If a dim is unknown or given twice, or the cube lacks the coordinate that is needed.
+    """
+    by_dim: dict[str, Any] = {}
+    if _is_kilometres(buffer):
+        by_dim[_sphere_dims(view, buffer)[0]] = buffer
+    elif _is_duration(buffer):
+        by_dim[view.time_dim("buffer")] = buffer
+    elif _is_cells(buffer):
+        by_dim.update(dict.fromkeys(cut_dims, buffer))
+    elif isinstance(buffer, Iterable) and not isinstance(buffer, str):
+        by_dim.update(parse_pairs("buffer", buffer, view.dims))
+    elif buffer is not None:
+        raise _no_buffer("buffer", buffer)
+    if gap is not None:
+        time = view.time_dim("gap")
+        if by_dim.get(time) and not _is_cells(buffer):
+            raise InvalidValueError(
+                f"gap={gap!r} and buffer={by_dim[time]!r} both count along {time!r}; give one"
+            )
+        by_dim[time] = gap
+    checked = {dim: _check(dim, value, view) for dim, value in by_dim.items()}
+    return tuple((dim, checked[dim]) for dim in sorted(checked) if checked[dim])
+
+
+def parse_cyclic(cyclic: Any, view: CubeView) -> tuple[str, ...]:
+    """Turn `cyclic` into dims; None finds a longitude that goes all the way round.
+
+    Parameters
+    ----------
+    cyclic : str, iterable of str, bool or None
+        Dims along which the first cell follows the last; False for none.
+    view : CubeView
+        The cube.
+
+    Returns
+    -------
+    tuple of str
+        Dims, sorted.
+
+    Raises
+    ------
+    InvalidValueError
+        If a dim is unknown, or True is given and no longitude is found.
+    """
+    found = view.global_lon_dim()
+    if cyclic is None:
+        return (found,) if found else ()
+    if cyclic is False:
+        return ()
+    if cyclic is True:
+        coord = view.axis_of("lon")
+        if coord is None:
+            raise InvalidValueError(
+                f"cyclic=True needs a longitude, the cube has {view.dims}; name the dim, as in "
+                f"cyclic={view.dims[-1]!r}"
+            )
+        return (str(coord.dims[0]),)
+    dims = [cyclic] if isinstance(cyclic, str) else list(cyclic)
+    if unknown := [dim for dim in dims if dim not in view.dims]:
+        raise InvalidValueError(f"cyclic names {unknown}, the cube has {view.dims}")
+    return tuple(sorted(set(dims)))
+
+
+def resolve_buffer(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Reach, ...]:
+    """Work out which cells are near to which, from the cube's coordinates.
+
+    Parameters
+    ----------
+    buffer : tuple of (str, int or str)
+        As `parse_buffer` returns it.
+    cyclic : sequence of str
+        Dims that wrap.
+    view : CubeView
+        The cube.
+
+    Returns
+    -------
+    tuple of AxisReach or SphereReach
+        One reach for each dim with a buffer.
+
+    Raises
+    ------
+    InvalidValueError
+        If the cube lacks a coordinate that the buffer needs.
+    """
+    return tuple(_resolve(dim, value, dim in cyclic, view) for dim, value in buffer)
+
+
+def _resolve(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
+    if isinstance(value, int):
+        return AxisReach.of_cells(dim, view.sizes[dim], value, cyclic)
+    if _is_kilometres(value):
+        lat, lon = view.sphere(value)
+        return SphereReach(
+            *_sphere_dims(view, value),
+            lat.values.astype(float),
+            lon.values.astype(float),
+            _km(value),
+        )
+    times = microseconds(_time_coord(dim, value, view))
+    return AxisReach.of_distance(dim, times, pd.Timedelta(value) // pd.Timedelta("1us"))
+
+
+def _check(dim: str, value: Any, view: CubeView) -> int | str:
+    if _is_cells(value):
+        if value < 0:
+            raise InvalidValueError(f"buffer of {dim!r} is {value}; give 0 or more cells")
+        return int(value)
+    if _is_kilometres(value):
+        dims = _sphere_dims(view, value)
+        if dim not in dims:
+            raise InvalidValueError(
+                f"buffer of {dim!r} is {value!r}; kilometres go with one of {dims}"
+            )
+        return str(value).strip() if _km(value) > 0 else 0
+    if _is_duration(value):
+        _time_coord(dim, value, view)
+        text = value if isinstance(value, str) else f"{pd.Timedelta(value).total_seconds()}s"
+        if pd.Timedelta(text) < pd.Timedelta(0):
+            raise InvalidValueError(f"buffer of {dim!r} is {value!r}; give a time of 0 or more")
+        return text.strip() if pd.Timedelta(text) else 0
+    raise _no_buffer(f"buffer of {dim!r}", value)
+
+
+def _no_buffer(argument: str, value: Any) -> InvalidTypeError:
+    return InvalidTypeError(
+        f"{argument} is {value!r}, neither cells (2), nor a time ('30D', '12h'), nor a distance "
+        "('150km'), nor one of them by dim ({'time': '30D'}); months and years have no fixed "
+        "length, give days"
+    )
+
+
+def _is_cells(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_kilometres(value: Any) -> bool:
+    return isinstance(value, str) and _KILOMETRES.fullmatch(value) is not None
+
+
+def _km(value: str) -> float:
+    return float(value.lower().replace("km", ""))
+
+
+def _is_duration(value: Any) -> bool:
+    if isinstance(value, datetime.timedelta | np.timedelta64):
+        return True
+    if not isinstance(value, str):
+        return False
+    try:
+        return not pd.isna(pd.Timedelta(value))
+    except ValueError:
+        return False
+
+
+def _sphere_dims(view: CubeView, value: Any) -> tuple[str, str]:
+    lat, lon = view.sphere(value)
+    return str(lat.dims[0]), str(lon.dims[0])
+
+
+def _time_coord(dim: str, value: Any, view: CubeView) -> Any:
+    """Dates along `dim`, checked to be in order."""
+    coord = view.ds.coords.get(dim)
+    if coord is None or not is_time(coord):
+        found = view.axis_of("time")
+        if found is None or found.dims[0] != dim:
+            raise InvalidValueError(
+                f"{value!r} along {dim!r} needs dates there, found "
+                f"{'no coordinate' if coord is None else coord.dtype}; decode the times "
+                "(xarray.decode_cf) or give the buffer in cells"
+            )
+        coord = found
+    steps = np.diff(microseconds(coord))
+    if not ((steps >= 0).all() or (steps <= 0).all()):
+        raise InvalidValueError(
+            f"{value!r} along {dim!r} needs times in order; sort them with ds.sortby({dim!r})"
+        )
+    return coord

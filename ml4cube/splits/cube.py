@@ -1,0 +1,360 @@
+"""What a split needs to know of a cube: its dims, chunks, and which dim is time or longitude."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cftime
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+
+RECIPE_ATTR = "ml4cube_split"
+
+_LON_NAMES = {"lon", "long", "longitude"}
+_LAT_NAMES = {"lat", "latitude"}
+_TIME_NAMES = {"time", "t", "date"}
+_LON_UNITS = {"degrees_east", "degree_east", "degree_e", "degrees_e", "degreee", "degreese"}
+_LAT_UNITS = {"degrees_north", "degree_north", "degree_n", "degrees_n", "degreen", "degreesn"}
+
+
+@dataclass(frozen=True, eq=False)
+class CubeView:
+    """A cube as the splits see it; reads no data.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The cube.
+    dims : tuple of str
+        Dims of its largest data variable, in that variable's order.
+    chunks : dict of str to tuple of int, optional
+        Chunks along every dim, None for a cube in memory.
+    """
+
+    ds: xr.Dataset
+    dims: tuple[str, ...]
+    chunks: dict[str, tuple[int, ...]] | None
+
+    @classmethod
+    def of(cls, cube: xr.Dataset | xr.DataArray) -> CubeView:
+        """Look at a cube.
+
+        Parameters
+        ----------
+        cube : Dataset or DataArray
+            A DataArray becomes a Dataset of one variable, named "data" if it has no name.
+
+        Returns
+        -------
+        CubeView
+            The view.
+
+        Raises
+        ------
+        InvalidTypeError
+            If it is no cube, or a dim has no string as name.
+        InvalidValueError
+            If no data variable has a dim, or a dim has no cells.
+        """
+        ds = as_dataset(cube)
+        variables = _data_variables(ds)
+        if not variables:
+            raise InvalidValueError(
+                f"no data variable with dims in {list(ds.data_vars)}; give a cube with one"
+            )
+        main = max(variables, key=lambda v: (v.ndim, v.size))
+        if odd := [dim for dim in main.dims if not isinstance(dim, str)]:
+            raise InvalidTypeError(f"dims are named by strings, found {odd}; use ds.rename")
+        if empty := [dim for dim in main.dims if ds.sizes[dim] == 0]:
+            raise InvalidValueError(f"the cube has no cells along {empty}")
+        dims = tuple(str(dim) for dim in main.dims)
+        return cls(ds, dims, _chunks(dims, ds, [main, *variables]))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Cells along each dim, in cube order."""
+        return {dim: self.ds.sizes[dim] for dim in self.dims}
+
+    @property
+    def canonical(self) -> dict[str, int]:
+        """Cells along each dim, sorted by name."""
+        return {dim: self.ds.sizes[dim] for dim in sorted(self.dims)}
+
+    def axis_of(self, kind: str) -> xr.DataArray | None:
+        """The 1-D coordinate that is "time", "lat" or "lon", or None.
+
+        Parameters
+        ----------
+        kind : str
+            "time", "lat" or "lon".
+
+        Returns
+        -------
+        DataArray or None
+            A coordinate along one dim of the cube; the dim's own coordinate goes first.
+        """
+        found = [
+            coord
+            for coord in self.ds.coords.values()
+            if coord.ndim == 1 and coord.dims[0] in self.dims and _is_kind(coord, kind)
+        ]
+        return min(found, key=lambda c: c.name != c.dims[0], default=None)
+
+    def time_dim(self, argument: str) -> str:
+        """Name of the time dim.
+
+        Parameters
+        ----------
+        argument : str
+            Argument that needs it, for the message.
+
+        Returns
+        -------
+        str
+            A dim of the cube.
+
+        Raises
+        ------
+        InvalidValueError
+            If no dim looks like time.
+        """
+        coord = self.axis_of("time")
+        if coord is not None:
+            return str(coord.dims[0])
+        for dim in self.dims:
+            if dim.lower() in _TIME_NAMES:
+                return dim
+        raise InvalidValueError(
+            f"{argument} needs a time dim, the cube has {self.dims}; name the dim, as in "
+            f"{{{self.dims[0]!r}: 2}}"
+        )
+
+    def is_forward(self, dim: str) -> bool:
+        """Whether positions along `dim` run forward in its coordinate.
+
+        Parameters
+        ----------
+        dim : str
+            A dim of the cube.
+
+        Returns
+        -------
+        bool
+            True for ascending values, or where no dates or numbers say otherwise.
+
+        Raises
+        ------
+        InvalidValueError
+            If the values are in no order.
+        """
+        coord = self.ds.coords.get(dim)
+        if coord is None:
+            coord = self.axis_of("time")
+        if coord is None or coord.dims != (dim,) or coord.size < 2:
+            return True
+        if is_time(coord):
+            steps = np.diff(microseconds(coord))
+        elif coord.dtype.kind in "fiu":
+            steps = np.diff(coord.values.astype(float))
+        else:
+            return True
+        if (steps >= 0).all():
+            return True
+        if (steps <= 0).all():
+            return False
+        raise InvalidValueError(
+            f"the values of {dim!r} are in no order; sort them with ds.sortby({dim!r})"
+        )
+
+    def sphere(self, asked: object) -> tuple[xr.DataArray, xr.DataArray]:
+        """Latitude and longitude, 1-D along two dims of the cube.
+
+        Parameters
+        ----------
+        asked : object
+            What needs them, for the message.
+
+        Returns
+        -------
+        tuple of DataArray
+            Latitude and longitude.
+
+        Raises
+        ------
+        InvalidValueError
+            If the cube lacks one.
+        """
+        lat, lon = self.axis_of("lat"), self.axis_of("lon")
+        if lat is None or lon is None or lat.dims == lon.dims:
+            raise InvalidValueError(
+                f"{asked!r} needs 1-D latitude and longitude along two dims, the cube has the "
+                f"coordinates {sorted(map(str, self.ds.coords))}; give it in cells"
+            )
+        return lat, lon
+
+    def global_lon_dim(self) -> str | None:
+        """Name of a longitude dim that goes all the way round, or None."""
+        coord = self.axis_of("lon")
+        if coord is None or coord.size < 3:
+            return None
+        lon = coord.values.astype(float)
+        step = np.diff(lon)
+        if not np.allclose(step, step[0], rtol=1e-2, atol=1e-6) or step[0] == 0:
+            return None
+        goes_round = abs(lon[-1] - lon[0]) + 1.5 * abs(step[0]) >= 360
+        return str(coord.dims[0]) if goes_round else None
+
+
+def as_dataset(cube: xr.Dataset | xr.DataArray) -> xr.Dataset:
+    """Turn a DataArray into a Dataset of one variable; leave a Dataset as it is.
+
+    Parameters
+    ----------
+    cube : Dataset or DataArray
+        The cube.
+
+    Returns
+    -------
+    Dataset
+        The same data.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is neither.
+    """
+    if isinstance(cube, xr.Dataset):
+        return cube
+    if isinstance(cube, xr.DataArray):
+        return cube.to_dataset(name="data" if cube.name is None else cube.name)
+    raise InvalidTypeError(
+        f"a cube is an xarray Dataset or DataArray, found {type(cube).__name__}; "
+        "open it first, for example with xarray.open_zarr"
+    )
+
+
+def is_label(variable: xr.DataArray) -> bool:
+    """Whether a variable is a split label.
+
+    Parameters
+    ----------
+    variable : DataArray
+        A variable of a cube.
+
+    Returns
+    -------
+    bool
+        True if it carries a recipe or is named "split".
+    """
+    return RECIPE_ATTR in variable.attrs or variable.name == "split"
+
+
+def _data_variables(ds: xr.Dataset) -> list[xr.DataArray]:
+    """Data variables with dims that are neither labels nor bounds of a coordinate."""
+    bounds: set[Hashable] = set()
+    for variable in ds.variables.values():
+        for source in (variable.attrs, variable.encoding):
+            bounds.update(source[key] for key in ("bounds", "climatology") if key in source)
+    return [
+        variable
+        for name, variable in ds.data_vars.items()
+        if variable.ndim and name not in bounds and not is_label(variable)
+    ]
+
+
+def _chunks(
+    dims: tuple[str, ...], ds: xr.Dataset, variables: list[xr.DataArray]
+) -> dict[str, tuple[int, ...]] | None:
+    """Chunks of the first variable that has any along each dim."""
+    known: dict[str, tuple[int, ...]] = {}
+    for variable in variables:
+        for dim, sizes in variable.chunksizes.items():
+            known.setdefault(str(dim), tuple(sizes))
+    if not known:
+        return None
+    return {dim: known.get(dim, (ds.sizes[dim],)) for dim in dims}
+
+
+def _is_kind(coord: xr.DataArray, kind: str) -> bool:
+    if kind == "time":
+        return is_time(coord)
+    names, units = (_LON_NAMES, _LON_UNITS) if kind == "lon" else (_LAT_NAMES, _LAT_UNITS)
+    standard = "longitude" if kind == "lon" else "latitude"
+    return coord.dtype.kind in "fiu" and (
+        str(coord.name).lower() in names
+        or str(coord.attrs.get("standard_name", "")).lower() == standard
+        or str(coord.attrs.get("units", "")).lower() in units
+    )
+
+
+def is_time(coord: xr.DataArray) -> bool:
+    """Whether a coordinate holds dates (datetime64 or cftime).
+
+    Parameters
+    ----------
+    coord : DataArray
+        A coordinate.
+
+    Returns
+    -------
+    bool
+        True for dates; False for undecoded numbers.
+    """
+    if coord.dtype.kind == "M":
+        return True
+    return (
+        coord.dtype == object
+        and coord.size > 0
+        and isinstance(coord.values.ravel()[0], cftime.datetime)
+    )
+
+
+def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
+    """Microseconds since the first date, for any calendar.
+
+    Parameters
+    ----------
+    coord : DataArray
+        A 1-D coordinate of dates.
+
+    Returns
+    -------
+    ndarray of int
+        Exact differences of dates.
+
+    Raises
+    ------
+    InvalidValueError
+        If a date is missing.
+    """
+    values: Any = coord.values
+    if coord.isnull().any():
+        raise InvalidValueError(f"{coord.name!r} has missing dates; fill or drop them")
+    if coord.dtype.kind == "M":
+        since_first = (values - values[0]).astype("timedelta64[us]")
+        return np.asarray(since_first.astype(np.int64))
+    since = [
+        d.days * 86_400_000_000 + d.seconds * 1_000_000 + d.microseconds for d in values - values[0]
+    ]
+    return np.array(since, dtype=np.int64)
+
+
+def cube_positions(sizes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
+    """Positions of all cells along each dim.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        Cells along each dim.
+
+    Returns
+    -------
+    dict of str to ndarray of int
+        0 to n - 1 for each dim.
+    """
+    return {dim: np.arange(n, dtype=np.int64) for dim, n in sizes.items()}

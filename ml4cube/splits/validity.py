@@ -1,0 +1,202 @@
+"""Counting valid cells block by block, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.grid import Grid
+from ml4cube.splits.cube import CubeView
+
+Counts = NDArray[np.int64]
+ValidLike = str | Iterable[str] | xr.DataArray
+
+# Cells of a cube without chunks that are looked at together.
+_CELLS_AT_ONCE = 1 << 24
+
+
+def valid_mask(valid: ValidLike, view: CubeView, argument: str = "valid") -> xr.DataArray:
+    """Turn what the user calls valid into one bool array, lazily.
+
+    Parameters
+    ----------
+    valid : str, iterable of str or DataArray
+        A mask (bool), or variables whose gaps count (NaN, ±inf and NaT are gaps).
+    view : CubeView
+        The cube.
+    argument : str
+        Name of the argument, for messages.
+
+    Returns
+    -------
+    DataArray of bool
+        True where every given variable is valid; dims are a subset of the cube's.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is none of these, or an integer variable, which can neither be a mask nor
+        have gaps.
+    InvalidValueError
+        If a variable is unknown, or has other dims or lengths than the cube.
+    """
+    if isinstance(valid, xr.DataArray):
+        arrays = [valid]
+    else:
+        names = [valid] if isinstance(valid, str) else list(valid)
+        if unknown := [name for name in names if name not in view.ds]:
+            raise InvalidValueError(
+                f"{argument}={valid!r} names {unknown}, the cube has {list(view.ds.data_vars)}"
+            )
+        arrays = [view.ds[name] for name in names]
+    if not arrays:
+        raise InvalidValueError(f"{argument} is empty; name a variable or give a mask")
+    result = _valid_cells(arrays[0], view, argument)
+    for array in arrays[1:]:
+        result = result & _valid_cells(array, view, argument)
+    return result
+
+
+def _valid_cells(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
+    for dim, n in array.sizes.items():
+        if view.sizes.get(str(dim)) != n:
+            raise InvalidValueError(
+                f"{argument} {array.name!r} has {n} cells along {dim!r}, the cube has "
+                f"{view.sizes}; select the same cells first"
+            )
+    bare = xr.DataArray(array.variable)  # coordinates play no part, and may not align
+    if bare.chunks is None and bare.size > _CELLS_AT_ONCE:
+        bare = bare.chunk("auto")
+    if bare.dtype.kind == "b":
+        return bare
+    if bare.dtype.kind in "fc":
+        finite: xr.DataArray = xr.apply_ufunc(np.isfinite, bare, dask="allowed")
+        return finite
+    if bare.dtype.kind in "mMO":
+        return bare.notnull()
+    raise InvalidTypeError(
+        f"{argument} {array.name!r} is of {array.dtype}, which is no mask and has no gaps; "
+        f"give a mask of bools, for example ds[{array.name!r}] == 1"
+    )
+
+
+def count_by_block(codes: xr.DataArray | None, grid: Grid, classes: int = 1) -> Counts:
+    """Count the cells of each class in each block, in one pass over the data.
+
+    Parameters
+    ----------
+    codes : DataArray of bool or int, or None
+        Class of each cell, from 0; a negative one is not counted. Of bools, the true cells
+        are class 0. Dims are a subset of the grid's; along the others it is repeated. None
+        puts every cell in class 0.
+    grid : Grid
+        The blocks.
+    classes : int
+        Number of classes.
+
+    Returns
+    -------
+    ndarray of int, shape (blocks, classes)
+        Counts, blocks in the grid's order.
+    """
+    present = () if codes is None else tuple(d for d in grid.dims if d in codes.dims)
+    counts: Counts = np.ones(classes, dtype=np.int64)
+    if codes is not None:
+        counts = _count(codes.transpose(*present), grid, classes)
+    for axis, (dim, n) in enumerate(zip(grid.dims, grid.counts, strict=True)):
+        if dim not in present:  # every cell is repeated along it, as often as a block is long
+            length = np.bincount(grid.tile_of_cells(dim), minlength=n)
+            counts = np.expand_dims(counts, axis)
+            counts = counts * length.reshape([-1 if a == axis else 1 for a in range(counts.ndim)])
+    return counts.reshape(len(grid), classes)
+
+
+def _count(codes: xr.DataArray, grid: Grid, classes: int) -> Counts:
+    blocks = [grid.tile_of_cells(str(dim)) for dim in codes.dims]
+    if codes.chunks is not None:
+        return _count_dask(codes.data, blocks, classes)
+    return _count_box(codes.values, *blocks, classes=classes)
+
+
+def _count_box(codes: NDArray[Any], *blocks: NDArray[np.intp], classes: int) -> Counts:
+    """Count by block in one box of cells; `blocks` are the block indices along each axis."""
+    if codes.dtype.kind == "b":
+        codes = np.where(codes, np.int8(0), np.int8(-1))
+    counts = []
+    for label in range(classes):
+        count: NDArray[Any] = codes == label
+        for axis, block in enumerate(blocks):
+            count = np.add.reduceat(count, _starts(block), axis=axis, dtype=np.int64)
+        counts.append(count)
+    return np.stack(counts, axis=-1)
+
+
+def _count_dask(codes: da.Array, blocks: list[NDArray[np.intp]], classes: int) -> Counts:
+    """Count chunk by chunk, then add up the pieces of blocks that lie in several chunks."""
+    axes = tuple(range(codes.ndim))
+    arguments: list[Any] = [codes, axes]
+    pieces: dict[int, tuple[int, ...]] = {}
+    for axis, (block, chunks) in enumerate(zip(blocks, codes.chunks, strict=True)):
+        lazy_block = da.from_array(block, chunks=(chunks,))  # type: ignore[no-untyped-call]
+        arguments += [lazy_block, (axis,)]
+        ends = np.cumsum(chunks)
+        pieces[axis] = tuple(
+            len(_starts(block[end - n : end])) for end, n in zip(ends, chunks, strict=True)
+        )
+    lazy = da.blockwise(  # type: ignore[no-untyped-call]
+        _count_box,
+        (*axes, codes.ndim),
+        *arguments,
+        classes=classes,
+        new_axes={codes.ndim: classes},
+        adjust_chunks=pieces,
+        dtype=np.int64,
+        meta=np.empty((0,) * (codes.ndim + 1), dtype=np.int64),
+    )
+    counts: Counts = lazy.compute()
+    for axis, (block, chunks) in enumerate(zip(blocks, codes.chunks, strict=True)):
+        ends = np.cumsum(chunks)
+        parts = [block[end - n : end] for end, n in zip(ends, chunks, strict=True)]
+        owner = np.concatenate([part[_starts(part)] for part in parts])
+        counts = np.add.reduceat(counts, _starts(owner), axis=axis)
+    return counts
+
+
+def _starts(block: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Where each run of equal block indices begins."""
+    return np.flatnonzero(np.diff(block, prepend=-1))
+
+
+def slabs(
+    sizes: Mapping[Any, int], within: Mapping[Any, slice] | None = None
+) -> Iterator[dict[Any, slice]]:
+    """Cut a box of cells into slabs that fit in memory, in order.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        Dims and lengths.
+    within : mapping of str to slice, optional
+        The box; by default all cells.
+
+    Yields
+    ------
+    dict of str to slice
+        Slices of one slab along every dim.
+    """
+    box = {dim: (within or {}).get(dim, slice(0, n)) for dim, n in sizes.items()}
+    if math.prod(s.stop - s.start for s in box.values()) <= _CELLS_AT_ONCE:
+        yield box
+        return
+    # the first dim that can be cut: outer dims are usually those that are stored apart
+    dim = next(dim for dim, s in box.items() if s.stop - s.start > 1)
+    middle = (box[dim].start + box[dim].stop) // 2
+    yield from slabs(sizes, {**box, dim: slice(box[dim].start, middle)})
+    yield from slabs(sizes, {**box, dim: slice(middle, box[dim].stop)})
