@@ -1,0 +1,324 @@
+"""SampleSpec: how samples are cut from a cube, what is in them, and what their gaps do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.grid import Grid, SizesLike, parse_overlap, parse_sizes
+
+DROP_RULES = ("auto", "if_all_nan", "masked", None)
+FILL_METHODS = ("sample_mean", "mean", "constant", "noise", None)
+SCALERS = ("standardize", "normalize", None)
+SAMPLE_DIM = "samples"
+
+
+def parse_names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Turn one name, several names or None into a tuple of names.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for messages.
+    given : str, iterable of str or None
+        What the user wrote.
+
+    Returns
+    -------
+    tuple of str
+        The names in the order given; empty for None.
+
+    Raises
+    ------
+    InvalidTypeError
+        If something else than names was given.
+    InvalidValueError
+        If a name is repeated.
+
+    Examples
+    --------
+    >>> parse_names("to_pred", "sst")
+    ('sst',)
+    """
+    if given is None:
+        return ()
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidTypeError(f"{argument}={given!r} is not a variable name or a list of them")
+    if len(set(names)) != len(names):
+        raise InvalidValueError(f"{argument}={given!r} names a variable twice; keep one of them")
+    return names
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """How samples are cut from a cube, what is in them, and what their gaps do.
+
+    Make one from what a user wrote with `SampleSpec.parse`. A spec travels with the store that
+    was made from it, so that nothing has to be typed again to train or to predict.
+
+    Parameters
+    ----------
+    dims : tuple of str
+        Dims of the cube, in the cube's order.
+    shape : tuple of int
+        Cells of the cube along each dim.
+    size : tuple of int
+        Cells of a window along each dim.
+    overlap : tuple of int
+        Cells that neighbouring windows share along each dim.
+    variables : tuple of str
+        Variables that are read from the cube, in the cube's order.
+    targets : tuple of str
+        Variables to predict; empty if none was named.
+    features : tuple of str, optional
+        Variables to predict from; None stands for all stored variables that are no targets.
+    array_dims : tuple of str
+        Names of a stored array's dims, the sample dim first.
+    window_dims : tuple of str
+        Cube dims that a stored sample keeps, in stored order (as a rule those where a window
+        has more than one cell).
+    drop_nan : {"auto", "if_all_nan", "masked", None}
+        Which samples are dropped for their gaps.
+    fill_method : {"sample_mean", "mean", "constant", "noise", None}
+        What stands in for the gaps that are left.
+    const : float, optional
+        The value for ``fill_method="constant"``.
+    apply_mask : bool
+        Whether cells where `filter_var` is false count as gaps.
+    drop_sample : bool
+        Whether a sample with a masked cell is dropped whole.
+    filter_var : str, optional
+        The mask variable, if the cube has one.
+    scale_fn : {"standardize", "normalize", None}
+        How float variables are scaled.
+
+    Examples
+    --------
+    >>> spec = SampleSpec.parse(
+    ...     {"time": 4, "lat": 8, "lon": 8},
+    ...     ["sst"],
+    ...     sample_size={"lat": 4, "lon": 4},
+    ...     overlap={"lon": 0.5},
+    ... )
+    >>> spec.size, spec.overlap, spec.array_dims
+    ((1, 4, 4), (0, 0, 2), ('samples', 'lat', 'lon'))
+    >>> len(spec.windows), spec.total, spec.edge
+    (24, 32, 8)
+    >>> SampleSpec.from_json(spec.to_json()) == spec
+    True
+    """
+
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    size: tuple[int, ...]
+    overlap: tuple[int, ...]
+    variables: tuple[str, ...]
+    targets: tuple[str, ...] = ()
+    features: tuple[str, ...] | None = None
+    array_dims: tuple[str, ...] = ()
+    window_dims: tuple[str, ...] = ()
+    drop_nan: str | None = "auto"
+    fill_method: str | None = None
+    const: float | None = None
+    apply_mask: bool = True
+    drop_sample: bool = True
+    filter_var: str | None = None
+    scale_fn: str | None = "standardize"
+
+    def __post_init__(self) -> None:
+        """Refuse options that do not exist or contradict one another."""
+        if not self.variables:
+            raise InvalidValueError("variables is empty; name at least one variable of the cube")
+        check_choice("drop_nan", self.drop_nan, DROP_RULES)
+        check_choice("fill_method", self.fill_method, FILL_METHODS)
+        check_choice("scale_fn", self.scale_fn, SCALERS)
+        self._check_const()
+        # makes a Grid once, which checks that dims, sizes and overlaps fit one another
+        assert len(self.windows) >= 0
+        if not self.array_dims:
+            kept = tuple(d for d, n in zip(self.dims, self.size, strict=True) if n > 1)
+            object.__setattr__(self, "window_dims", kept)
+            object.__setattr__(self, "array_dims", (SAMPLE_DIM, *kept))
+        both = set(self.targets) & set(self.features or ())
+        if both:
+            raise InvalidValueError(
+                f"{sorted(both)} are features and targets at once; name each on one side only"
+            )
+
+    def _check_const(self) -> None:
+        if self.fill_method == "constant":
+            if isinstance(self.const, bool) or not isinstance(self.const, int | float):
+                raise InvalidTypeError(
+                    f"fill_method='constant' needs a number as const, found const={self.const!r}"
+                )
+        elif self.const is not None:
+            raise InvalidValueError(
+                f"const={self.const!r} is used with fill_method='constant' only, found "
+                f"fill_method={self.fill_method!r}; drop one or change the other"
+            )
+
+    @classmethod
+    def parse(
+        cls,
+        shape: Mapping[str, int],
+        variables: Sequence[str],
+        *,
+        sample_size: SizesLike | None = None,
+        overlap: SizesLike | float | None = None,
+        array_dims: Sequence[str] | None = None,
+        to_pred: str | Iterable[str] | None = None,
+        features: str | Iterable[str] | None = None,
+        **policy: Any,
+    ) -> SampleSpec:
+        """Make a spec from arguments as a user writes them.
+
+        Parameters
+        ----------
+        shape : mapping of str to int
+            The cube's dims and lengths, in the cube's order.
+        variables : sequence of str
+            Variables to read.
+        sample_size : mapping or pairs, optional
+            Cells of a window by dim; dims left out have one cell. None: single points.
+        overlap : mapping, pairs or float, optional
+            Fraction of a window that neighbours share, by dim.
+        array_dims : sequence of str, optional
+            Names of the stored dims, the sample dim first. Names of cube dims say which dims
+            are kept and in which order, also those of one cell; other names rename the dims
+            that a sample keeps anyway.
+        to_pred : str or iterable of str, optional
+            The target variables.
+        features : str or iterable of str, optional
+            The feature variables.
+        **policy
+            `drop_nan`, `fill_method`, `const`, `apply_mask`, `drop_sample`, `filter_var`,
+            `scale_fn`.
+
+        Returns
+        -------
+        SampleSpec
+            Checked and complete.
+
+        Raises
+        ------
+        InvalidTypeError, InvalidValueError
+            If an argument cannot work; the message names it, its value and the choices.
+        """
+        sizes = parse_sizes("sample_size", sample_size, shape) if sample_size is not None else {}
+        size = {dim: sizes.get(dim, 1) for dim in shape}
+        cells = parse_overlap("overlap", overlap, size)
+        kept, names = _stored_dims(size, array_dims)
+        wanted = parse_names("features", features)
+        return cls(
+            dims=tuple(shape),
+            shape=tuple(shape.values()),
+            size=tuple(size.values()),
+            overlap=tuple(cells.values()),
+            variables=tuple(variables),
+            targets=parse_names("to_pred", to_pred),
+            features=wanted or None,
+            array_dims=names,
+            window_dims=kept,
+            **policy,
+        )
+
+    @property
+    def windows(self) -> Grid:
+        """The grid of all whole windows of the cube."""
+        size = dict(zip(self.dims, self.size, strict=True))
+        overlap = dict(zip(self.dims, self.overlap, strict=True))
+        return Grid.windows(dict(zip(self.dims, self.shape, strict=True)), size, overlap)
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Cells from one window's start to the next one's, along each dim."""
+        return tuple(n - o for n, o in zip(self.size, self.overlap, strict=True))
+
+    @property
+    def window_shape(self) -> tuple[int, ...]:
+        """Cells of a stored sample along `window_dims`."""
+        size = dict(zip(self.dims, self.size, strict=True))
+        return tuple(size[dim] for dim in self.window_dims)
+
+    @property
+    def total(self) -> int:
+        """Windows that start inside the cube, those that would pass its end included."""
+        return math.prod(-(-n // s) for n, s in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def edge(self) -> int:
+        """Windows that would pass the cube's end, of which no sample is made."""
+        return self.total - len(self.windows)
+
+    def replace(self, **changes: Any) -> SampleSpec:
+        """Return a spec with some fields changed.
+
+        Parameters
+        ----------
+        **changes
+            Fields and their new values.
+
+        Returns
+        -------
+        SampleSpec
+            A new, checked spec.
+        """
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> str:
+        """Write the spec as JSON; `from_json` reads it back.
+
+        Returns
+        -------
+        str
+            A JSON object.
+        """
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> SampleSpec:
+        """Read a spec that `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str
+            A JSON object.
+
+        Returns
+        -------
+        SampleSpec
+            Equal to the one that was written.
+        """
+        raw = json.loads(text)
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
+        return cls(**fields)
+
+
+def _stored_dims(
+    size: Mapping[str, int], array_dims: Sequence[str] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Cube dims that a stored sample keeps, and the names of the stored array's dims."""
+    long = tuple(dim for dim, n in size.items() if n > 1)
+    if array_dims is None:
+        return long, (SAMPLE_DIM, *long)
+    names = parse_names("array_dims", array_dims)
+    inner = names[1:]
+    if not names or names[0] in size:
+        raise InvalidValueError(
+            f"array_dims={array_dims!r} must begin with the name of the sample dim, which is no "
+            f"dim of the cube {tuple(size)}; for example {(SAMPLE_DIM, *long)}"
+        )
+    if set(long) <= set(inner) <= set(size):
+        return inner, names
+    if len(inner) == len(long) and not set(inner) & set(size):
+        return long, names
+    raise InvalidValueError(
+        f"array_dims={array_dims!r} does not fit samples that keep the dims {long}; give "
+        f"{(SAMPLE_DIM, *long)}, in any order after the first, or {len(long)} new names for them"
+    )

@@ -1,0 +1,625 @@
+"""The sample store: sole owner of its layout and metadata.
+
+A store is a zarr v3 group that plain ``xr.open_zarr`` reads. Every array has the samples as
+first dim and is cut into shards along it, the same samples in shard *k* of every array, so that
+one writer owns shard *k* as a whole. Because zarr takes a missing or empty shard for fill
+values, a manifest (the attributes of the subgroup ``manifest``) lists every file with its size
+and hash; it is written last, and a store without a matching one is refused.
+
+Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
+
+    zarr.json                 attributes (see StoreMetadata), metadata of all arrays
+    sst/zarr.json             dims (samples, lat, lon); sharding: chunks of whole samples,
+    sst/c/0/0/0               blosc-lz4 with bitshuffle, a crc32c on each
+    sst/c/1/0/0
+    time/c/0, time_index/c/0  origin of each sample along each dim of the cube, as value
+    lat_origin/...            and as index; <dim>_origin where the window keeps that dim
+    manifest/zarr.json        size and sha256 of every other file
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidTypeError, StoreError
+from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.statistics import Statistics
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+FORMAT = 1
+_HASH = "sha256"
+_MANIFEST = "manifest"
+_UNUSED_CHUNK = np.iinfo(np.uint64).max
+_NO_DATE = np.iinfo(np.int64).min
+
+Files = dict[str, tuple[int, str]]
+"""Size and hash of files by their path inside the store, with ``/``."""
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """One array of a store, its samples aside.
+
+    Parameters
+    ----------
+    name : str
+        Name of the variable or coordinate.
+    dims : tuple of str
+        Names of the dims, the sample dim first.
+    window : tuple of int
+        Cells along the dims after the first.
+    dtype : str
+        Dtype as `numpy.dtype` reads it; dates are stored as int64, texts as ``"O"``.
+    chunk : int
+        Samples of one chunk; a divisor of the layout's `shard`.
+    attrs : dict
+        Attributes, as JSON values.
+    coordinate : bool
+        Whether it is a coordinate of the samples.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    window: tuple[int, ...]
+    dtype: str
+    chunk: int
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    coordinate: bool = False
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """Dtype on disk, in little-endian byte order."""
+        kind = np.dtype(self.dtype)
+        return np.dtype("<i8") if kind.kind == "M" else kind.newbyteorder("<")
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample before compression."""
+        return int(np.prod(self.window, dtype=np.int64)) * self.stored_dtype.itemsize
+
+
+@dataclass(frozen=True)
+class StoreLayout:
+    """All arrays of a store and how they are cut into shards; picklable.
+
+    Parameters
+    ----------
+    samples : int
+        Samples in the store.
+    shard : int
+        Samples of one shard.
+    arrays : tuple of ArrayLayout
+        Variables first, then coordinates.
+    """
+
+    samples: int
+    shard: int
+    arrays: tuple[ArrayLayout, ...]
+
+    @property
+    def shards(self) -> int:
+        """Shards of each array."""
+        return -(-self.samples // self.shard)
+
+    def bounds(self, shard: int) -> tuple[int, int]:
+        """Tell which samples a shard holds.
+
+        Parameters
+        ----------
+        shard : int
+            Number of the shard.
+
+        Returns
+        -------
+        (int, int)
+            Its first sample, and one past its last.
+        """
+        return shard * self.shard, min((shard + 1) * self.shard, self.samples)
+
+
+def create(root: Path, layout: StoreLayout) -> Files:
+    """Write the metadata of every array; no samples yet.
+
+    Parameters
+    ----------
+    root : Path
+        Folder of the store; made if it does not exist.
+    layout : StoreLayout
+        What the store will hold.
+
+    Returns
+    -------
+    dict
+        The files written.
+    """
+    files: Files = {}
+    for array in layout.arrays:
+        text = json.dumps(_array_metadata(layout, array), indent=1)
+        path = f"{array.name}/zarr.json"
+        files[path] = write_file(root / path, text.encode())
+    return files
+
+
+def write_shard(
+    root: Path, layout: StoreLayout, shard: int, values: Mapping[str, NDArray[Any]]
+) -> Files:
+    """Write one shard of every array; doing it again gives the same bytes.
+
+    Parameters
+    ----------
+    root : Path
+        Folder of the store.
+    layout : StoreLayout
+        What the store holds.
+    shard : int
+        Number of the shard.
+    values : mapping of str to ndarray
+        The shard's samples for every array of the layout.
+
+    Returns
+    -------
+    dict
+        The files written, synced to disk.
+    """
+    first, last = layout.bounds(shard)
+    files: Files = {}
+    for array in layout.arrays:
+        samples = values[array.name]
+        assert samples.shape == (last - first, *array.window), (array.name, samples.shape)
+        path = "/".join([array.name, "c", str(shard), *("0" for _ in array.window)])
+        files[path] = write_file(root / path, _encode_shard(layout, array, samples))
+    return files
+
+
+def finish(root: Path, layout: StoreLayout, attrs: Mapping[str, Any], files: Files) -> None:
+    """Write the group's metadata and, last of all, the manifest.
+
+    Parameters
+    ----------
+    root : Path
+        Folder of the store.
+    layout : StoreLayout
+        What the store holds.
+    attrs : mapping
+        Attributes of the store, as JSON values.
+    files : dict
+        Everything that `create` and `write_shard` wrote.
+    """
+    names = [array.name for array in layout.arrays if array.coordinate]
+    arrays = {a.name: json.loads((root / a.name / "zarr.json").read_text()) for a in layout.arrays}
+    group = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {"ml4cube_format": FORMAT, **attrs, "coordinates": " ".join(names)},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": arrays},
+    }
+    listed = dict(sorted(files.items()))
+    listed["zarr.json"] = write_file(root / "zarr.json", _json(group))
+    _remove_strays(root)
+    manifest = {"algorithm": _HASH, "digest": _digest(_json(listed)), "files": listed}
+    node = {"zarr_format": 3, "node_type": "group", "attributes": manifest}
+    write_file(root / _MANIFEST / "zarr.json", _json(node))
+    _sync_folders(root)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1, allow_nan=False).encode()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.new(_HASH, data).hexdigest()
+
+
+def write_file(path: Path, data: bytes) -> tuple[int, str]:
+    """Write a file whole or not at all, synced to disk.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder is made if it does not exist.
+    data : bytes
+        Its content.
+
+    Returns
+    -------
+    (int, str)
+        Its size and hash.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # one name per writer: a task that runs twice at once (a worker thought lost) stays harmless
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    return len(data), _digest(data)
+
+
+def _remove_strays(root: Path) -> None:
+    """Remove what writers that were killed in mid-file have left."""
+    for stray in root.rglob("*.tmp"):
+        stray.unlink()
+
+
+def _sync_folders(root: Path) -> None:
+    """Make the names of all files durable, not only their contents."""
+    for folder, _, _ in os.walk(root):
+        sync_folder(Path(folder))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
+    """The array's ``zarr.json``, made by zarr itself so that it is what zarr expects."""
+    import zarr
+    from zarr.codecs import BloscCodec, Crc32cCodec
+    from zarr.storage import MemoryStore
+
+    text = array.stored_dtype.kind == "O"
+    sharded = array.chunk != layout.shard
+    made = zarr.create_array(
+        MemoryStore(),
+        shape=(layout.samples, *array.window),
+        chunks=(array.chunk, *array.window),
+        shards=(layout.shard, *array.window) if sharded else None,
+        dtype=str if text else array.stored_dtype,
+        fill_value="" if text else _fill(array),
+        compressors=[
+            BloscCodec(
+                typesize=array.stored_dtype.itemsize if not text else 1,
+                cname="lz4",
+                clevel=5,
+                shuffle="bitshuffle",
+            ),
+            Crc32cCodec(),
+        ],
+        dimension_names=array.dims,
+        attributes=_stored_attrs(array, layout.samples),
+        zarr_format=3,
+    )
+    metadata: dict[str, Any] = json.loads(json.dumps(made.metadata.to_dict()))
+    return metadata
+
+
+def _fill(array: ArrayLayout) -> Any:
+    if np.dtype(array.dtype).kind == "M":
+        return _NO_DATE
+    return np.nan if array.stored_dtype.kind == "f" else array.stored_dtype.type(0)
+
+
+def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
+    """Attributes on disk: dates carry their CF encoding."""
+    if samples == 0:
+        # xarray cannot decode zero dates of a calendar other than the standard one
+        return {k: v for k, v in array.attrs.items() if k not in ("units", "calendar")}
+    if np.dtype(array.dtype).kind != "M":
+        return dict(array.attrs)
+    unit = np.datetime_data(np.dtype(array.dtype))[0]
+    names = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+    return {
+        **array.attrs,
+        "units": f"{names[unit]} since 1970-01-01",
+        "calendar": "proleptic_gregorian",
+        "_FillValue": _NO_DATE,
+    }
+
+
+def _encode_shard(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]) -> bytes:
+    """Encode one shard as zarr's sharding codec does, or as a plain chunk if it is one chunk."""
+    chunks = [
+        _encode_chunk(array, samples[start : start + array.chunk])
+        for start in range(0, len(samples), array.chunk)
+    ]
+    if array.chunk == layout.shard:
+        return chunks[0]
+    index = np.full((layout.shard // array.chunk, 2), _UNUSED_CHUNK, dtype="<u8")
+    sizes = np.array([len(chunk) for chunk in chunks], dtype="<u8")
+    index[: len(chunks), 0] = np.cumsum(sizes) - sizes
+    index[: len(chunks), 1] = sizes
+    return b"".join([*chunks, _with_checksum(index.tobytes())])
+
+
+def _encode_chunk(array: ArrayLayout, samples: NDArray[Any]) -> bytes:
+    from numcodecs import VLenUTF8, blosc  # type: ignore[import-untyped]
+
+    lacking = array.chunk - len(samples)
+    if array.stored_dtype.kind == "O":
+        raw = VLenUTF8().encode(np.append(samples, np.full(lacking, "", dtype=object)))
+        return _with_checksum(blosc.compress(raw, b"lz4", 5, blosc.BITSHUFFLE, typesize=1))
+    if samples.dtype.kind == "M":
+        samples = samples.view(np.int64)
+    if lacking:
+        rest = np.full((lacking, *array.window), _fill(array), dtype=array.stored_dtype)
+        samples = np.concatenate([samples, rest])
+    # one copy at most: dtype, byte order and layout in memory all at once
+    ready = np.ascontiguousarray(samples, dtype=array.stored_dtype)
+    return _with_checksum(blosc.compress(ready, b"lz4", 5, blosc.BITSHUFFLE))
+
+
+def _with_checksum(data: bytes) -> bytes:
+    import google_crc32c
+
+    return data + int(google_crc32c.value(data)).to_bytes(4, "little")
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Files:
+    """Read the list of files that a store must have.
+
+    Parameters
+    ----------
+    path : str or path
+        Path or URL of the store.
+
+    Returns
+    -------
+    dict
+        Size and hash of every file but the manifest.
+
+    Raises
+    ------
+    StoreError
+        If there is no store of ours, or its manifest is damaged.
+    """
+    fs, root = _filesystem(path)
+    try:
+        raw = json.loads(fs.cat_file(f"{root}/{_MANIFEST}/zarr.json"))["attributes"]
+        files = {str(name): (int(size), str(hash)) for name, (size, hash) in raw["files"].items()}
+        sound = raw["algorithm"] == _HASH and raw["digest"] == _digest(_json(files))
+    except (FileNotFoundError, NotADirectoryError):
+        raise StoreError(
+            f"{path} is no sample store, or not a complete one (it has no manifest); "
+            "make it again with MultiProcSampler"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise StoreError(
+            f"the manifest of {path} cannot be read ({error}); make it again"
+        ) from error
+    if not sound:
+        raise StoreError(f"the manifest of {path} is damaged; make the store again")
+    return files
+
+
+def verify_store(path: str | os.PathLike[str], *, hashes: bool = True) -> None:
+    """Check that every file of a store is there and whole.
+
+    Parameters
+    ----------
+    path : str or path
+        Path or URL of the store.
+    hashes : bool
+        Read and hash every file; otherwise look at sizes only.
+
+    Raises
+    ------
+    StoreError
+        If a file is missing, has another size or, with `hashes`, another content; the message
+        names up to three of them.
+    """
+    fs, root = _filesystem(path)
+    files = read_manifest(path)
+    found = {name[len(root) + 1 :]: info["size"] for name, info in _find(fs, root).items()}
+    faults = []
+    for name, (size, hash) in files.items():
+        if name not in found:
+            faults.append(f"{name} is missing")
+        elif found[name] != size:
+            faults.append(f"{name} has {found[name]} bytes instead of {size}")
+        elif hashes and _digest(fs.cat_file(f"{root}/{name}")) != hash:
+            faults.append(f"{name} has another content than was written")
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise StoreError(
+            f"the store {path} is damaged: {'; '.join(faults[:3])}{more}; make it again"
+        )
+
+
+def _filesystem(path: str | os.PathLike[str]) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    fs, root = url_to_fs(os.fspath(path))
+    return fs, root.rstrip("/")
+
+
+def _find(fs: Any, root: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = fs.find(root, detail=True)
+    except OSError as error:
+        raise StoreError(f"{root} cannot be listed: {error}") from error
+    return found
+
+
+def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
+    """Open a sample store as a lazy Dataset, after checking that it is whole.
+
+    Parameters
+    ----------
+    source : str, path or zarr group
+        The store, as `MultiProcSampler` wrote it.
+    verify : bool
+        Read and hash every file. Without it, every file must be there with its right size;
+        flipped bits are noticed when the chunk they are in is read.
+
+    Returns
+    -------
+    Dataset
+        Dims ``samples`` and the window's dims; the origin of each sample as coordinates; the
+        store's metadata in `attrs` (see `StoreMetadata`).
+
+    Raises
+    ------
+    StoreError
+        If `source` is no store of ours, or a file is missing or damaged.
+    InvalidTypeError
+        If `source` is neither a path nor a zarr group.
+    """
+    import xarray as xr
+
+    path = _path_of(source)
+    verify_store(path, hashes=verify)
+    ds: xr.Dataset = xr.open_zarr(path, consolidated=True, decode_timedelta=False)
+    if ds.attrs.get("ml4cube_format") != FORMAT:
+        raise StoreError(
+            f"{path} has store format {ds.attrs.get('ml4cube_format')!r}, this version reads "
+            f"{FORMAT}; make it again"
+        )
+    return ds[list(ds.attrs["variables"])]
+
+
+def _path_of(source: Any) -> str:
+    """Path or URL of a store given in any form."""
+    import zarr
+    from zarr.storage import FsspecStore, LocalStore
+
+    if isinstance(source, str | os.PathLike):
+        return os.fspath(source)
+    if isinstance(source, zarr.Group):
+        store, inside = source.store, source.path
+        if isinstance(store, LocalStore):
+            return str(store.root / inside) if inside else str(store.root)
+        if isinstance(store, FsspecStore):
+            return str(store.fs.unstrip_protocol("/".join(filter(None, [store.path, inside]))))
+        raise StoreError(
+            f"a sample store in a {type(store).__name__} cannot be checked; open it by its path"
+        )
+    raise InvalidTypeError(
+        f"a store is a path, a URL or a zarr group, found a {type(source).__name__}"
+    )
+
+
+@dataclass(frozen=True)
+class StoreMetadata:
+    """What a sample store says about itself.
+
+    Parameters
+    ----------
+    part : {"train", "test", "val"}
+        Which part of the cube its samples are.
+    spec : SampleSpec
+        How samples were cut, and what their gaps did.
+    statistics : Statistics
+        Of the float variables of the train part, before scaling: what scaled the samples.
+    accounting : dict of str to int
+        What became of every window: ``total``, samples of each part, drops by reason; parts
+        and reasons add up to the total.
+    split : dict
+        Recipe that rebuilds the split label.
+    provenance : dict
+        Source, attributes of the cube and of its variables, settings, library versions.
+    variables : tuple of str
+        Stored variables, in order.
+    """
+
+    part: str
+    spec: SampleSpec
+    statistics: Statistics
+    accounting: Mapping[str, int]
+    split: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    variables: tuple[str, ...]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Variables to predict from: as asked for, or all stored ones that are no targets."""
+        if self.spec.features is not None:
+            return self.spec.features
+        return tuple(name for name in self.variables if name not in self.spec.targets)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Variables to predict; empty if none was named."""
+        return self.spec.targets
+
+    @classmethod
+    def of(cls, source: Any) -> StoreMetadata:
+        """Read a store's metadata.
+
+        Parameters
+        ----------
+        source : Dataset, str, path or zarr group
+            The store, opened or not.
+
+        Returns
+        -------
+        StoreMetadata
+            Decoded and checked.
+
+        Raises
+        ------
+        StoreError
+            If `source` carries no metadata of ours.
+        """
+        attrs = _attributes(source)
+        try:
+            return cls(
+                part=attrs["part"],
+                spec=SampleSpec.from_json(json.dumps(attrs["spec"])),
+                statistics=Statistics.from_json(json.dumps(attrs["statistics"])),
+                accounting=dict(attrs["accounting"]),
+                split=attrs["split"],
+                provenance=attrs["provenance"],
+                variables=tuple(attrs["variables"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise StoreError(
+                f"this is no sample store of MultiProcSampler: its attributes lack {error}"
+            ) from error
+
+    def to_attrs(self) -> dict[str, Any]:
+        """Return the store's attributes, as JSON values.
+
+        Returns
+        -------
+        dict
+            What `of` reads.
+        """
+        return {
+            "part": self.part,
+            "variables": list(self.variables),
+            "spec": json.loads(self.spec.to_json()),
+            "statistics": json.loads(self.statistics.to_json()),
+            "accounting": dict(self.accounting),
+            "split": dict(self.split),
+            "provenance": dict(self.provenance),
+        }
+
+
+def _attributes(source: Any) -> Mapping[str, Any]:
+    import xarray as xr
+    import zarr
+
+    if isinstance(source, xr.Dataset):
+        return source.attrs
+    if isinstance(source, zarr.Group):
+        return dict(source.attrs)
+    path = _path_of(source)
+    read_manifest(path)
+    return dict(zarr.open_group(path, mode="r").attrs)

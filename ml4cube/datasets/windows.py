@@ -1,0 +1,480 @@
+"""Blocks of a cube become samples: the one extractor behind every dataset and predictions.
+
+`CubeReader` turns any cube into plain arrays, region by region; `cut` cuts windows from such an
+array. xarray is imported where a Dataset is taken apart and nowhere else, so that a worker
+process that only reads a zarr array stays small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
+from ml4cube.core.grid import Block, Grid
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Slices = Mapping[str, slice]
+
+# Kinds of dtype a sample can hold: float, signed, unsigned, bool, date.
+_KINDS = "fiubM"
+
+
+def as_dataset(ds: Any) -> xr.Dataset:
+    """Take a cube in any form and return it as a Dataset, lazily and unchanged.
+
+    Parameters
+    ----------
+    ds : Dataset, DataArray, str, path or zarr group
+        The cube; a path or URL is opened as zarr (v2 or v3) or, if it ends in ``.nc``, netCDF.
+
+    Returns
+    -------
+    Dataset
+        The cube. An unnamed DataArray becomes the variable ``data``.
+
+    Raises
+    ------
+    InvalidTypeError
+        If `ds` is none of these.
+    StoreError
+        If nothing that can be read is at the path.
+    """
+    import os
+
+    import xarray as xr
+    import zarr
+    from zarr.abc.store import Store
+
+    if isinstance(ds, xr.Dataset):
+        return ds
+    if isinstance(ds, xr.DataArray):
+        return ds.to_dataset(name=ds.name if ds.name is not None else "data")
+    if not isinstance(ds, str | os.PathLike | zarr.Group | Store):
+        raise InvalidTypeError(
+            f"ds is a {type(ds).__name__}; give a Dataset, a DataArray, a path or a zarr group"
+        )
+    return _open_cube(ds)
+
+
+def _open_cube(source: Any) -> xr.Dataset:
+    import os
+
+    import xarray as xr
+    import zarr
+
+    cube: xr.Dataset
+    try:
+        if isinstance(source, zarr.Group):
+            cube = xr.open_zarr(source.store, group=source.path or None, consolidated=False)
+        elif isinstance(source, str | os.PathLike) and str(source).endswith((".nc", ".nc4")):
+            cube = xr.open_dataset(source, chunks={})
+        else:
+            # chooses the consolidated metadata where there is some, without a warning if not
+            cube = xr.open_zarr(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreError(f"no cube can be read from {source!s}: {error}") from error
+    return cube
+
+
+def cube_dims(ds: xr.Dataset) -> tuple[str, ...]:
+    """Dims of a cube: those of its largest data variable, in that variable's order.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The cube.
+
+    Returns
+    -------
+    tuple of str
+        Dims of the variable with most dims; among equals the one with most cells, then the
+        first. Bounds (``time_bnds``) and variables that are neither numbers, booleans nor
+        dates do not count.
+
+    Raises
+    ------
+    InvalidValueError
+        If the cube has no variable to sample.
+    """
+    bounds = _bounds_names(ds)
+    candidates = [
+        v
+        for name, v in ds.variables.items()
+        if name in ds.data_vars and name not in bounds and v.dtype.kind in _KINDS and v.ndim
+    ]
+    if not candidates:
+        raise InvalidValueError(
+            f"the cube has no data variable of numbers, booleans or dates with a dim, only "
+            f"{list(ds.variables)}"
+        )
+    return tuple(str(d) for d in max(candidates, key=lambda v: (v.ndim, v.size)).dims)
+
+
+def _bounds_names(ds: xr.Dataset) -> set[str]:
+    """Names of variables that hold cell bounds, by CF attributes or by custom."""
+    named = {
+        str(bounds)
+        for v in ds.variables.values()
+        for holder in (v.attrs, v.encoding)
+        for key in ("bounds", "climatology")
+        if isinstance(bounds := holder.get(key), str)
+    }
+    custom = {str(n) for n in ds.data_vars if str(n).endswith(("_bnds", "_bounds"))}
+    return named | custom
+
+
+def cube_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> tuple[list[str], dict[str, str]]:
+    """Sort a cube's data variables into those samples can hold and the others.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The cube.
+    exclude : iterable of str
+        Names to leave out (the split label, the mask).
+
+    Returns
+    -------
+    list of str
+        Variables whose dims all are dims of the cube; they broadcast along those they lack.
+    dict of str to str
+        The others, excluded ones apart, each with the reason.
+    """
+    dims = set(cube_dims(ds))
+    bounds = _bounds_names(ds)
+    excluded = set(exclude)
+    kept: list[str] = []
+    others: dict[str, str] = {}
+    for name, v in ds.data_vars.items():
+        if name in excluded:
+            continue
+        if v.ndim == 0:
+            others[str(name)] = "has no dim"
+        elif name in bounds or not set(v.dims) <= dims:
+            others[str(name)] = f"has dims {v.dims} outside the cube's {tuple(sorted(dims))}"
+        elif v.dtype.kind not in _KINDS:
+            others[str(name)] = f"is of dtype {v.dtype}"
+        else:
+            kept.append(str(name))
+    return kept, others
+
+
+class Source(Protocol):
+    """Where the cells of one variable come from; picklable."""
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Dims of the variable."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the cells that `take` returns."""
+        ...
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        """Read the cells inside `slices` (of the whole cube)."""
+        ...
+
+    def narrow(self, slices: Slices) -> Source:
+        """Return a source that knows only the cells inside `slices`, cheap to send away."""
+        ...
+
+
+@dataclass(frozen=True)
+class _MemorySource:
+    """Cells held in memory, those from `origin` on."""
+
+    dims: tuple[str, ...]
+    values: NDArray[Any]
+    origin: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.values.dtype)
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        return self.values[_shifted(slices, self.dims, self.origin)]
+
+    def narrow(self, slices: Slices) -> _MemorySource:
+        # a copy, so that pickling sends these cells and not the array they are a view of
+        return _MemorySource(self.dims, self.take(slices).copy(), _starts(slices, self.dims))
+
+
+@dataclass(frozen=True)
+class _DaskSource:
+    """Cells of a dask array, those from `origin` on; computed in the calling thread."""
+
+    dims: tuple[str, ...]
+    array: Any
+    origin: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
+        return dtype
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        part = self.array[_shifted(slices, self.dims, self.origin)]
+        values: NDArray[Any] = np.asarray(part.compute(scheduler="synchronous"))
+        return values
+
+    def narrow(self, slices: Slices) -> _DaskSource:
+        from dask.base import optimize
+
+        # optimizing drops the graph's other tasks, so that a few KB travel, not all of it
+        part = self.array[_shifted(slices, self.dims, self.origin)]
+        (part,) = optimize(part)  # type: ignore[no-untyped-call]
+        return _DaskSource(self.dims, part, _starts(slices, self.dims))
+
+
+@dataclass(frozen=True)
+class _LazySource:
+    """Cells behind one of xarray's lazily indexed file arrays."""
+
+    dims: tuple[str, ...]
+    array: Any
+    dtype: np.dtype[Any]
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        from xarray import Variable
+
+        indexers = {dim: slices[dim] for dim in self.dims}
+        return np.asarray(Variable(self.dims, self.array).isel(indexers).values)
+
+    def narrow(self, slices: Slices) -> _LazySource:
+        return self
+
+
+def _shifted(slices: Slices, dims: Sequence[str], origin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(
+        slice(slices[d].start - o, slices[d].stop - o) for d, o in zip(dims, origin, strict=True)
+    )
+
+
+def _starts(slices: Slices, dims: Sequence[str]) -> tuple[int, ...]:
+    return tuple(slices[dim].start for dim in dims)
+
+
+def _source(variable: xr.Variable) -> Source:
+    from dask.base import is_dask_collection
+
+    dims = tuple(str(dim) for dim in variable.dims)
+    # `_data`, since asking for `data` would load a lazily indexed file
+    if is_dask_collection(variable._data):
+        return _DaskSource(dims, variable._data, (0,) * variable.ndim)
+    if variable._in_memory:
+        return _MemorySource(dims, np.asarray(variable.values), (0,) * variable.ndim)
+    return _LazySource(dims, variable._data, np.dtype(variable.dtype))
+
+
+@dataclass(frozen=True)
+class CubeReader:
+    """Reads regions of a cube as plain arrays; picklable, whatever backs the cube.
+
+    Make one with `CubeReader.of`.
+
+    Parameters
+    ----------
+    dims : tuple of str
+        Dims of the cube; what is read has all of them, in this order.
+    shape : tuple of int
+        Cells along each dim.
+    sources : dict of str to Source
+        Where each variable's cells come from.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> ds = xr.Dataset({"t": (("y", "x"), np.arange(6).reshape(2, 3)), "s": ("x", [7, 8, 9])})
+    >>> cells = CubeReader.of(ds).read({"y": slice(0, 2), "x": slice(1, 3)})
+    >>> cells["t"].tolist(), cells["s"].tolist()
+    ([[1, 2], [4, 5]], [[8, 9], [8, 9]])
+    """
+
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    sources: Mapping[str, Source]
+
+    @classmethod
+    def of(cls, ds: xr.Dataset, variables: Iterable[str] | None = None) -> CubeReader:
+        """Make a reader of some variables of a cube.
+
+        Parameters
+        ----------
+        ds : Dataset
+            The cube.
+        variables : iterable of str, optional
+            Names of data variables or coordinates; by default those of `cube_variables`.
+
+        Returns
+        -------
+        CubeReader
+            Nothing is read yet.
+        """
+        dims = cube_dims(ds)
+        names = list(variables) if variables is not None else cube_variables(ds)[0]
+        shape = tuple(ds.sizes[dim] for dim in dims)
+        return cls(dims, shape, {name: _source(ds[name].variable) for name in names})
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names, in the order given."""
+        return tuple(self.sources)
+
+    @property
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        """Dtype of each variable."""
+        return {name: source.dtype for name, source in self.sources.items()}
+
+    def narrow(self, slices: Slices) -> CubeReader:
+        """Return a reader that knows only one region, cheap to send to another process.
+
+        Parameters
+        ----------
+        slices : mapping of str to slice
+            The region; one slice with start and stop for every dim.
+
+        Returns
+        -------
+        CubeReader
+            Takes the same slices as the whole cube's, inside the region.
+        """
+        return replace(self, sources={n: s.narrow(slices) for n, s in self.sources.items()})
+
+    def read(self, slices: Slices) -> dict[str, NDArray[Any]]:
+        """Read one region of every variable.
+
+        Parameters
+        ----------
+        slices : mapping of str to slice
+            The region; one slice with start and stop for every dim.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Every array has all dims of the cube, in its order; dims that a variable lacks are
+            broadcast (such an array is a read-only view).
+
+        Raises
+        ------
+        StoreError
+            If cells cannot be read; the message names variable and region.
+        """
+        return {name: self._read_one(name, slices) for name in self.sources}
+
+    def _read_one(self, name: str, slices: Slices) -> NDArray[Any]:
+        source = self.sources[name]
+        try:
+            values = source.take(slices)
+        except Exception as error:
+            place = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in slices.items())
+            raise StoreError(
+                f"variable {name!r} cannot be read at {place}: {type(error).__name__}: {error}; "
+                "the source is damaged or out of reach, mend it and run again"
+            ) from error
+        order = [d for d in self.dims if d in source.dims]
+        values = values.transpose([source.dims.index(d) for d in order])
+        lacking = tuple(i for i, dim in enumerate(self.dims) if dim not in source.dims)
+        values = np.expand_dims(values, lacking)
+        full = tuple(slices[d].stop - slices[d].start for d in self.dims)
+        return values if values.shape == full else np.broadcast_to(values, full)
+
+
+def tile_cells(windows: Grid, tile: Block) -> dict[str, slice]:
+    """Cells that the windows of a tile cover.
+
+    Parameters
+    ----------
+    windows : Grid
+        Windows of the cube.
+    tile : Block
+        A box of windows: a block of a grid over window positions, of shape ``windows.counts``.
+
+    Returns
+    -------
+    dict of str to slice
+        For `CubeReader.read`.
+
+    Examples
+    --------
+    >>> windows = Grid.windows({"x": 10}, {"x": 4}, {"x": 2})
+    >>> tile_cells(windows, Grid.blocks({"x": len(windows)}, {"x": 2}).block(1))
+    {'x': slice(4, 10, None)}
+    """
+    return {
+        dim: slice(first * stride, (last - 1) * stride + size)
+        for dim, first, last, stride, size in zip(
+            windows.dims, tile.start, tile.stop, windows.stride, windows.tile, strict=True
+        )
+    }
+
+
+def cut(
+    cells: NDArray[Any],
+    size: Sequence[int],
+    stride: Sequence[int],
+    keep: NDArray[np.intp] | None = None,
+) -> NDArray[Any]:
+    """Cut windows from a region.
+
+    Parameters
+    ----------
+    cells : ndarray
+        Cells of the region; the first window starts at its first cell.
+    size, stride : sequence of int
+        Window size and distance of windows along each axis.
+    keep : ndarray of int, optional
+        Row-major positions of the windows wanted, in the order wanted; all if not given.
+
+    Returns
+    -------
+    ndarray, shape (windows, *size)
+        A new array.
+
+    Examples
+    --------
+    >>> cut(np.arange(5), (3,), (2,)).tolist()
+    [[0, 1, 2], [2, 3, 4]]
+    """
+    if math.prod(size) == 1:
+        points = cells[tuple(slice(None, None, step) for step in stride)].reshape(-1)
+        chosen = points.copy() if keep is None else points[keep]
+        return chosen.reshape(-1, *size)
+    view = np.lib.stride_tricks.sliding_window_view(cells, tuple(size))
+    view = view[tuple(slice(None, None, step) for step in stride)]
+    counts = view.shape[: cells.ndim]
+    if keep is None:
+        return view.reshape(-1, *size).copy()
+    return view[np.unravel_index(keep, counts)]
+
+
+def arrange(samples: NDArray[Any], dims: Sequence[str], window_dims: Sequence[str]) -> NDArray[Any]:
+    """Bring samples into stored form: drop the axes of one cell, order the others.
+
+    Parameters
+    ----------
+    samples : ndarray, shape (samples, *all dims)
+        From `cut`.
+    dims : sequence of str
+        The cube's dims, one per axis after the first.
+    window_dims : sequence of str
+        Dims to keep, in the order wanted.
+
+    Returns
+    -------
+    ndarray, shape (samples, *window_dims)
+        A view if it can be one.
+    """
+    kept = [1 + dims.index(dim) for dim in window_dims]
+    dropped = [axis for axis in range(1, samples.ndim) if axis not in kept]
+    moved = samples.transpose([0, *kept, *dropped])
+    return moved.reshape(moved.shape[: 1 + len(kept)])

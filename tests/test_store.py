@@ -1,0 +1,223 @@
+"""The sample store: what is written is read back, and damage never passes for data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from ml4cube.core.errors import InvalidTypeError, StoreError
+from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.store import (
+    ArrayLayout,
+    StoreLayout,
+    StoreMetadata,
+    create,
+    finish,
+    open_store,
+    read_manifest,
+    verify_store,
+    write_shard,
+)
+
+RNG = np.random.default_rng(0)
+N = 23
+
+VALUES = {
+    "sst": RNG.normal(size=(N, 3, 2)).astype("f4"),
+    "flag": RNG.random((N, 3, 2)) > 0.5,
+    "count": RNG.integers(-5, 5, (N, 3, 2)).astype("i2"),
+    "when": np.datetime64("2001-01-01", "ns") + RNG.integers(0, 9, (N, 3, 2)).astype("m8[D]"),
+    "time": np.arange(N) * 30,
+    "station": np.array([f"stätion {i}" for i in range(N)], dtype=object),
+}
+VALUES["when"][4, 1, 1] = np.datetime64("NaT")
+VALUES["sst"][3, 0, 0] = np.nan
+
+
+def layout(samples: int = N, shard: int = 8, chunk: int = 2) -> StoreLayout:
+    window = ("samples", "lat", "lon")
+    variables = [
+        ArrayLayout(name, window, (3, 2), VALUES[name].dtype.str, chunk, {"units": "K"})
+        for name in ("sst", "flag", "count")
+    ]
+    variables.append(ArrayLayout("when", window, (3, 2), VALUES["when"].dtype.str, chunk))
+    calendar = {"units": "days since 2000-01-01", "calendar": "360_day"}
+    coordinates = [
+        ArrayLayout("time", ("samples",), (), "<i8", shard, calendar, coordinate=True),
+        ArrayLayout("station", ("samples",), (), "O", shard, coordinate=True),
+    ]
+    return StoreLayout(samples, shard, (*variables, *coordinates))
+
+
+def metadata(samples: int = N) -> StoreMetadata:
+    spec = SampleSpec.parse(
+        {"time": N, "lat": 3, "lon": 2},
+        list(VALUES)[:4],
+        sample_size={"lat": 3, "lon": 2},
+        to_pred="sst",
+    )
+    return StoreMetadata(
+        part="train",
+        spec=spec,
+        statistics=Statistics.of({"sst": VALUES["sst"]}, part="train"),
+        accounting={"total": samples, "train": samples},
+        split={"kind": "none"},
+        provenance={},
+        variables=("sst", "flag", "count", "when"),
+    )
+
+
+def write(root: Path, plan: StoreLayout) -> Path:
+    files = create(root, plan)
+    for k in range(plan.shards):
+        first, last = plan.bounds(k)
+        files |= write_shard(root, plan, k, {n: v[first:last] for n, v in VALUES.items()})
+    finish(root, plan, metadata(plan.samples).to_attrs(), files)
+    return root
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return write(tmp_path / "train.zarr", layout())
+
+
+@pytest.mark.parametrize(("shard", "chunk"), [(8, 2), (8, 8), (30, 3), (23, 23), (1, 1)])
+def test_comes_back_equal(tmp_path: Path, shard: int, chunk: int) -> None:
+    ds = open_store(write(tmp_path / "s", layout(shard=shard, chunk=chunk)), verify=True)
+    for name in ("sst", "flag", "count", "when"):
+        np.testing.assert_array_equal(ds[name].values, VALUES[name])
+        assert ds[name].dtype == VALUES[name].dtype
+        assert ds[name].dims == ("samples", "lat", "lon")
+    assert list(ds.data_vars) == ["sst", "flag", "count", "when"]
+    assert ds.time.values[1].isoformat() == "2000-02-01T00:00:00"
+    assert ds.station.values[5] == "stätion 5"
+    assert set(ds.coords) == {"time", "station"}
+    assert ds.sst.attrs["units"] == "K"
+
+
+def test_plain_xarray_and_zarr_read_it(store: Path, recwarn: pytest.WarningsRecorder) -> None:
+    ds = xr.open_zarr(store)
+    np.testing.assert_array_equal(ds.sst.values, VALUES["sst"])
+    assert set(ds.coords) == {"time", "station"}
+    group = zarr.open_group(store, mode="r")
+    np.testing.assert_array_equal(np.asarray(group["count"]), VALUES["count"])
+    assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning | UserWarning)]
+
+
+def test_empty_store(tmp_path: Path) -> None:
+    ds = open_store(write(tmp_path / "s", layout(samples=0)), verify=True)
+    assert ds.sizes["samples"] == 0
+    assert ds.sst.values.shape == (0, 3, 2)
+
+
+def test_metadata_round_trip(store: Path) -> None:
+    wanted = metadata()
+    assert StoreMetadata.of(store) == wanted
+    assert StoreMetadata.of(open_store(store)) == wanted
+    assert StoreMetadata.of(zarr.open_group(store, mode="r")) == wanted
+    assert wanted.targets == ("sst",)
+    assert wanted.features == ("flag", "count", "when")
+
+
+def test_group_is_checked_like_a_path(store: Path) -> None:
+    assert open_store(zarr.open_group(store, mode="r")).sizes["samples"] == N
+    (store / "sst/c/1/0/0").unlink()
+    with pytest.raises(StoreError, match=r"sst/c/1/0/0 is missing"):
+        open_store(zarr.open_group(store, mode="r"))
+
+
+def test_same_bytes_again(tmp_path: Path) -> None:
+    a, b = (write(tmp_path / name, layout()) for name in "ab")
+    assert read_manifest(a) == read_manifest(b)
+    assert (a / "manifest/zarr.json").read_bytes() == (b / "manifest/zarr.json").read_bytes()
+
+
+def test_manifest_lists_every_other_file(store: Path) -> None:
+    found = {p.relative_to(store).as_posix() for p in store.rglob("*") if p.is_file()}
+    assert found == set(read_manifest(store)) | {"manifest/zarr.json"}
+
+
+def every_file(store: Path) -> list[Path]:
+    return sorted(p for p in store.rglob("*") if p.is_file())
+
+
+def test_any_missing_emptied_or_cut_file_is_refused(tmp_path: Path) -> None:
+    store = write(tmp_path / "s", layout())
+    for path in every_file(store):
+        content = path.read_bytes()
+        for broken in (None, b"", content[:-1]):
+            path.unlink()
+            if broken is not None:
+                path.write_bytes(broken)
+            with pytest.raises(StoreError, match=r"make it again|make the store again"):
+                open_store(store)
+            path.write_bytes(content)
+    open_store(store, verify=True)
+
+
+def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    store = write(tmp_path / "s", layout())
+    for path in every_file(store):
+        content = bytearray(path.read_bytes())
+        place = int(RNG.integers(len(content)))
+        content[place] ^= 1 << int(RNG.integers(8))
+        path.write_bytes(content)
+        with pytest.raises(StoreError):
+            open_store(store, verify=True)
+        write(store, layout())  # puts the right bytes back
+
+
+def test_flipped_bit_raises_when_read(store: Path) -> None:
+    path = store / "sst/c/1/0/0"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 4
+    path.write_bytes(content)
+    ds = open_store(store)
+    with pytest.raises(ValueError, match="checksum"):
+        ds.sst.values  # noqa: B018
+
+
+@pytest.mark.parametrize("foreign", ["nothing", "file", "zarr"])
+def test_foreign_path_is_refused(tmp_path: Path, foreign: str) -> None:
+    path = tmp_path / "x.zarr"
+    if foreign == "file":
+        path.write_text("hello")
+    if foreign == "zarr":
+        xr.Dataset({"a": ("x", [1])}).to_zarr(path, consolidated=False)
+    with pytest.raises(StoreError, match="no sample store"):
+        open_store(path)
+    with pytest.raises(StoreError, match="no sample store"):
+        StoreMetadata.of(path)
+
+
+def test_other_kinds_are_refused() -> None:
+    with pytest.raises(InvalidTypeError, match="found a int"):
+        open_store(3)
+    with pytest.raises(StoreError, match="no sample store"):
+        StoreMetadata.of(xr.Dataset())
+
+
+def test_later_format_is_refused(store: Path) -> None:
+    group = json.loads((store / "zarr.json").read_text())
+    group["attributes"]["ml4cube_format"] = 99
+    plan = layout()
+    files = {n: f for n, f in read_manifest(store).items() if n != "zarr.json"}
+    attrs = group["attributes"]
+    finish(store, plan, attrs, files)
+    with pytest.raises(StoreError, match="format 99"):
+        open_store(store)
+
+
+def test_leftovers_of_killed_writers_vanish(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    (root / "sst").mkdir(parents=True)
+    (root / "sst/zarr.json.123.tmp").write_text("half")
+    write(root, layout())
+    assert not list(root.rglob("*.tmp"))
+    verify_store(root)
