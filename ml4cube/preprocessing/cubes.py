@@ -1,0 +1,450 @@
+"""What a cube holds: its data variables, label and masks, and how it is read block by block."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.grid import Grid
+from ml4cube.core.split_plan import PARTS
+
+logger = logging.getLogger(__name__)
+
+#: Name of the mask variable where none is given.
+FILTER_VAR = "filter_mask"
+#: Attribute by which a mask of another name is known.
+ROLE_ATTR = "ml4cube_role"
+#: Name of a DataArray that has none.
+UNNAMED = "values"
+
+# Cells read at a time from an array without chunks, or of tiny ones: 8 MiB of float32.
+_BLOCK_CELLS = 2**21
+
+Cube = xr.Dataset | xr.DataArray | Mapping[str, Any]
+
+
+def is_cube(ds: object) -> bool:
+    """Tell labelled cubes from dicts of arrays, and refuse anything else.
+
+    Parameters
+    ----------
+    ds : Dataset, DataArray or mapping of str to array
+        What a user gave.
+
+    Returns
+    -------
+    bool
+        True for a Dataset or DataArray, False for a mapping.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is neither.
+    """
+    if isinstance(ds, xr.Dataset | xr.DataArray):
+        return True
+    if isinstance(ds, Mapping):
+        return False
+    raise InvalidTypeError(
+        f"ds is a {type(ds).__name__}; give an xarray Dataset or DataArray, or a dict of arrays "
+        "laid out (samples, *window)"
+    )
+
+
+def as_dataset(ds: xr.Dataset | xr.DataArray) -> xr.Dataset:
+    """View a cube as a Dataset; a DataArray without a name becomes ``values``.
+
+    Parameters
+    ----------
+    ds : Dataset or DataArray
+        A cube.
+
+    Returns
+    -------
+    Dataset
+        The same data, not copied.
+    """
+    if isinstance(ds, xr.Dataset):
+        return ds
+    return ds.to_dataset(name=UNNAMED if ds.name is None else str(ds.name))
+
+
+def like_given(result: xr.Dataset, given: xr.Dataset | xr.DataArray) -> Any:
+    """Give back a DataArray where a DataArray was given.
+
+    Parameters
+    ----------
+    result : Dataset
+        What became of ``as_dataset(given)``.
+    given : Dataset or DataArray
+        What the user gave.
+
+    Returns
+    -------
+    Dataset or DataArray
+        Of the kind of `given`.
+    """
+    if isinstance(given, xr.Dataset):
+        return result
+    return result[UNNAMED if given.name is None else str(given.name)].rename(given.name)
+
+
+def names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Read a list of variable names; one string is one name.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for messages.
+    given : str, iterable of str or None
+        What the user gave.
+
+    Returns
+    -------
+    tuple of str
+        The names; none for None.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no list of strings.
+    """
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        return (given,)
+    listed = tuple(given) if isinstance(given, Iterable) else (None,)
+    if not all(isinstance(name, str) for name in listed):
+        raise InvalidTypeError(f"{argument}={given!r} is no list of variable names")
+    return tuple(str(name) for name in listed)
+
+
+def check_known(argument: str, wanted: Iterable[str], known: Iterable[Any]) -> None:
+    """Refuse names that a cube does not have.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for messages.
+    wanted : iterable of str
+        Names the user gave.
+    known : iterable
+        Names there are.
+
+    Raises
+    ------
+    InvalidValueError
+        If one is unknown; the message names the nearest.
+    """
+    listed = [str(name) for name in known]
+    for name in wanted:
+        check_choice(argument, name, listed)
+
+
+def split_label(ds: xr.Dataset) -> str | None:
+    """Find the variable that says which part each cell belongs to.
+
+    Parameters
+    ----------
+    ds : Dataset
+        A cube.
+
+    Returns
+    -------
+    str or None
+        ``"split"``, or else the variable with the attribute ``ml4cube_split``.
+
+    Raises
+    ------
+    InvalidValueError
+        If several variables qualify and none is called ``"split"``.
+    """
+    if "split" in ds.variables:
+        return "split"
+    found = [str(name) for name, var in ds.variables.items() if "ml4cube_split" in var.attrs]
+    if len(found) > 1:
+        raise InvalidValueError(
+            f"{found} all are split labels; keep one of them, or rename it to 'split'"
+        )
+    return found[0] if found else None
+
+
+def is_mask(name: str, variable: xr.Variable | xr.DataArray, filter_var: str | None) -> bool:
+    """Tell whether a variable is a mask rather than data.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    variable : Variable or DataArray
+        The variable.
+    filter_var : str, optional
+        Name of the mask in use.
+
+    Returns
+    -------
+    bool
+        Whether it is called `filter_var` or ``"filter_mask"``, or was made by `assign_mask`.
+    """
+    return name in (filter_var, FILTER_VAR) or variable.attrs.get(ROLE_ATTR) == "mask"
+
+
+def data_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> list[str]:
+    """List the variables that hold data: numbers on the cube's cells.
+
+    Split labels, masks, bounds, grid mappings, scalars, dates and texts are left out.
+
+    Parameters
+    ----------
+    ds : Dataset
+        A cube.
+    exclude : iterable of str
+        Further names to leave out.
+
+    Returns
+    -------
+    list of str
+        Names in the order of the Dataset.
+    """
+    label = split_label(ds)
+    auxiliary = _auxiliary(ds)
+    left_out = {str(n) for n, v in ds.data_vars.items() if v.dtype.kind not in "fiub"}
+    left_out |= auxiliary & {str(name) for name in ds.data_vars}
+    if left_out:
+        logger.debug("left out as auxiliary: %s", ", ".join(sorted(left_out)))
+    return [
+        str(name)
+        for name, var in ds.data_vars.items()
+        if name != label
+        and "ml4cube_split" not in var.attrs
+        and str(name) not in left_out
+        and str(name) not in exclude
+        and not is_mask(str(name), var, None)
+    ]
+
+
+def _auxiliary(ds: xr.Dataset) -> set[str]:
+    """Bounds, grid mappings and scalars: variables that describe the grid, not its cells."""
+    found = {
+        str(n) for n, v in ds.data_vars.items() if v.ndim == 0 or "grid_mapping_name" in v.attrs
+    }
+    for var in ds.variables.values():
+        for key in ("bounds", "climatology", "grid_mapping"):
+            # a grid mapping may be written "crs: x y"; bounds are one name
+            named = var.attrs.get(key, var.encoding.get(key, ""))
+            found.update(word.rstrip(":") for word in str(named).split())
+    for name in ds.data_vars:
+        stem, _, ending = str(name).rpartition("_")
+        if ending in ("bnds", "bounds") and stem in ds.dims:
+            found.add(str(name))
+    return found
+
+
+def check_decoded(name: str, variable: xr.Variable | xr.DataArray) -> None:
+    """Refuse packed integers whose scale is still in the attributes.
+
+    Parameters
+    ----------
+    name : str
+        Name of the variable.
+    variable : Variable or DataArray
+        The variable.
+
+    Raises
+    ------
+    InvalidValueError
+        If it was opened without decoding.
+    """
+    packed = [key for key in ("scale_factor", "add_offset", "_FillValue") if key in variable.attrs]
+    if not packed or variable.dtype.kind not in "iu":
+        return
+    raise InvalidValueError(
+        f"variable {name!r} holds packed {variable.dtype} values: {packed} still in its attrs; "
+        "open the source with mask_and_scale=True, or apply xarray.decode_cf"
+    )
+
+
+def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None, str]:
+    """Select the cells of one part.
+
+    Parameters
+    ----------
+    ds : Dataset
+        A cube, with or without a split label.
+    split : {"train", "val", "test", None}
+        The part; None for all cells. ``"train"`` means all cells where there is no label.
+
+    Returns
+    -------
+    cells : Variable of bool or None
+        True in the part, lazy if the label is; None where every cell counts.
+    part : str
+        The part selected, or ``"all"``.
+
+    Raises
+    ------
+    InvalidValueError
+        If the part is unknown, or a part other than train is asked of a cube without a label.
+    """
+    check_choice("split", split, (*PARTS, None))
+    label = split_label(ds)
+    if split is None or (label is None and split == "train"):
+        return None, "all"
+    if label is None:
+        raise InvalidValueError(
+            f"split={split!r} asks for a part, but the cube has no split label; "
+            "assign one, e.g. by assign_block_split"
+        )
+    logger.info("using the %s part only, as %r says (split=None uses every cell)", split, label)
+    return ds.variables[label] == PARTS[split], split
+
+
+def spread(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:
+    """Broadcast a flag per cell to a variable's dims, by name.
+
+    Parameters
+    ----------
+    cells : Variable of bool
+        Flags, of any dims of the cube.
+    variable : Variable
+        The variable they are for.
+
+    Returns
+    -------
+    Variable of bool
+        On the dims of `variable`. A cell of a variable that lacks a dim is flagged if any of
+        its copies along that dim is.
+    """
+    spare = [dim for dim in cells.dims if dim not in variable.dims]
+    if spare:
+        cells = cells.any(spare)
+    sizes = {dim: n for dim, n in variable.sizes.items() if dim not in cells.dims}
+    full: xr.Variable = cells.set_dims({**sizes, **cells.sizes})  # type: ignore[no-untyped-call]
+    return full.transpose(*variable.dims)
+
+
+def is_lazy(*arrays: Any) -> bool:
+    """Tell whether any array is a dask array.
+
+    Parameters
+    ----------
+    *arrays : Variable, DataArray or None
+        What to look at.
+
+    Returns
+    -------
+    bool
+        Whether one of them has dask chunks.
+    """
+    return any(array is not None and array.chunks is not None for array in arrays)
+
+
+def block_shape(variable: xr.Variable) -> dict[str, int]:
+    """Choose the blocks in which an array without dask chunks is read.
+
+    Parameters
+    ----------
+    variable : Variable
+        In memory, or lazily opened from a file.
+
+    Returns
+    -------
+    dict of str to int
+        Whole multiples of the file's chunks, of about two million cells or one chunk.
+    """
+    sizes = {str(dim): n for dim, n in variable.sizes.items()}
+    tile = _file_chunks(variable) or dict.fromkeys(sizes, 1)
+    tile = {dim: min(tile.get(dim, n), n) for dim, n in sizes.items()}
+    # grow from the last dim, in which cells lie side by side
+    for dim in reversed(sizes):
+        room = _BLOCK_CELLS // math.prod(tile.values())
+        whole = -(-sizes[dim] // tile[dim])
+        tile[dim] = min(tile[dim] * max(min(room, whole), 1), sizes[dim])
+    return tile
+
+
+def _file_chunks(variable: xr.Variable) -> dict[str, int] | None:
+    """Chunks of the file that a variable was opened from."""
+    preferred = variable.encoding.get("preferred_chunks")
+    if isinstance(preferred, Mapping):
+        chunks: Mapping[Any, Any] = preferred
+    else:
+        stored = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
+        if not isinstance(stored, Sequence) or len(stored) != variable.ndim:
+            return None
+        chunks = dict(zip(variable.dims, stored, strict=True))
+    return {str(dim): n for dim, n in chunks.items() if isinstance(n, int)}
+
+
+def blocks(variable: xr.Variable) -> Iterator[dict[str, slice]]:
+    """Slices of the blocks in which an array without dask chunks is read, in fixed order.
+
+    Parameters
+    ----------
+    variable : Variable
+        At least one cell along every dim.
+
+    Yields
+    ------
+    dict of str to slice
+        For ``variable.isel``; together they cover each cell once.
+    """
+    sizes = {str(dim): n for dim, n in variable.sizes.items()}
+    for block in Grid.blocks(sizes, block_shape(variable)):
+        yield block.slices
+
+
+def label_array(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArray[Any]:
+    """Broadcast a label or mask of samples to the shape of a variable.
+
+    Parameters
+    ----------
+    array : ndarray
+        Of shape (samples,), (samples, *window), or (*window) alone where it is the same for
+        every sample; leading window dims may be missing.
+    shape : sequence of int
+        (samples, *window) of the variable.
+    what : str
+        What the array is, for messages.
+
+    Returns
+    -------
+    ndarray
+        A read-only view of `shape`.
+
+    Raises
+    ------
+    InvalidValueError
+        If the shapes do not fit, or fit in two ways.
+    """
+    target = tuple(shape)
+    if array.shape == target:
+        return array
+    by_sample = array.shape[:1] == target[:1] and _ends_with(target[1:], array.shape[1:])
+    static = _ends_with(target[1:], array.shape)
+    if by_sample and static:
+        raise InvalidValueError(
+            f"{what} of shape {array.shape} may be read with or without samples for data of "
+            f"shape {target}; give it the full shape"
+        )
+    if by_sample:
+        missing = (1,) * (len(target) - array.ndim)
+        return np.broadcast_to(array.reshape(array.shape[0], *missing, *array.shape[1:]), target)
+    if static:
+        return np.broadcast_to(array, target)
+    raise InvalidValueError(
+        f"{what} has shape {array.shape}, the data {target}; give one value per sample, per "
+        "window cell, or per cell"
+    )
+
+
+def _ends_with(shape: tuple[int, ...], ending: tuple[int, ...]) -> bool:
+    """Whether `shape` ends with `ending`, which may be empty."""
+    return len(ending) <= len(shape) and shape[len(shape) - len(ending) :] == ending
