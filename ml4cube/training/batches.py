@@ -1,0 +1,276 @@
+"""What a loader gives: pairs, sizes, devices, and every sample exactly once in validation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
+from torch.utils.data.distributed import DistributedSampler
+
+from ml4cube.core.errors import InvalidTypeError
+from ml4cube.training.dist import World
+
+
+def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what goes into the model and what should come out.
+
+    A pair ``(X, y)`` is itself. X alone, or a dict ``{variable: tensor}`` whose variables are
+    stacked as channels, is to be reconstructed: ``(X, X)``.
+
+    Parameters
+    ----------
+    batch : tuple, list, torch.Tensor or mapping
+        One batch of a loader.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``(X, y)``, samples first; a dict gives ``(sample, channel, ...)``, also for points.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the batch is of another kind.
+
+    Examples
+    --------
+    >>> X, y = as_pair({"a": torch.zeros(4, 8, 8), "b": torch.ones(4, 8, 8)})
+    >>> X.shape, y is X
+    (torch.Size([4, 2, 8, 8]), True)
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch, batch
+    if isinstance(batch, Mapping) and all(isinstance(v, torch.Tensor) for v in batch.values()):
+        stacked = torch.stack(tuple(batch.values()), dim=1)
+        return stacked, stacked
+    if isinstance(batch, tuple | list) and all(isinstance(v, torch.Tensor) for v in batch):
+        if len(batch) == 2:
+            return batch[0], batch[1]
+        if len(batch) == 1:  # how a TensorDataset of one tensor collates
+            return batch[0], batch[0]
+    held = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
+    raise InvalidTypeError(
+        f"a batch is a {type(batch).__name__}{held}; the loader should give (X, y), X alone, "
+        "or a dict of tensors"
+    )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return the batch with all its tensors on a device.
+
+    Parameters
+    ----------
+    batch : Any
+        Tensors, also inside tuples, lists and dicts.
+    device : torch.device
+        Where to.
+
+    Returns
+    -------
+    Any
+        The same structure; what is no tensor stays.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def count_samples(batch: Any) -> int:
+    """Return the number of samples in a batch: the length of its first tensor.
+
+    Parameters
+    ----------
+    batch : Any
+        One batch of a loader.
+
+    Returns
+    -------
+    int
+        Samples; 0 for an empty batch.
+
+    Raises
+    ------
+    InvalidTypeError
+        If there is no tensor with a sample axis in it.
+
+    Examples
+    --------
+    >>> count_samples({"a": torch.zeros(4, 8)})
+    4
+    """
+    tensor = _first_tensor(batch)
+    if tensor is None or tensor.ndim == 0:
+        raise InvalidTypeError(
+            f"a batch ({type(batch).__name__}) holds no tensor with a sample axis; "
+            "let the loader collate samples into tensors"
+        )
+    return int(tensor.shape[0])
+
+
+def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
+    """Return how many batches a loader gives, of how many samples, and the size of the last.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+
+    Returns
+    -------
+    tuple of int or None
+        ``(batches, samples per batch, samples in the last batch)``; None where a loader cannot
+        promise that, such as one that streams, or whose collate function may drop samples.
+    """
+    if isinstance(loader, DataLoader):
+        if (
+            isinstance(loader.dataset, IterableDataset)
+            or loader.batch_size is None
+            or loader.collate_fn is not default_collate
+        ):
+            return None
+        samples = len(loader.sampler) if isinstance(loader.sampler, Sized) else -1
+        size, drop_last = loader.batch_size, loader.drop_last
+    elif getattr(loader, "callback", None) is None and hasattr(loader, "num_samples"):
+        samples, size = int(loader.num_samples), int(loader.batch_size)
+        drop_last = len(loader) * size <= samples
+    else:
+        return None
+    if samples < 0:
+        return None
+    batches = samples // size if drop_last else -(-samples // size)
+    last = size if drop_last or samples % size == 0 else samples % size
+    return batches, size, last if batches else 0
+
+
+def exact_loader(loader: Any, world: World) -> Any:
+    """Return a loader for validation that gives no sample twice over all ranks.
+
+    Loaders that shard without padding, as those of `ml4cube.datasets` do, and loaders that
+    give every rank all samples are returned as they are: sums weighted by samples are exact
+    for both. A `DistributedSampler` pads, or drops, to make ranks equal, and is replaced by one
+    that does neither.
+
+    Parameters
+    ----------
+    loader : iterable
+        The validation loader as given.
+    world : World
+        The ranks.
+
+    Returns
+    -------
+    iterable
+        The loader to evaluate with.
+    """
+    if not isinstance(loader, DataLoader) or not isinstance(loader.sampler, DistributedSampler):
+        return loader
+    workers = loader.num_workers
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        sampler=_Share(len(loader.sampler.dataset), world),  # type: ignore[arg-type]
+        num_workers=workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context if workers else None,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor if workers else None,
+        persistent_workers=loader.persistent_workers if workers else False,
+    )
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader, or else its sampler, which epoch comes.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+    epoch : int
+        From 0.
+    """
+    for owner in (loader, getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+        if callable(getattr(owner, "set_epoch", None)):
+            owner.set_epoch(epoch)  # type: ignore[union-attr]
+            return
+
+
+def loader_generator(loader: Any) -> torch.Generator | None:
+    """Return the random generator that a loader was given, if any.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+
+    Returns
+    -------
+    torch.Generator or None
+        None where a loader draws from the global generator, or from none.
+    """
+    for owner in (loader, getattr(loader, "sampler", None)):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            return generator
+    return None
+
+
+def data_facts(loader: Any) -> dict[str, Any]:
+    """Return what the loader's dataset tells about itself, for snapshots.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+
+    Returns
+    -------
+    dict
+        ``features``, ``targets``, ``variables`` and ``statistics`` (JSON), those that are known.
+    """
+    dataset = getattr(loader, "dataset", None)
+    metadata = getattr(dataset, "metadata", None)
+    facts: dict[str, Any] = {}
+    for name in ("features", "targets", "variables"):
+        names = getattr(dataset, name, None) or getattr(metadata, name, None)
+        if isinstance(names, str | tuple | list):
+            facts[name] = [names] if isinstance(names, str) else [str(item) for item in names]
+    statistics = getattr(dataset, "statistics", None) or getattr(metadata, "statistics", None)
+    to_json = getattr(statistics, "to_json", None)
+    if callable(to_json):
+        facts["statistics"] = to_json()
+    return facts
+
+
+class _Share(Sampler[int]):
+    """Every `size`-th sample from `rank` on: uneven by one at most, never padded."""
+
+    def __init__(self, samples: int, world: World) -> None:
+        self._indices = range(world.rank, samples, world.size)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+
+def _first_tensor(batch: Any) -> torch.Tensor | None:
+    if isinstance(batch, torch.Tensor):
+        return batch
+    items: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        items = batch.values()
+    elif isinstance(batch, tuple | list):
+        items = batch
+    return next((t for t in map(_first_tensor, items) if t is not None), None)

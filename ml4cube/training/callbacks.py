@@ -1,0 +1,494 @@
+"""What may happen around the loop: stopping, keeping the best, reporting, drawing.
+
+A callback sees the loop at fixed moments, on every rank. What it writes or shows, it does where
+``loop.world.is_main``. What it learns over time goes into `state_dict`, and so into snapshots.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tqdm.auto import tqdm
+
+from ml4cube.core.errors import InvalidValueError, RunError, check_choice
+from ml4cube.training.checkpoint import write_file
+
+if TYPE_CHECKING:
+    from ml4cube.training.loop import Loop
+
+logger = logging.getLogger("ml4cube.training")
+
+
+class Callback:
+    """Base of all callbacks: empty methods, override those you need.
+
+    Examples
+    --------
+    >>> class Shout(Callback):
+    ...     def on_epoch_end(self, loop, row):
+    ...         print(row["train_loss"])
+    """
+
+    def on_train_start(self, loop: Loop) -> None:
+        """Run before the first step, after a snapshot was resumed.
+
+        Parameters
+        ----------
+        loop : Loop
+            The loop.
+        """
+
+    def on_epoch_start(self, loop: Loop) -> None:
+        """Run before the first step of an epoch.
+
+        Parameters
+        ----------
+        loop : Loop
+            The loop.
+        """
+
+    def on_step_end(self, loop: Loop) -> None:
+        """Run after every optimizer step; read no value of the device here, it would wait.
+
+        Parameters
+        ----------
+        loop : Loop
+            The loop.
+        """
+
+    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Run after validation, before the snapshot.
+
+        Parameters
+        ----------
+        loop : Loop
+            The loop; `loop.stop` ends it after this epoch.
+        row : dict
+            The epoch's row of the History, the same on every rank.
+        """
+
+    def on_train_end(self, loop: Loop) -> None:
+        """Run once when training ended of itself, after the last snapshot.
+
+        Parameters
+        ----------
+        loop : Loop
+            The loop.
+        """
+
+    def on_close(self, loop: Loop) -> None:
+        """Run last, also after an error, to give back what was opened.
+
+        Parameters
+        ----------
+        loop : Loop
+            The loop.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run must know: tensors and plain Python.
+
+        Returns
+        -------
+        dict
+            Empty by default.
+        """
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned.
+
+        Parameters
+        ----------
+        state : mapping
+            From a snapshot.
+        """
+
+
+def is_better(value: float, best: float | None, mode: str) -> bool:
+    """Whether a value beats the best so far.
+
+    Parameters
+    ----------
+    value : float
+        The new one; NaN never wins.
+    best : float or None
+        The best so far; anything but NaN beats None.
+    mode : {"min", "max"}
+        Which way is better.
+
+    Returns
+    -------
+    bool
+        True only if strictly better.
+
+    Examples
+    --------
+    >>> is_better(0.5, 0.7, "min"), is_better(math.nan, None, "min")
+    (True, False)
+    """
+    if math.isnan(value):
+        return False
+    return best is None or (value < best if mode == "min" else value > best)
+
+
+def monitored(row: Mapping[str, Any], monitor: str) -> float:
+    """Return the value a callback watches.
+
+    Parameters
+    ----------
+    row : mapping
+        The epoch's row of the History.
+    monitor : str
+        Name of a column.
+
+    Returns
+    -------
+    float
+        Its value.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is no such column.
+    """
+    if isinstance(row.get(monitor), int | float):
+        return float(row[monitor])
+    known = [name for name, value in row.items() if isinstance(value, int | float)]
+    raise InvalidValueError(f"monitor={monitor!r} is no number of the History; it has {known}")
+
+
+class EarlyStopping(Callback):
+    """Stop when a value has not improved for a number of checks.
+
+    Parameters
+    ----------
+    patience : int
+        Checks (epochs) without improvement after which training stops.
+    mode : {"min", "max"}
+        Which way is better.
+    monitor : str
+        Column of the History.
+    min_delta : float
+        Improvements of no more than this do not count.
+
+    Raises
+    ------
+    InvalidValueError
+        If `patience` is below 1, `min_delta` negative or `mode` unknown.
+
+    Examples
+    --------
+    >>> EarlyStopping(patience=3).strikes
+    0
+    """
+
+    def __init__(
+        self,
+        patience: int = 10,
+        mode: str = "min",
+        monitor: str = "val_loss",
+        min_delta: float = 0.0,
+    ) -> None:
+        check_choice("mode", mode, ["min", "max"])
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise InvalidValueError(
+                f"patience={patience!r} is not a number of checks; use 1 or more"
+            )
+        if not min_delta >= 0:
+            raise InvalidValueError(f"min_delta={min_delta!r} is negative; use 0 or more")
+        self.patience, self.mode, self.monitor, self.min_delta = patience, mode, monitor, min_delta
+        self.best: float | None = None
+        self.strikes = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether patience is at its end."""
+        return self.strikes >= self.patience
+
+    def on_train_start(self, loop: Loop) -> None:
+        """Stop a resumed run that had been stopped."""
+        self._judge(loop)
+
+    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Count a strike, or start counting anew."""
+        value = monitored(row, self.monitor)
+        margin = -self.min_delta if self.mode == "min" else self.min_delta
+        bar = None if self.best is None else self.best + margin
+        if is_better(value, bar, self.mode):
+            self.best, self.strikes = value, 0
+        else:
+            self.strikes += 1
+        self._judge(loop)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return best value and strikes."""
+        return {"best": self.best, "strikes": self.strikes}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back best value and strikes."""
+        self.best, self.strikes = state["best"], state["strikes"]
+
+    def _judge(self, loop: Loop) -> None:
+        if self.exhausted:
+            loop.stop(f"{self.monitor} has not improved for {self.strikes} checks")
+
+
+class BestModel(Callback):
+    """Keep the weights of the best epoch, on file too, and give them back at the end.
+
+    Parameters
+    ----------
+    path : str or Path, optional
+        File for the weights: a plain state dict without prefixes. None keeps them in memory.
+    mode : {"min", "max"}
+        Which way is better.
+    monitor : str
+        Column of the History.
+
+    Examples
+    --------
+    >>> BestModel("best.pth").value is None
+    True
+    """
+
+    def __init__(
+        self, path: str | Path | None = None, mode: str = "min", monitor: str = "val_loss"
+    ) -> None:
+        check_choice("mode", mode, ["min", "max"])
+        self.path = None if path is None else Path(path)
+        self.mode, self.monitor = mode, monitor
+        self.value: float | None = None
+        self.epoch: int | None = None
+        self._weights: dict[str, torch.Tensor] | None = None
+
+    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Keep the weights if this epoch is the best."""
+        value = monitored(row, self.monitor)
+        if not is_better(value, self.value, self.mode):
+            return
+        self.value, self.epoch = value, row["epoch"]
+        if loop.world.is_main:
+            self._weights = {
+                name: tensor.detach().to("cpu", copy=True)
+                for name, tensor in loop.model.state_dict().items()
+            }
+            self._write()
+
+    def on_train_end(self, loop: Loop) -> None:
+        """Load the best weights into the model, on every rank."""
+        if self.value is None:
+            raise RunError(
+                f"no epoch gave a {self.monitor} that is a number, so there is no best model; "
+                "look at trainer.history"
+            )
+        if loop.world.is_main and self._weights is not None:
+            # After a resume the file may be gone, or another run's.
+            self._write()
+            loop.model.load_state_dict(self._weights)
+        loop.world.spread(loop.model.state_dict().values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return value, epoch and weights."""
+        return {"value": self.value, "epoch": self.epoch, "weights": self._weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back value, epoch and weights."""
+        self.value, self.epoch, self._weights = state["value"], state["epoch"], state["weights"]
+
+    def _write(self) -> None:
+        if self.path is None or self._weights is None:
+            return
+        write_file(self.path, self._weights)
+
+
+class RankReport(Callback):
+    """Show per epoch what every rank did: a table on rank 0.
+
+    It goes to the logger ``ml4cube.training.ranks`` at level INFO; where logging has not been
+    set up, to the standard error stream.
+
+    Examples
+    --------
+    >>> rows = [{"rank": 0, "device": "cpu", "host": "a", "train_n": 8, "train_loss": 0.5,
+    ...          "val_n": 2, "val_loss": 0.25, "seconds": 1.0, "data_wait": 0.1}]
+    >>> print(RankReport.table({"epoch": 1, "train_loss": 0.5, "val_loss": 0.25, "ranks": rows}))
+    epoch 1
+    rank  device  host  train_n  train_loss  val_n  val_loss  seconds  data_wait
+       0     cpu     a        8         0.5      2      0.25     1.00        10%
+     all                      8         0.5      2      0.25
+    """
+
+    def __init__(self) -> None:
+        self._console = _Console("ml4cube.training.ranks")
+
+    def on_train_start(self, loop: Loop) -> None:
+        """Make sure the table can be seen."""
+        if loop.world.is_main:
+            self._console.open()
+
+    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Show the table."""
+        if loop.world.is_main:
+            self._console.logger.info("%s", self.table(row))
+
+    def on_close(self, loop: Loop) -> None:
+        """Leave logging as it was."""
+        self._console.close()
+
+    @staticmethod
+    def table(row: Mapping[str, Any]) -> str:
+        """Return the per-rank table of one epoch as text.
+
+        Parameters
+        ----------
+        row : mapping
+            One row of the History.
+
+        Returns
+        -------
+        str
+            One line per rank and one for all; losses are means over samples.
+        """
+        ranks: Sequence[Mapping[str, Any]] = row["ranks"]
+        total = {
+            "rank": "all",
+            "train_n": sum(r["train_n"] for r in ranks),
+            "train_loss": row["train_loss"],
+            "val_n": sum(r["val_n"] for r in ranks),
+            "val_loss": row.get("val_loss"),
+        }
+        names = list(ranks[0])
+        lines = [names, *([_cell(n, r.get(n)) for n in names] for r in [*ranks, total])]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            [f"epoch {row['epoch']}"]
+            + [
+                "  ".join(c.rjust(w) for c, w in zip(x, widths, strict=True)).rstrip()
+                for x in lines
+            ]
+        )
+
+
+class Progress(Callback):
+    """Show epochs as a progress bar on rank 0; silent where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] | None = None
+
+    def on_train_start(self, loop: Loop) -> None:
+        """Open the bar."""
+        if loop.world.is_main:
+            options = loop.options
+            self._bar = tqdm(
+                total=options.epochs, initial=loop.state.epoch, unit="epoch", disable=None
+            )
+
+    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Move the bar on."""
+        if self._bar is not None:
+            losses = {k: row[k] for k in ("train_loss", "val_loss") if row.get(k) is not None}
+            self._bar.set_postfix(losses, refresh=False)
+            self._bar.update()
+
+    def on_close(self, loop: Loop) -> None:
+        """Close the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class LossPlot(Callback):
+    """Draw training and validation loss into a PNG when training ends, on rank 0.
+
+    Parameters
+    ----------
+    path : str or Path
+        The picture.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def on_train_end(self, loop: Loop) -> None:
+        """Draw."""
+        if not loop.world.is_main:
+            return
+        # Imported here: drawing libraries are loaded by those who draw.
+        from ml4cube.plotting import loss_curve
+
+        history = loop.history.to_dict()
+        figure = loss_curve(history["train_loss"], history.get("val_loss"))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(self.path, dpi=150)
+
+
+class LoggerCallback(Callback):
+    """Hand every epoch's numbers to loggers on rank 0; one that fails is dropped.
+
+    Parameters
+    ----------
+    loggers : iterable of object
+        Each with ``log(values, step)`` and, if it likes, ``close()``.
+    """
+
+    def __init__(self, loggers: Iterable[Any]) -> None:
+        self._loggers = list(loggers)
+
+    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Hand over the row, without the table of ranks."""
+        if not loop.world.is_main:
+            return
+        values = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        for target in list(self._loggers):
+            self._try(target, "log", values, loop.state.step)
+
+    def on_close(self, loop: Loop) -> None:
+        """Close them."""
+        for target in list(self._loggers):
+            if loop.world.is_main and hasattr(target, "close"):
+                self._try(target, "close")
+
+    def _try(self, target: Any, method: str, *args: Any) -> None:
+        try:
+            getattr(target, method)(*args)
+        except Exception:
+            logger.exception("%s failed and gets no more values; training goes on", target)
+            self._loggers.remove(target)
+
+
+class _Console:
+    """A logger whose INFO lines are seen, for as long as it is open, in an unset logging."""
+
+    def __init__(self, name: str) -> None:
+        self.logger = logging.getLogger(name)
+        self._handler: logging.Handler | None = None
+        self._level = logging.NOTSET
+
+    def open(self) -> None:
+        if self.logger.hasHandlers() or self._handler is not None:
+            return
+        self._handler, self._level = logging.StreamHandler(), self.logger.level
+        self.logger.addHandler(self._handler)
+        self.logger.setLevel(logging.INFO)
+
+    def close(self) -> None:
+        if self._handler is not None:
+            self.logger.removeHandler(self._handler)
+            self.logger.setLevel(self._level)
+            self._handler = None
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name == "data_wait":
+        return f"{value:.0%}"
+    if name == "seconds":
+        return f"{value:.2f}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,190 @@
+"""Files that survive: written aside, synced and renamed; verified and safe when loaded.
+
+A file is what `torch.save` writes, with a SHA-256 of its bytes in the comment at the end of the
+archive. So any `torch.load(path, weights_only=True)` reads it, and `read_file` also notices a
+single flipped bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ml4cube.core.errors import InvalidTypeError, StoreError
+
+_MARK = b"ml4cube sha256 "
+_DIGEST = 64  # hex digits
+
+
+def write_file(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write tensors and plain Python values so that `path` is always whole: old or new.
+
+    Parameters
+    ----------
+    path : str or Path
+        Where to; folders are made, an existing file is replaced.
+    content : mapping
+        Nested dicts, lists and tuples of tensors, numbers, strings and None.
+
+    Raises
+    ------
+    InvalidTypeError
+        If a value is of another kind, which loading would have to refuse.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_file(f"{folder}/a.pt", {"epoch": 3})
+    ...     read_file(f"{folder}/a.pt")
+    {'epoch': 3}
+    """
+    target = Path(path)
+    plain = to_plain(content)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # The process id keeps two runs that share a path from writing into one another's file.
+    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("w+b") as file:
+            torch.save(plain, file)
+            _seal(file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+    _sync_folder(target.parent)
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Read what `write_file` wrote, on the CPU, after checking every byte.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+
+    Returns
+    -------
+    dict
+        The content.
+
+    Raises
+    ------
+    StoreError
+        If the file is missing, damaged, cut short or not one of ours.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise StoreError(f"{file} does not exist; give the path of a file written in training")
+    _verify(file)
+    # Said here and not left to the default: an environment variable can turn the default off,
+    # and a pickle from disk could then run code.
+    content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return content
+
+
+def to_plain(value: Any, name: str = "state") -> Any:
+    """Turn a state into what a safe load accepts: CPU tensors and plain Python.
+
+    Parameters
+    ----------
+    value : Any
+        State dicts, numpy scalars and arrays among them.
+    name : str
+        What it is called in messages.
+
+    Returns
+    -------
+    Any
+        The same values; tensors share memory when they already lie on the CPU.
+
+    Raises
+    ------
+    InvalidTypeError
+        If a value has no plain form, such as a function.
+    """
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu()
+        # A view would drag its whole storage into the file.
+        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        return tensor if whole else tensor.clone()
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        # numpy's float64 is a float, numpy's str_ a str: their pickles name numpy.
+        return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, Mapping):
+        return {
+            to_plain(key, f"key of {name}"): to_plain(item, f"{name}[{key!r}]")
+            for key, item in value.items()
+        }
+    if isinstance(value, tuple):
+        return tuple(to_plain(item, f"{name}[{i}]") for i, item in enumerate(value))
+    if isinstance(value, list | set | frozenset):
+        return [to_plain(item, f"{name}[{i}]") for i, item in enumerate(value)]
+    raise InvalidTypeError(
+        f"{name} is a {type(value).__name__}, which no safe load can read back; "
+        "keep tensors, numbers, strings, lists and dicts in state_dict()"
+    )
+
+
+def _seal(file: Any) -> None:
+    """Append the digest as the archive's comment, whose length stands in its last two bytes."""
+    end = file.seek(0, os.SEEK_END)
+    file.seek(end - 2)
+    file.write(struct.pack("<H", len(_MARK) + _DIGEST) + _MARK)
+    file.flush()
+    digest = _digest(file, end + len(_MARK))
+    file.seek(0, os.SEEK_END)
+    file.write(digest.encode())
+
+
+def _verify(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size < len(_MARK) + _DIGEST:
+            raise StoreError(f"{path} is cut short ({size} bytes); delete it or restore a copy")
+        file.seek(size - _DIGEST - len(_MARK))
+        mark, digest = file.read(len(_MARK)), file.read(_DIGEST)
+        if mark != _MARK:
+            raise StoreError(
+                f"{path} is cut short or was not written by ml4cube; delete it or restore a copy"
+            )
+        if _digest(file, size - _DIGEST).encode() != digest:
+            raise StoreError(
+                f"{path} is damaged: its bytes do not match their checksum; "
+                "delete it or restore a copy"
+            )
+
+
+def _digest(file: Any, size: int) -> str:
+    sha = hashlib.sha256()
+    file.seek(0)
+    while size > 0:
+        piece = file.read(min(size, 1 << 20))
+        if not piece:
+            break
+        sha.update(piece)
+        size -= len(piece)
+    return sha.hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable, where the system lets folders be synced."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,287 @@
+"""Train a model on one device: arguments in, one `Loop` underneath."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.training.callbacks import (
+    BestModel,
+    Callback,
+    EarlyStopping,
+    LoggerCallback,
+    LossPlot,
+    Progress,
+    RankReport,
+)
+from ml4cube.training.dist import World
+from ml4cube.training.loop import Loop, Options, Supervised
+from ml4cube.training.state import History
+
+PathLike = str | Path
+
+
+class Trainer:
+    """Train on one device, keep the best model, stop when nothing improves any more.
+
+    A batch ``(X, y)`` trains the model to give y; X alone, or a dict of tensors, trains it to
+    give back X. Losses and metrics are means over samples.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model; it is moved to the device and trained in place.
+    train_data : iterable
+        Loader of training batches; its ``set_epoch`` is called where it has one.
+    test_data : iterable or None
+        Loader of validation batches. None: nothing is validated and the training loss decides.
+    optimizer : torch.optim.Optimizer
+        Made from the model's parameters.
+    save_every : int
+        Epochs between snapshots.
+    best_model_path : str or Path, optional
+        File for the weights of the best epoch: a plain state dict.
+    snapshot_path : str or Path, optional
+        File with the full state of the run, written every `save_every` epochs, at the end, and
+        on SIGTERM (then training stops) and SIGUSR1 (then it goes on). A run that finds it goes
+        on from it.
+    early_stopping : bool
+        Whether to stop when the validation loss no longer improves.
+    patience : int
+        Checks (epochs) without improvement after which to stop.
+    loss : callable
+        ``loss(pred, target)`` → scalar tensor; required.
+    metrics : mapping of str to callable or object, optional
+        Functions ``metric(pred, target)``, averaged over samples, or objects with ``update`` and
+        ``compute`` such as those of torchmetrics, which reduce themselves.
+    epochs : int
+        How many to train at most.
+    validate_parallelism : bool
+        Whether to show, each epoch, a table of what every rank did; the History has it anyway.
+    create_loss_plot : bool
+        Whether to draw the losses into ``<best model>_loss.png`` beside the best model.
+    model_path : str or Path, optional
+        The same as `best_model_path`.
+    gradient_accumulation_steps : int
+        Batches per optimizer step, weighted by their samples.
+    gradient_clip : float, optional
+        Largest norm of the gradients.
+    use_amp : bool
+        Whether to compute in half precision: fp16 on a GPU, bf16 elsewhere.
+    precision : {"fp32", "bf16", "fp16"}, optional
+        The precision by name; default fp32.
+    scheduler : object, optional
+        Learning rate scheduler of torch.
+    scheduler_step_on_batch : bool
+        Whether it moves on after every optimizer step, not every epoch.
+    max_steps : int, optional
+        Optimizer steps to take at most.
+    callbacks : iterable of Callback
+        Called after the built-in ones.
+    loggers : iterable of object
+        Each with ``log(values, step)``; given every epoch's numbers.
+    seed : int, optional
+        Seeds dropout and loaders without a seed of their own, for the time of training.
+    device : str or torch.device, optional
+        Default: the GPU, else the CPU.
+    find_unused_parameters : bool
+        Whether some parameters may get no gradient in a step (matters on several ranks).
+
+    Raises
+    ------
+    InvalidTypeError, InvalidValueError
+        If an argument cannot work; nothing has been started or written then.
+
+    Examples
+    --------
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> x = torch.linspace(0, 1, 32).reshape(-1, 1)
+    >>> loader = DataLoader(TensorDataset(x, 2 * x), batch_size=8)
+    >>> model = nn.Linear(1, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = Trainer(model, loader, loader, optimizer, loss=nn.MSELoss(), epochs=3)
+    >>> trained = trainer.train()
+    >>> len(trainer.history["val_loss"])
+    3
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train_data: Iterable[Any],
+        test_data: Iterable[Any] | None,
+        optimizer: Optimizer,
+        save_every: int = 10,
+        best_model_path: PathLike | None = None,
+        snapshot_path: PathLike | None = None,
+        early_stopping: bool = True,
+        patience: int = 10,
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        epochs: int = 10,
+        validate_parallelism: bool = False,
+        create_loss_plot: bool = False,
+        *,
+        model_path: PathLike | None = None,
+        gradient_accumulation_steps: int = 1,
+        gradient_clip: float | None = None,
+        use_amp: bool = False,
+        precision: str | None = None,
+        scheduler: Any = None,
+        scheduler_step_on_batch: bool = False,
+        max_steps: int | None = None,
+        callbacks: Iterable[Callback] = (),
+        loggers: Iterable[Any] = (),
+        seed: int | None = None,
+        device: str | torch.device | None = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        if not callable(loss):
+            raise InvalidTypeError(
+                f"loss={loss!r}: a Trainer needs a loss function; give e.g. loss=torch.nn.MSELoss()"
+            )
+        best_path = _one_path(best_model_path, model_path)
+        _check_paths(best_path, snapshot_path, create_loss_plot)
+        world = self._make_world(device)
+        options = Options(
+            epochs=epochs,
+            max_steps=max_steps,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            gradient_clip=gradient_clip,
+            precision=pick_precision(use_amp, precision, world.device),
+            scheduler_step_on_batch=scheduler_step_on_batch,
+            seed=seed,
+            snapshot_path=snapshot_path,
+            save_every=save_every,
+            find_unused_parameters=find_unused_parameters,
+        )
+        monitor = "train_loss" if test_data is None else "val_loss"
+        self._best = BestModel(best_path, monitor=monitor)
+        stopping = EarlyStopping(patience, monitor=monitor)
+        built_in: list[Callback] = [self._best, Progress()]
+        if early_stopping:
+            built_in.append(stopping)
+        if validate_parallelism:
+            built_in.append(RankReport())
+        if create_loss_plot and best_path is not None:
+            built_in.append(LossPlot(best_path.with_name(f"{best_path.stem}_loss.png")))
+        built_in.append(LoggerCallback(loggers))
+        self._loop = Loop(
+            model,
+            Supervised(loss),
+            optimizer,
+            train_data,
+            test_data,
+            world=world,
+            options=options,
+            scheduler=scheduler,
+            metrics=metrics,
+            callbacks=[*built_in, *callbacks],
+        )
+        self.model = model
+
+    @property
+    def history(self) -> History:
+        """What every epoch gave."""
+        return self._loop.history
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The epoch, from 1, whose weights are kept; None before the first has ended."""
+        return self._best.epoch
+
+    @property
+    def best_loss(self) -> float | None:
+        """The validation loss of that epoch."""
+        return self._best.value
+
+    def train(self) -> nn.Module:
+        """Train to the end, or go on from the snapshot.
+
+        Returns
+        -------
+        torch.nn.Module
+            The model, in eval mode, with the weights of the best epoch, which are also those in
+            the file at `best_model_path`.
+
+        Raises
+        ------
+        RunError
+            If a loss is not finite, or another rank failed, or SIGTERM came.
+        StoreError
+            If the snapshot is damaged.
+        InvalidValueError
+            If the snapshot is of another model.
+        EmptyPartError
+            If a loader gives no sample.
+        """
+        return self._loop.run()
+
+    def _make_world(self, device: str | torch.device | None) -> World:
+        return World.single(device)
+
+
+def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -> str:
+    """Return the precision that two arguments ask for.
+
+    Parameters
+    ----------
+    use_amp : bool
+        Whether half precision was asked for.
+    precision : str or None
+        The precision asked for by name.
+    device : torch.device
+        Decides which half precision.
+
+    Returns
+    -------
+    {"fp32", "bf16", "fp16"}
+        What to compute in.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the arguments contradict one another.
+
+    Examples
+    --------
+    >>> pick_precision(True, None, torch.device("cpu"))
+    'bf16'
+    """
+    check_choice("precision", precision, ["fp32", "bf16", "fp16", None])
+    if precision is None:
+        half = "fp16" if device.type == "cuda" else "bf16"
+        return half if use_amp else "fp32"
+    if use_amp and precision == "fp32":
+        raise InvalidTypeError("use_amp=True and precision='fp32' contradict; give one of them")
+    return precision
+
+
+def _one_path(best_model_path: PathLike | None, model_path: PathLike | None) -> Path | None:
+    given = {Path(path) for path in (best_model_path, model_path) if path is not None}
+    if len(given) > 1:
+        raise InvalidTypeError(
+            f"best_model_path={str(best_model_path)!r} and model_path={str(model_path)!r} are the "
+            "same argument and differ; give one of them"
+        )
+    return next(iter(given), None)
+
+
+def _check_paths(best: Path | None, snapshot: PathLike | None, plot: bool) -> None:
+    for name, path in (("best_model_path", best), ("snapshot_path", snapshot)):
+        if path is not None and Path(path).is_dir():
+            raise InvalidValueError(f"{name}={str(path)!r} is a folder; give the path of a file")
+    if best is not None and snapshot is not None and Path(snapshot) == best:
+        raise InvalidValueError(
+            f"best_model_path and snapshot_path are both {str(best)!r}; give two files"
+        )
+    if plot and best is None:
+        raise InvalidTypeError(
+            "create_loss_plot=True draws beside the best model; give best_model_path too"
+        )

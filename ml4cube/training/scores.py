@@ -1,0 +1,249 @@
+"""Losses and metrics as sums over samples, exact on any number of ranks."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.training.dist import World
+
+Metric = Callable[[torch.Tensor, torch.Tensor], Any]
+_RESERVED = {"epoch", "train_loss", "val_loss", "lr", "seconds", "ranks"}
+_ROOM = 512  # values kept before they are summed, so that memory stays flat
+
+
+class Meter:
+    """A mean over samples that reads the device only when asked.
+
+    Values stay where they were computed until `flush`, because reading one makes the device
+    wait.
+
+    Examples
+    --------
+    >>> meter = Meter()
+    >>> meter.add(torch.tensor(1.0), 3)
+    >>> meter.add(torch.tensor(5.0), 1)
+    >>> meter.flush(), meter.total / meter.samples
+    (None, 2.0)
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.samples = 0
+        self._seen = 0
+        self._bad: tuple[int, float] | None = None
+        self._values: list[torch.Tensor] = []
+        self._weights: list[int] = []
+
+    def add(self, value: torch.Tensor, samples: int) -> None:
+        """Take in the mean of one batch.
+
+        Parameters
+        ----------
+        value : torch.Tensor
+            A detached scalar.
+        samples : int
+            Samples it is the mean of.
+        """
+        self._values.append(value)
+        self._weights.append(samples)
+        if len(self._values) >= _ROOM:
+            self.flush()
+
+    def flush(self) -> tuple[int, float] | None:
+        """Sum what was taken in.
+
+        Returns
+        -------
+        tuple of (int, float) or None
+            Number (from 0) and value of the first batch ever whose value is not finite.
+        """
+        if self._values:
+            values = torch.stack(self._values).to("cpu", torch.float64).tolist()
+            for value, samples in zip(values, self._weights, strict=True):
+                self.total += value * samples
+                self.samples += samples
+                if self._bad is None and not math.isfinite(value):
+                    self._bad = (self._seen, value)
+                self._seen += 1
+            self._values.clear()
+            self._weights.clear()
+        return self._bad
+
+
+class Scores:
+    """The metrics of one validation pass.
+
+    Parameters
+    ----------
+    metrics : mapping of str to callable or metric object
+        As checked by `check_metrics`. Callables ``metric(pred, target)`` are averaged over
+        samples, batch by batch; objects with ``update`` and ``compute`` reduce themselves.
+    device : torch.device
+        Where predictions lie.
+    """
+
+    def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
+        self._plain = {name: (m, Meter()) for name, m in metrics.items() if not _is_object(m)}
+        # Copies, so that what the user passed keeps the state it had.
+        self._objects = {n: _fresh(m, device) for n, m in metrics.items() if _is_object(m)}
+        self._updated = False
+
+    def update(self, pred: Any, target: Any, samples: int) -> None:
+        """Take in one batch.
+
+        Parameters
+        ----------
+        pred : torch.Tensor
+            What the model gave.
+        target : torch.Tensor
+            What was right.
+        samples : int
+            Samples in the batch.
+        """
+        self._updated = True
+        for metric, meter in self._plain.values():
+            meter.add(torch.as_tensor(metric(pred, target)).detach(), samples)
+        for metric in self._objects.values():
+            if _merges(metric):
+                metric.update(pred.detach().cpu().numpy(), target.detach().cpu().numpy())
+            else:
+                metric.update(pred, target)
+
+    def compute(self, world: World) -> dict[str, float]:
+        """Reduce over all ranks; every rank must call this.
+
+        Parameters
+        ----------
+        world : World
+            The ranks.
+
+        Returns
+        -------
+        dict
+            ``{name: value}``; a collection gives one entry per member.
+        """
+        result = {}
+        for name, (_, meter) in self._plain.items():
+            meter.flush()
+            parts = world.gather([meter.total, meter.samples])
+            samples = sum(part[1] for part in parts)
+            result[name] = sum(part[0] for part in parts) / samples if samples else math.nan
+        for name, metric in self._objects.items():
+            value = _reduce(metric, self._updated, world)
+            if isinstance(value, Mapping):
+                result.update({f"{name}_{key}": float(item) for key, item in value.items()})
+            else:
+                result[name] = float(value)
+        return result
+
+
+def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the metrics as a dict, or say which of them cannot work.
+
+    Parameters
+    ----------
+    metrics : mapping of str to callable or metric object, or None
+        As the user gave them.
+
+    Returns
+    -------
+    dict
+        A copy; empty for None.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no mapping, or a metric cannot be called.
+    InvalidValueError
+        If a name is one of the History's own columns.
+
+    Examples
+    --------
+    >>> list(check_metrics({"mae": torch.nn.functional.l1_loss}))
+    ['mae']
+    """
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        raise InvalidTypeError(
+            f"metrics={metrics!r} is no mapping; write {{'mae': torch.nn.functional.l1_loss}}"
+        )
+    for name, metric in metrics.items():
+        if not callable(metric) and not _is_object(metric):
+            raise InvalidTypeError(
+                f"metrics[{name!r}]={metric!r} is neither a function of (pred, target) nor an "
+                "object with update and compute"
+            )
+        if name in _RESERVED:
+            raise InvalidValueError(
+                f"metrics has the name {name!r}, a column of the History; choose another name"
+            )
+    return dict(metrics)
+
+
+def _is_object(metric: Any) -> bool:
+    return hasattr(metric, "update") and hasattr(metric, "compute")
+
+
+def _merges(metric: Any) -> bool:
+    return hasattr(metric, "merge")
+
+
+def _fresh(metric: Any, device: torch.device) -> Any:
+    metric = copy.deepcopy(metric)
+    if hasattr(metric, "reset"):
+        metric.reset()
+    return metric.to(device) if hasattr(metric, "to") else metric
+
+
+def _reduce(metric: Any, updated: bool, world: World) -> Any:
+    if world.size == 1:
+        return _scalar(metric.compute())
+    if _merges(metric):
+        first, *others = world.gather_objects(metric)
+        for other in others:
+            merged = first.merge(other)
+            first = first if merged is None else merged
+        return first.compute()
+    if hasattr(metric, "items"):  # a collection: its members may share state, so one by one
+        members = dict(metric.items(keep_base=False, copy_state=True))
+        return {name: _reduce(member, updated, world) for name, member in members.items()}
+    if not hasattr(metric, "metric_state"):
+        raise InvalidTypeError(
+            f"metric {metric!r} cannot be reduced over {world.size} ranks; give it a method "
+            "merge(other), or use a torchmetrics object"
+        )
+    # Not torchmetrics' own sync: it hangs when a rank has had no sample.
+    states = [s for s in world.gather_objects(_state(metric) if updated else None) if s]
+    for name, parts in zip(states[0], zip(*(s.values() for s in states), strict=True), strict=True):
+        setattr(metric, name, _merge(parts, metric._reductions[name]))
+    metric._update_count = max(metric._update_count, 1)
+    return _scalar(metric.cpu().compute())
+
+
+def _state(metric: Any) -> dict[str, Any]:
+    return {
+        name: [v.cpu() for v in value] if isinstance(value, list) else value.cpu()
+        for name, value in metric.metric_state.items()
+    }
+
+
+def _merge(parts: tuple[Any, ...], reduction: Callable[[torch.Tensor], Any] | None) -> Any:
+    if isinstance(parts[0], list):
+        return [value for part in parts for value in part]
+    if len(parts) == 1:
+        return parts[0]
+    stacked = torch.stack(parts)
+    return stacked if reduction is None else reduction(stacked)
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        return {str(i): item for i, item in enumerate(value.flatten().tolist())}
+    return value

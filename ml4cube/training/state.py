@@ -1,0 +1,278 @@
+"""Where a training run stands: counters, the History, and the random state it depends on."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ml4cube.core.errors import InvalidValueError
+
+
+@dataclass
+class TrainState:
+    """Counters of a run; all ranks hold the same values.
+
+    Attributes
+    ----------
+    epoch : int
+        Epochs finished, validation included.
+    batch : int
+        Batches of the epoch under way that this rank has trained on.
+    step : int
+        Optimizer steps taken.
+    samples : int
+        Samples this rank has trained on in the epoch under way.
+    loss_sum : float
+        Sum over those samples of their loss.
+
+    Examples
+    --------
+    >>> TrainState(epoch=2).to_dict()["epoch"]
+    2
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    samples: int = 0
+    loss_sum: float = 0.0
+
+    def start_epoch(self) -> None:
+        """Forget what was counted inside the last epoch."""
+        self.batch, self.samples, self.loss_sum = 0, 0, 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counters as plain Python values.
+
+        Returns
+        -------
+        dict
+            ``{name: value}``.
+        """
+        return asdict(self)
+
+
+class History:
+    """What every epoch gave, column by column.
+
+    Columns are ``epoch`` (from 1), ``train_loss``, ``val_loss``, one per metric, ``lr``,
+    ``seconds`` and ``ranks`` (per epoch a list of rows ``rank, device, host, train_n,
+    train_loss, val_n, val_loss, seconds, data_wait``). Losses are means over samples, over all
+    ranks; ``data_wait`` is the share of the training time spent waiting for data, 0 to 1.
+
+    Parameters
+    ----------
+    columns : mapping of str to sequence, optional
+        Columns of equal length; none gives an empty history.
+
+    Raises
+    ------
+    InvalidValueError
+        If the columns differ in length.
+
+    Examples
+    --------
+    >>> history = History()
+    >>> history.append({"epoch": 1, "train_loss": 0.5, "val_loss": 0.7})
+    >>> history["val_loss"], len(history)
+    ([0.7], 1)
+    >>> History.from_json(history.to_json()) == history
+    True
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]] | None = None) -> None:
+        self._columns = {name: list(values) for name, values in (columns or {}).items()}
+        lengths = {name: len(values) for name, values in self._columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise InvalidValueError(
+                f"columns of a History have {lengths} rows; give one per epoch to each"
+            )
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add one epoch; a column it lacks, or one that is new, gets None where unknown.
+
+        Parameters
+        ----------
+        row : mapping of str to value
+            One value per column.
+        """
+        rows = len(self)
+        for name in row:
+            self._columns.setdefault(name, [None] * rows)
+        for name, values in self._columns.items():
+            values.append(row.get(name))
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values()), []))
+
+    def __getitem__(self, column: str) -> list[Any]:
+        return list(self._columns[column])
+
+    def __contains__(self, column: object) -> bool:
+        return column in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, History) and self._columns == other._columns
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"History({len(self)} epochs: {', '.join(self._columns)})"
+
+    def keys(self) -> list[str]:
+        """Return the names of the columns, so that ``dict(history)`` works.
+
+        Returns
+        -------
+        list of str
+            Names in the order they came.
+        """
+        return list(self._columns)
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Return all columns.
+
+        Returns
+        -------
+        dict
+            ``{column: one value per epoch}``, a copy.
+        """
+        return {name: list(values) for name, values in self._columns.items()}
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return the columns as JSON, and write them to `path` when one is given.
+
+        Values that JSON cannot hold (NaN, infinities) become null.
+
+        Parameters
+        ----------
+        path : str or Path, optional
+            File to write.
+
+        Returns
+        -------
+        str
+            The JSON text.
+        """
+        text = json.dumps(_finite(self._columns))
+        if path is not None:
+            Path(path).write_text(text)
+        return text
+
+    @classmethod
+    def from_json(cls, text: str) -> History:
+        """Rebuild a history from `to_json`.
+
+        Parameters
+        ----------
+        text : str
+            The JSON text.
+
+        Returns
+        -------
+        History
+            An equal history (a NaN comes back as None).
+        """
+        return cls(json.loads(text))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def capture_rng(device: torch.device) -> dict[str, Any]:
+    """Return the state of every generator that training may draw from, as tensors and numbers.
+
+    Parameters
+    ----------
+    device : torch.device
+        The device trained on; a GPU has a generator of its own.
+
+    Returns
+    -------
+    dict
+        What `restore_rng` takes.
+    """
+    # Transforms inside a user's dataset draw from these two; torch alone is not enough.
+    kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    version, internal, gauss_next = random.getstate()
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": [
+            str(kind),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(gauss),
+        ],
+        "python": [version, torch.tensor(internal, dtype=torch.int64), gauss_next],
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def restore_rng(state: Mapping[str, Any], device: torch.device) -> None:
+    """Put every generator back to where `capture_rng` found it.
+
+    Parameters
+    ----------
+    state : mapping
+        From `capture_rng`.
+    device : torch.device
+        The device trained on.
+    """
+    torch.set_rng_state(state["torch"])
+    kind, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))  # noqa: NPY002
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal.tolist()), gauss_next))
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+@contextmanager
+def kept_rng(device: torch.device) -> Iterator[None]:
+    """Leave all generators as they were, whatever the body draws.
+
+    Parameters
+    ----------
+    device : torch.device
+        The device trained on.
+
+    Yields
+    ------
+    None
+        Nothing; the body runs.
+
+    Examples
+    --------
+    >>> before = torch.get_rng_state()
+    >>> with kept_rng(torch.device("cpu")):
+    ...     _ = torch.rand(3)
+    >>> bool((torch.get_rng_state() == before).all())
+    True
+    """
+    state = capture_rng(device)
+    try:
+        yield
+    finally:
+        restore_rng(state, device)
