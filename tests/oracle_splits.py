@@ -1,0 +1,69 @@
+"""The slowest, most obvious version of what the splits compute, to compare with."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Near = Callable[[int, int], bool]
+
+
+def great_circle_km(lat1: float, lon1: float, lat2: float, lon2: float) -> float:
+    """Distance on a sphere of 6371 km, from the angle between two vectors."""
+
+    def vector(lat: float, lon: float) -> NDArray[np.float64]:
+        a, b = math.radians(lat), math.radians(lon)
+        return np.array([math.cos(a) * math.cos(b), math.cos(a) * math.sin(b), math.sin(a)])
+
+    u, v = vector(lat1, lon1), vector(lat2, lon2)
+    return 6371.0 * math.atan2(float(np.linalg.norm(np.cross(u, v))), float(u @ v))
+
+
+def near_in_cells(n: int, cells: int, cyclic: bool = False) -> Near:
+    """Whether two positions are `cells` apart or less."""
+
+    def near(i: int, j: int) -> bool:
+        apart = abs(i - j)
+        return (min(apart, n - apart) if cyclic else apart) <= cells
+
+    return near
+
+
+def buffered(
+    labels: NDArray[np.uint8],
+    near: Sequence[Near],
+    near_pair: Callable[[tuple[int, ...], tuple[int, ...]], bool] | None = None,
+) -> NDArray[np.uint8]:
+    """Every train cell against every test and val cell."""
+    result = labels.copy()
+    cells = list(itertools.product(*map(range, labels.shape)))
+    for cell in cells:
+        if labels[cell] != 1:
+            continue
+        for other in cells:
+            if labels[other] not in (0, 2):
+                continue
+            axes = all(f(i, j) for f, i, j in zip(near, cell, other, strict=True))
+            if axes and (near_pair is None or near_pair(cell, other)):
+                result[cell] = 255
+                break
+    return result
+
+
+def blocks_of(labels: NDArray[Any], dims: Sequence[str], size: Mapping[str, int]) -> list[Any]:
+    """Labels of each block, as one flat array per block."""
+    ranges = [range(0, n, size.get(dim, n)) for dim, n in zip(dims, labels.shape, strict=True)]
+    return [
+        labels[
+            tuple(
+                slice(s, s + size.get(d, n))
+                for s, d, n in zip(start, dims, labels.shape, strict=True)
+            )
+        ].ravel()
+        for start in itertools.product(*ranges)
+    ]

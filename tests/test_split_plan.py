@@ -1,0 +1,300 @@
+"""core.partition, core.buffer and core.split_plan against the plain versions in the oracle."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.core.buffer import AxisReach, SphereReach, near_to
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.core.grid import Grid
+from ml4cube.core.partition import Permutation, hash_ids, partition
+from ml4cube.core.split_plan import CellPlan, SplitPlan, check_fractions
+from tests import oracle_splits as oracle
+
+SEEDS = st.integers(-(2**70), 2**70)
+
+
+@given(n=st.integers(1, 300), seed=SEEDS)
+def test_permutation_gives_every_rank_once(n: int, seed: int) -> None:
+    assert sorted(Permutation(n, seed).rank(np.arange(n)).tolist()) == list(range(n))
+
+
+def test_permutation_mixes_far_and_near() -> None:
+    n = 100_000
+    rank = Permutation(n, 4).rank(np.arange(n)).astype(float)
+    assert abs(np.corrcoef(rank[:-1], rank[1:])[0, 1]) < 0.02
+    shares = (rank.reshape(100, 1000) < n / 2).mean(axis=1)
+    assert abs(shares - 0.5).max() < 5 * 0.5 / np.sqrt(1000)
+
+
+def test_hash_is_the_same_for_ever() -> None:
+    # SplitMix64 written out in Python integers; a changed hash would change published splits
+    mask = 2**64 - 1
+
+    def finalize(x: int) -> int:
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+        return x ^ (x >> 31)
+
+    golden = 0x9E3779B97F4A7C15
+    expected = [
+        finalize((i * golden + finalize((42 * golden + 1) & mask)) & mask) for i in range(4)
+    ]
+    assert hash_ids(42, np.arange(4)).tolist() == expected
+    assert expected[0] == 12897160439454039513
+
+
+@st.composite
+def _weights_and_fractions(draw: st.DrawFn) -> tuple[list[int], list[float]]:
+    weights = draw(st.lists(st.integers(0, 500), min_size=3, max_size=60))
+    shares = draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
+    return weights, [s / sum(shares) for s in shares]
+
+
+@given(case=_weights_and_fractions(), seed=SEEDS)
+def test_partition_leaves_no_part_empty(case: tuple[list[int], list[float]], seed: int) -> None:
+    weights, fractions = case
+    if sum(w > 0 for w in weights) < len(fractions):
+        with pytest.raises(EmptyPartError):
+            partition(weights, fractions, seed)
+        return
+    parts = partition(weights, fractions, seed)
+    held = np.bincount(parts, weights, minlength=len(fractions))
+    assert (held > 0).all()
+    assert parts.max() < len(fractions)
+
+
+@given(
+    weights=st.lists(st.integers(1, 500), min_size=12, max_size=12),
+    split=st.floats(0.1, 0.9),
+    seed=SEEDS,
+)
+def test_two_parts_are_within_half_the_heaviest_block(
+    weights: list[int], split: float, seed: int
+) -> None:
+    parts = partition(weights, [split, 1 - split], seed)
+    held = np.bincount(parts, weights, minlength=2)
+    at_least = min(weights)  # a part must hold one block, however small its fraction
+    assert abs(held[0] - split * sum(weights)) <= max(max(weights) / 2, at_least) + 1e-6
+
+
+@given(seed=SEEDS, weights=st.lists(st.integers(0, 300), min_size=100, max_size=200))
+@settings(max_examples=40)
+def test_hundred_blocks_meet_the_fractions(seed: int, weights: list[int]) -> None:
+    total = sum(weights)
+    if sum(w > 0 for w in weights) < 80:
+        return
+    parts = partition(weights, [0.7, 0.1, 0.2], seed)
+    shares = np.bincount(parts, weights, minlength=3) / total
+    assert abs(shares - [0.7, 0.1, 0.2]).max() <= 0.005
+
+
+def test_equal_blocks_are_met_exactly_and_seeds_differ() -> None:
+    tables = {bytes(partition([7] * 10, [0.8, 0.2], seed)) for seed in range(40)}
+    assert all(np.frombuffer(t, dtype=np.intp).sum() == 2 for t in tables)
+    assert len(tables) > 20
+
+
+def test_partition_shares_every_class_out() -> None:
+    rng = np.random.default_rng(1)
+    classes = np.zeros((200, 4))
+    classes[np.arange(200), rng.integers(0, 4, 200)] = rng.integers(50, 100, 200)
+    for seed in range(10):
+        parts = partition(classes.sum(1), [0.7, 0.1, 0.2], seed, classes)
+        held = np.stack([classes[parts == p].sum(0) for p in range(3)]) / classes.sum(0)
+        assert abs(held - np.array([[0.7], [0.1], [0.2]])).max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("split", "val", "expected"),
+    [
+        (0.8, 0.0, {"train": 0.8, "test": 0.2}),
+        (1.0, 0.0, {"train": 1.0}),
+        (0, 0.5, {"val": 0.5, "test": 0.5}),
+        (0.9, 0.1, {"train": 0.9, "val": 0.1}),
+    ],
+)
+def test_fractions(split: float, val: float, expected: dict[str, float]) -> None:
+    assert check_fractions(split, val) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("split", "val", "error", "says"),
+    [
+        (1.2, 0, InvalidValueError, "split=1.2"),
+        (-0.1, 0, InvalidValueError, "split=-0.1"),
+        (float("nan"), 0, InvalidValueError, "split=nan"),
+        (0.9, 0.2, InvalidValueError, "add up to 1.1"),
+        ("0.8", 0, InvalidTypeError, "split='0.8'"),
+        (True, 0, InvalidTypeError, "split=True"),
+        (0.5, None, InvalidTypeError, "val=None"),
+    ],
+)
+def test_bad_fractions(split: float, val: float, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        check_fractions(split, val)
+
+
+@st.composite
+def _labelled_grid(draw: st.DrawFn) -> tuple[Grid, SplitPlan]:
+    dims = ["lat", "lon", "time"][: draw(st.integers(1, 3))]
+    shape = {d: draw(st.integers(2, 7)) for d in dims}
+    size = {d: draw(st.integers(1, n)) for d, n in shape.items()}
+    grid = Grid.blocks(shape, size)
+    labels = draw(st.lists(st.sampled_from([0, 1, 1, 2]), min_size=len(grid), max_size=len(grid)))
+    return grid, SplitPlan(grid, bytes(labels))
+
+
+@given(case=_labelled_grid(), data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_buffer_in_cells_is_that_of_brute_force(
+    case: tuple[Grid, SplitPlan], data: st.DataObject
+) -> None:
+    grid, plan = case
+    near, reaches = [], []
+    for dim, n in zip(grid.dims, grid.shape, strict=True):
+        cells, cyclic = data.draw(st.integers(0, n + 1)), data.draw(st.booleans())
+        near.append(oracle.near_in_cells(n, cells, cyclic))
+        reaches.append(AxisReach.of_cells(dim, n, cells, cyclic))
+    everywhere = {d: np.arange(n) for d, n in zip(grid.dims, grid.shape, strict=True)}
+    found = plan.label_cells(everywhere, reaches)
+    assert np.array_equal(found, oracle.buffered(plan.label_cells(everywhere), near))
+    # and any box of cells, in any order, has the labels of the whole
+    some = {
+        d: np.array(data.draw(st.permutations(p.tolist())))[: len(p) // 2 + 1]
+        for d, p in everywhere.items()
+    }
+    part = plan.label_cells(some, reaches)
+    assert np.array_equal(part, found[np.ix_(*some.values())])
+
+
+@given(
+    steps=st.lists(st.integers(0, 40), min_size=3, max_size=20),
+    distance=st.integers(0, 80),
+    descending=st.booleans(),
+    size=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None)
+def test_buffer_in_time_is_that_of_brute_force(
+    steps: list[int], distance: int, descending: bool, size: int, seed: int
+) -> None:
+    values = np.cumsum(steps) * (-1 if descending else 1)
+    n = values.size
+    grid = Grid.blocks({"time": n}, {"time": min(size, n)})
+    labels = np.random.default_rng(seed).choice([0, 1, 2], len(grid)).astype(np.uint8)
+    plan = SplitPlan(grid, labels.tobytes())
+    reach = AxisReach.of_distance("time", values, distance)
+    cells = {"time": np.arange(n)}
+    expected = oracle.buffered(
+        plan.label_cells(cells), [lambda i, j: abs(int(values[i] - values[j])) <= distance]
+    )
+    assert np.array_equal(plan.label_cells(cells, [reach]), expected)
+
+
+@given(
+    lats=st.lists(st.floats(-90, 90), min_size=1, max_size=7),
+    lons=st.lists(st.floats(-180, 360), min_size=1, max_size=7),
+    km=st.floats(1, 21000),
+    data=st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_buffer_on_the_sphere_is_that_of_brute_force(
+    lats: list[float], lons: list[float], km: float, data: st.DataObject
+) -> None:
+    shape = {"lat": len(lats), "lon": len(lons)}
+    grid = Grid.blocks(shape, {d: data.draw(st.integers(1, n)) for d, n in shape.items()})
+    labels = data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=len(grid), max_size=len(grid)))
+    plan = SplitPlan(grid, bytes(labels))
+    reach = SphereReach("lat", "lon", np.array(lats), np.array(lons), km)
+    cells = {d: np.arange(n) for d, n in shape.items()}
+    found = plan.label_cells(cells, [reach])
+
+    def apart(a: tuple[int, ...], b: tuple[int, ...]) -> float:
+        return oracle.great_circle_km(lats[a[0]], lons[a[1]], lats[b[0]], lons[b[1]])
+
+    anywhere = [lambda i, j: True] * 2
+    plain = plan.label_cells(cells)
+    # a pair at the very distance may round either way: bracket it by ten metres
+    least = oracle.buffered(plain, anywhere, lambda a, b: apart(a, b) < km - 0.01)
+    most = oracle.buffered(plain, anywhere, lambda a, b: apart(a, b) <= km + 0.01)
+    assert (found[least == 255] == 255).all()
+    assert (found[most != 255] != 255).all()
+
+
+def test_sphere_and_time_together_mean_near_in_both() -> None:
+    lat, lon = np.array([60.0, 61.0, 80.0]), np.array([178.0, 179.9, -179.9, -177.0])
+    grid = Grid.blocks({"lat": 3, "lon": 4, "time": 4}, {"lon": 2, "time": 2})
+    plan = SplitPlan(grid, bytes([1, 0, 0, 1]))
+    reaches = [SphereReach("lat", "lon", lat, lon, 100.0), AxisReach.of_cells("time", 4, 1)]
+    cells = {"lat": np.arange(3), "lon": np.arange(4), "time": np.arange(4)}
+
+    def close(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+        return oracle.great_circle_km(lat[a[0]], lon[a[1]], lat[b[0]], lon[b[1]]) <= 100
+
+    near = [lambda i, j: True, lambda i, j: True, oracle.near_in_cells(4, 1)]
+    expected = oracle.buffered(plan.label_cells(cells), near, close)
+    found = plan.label_cells(cells, reaches)
+    assert np.array_equal(found, expected)
+    assert found[0, 1, 0] == 255, "179.9 E and 179.9 W are neighbours"
+    assert found[0, 0, 0] == 1
+    assert found[2, 0, 0] == 255, "meridians draw together at 80 N"
+
+
+def test_near_to_looks_at_no_more_than_it_is_asked() -> None:
+    grid = Grid.blocks({"time": 10_000}, {"time": 10})
+    other = np.zeros(1000, dtype=bool)
+    other[500] = True
+    reach = AxisReach.of_cells("time", 10_000, 3)
+    near = near_to(other, grid, [reach], {"time": np.array([4996, 4997, 5012, 5013])})
+    assert near.tolist() == [False, True, True, False]
+
+
+@given(case=_labelled_grid())
+@settings(deadline=None)
+def test_plan_survives_json_pickle_and_hash(case: tuple[Grid, SplitPlan]) -> None:
+    grid, bare = case
+    plan = SplitPlan(
+        grid, bare.labels, 3, (("train", 0.8), ("test", 0.2)), (("lat", "150km"),), ("lon",)
+    )
+    again = SplitPlan.from_json(plan.to_json())
+    assert again == plan
+    assert hash(again) == hash(pickle.loads(pickle.dumps(plan)))  # noqa: S301 our own bytes
+    assert np.array_equal(again.table, plan.table)
+
+
+def test_cell_plan_survives_json_and_meets_fractions_to_the_cell() -> None:
+    plan = CellPlan((("a", 7), ("b", 11)), (("train", 0.6), ("val", 0.1), ("test", 0.3)), 5)
+    assert CellPlan.from_json(plan.to_json()) == plan
+    labels = plan.label_cells({"a": np.arange(7), "b": np.arange(11)})
+    assert [int((labels == k).sum()) for k in (1, 2, 0)] == [46, 8, 23]
+
+
+@pytest.mark.parametrize("text", ['{"kind": "blocks"}', '{"grid": 3, "labels": ""}', "[]"])
+def test_damaged_plans_are_refused(text: str) -> None:
+    with pytest.raises(InvalidValueError, match="not a split plan"):
+        SplitPlan.from_json(text)
+
+
+def test_plan_refuses_what_no_plan_can_be() -> None:
+    with pytest.raises(InvalidValueError, match="sorted by name"):
+        SplitPlan(Grid.blocks({"time": 2, "lat": 2}, {}), b"\x01")
+    with pytest.raises(InvalidValueError, match="as many labels"):
+        SplitPlan(Grid.blocks({"lat": 2}, {"lat": 1}), b"\x01")
+    with pytest.raises(InvalidValueError, match="labels are 0, 1, 2 or 255"):
+        SplitPlan(Grid.blocks({"lat": 2}, {}), b"\x07")
+    with pytest.raises(EmptyPartError, match="has 1 cells"):
+        CellPlan((("a", 1),), (("train", 0.5), ("test", 0.5)), 0)
+
+
+def test_assign_says_why_a_part_would_be_empty() -> None:
+    grid = Grid.blocks({"time": 10}, {"time": 5})
+    with pytest.raises(EmptyPartError, match="2 of 2 blocks hold valid cells; use smaller blocks"):
+        SplitPlan.assign(grid, [5, 5], {"train": 0.6, "val": 0.2, "test": 0.2}, 1)
+    with pytest.raises(EmptyPartError, match="all gaps"):
+        SplitPlan.assign(grid, [0, 0], {"train": 0.6, "test": 0.4}, 1)
