@@ -30,32 +30,24 @@ _BLOCK_CELLS = 2**21
 Cube = xr.Dataset | xr.DataArray | Mapping[str, Any]
 
 
-def is_cube(ds: object) -> bool:
-    """Tell labelled cubes from dicts of arrays, and refuse anything else.
+def check_cube(ds: object) -> None:
+    """Refuse what is neither a labelled cube nor a dict of arrays.
 
     Parameters
     ----------
-    ds : Dataset, DataArray or mapping of str to array
+    ds : object
         What a user gave.
-
-    Returns
-    -------
-    bool
-        True for a Dataset or DataArray, False for a mapping.
 
     Raises
     ------
     InvalidTypeError
-        If it is neither.
+        If it is no Dataset, DataArray or mapping.
     """
-    if isinstance(ds, xr.Dataset | xr.DataArray):
-        return True
-    if isinstance(ds, Mapping):
-        return False
-    raise InvalidTypeError(
-        f"ds is a {type(ds).__name__}; give an xarray Dataset or DataArray, or a dict of arrays "
-        "laid out (samples, *window)"
-    )
+    if not isinstance(ds, xr.Dataset | xr.DataArray | Mapping):
+        raise InvalidTypeError(
+            f"ds is a {type(ds).__name__}; give an xarray Dataset or DataArray, or a dict of "
+            "arrays laid out (samples, *window)"
+        )
 
 
 def as_dataset(ds: xr.Dataset | xr.DataArray) -> xr.Dataset:
@@ -401,48 +393,75 @@ def blocks(variable: xr.Variable) -> Iterator[dict[str, slice]]:
         yield block.slices
 
 
-def label_array(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArray[Any]:
-    """Broadcast a label or mask of samples to the shape of a variable.
+def with_samples(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArray[Any]:
+    """Give a label or mask of samples a leading dim of samples, if it lacks one.
 
     Parameters
     ----------
     array : ndarray
         Of shape (samples,), (samples, *window), or (*window) alone where it is the same for
-        every sample; leading window dims may be missing.
+        every sample; leading window dims may be missing. One dim of the right length always
+        means samples.
     shape : sequence of int
-        (samples, *window) of the variable.
+        (samples, *window) of a variable.
     what : str
         What the array is, for messages.
 
     Returns
     -------
     ndarray
-        A read-only view of `shape`.
+        With samples along the first dim; a read-only view where it was repeated.
 
     Raises
     ------
     InvalidValueError
         If the shapes do not fit, or fit in two ways.
     """
-    target = tuple(shape)
-    if array.shape == target:
+    n, *window = shape
+    if array.shape == tuple(shape):
         return array
-    by_sample = array.shape[:1] == target[:1] and _ends_with(target[1:], array.shape[1:])
-    static = _ends_with(target[1:], array.shape)
-    if by_sample and static:
+    by_sample = array.shape[:1] == (n,) and _ends_with(tuple(window), array.shape[1:])
+    static = _ends_with(tuple(window), array.shape)
+    if by_sample and static and array.ndim > 1:
         raise InvalidValueError(
             f"{what} of shape {array.shape} may be read with or without samples for data of "
-            f"shape {target}; give it the full shape"
+            f"shape {tuple(shape)}; give it the full shape"
         )
-    if by_sample:
-        missing = (1,) * (len(target) - array.ndim)
-        return np.broadcast_to(array.reshape(array.shape[0], *missing, *array.shape[1:]), target)
-    if static:
-        return np.broadcast_to(array, target)
-    raise InvalidValueError(
-        f"{what} has shape {array.shape}, the data {target}; give one value per sample, per "
-        "window cell, or per cell"
-    )
+    if not by_sample and not static:
+        raise InvalidValueError(
+            f"{what} has shape {array.shape}, the data {tuple(shape)}; give one value per "
+            "sample, per window cell, or per cell"
+        )
+    return array if by_sample else np.broadcast_to(array, (n, *array.shape))
+
+
+def to_shape(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArray[Any]:
+    """Repeat a label or mask along the window dims that it lacks.
+
+    Parameters
+    ----------
+    array : ndarray
+        Samples along the first dim, from `with_samples`.
+    shape : sequence of int
+        (samples, *window) of a variable.
+    what : str
+        What the array is, for messages.
+
+    Returns
+    -------
+    ndarray
+        A read-only view of `shape`, or the array itself.
+
+    Raises
+    ------
+    InvalidValueError
+        If the shapes do not fit.
+    """
+    target = tuple(shape)
+    if array.shape[:1] != target[:1] or not _ends_with(target[1:], array.shape[1:]):
+        raise InvalidValueError(f"{what} of shape {array.shape} does not fit data of {target}")
+    missing = (1,) * (len(target) - array.ndim)
+    return np.broadcast_to(array.reshape(array.shape[0], *missing, *array.shape[1:]), target)
 
 
 def _ends_with(shape: tuple[int, ...], ending: tuple[int, ...]) -> bool:

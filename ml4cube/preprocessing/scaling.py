@@ -13,6 +13,7 @@ from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.statistics import scale_values, scaled_dtype
 from ml4cube.preprocessing import cubes
+from ml4cube.preprocessing.samples import Samples
 
 Parameters = Mapping[str, tuple[Any, Any]]
 Rescale = Callable[..., Any]
@@ -174,13 +175,13 @@ def rescale(
     InvalidValueError
         If no variable has parameters.
     """
+    cubes.check_cube(ds)
     if not isinstance(ds, xr.Dataset | xr.DataArray):
-        cubes.is_cube(ds)
         scaled = {
             name: arithmetic(np.asarray(ds[name]), *parameters[name])
             for name in _to_scale(ds, parameters, {"split", filter_var})
         }
-        return {**ds, **scaled}
+        return Samples({**ds, **scaled}, getattr(ds, "accounting", None))
     if isinstance(ds, xr.DataArray) and ds.name is None and len(parameters) == 1:
         parameters = {cubes.UNNAMED: next(iter(parameters.values()))}
     cube = cubes.as_dataset(ds)

@@ -85,10 +85,10 @@ class Statistics(core.Statistics):
         EmptyPartError
             If the part has no cell.
         """
+        cubes.check_cube(ds)
         excluded = cubes.names("exclude_vars", exclude_vars)
         wanted = None if variables is None else cubes.names("variables", variables)
         if not isinstance(ds, xr.Dataset | xr.DataArray):
-            cubes.is_cube(ds)
             return cls._from_samples(ds, wanted, excluded, split)
         cube = cubes.as_dataset(ds)
         chosen = _chosen(cube, wanted, excluded, isinstance(ds, xr.DataArray))
@@ -128,7 +128,8 @@ class Statistics(core.Statistics):
             where = None
             if part != "all":
                 label = arrays["split"] == PARTS[part]
-                where = cubes.label_array(label, arrays[name].shape, "split")
+                label = cubes.with_samples(label, arrays[name].shape, "split")
+                where = cubes.to_shape(label, arrays[name].shape, "split")
             table[name] = _named_errors(name, VariableStatistics.of, arrays[name], where)
             _check_not_empty(name, table[name], part)
         return cls(table, part)

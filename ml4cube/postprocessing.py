@@ -1,0 +1,155 @@
+"""Back to physical units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ml4cube.core import statistics as core
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.statistics import scaled_dtype, unscale_values
+
+Pairs = Mapping[str, Sequence[float]] | core.Statistics
+
+
+def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) -> Any:
+    """Take standardization back: ``x * std + mean``.
+
+    Parameters
+    ----------
+    x : array, DataArray, Dataset or dict of arrays
+        Standardized values; left as they are. A lazy cube stays lazy.
+    xmean : float, or mapping of str to [mean, std], or Statistics
+        Mean that was used; for a Dataset or dict those of every variable, as `get_statistics`
+        gives them.
+    xstd : float, optional
+        Standard deviation that was used; only with a single mean.
+
+    Returns
+    -------
+    array, DataArray, Dataset or dict
+        Of the kind given, in physical units, with the same dtype, coordinates and attributes.
+        Gaps stay gaps. A std of 0 is what `standardize` takes it for: values were only shifted.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the numbers do not suit the kind of `x`.
+    InvalidValueError
+        If a number is NaN or infinite, or no variable has statistics.
+
+    Examples
+    --------
+    >>> undo_standardizing(np.array([-2.0, 2.0]), 2.0, 0.5)
+    array([1., 3.])
+    """
+    if isinstance(xmean, core.Statistics):
+        xmean = xmean.mean_std()
+    return _undo(x, xmean, xstd, ("xmean", "xstd"), lambda mean, std: (mean, std or 1.0))
+
+
+def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> Any:
+    """Take normalization back: ``x * (max - min) + min``.
+
+    Parameters
+    ----------
+    x : array, DataArray, Dataset or dict of arrays
+        Normalized values; left as they are. A lazy cube stays lazy.
+    xmin : float, or mapping of str to [min, max], or Statistics
+        Least value that was used; for a Dataset or dict the ranges of every variable, as
+        `get_range` gives them.
+    xmax : float, optional
+        Greatest value that was used; only with a single least value.
+
+    Returns
+    -------
+    array, DataArray, Dataset or dict
+        Of the kind given, in physical units, with the same dtype, coordinates and attributes.
+        Gaps stay gaps. Where min equals max, values were only shifted, as `normalize` does.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the numbers do not suit the kind of `x`.
+    InvalidValueError
+        If a number is NaN or infinite, or no variable has a range.
+
+    Examples
+    --------
+    >>> undo_normalizing(np.array([0.0, 0.5]), 1.0, 5.0)
+    array([1., 3.])
+    """
+    if isinstance(xmin, core.Statistics):
+        xmin = xmin.range()
+    return _undo(x, xmin, xmax, ("xmin", "xmax"), lambda low, high: (low, (high - low) or 1.0))
+
+
+def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], parameters: Any) -> Any:
+    """Unscale one array, or every variable that has statistics."""
+    if isinstance(first, Mapping):
+        if second is not None:
+            raise InvalidTypeError(
+                f"{arguments[1]}={second!r} beside a mapping of pairs; leave it out"
+            )
+        return _undo_each(x, first, arguments[0], parameters)
+    if isinstance(x, Mapping):
+        raise InvalidTypeError(
+            f"x is a {type(x).__name__} of several variables; give {arguments[0]} as a mapping "
+            f"{{variable: [..., ...]}}, not {first!r}"
+        )
+    return _undo_array(x, *parameters(*_numbers(arguments, first, second)))
+
+
+def _undo_each(x: Any, pairs: Mapping[str, Any], argument: str, parameters: Any) -> Any:
+    """Unscale every variable that has statistics."""
+    if isinstance(x, xr.DataArray):
+        name = next(iter(pairs)) if x.name is None and len(pairs) == 1 else x.name
+        if name not in pairs:
+            raise InvalidValueError(f"{argument} has {list(pairs)}, x is called {x.name!r}")
+        return _undo_array(x, *parameters(*_numbers((argument, argument), *pairs[str(name)])))
+    if not isinstance(x, Mapping):
+        raise InvalidTypeError(
+            f"x is a {type(x).__name__}, but {argument} names variables {list(pairs)}; "
+            "give a Dataset or a dict of arrays, or two numbers"
+        )
+    found = [name for name in pairs if name in x]
+    if not found:
+        raise InvalidValueError(f"{argument} has {list(pairs)}, x has none of them: {list(x)}")
+    undone = {
+        name: _undo_array(x[name], *parameters(*_numbers((argument, argument), *pairs[name])))
+        for name in found
+    }
+    return x.assign(undone) if isinstance(x, xr.Dataset) else {**x, **undone}
+
+
+def _numbers(arguments: tuple[str, str], first: Any, second: Any) -> tuple[float, float]:
+    """Read two finite numbers."""
+    try:
+        a, b = float(first), float(second)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(
+            f"{arguments[0]}={first!r}, {arguments[1]}={second!r}; give two numbers"
+        ) from None
+    if not (math.isfinite(a) and math.isfinite(b)):
+        raise InvalidValueError(
+            f"{arguments[0]}={a}, {arguments[1]}={b}; statistics of gaps only undo nothing"
+        )
+    return a, b
+
+
+def _undo_array(x: Any, offset: float, scale: float) -> Any:
+    """Unscale one array of any kind, lazily if it is lazy."""
+    if not isinstance(x, xr.DataArray) and not hasattr(x, "dask"):
+        return unscale_values(np.asarray(x), offset, scale)
+    return xr.apply_ufunc(
+        unscale_values,
+        x,
+        kwargs={"offset": offset, "scale": scale},
+        dask="parallelized",
+        output_dtypes=[scaled_dtype(x.dtype)],
+        keep_attrs=True,
+    )

@@ -1,0 +1,618 @@
+"""Masks and gaps: which samples or cells are kept, and what stands in for a gap.
+
+Samples are dicts of arrays (samples, *window) or Datasets with a dim ``samples``: there, a
+sample is dropped. On any other cube each cell is a sample of its own; a grid cannot lose cells,
+so a cell that is dropped becomes a gap in every floating-point variable.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core import statistics as core
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.missing import (
+    DROP_POLICIES,
+    FILL_METHODS,
+    KEPT,
+    MASK,
+    REASONS,
+    fill_gaps,
+    find_gaps,
+    keep_samples,
+)
+from ml4cube.core.statistics import scaled_dtype
+from ml4cube.preprocessing import cubes
+from ml4cube.preprocessing.samples import Samples, record, recorded, sample_arrays
+from ml4cube.preprocessing.statistics import Statistics
+
+logger = logging.getLogger(__name__)
+
+#: Dim along which a Dataset holds samples.
+SAMPLES = "samples"
+
+
+def assign_mask(
+    ds: xr.Dataset, mask: Any, mask_name: str | None = None, stack_dim: str | None = "time"
+) -> xr.Dataset:
+    """Add a mask to a cube; one that lacks dims of the cube counts along all of them.
+
+    Parameters
+    ----------
+    ds : Dataset
+        Left as it is.
+    mask : DataArray, or array (numpy or dask)
+        True (or any number but 0) where cells count; NaN is False. A DataArray is matched by
+        name. An array has the dims of the cube in order, or all of them but `stack_dim`.
+    mask_name : str, optional
+        Name of the new variable; ``"filter_mask"`` if not given.
+    stack_dim : str, optional
+        The dim that an array of one dim less does not have.
+
+    Returns
+    -------
+    Dataset
+        With the mask as a bool variable on the cube's dims, chunked like the cube. A mask that
+        is repeated takes no more memory than the one given.
+
+    Raises
+    ------
+    InvalidValueError
+        If a dim is unknown, or the shape or the coordinates do not fit.
+    InvalidTypeError
+        If `ds` is no Dataset.
+
+    Examples
+    --------
+    >>> ds = xr.Dataset({"t": (("time", "lat"), np.zeros((2, 3)))})
+    >>> assign_mask(ds, np.array([True, False, True])).filter_mask.values
+    array([[ True, False,  True],
+           [ True, False,  True]])
+    """
+    if not isinstance(ds, xr.Dataset):
+        raise InvalidTypeError(f"ds is a {type(ds).__name__}; a mask is added to a Dataset")
+    like = _largest(ds)
+    flags = _flags(_mask_variable(mask, like, stack_dim, ds))
+    full = cubes.spread(flags, like)
+    if like.chunks is not None:
+        full = full.chunk(dict(zip(like.dims, like.chunks, strict=True)))
+    full.attrs = {cubes.ROLE_ATTR: "mask"}
+    return ds.assign({mask_name or cubes.FILTER_VAR: full})
+
+
+def _largest(ds: xr.Dataset) -> xr.Variable:
+    """The variable whose dims are those of the cube."""
+    candidates = [ds.variables[name] for name in cubes.data_variables(ds) or ds.data_vars]
+    if not candidates:
+        raise InvalidValueError("the cube has no variable, so there is nothing to mask")
+    return max(candidates, key=lambda variable: (variable.ndim, variable.size))
+
+
+def _mask_variable(
+    mask: Any, like: xr.Variable, stack_dim: str | None, ds: xr.Dataset
+) -> xr.Variable:
+    """Give the mask named dims, and refuse one that does not fit."""
+    if isinstance(mask, xr.DataArray):
+        cubes.check_known("mask", (str(dim) for dim in mask.dims), like.dims)
+        try:
+            xr.align(mask, ds, join="exact", copy=False)
+        except ValueError as error:
+            raise InvalidValueError(
+                f"the mask's coordinates are not those of the cube ({error}); "
+                "reindex it, or give a plain array"
+            ) from error
+        return mask.variable
+    array = mask if hasattr(mask, "ndim") else np.asarray(mask)
+    dims = like.dims
+    if array.ndim == like.ndim - 1:
+        if stack_dim not in like.dims:
+            raise InvalidValueError(
+                f"stack_dim={stack_dim!r} is no dim of the cube {like.dims}; name the dim that "
+                f"a mask of shape {array.shape} lacks"
+            )
+        dims = tuple(dim for dim in like.dims if dim != stack_dim)
+    expected = tuple(like.sizes[dim] for dim in dims)
+    if array.shape != expected:
+        raise InvalidValueError(
+            f"mask has shape {array.shape}, the cube's {dims} have {expected}; transpose it or "
+            "give a DataArray, which is matched by name"
+        )
+    return xr.Variable(dims, array)
+
+
+def _flags(mask: xr.Variable) -> xr.Variable:
+    """Turn numbers into flags: NaN and 0 are False."""
+    present: xr.Variable = mask.notnull()
+    return present & mask.astype(bool)
+
+
+def apply_filter(
+    ds: cubes.Cube, filter_var: str | None = cubes.FILTER_VAR, drop_sample: bool = False
+) -> Any:
+    """Apply a mask: drop the samples it touches, or turn the cells outside into gaps.
+
+    Parameters
+    ----------
+    ds : dict of arrays (samples, *window), Dataset or DataArray
+        Left as it is. The mask is one of its variables; it may lack dims, or the samples.
+    filter_var : str, optional
+        Name of the mask; None applies none. A missing ``"filter_mask"`` means that there is no
+        mask, any other missing name is an error.
+    drop_sample : bool
+        Drop samples with a cell outside the mask; otherwise cells outside become gaps. A point
+        outside the mask is dropped either way. On a cube without samples cells become gaps.
+
+    Returns
+    -------
+    Samples (a dict), Dataset or DataArray
+        Of the kind given; a lazy cube stays lazy. Floats keep their dtype; integers and
+        booleans become floats where cells are turned into gaps. `accounting` tells the counts.
+
+    Raises
+    ------
+    InvalidValueError
+        If a mask of another name than the default is missing, or does not fit the data.
+
+    Examples
+    --------
+    >>> samples = {"t": np.array([[1.0, 2.0], [3.0, 4.0]]), "filter_mask": np.array([True, False])}
+    >>> apply_filter(samples)["t"]
+    array([[ 1.,  2.],
+           [nan, nan]])
+    >>> apply_filter(samples, drop_sample=True)["t"]
+    array([[1., 2.]])
+    """
+    cubes.check_cube(ds)
+    if isinstance(ds, xr.Dataset | xr.DataArray):
+        return _filter_cube(ds, filter_var, drop_sample)
+    arrays, data, n = sample_arrays(ds, filter_var)
+    outside = np.zeros(n, bool)
+    if _has_mask(arrays, filter_var):
+        mask = _truth(arrays[str(filter_var)])
+        for name in data:
+            out = ~cubes.to_shape(mask, arrays[name].shape, "mask")
+            if drop_sample or out.ndim == 1:
+                outside |= out.reshape(n, -1).any(axis=1)
+            else:
+                arrays[name] = blank(arrays[name], out)
+    return _kept(ds, arrays, np.where(outside, MASK, KEPT).astype(np.uint8))
+
+
+def _has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
+    """Whether a mask is there; refuse a name that only a typo explains."""
+    if filter_var is None or (filter_var == cubes.FILTER_VAR and filter_var not in present):
+        return False
+    cubes.check_known("filter_var", [filter_var], present)
+    return True
+
+
+def _truth(mask: NDArray[Any]) -> NDArray[np.bool_]:
+    """Flags of a mask of any dtype; NaN and 0 are False."""
+    return np.asarray((mask != 0) & ~find_gaps(mask))
+
+
+def blank(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
+    """Turn cells into gaps.
+
+    Parameters
+    ----------
+    values : ndarray
+        Left as it is.
+    cells : ndarray of bool
+        Which; broadcast against `values`.
+
+    Returns
+    -------
+    ndarray
+        A new array: floats and dates keep their dtype, integers and booleans become floats.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the dtype has no gaps, as texts.
+
+    Examples
+    --------
+    >>> blank(np.array([1, 2], "int16"), np.array([True, False]))
+    array([nan,  2.], dtype=float32)
+    """
+    if values.dtype.kind in "fc":
+        gap: Any = values.dtype.type(np.nan)
+    elif values.dtype.kind in "mM":
+        gap = np.array("NaT", values.dtype)
+    elif values.dtype.kind in "iub":
+        values = values.astype(scaled_dtype(values.dtype))
+        gap = values.dtype.type(np.nan)
+    else:
+        raise InvalidTypeError(f"values of dtype {values.dtype} have no gaps; leave them out")
+    return np.where(cells, gap, values)
+
+
+def _blanked_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Dtype of the result of `blank`."""
+    return dtype if dtype.kind in "fcmM" else scaled_dtype(dtype)
+
+
+def _kept(
+    given: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], reason: NDArray[np.uint8]
+) -> Samples:
+    """Keep the samples without a reason to drop them, and count the others."""
+    keep = reason == KEPT
+    before: dict[str, int] = dict(getattr(given, "accounting", {}))
+    counts = {"total": before.get("total", keep.size), "kept": int(keep.sum())}
+    counts |= {name: n for name, n in before.items() if name not in counts}
+    for code, name in REASONS.items():
+        if dropped := int((reason == code).sum()):
+            counts[name] = counts.get(name, 0) + dropped
+            logger.info("%d of %d samples dropped: %s", dropped, keep.size, name)
+    return Samples({name: values[keep] for name, values in arrays.items()}, counts)
+
+
+def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
+    """Apply a mask to a Dataset or DataArray."""
+    cube = cubes.as_dataset(ds)
+    if not _has_mask(cube.variables, filter_var):
+        return ds
+    inside = _flags(cube.variables[str(filter_var)])
+    data = cubes.data_variables(cube, exclude=[str(filter_var)])
+    if SAMPLES in cube.dims and (drop_sample or _largest(cube).dims == (SAMPLES,)):
+        spare = [dim for dim in inside.dims if dim != SAMPLES]
+        outside = cubes.spread(
+            ~inside.all(spare), xr.Variable((SAMPLES,), np.empty(cube.sizes[SAMPLES]))
+        )
+        return cubes.like_given(_drop(cube, np.where(outside.values, MASK, KEPT)), ds)
+    masked = {
+        name: _blanked(cube[name], ~cubes.spread(inside, cube.variables[name])) for name in data
+    }
+    result = cube.assign(masked)
+    if SAMPLES not in cube.dims:
+        like = _largest(cube)
+        outside = (~cubes.spread(inside, like)).sum()
+        result = record(result, {"total": like.size, "mask": outside.data})
+    return cubes.like_given(result, ds)
+
+
+def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
+    """Turn cells of one variable into gaps, lazily if it is lazy."""
+    return xr.apply_ufunc(
+        blank,
+        array,
+        cells,
+        dask="parallelized",
+        output_dtypes=[_blanked_dtype(array.dtype)],
+        keep_attrs="override",
+    )
+
+
+def _drop(cube: xr.Dataset, reason: NDArray[Any]) -> xr.Dataset:
+    """Drop samples of a Dataset, whose counts add to those it carries."""
+    keep = reason == KEPT
+    counts = {name: int(count.values) for name, count in recorded(cube).items()}
+    counts.setdefault("total", keep.size)
+    for code, name in REASONS.items():
+        if dropped := int((reason == code).sum()):
+            counts[name] = counts.get(name, 0) + dropped
+            logger.info("%d of %d samples dropped: %s", dropped, keep.size, name)
+    return record(cube.isel({SAMPLES: np.flatnonzero(keep)}), counts)
+
+
+def drop_nan_values(
+    ds: cubes.Cube,
+    vars: Iterable[str] | None = None,
+    mode: str | None = "auto",
+    filter_var: str | None = cubes.FILTER_VAR,
+) -> Any:
+    """Drop samples for their gaps; each sample is judged by itself.
+
+    Parameters
+    ----------
+    ds : dict of arrays (samples, *window), Dataset or DataArray
+        Left as it is.
+    vars : iterable of str, optional
+        Variables whose gaps count; all data variables if not given.
+    mode : {"auto", "if_all_nan", "masked", None}
+        ``"auto"`` drops a sample with any gap, ``"if_all_nan"`` one in which every listed
+        variable is all gaps, ``"masked"`` one without a mask-true cell or with a gap in a
+        mask-true cell. None drops none.
+    filter_var : str, optional
+        Name of the mask that ``"masked"`` uses; it may lack dims, or the samples.
+
+    Returns
+    -------
+    Samples (a dict), Dataset or DataArray
+        Of the kind given, all its variables with the same samples. A cube without samples has
+        cells for samples: those dropped become gaps in every floating-point variable that has
+        all dims of the cube, and a lazy cube stays lazy. `accounting` tells the counts.
+
+    Raises
+    ------
+    InvalidValueError
+        If a name or the mode is unknown, or ``"masked"`` finds no mask.
+
+    Examples
+    --------
+    >>> samples = {"t": np.array([[1.0, np.nan], [3.0, 4.0], [np.nan, np.nan]])}
+    >>> drop_nan_values(samples, ["t"])["t"]
+    array([[3., 4.]])
+    >>> drop_nan_values(samples, ["t"], mode="if_all_nan").accounting
+    {'total': 3, 'kept': 2, 'gap': 1}
+    """
+    check_choice("mode", mode, DROP_POLICIES)
+    listed = None if vars is None else cubes.names("vars", vars)
+    cubes.check_cube(ds)
+    if isinstance(ds, xr.Dataset | xr.DataArray):
+        return _drop_nan_of_cube(ds, listed, mode, filter_var)
+    arrays, data, n = sample_arrays(ds, filter_var)
+    cubes.check_known("vars", listed or (), arrays)
+    wanted = [name for name in data if listed is None or name in listed]
+    gaps = {name: find_gaps(arrays[name]) for name in wanted}
+    reason = np.zeros(n, np.uint8)
+    if mode == "masked":
+        mask = _truth(arrays[_needed_mask(arrays, filter_var)])
+        for name, flags in gaps.items():
+            inside = cubes.to_shape(mask, flags.shape, "mask")
+            reason = np.maximum(reason, keep_samples({name: flags}, inside, mode)[1])
+    elif gaps:
+        reason = keep_samples(gaps, None, mode)[1]
+    return _kept(ds, arrays, reason)
+
+
+def _needed_mask(present: Mapping[Any, Any], filter_var: str | None) -> str:
+    """Name of the mask that ``"masked"`` cannot do without."""
+    if filter_var is None or filter_var not in present:
+        raise InvalidValueError(
+            f"mode='masked' needs the mask filter_var={filter_var!r}, found only "
+            f"{list(present)}; add it by assign_mask or choose mode='auto'"
+        )
+    return filter_var
+
+
+def _drop_nan_of_cube(
+    ds: Any, listed: tuple[str, ...] | None, mode: str | None, filter_var: str | None
+) -> Any:
+    """Drop samples of a Dataset of samples, or cells of any other cube."""
+    cube = cubes.as_dataset(ds)
+    cubes.check_known("vars", listed or (), cube.variables)
+    mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
+    data = cubes.data_variables(cube, exclude=[filter_var] if filter_var else [])
+    wanted = [name for name in data if listed is None or name in listed]
+    if not wanted or mode is None:
+        return ds
+    inside = None if mask_name is None else _flags(cube.variables[mask_name])
+    reason = _reasons([cube.variables[name] for name in wanted], inside, mode)
+    if SAMPLES in cube.dims:
+        return cubes.like_given(_drop(cube, reason.values), ds)
+    dropped = reason != KEPT
+    blanked = {
+        name: _blanked(cube[name], dropped.transpose(*cube[name].dims))
+        for name in data
+        if set(cube[name].dims) == set(reason.dims) and cube[name].dtype.kind == "f"
+    }
+    counts = recorded(cube)
+    if counts.get("mask") is not None and mask_name is None and filter_var in cube.variables:
+        # cells outside the mask are counted already
+        reason = reason * cubes.spread(_flags(cube.variables[filter_var]), reason)
+    found = {name: (reason == code).sum().data for code, name in REASONS.items()}
+    if mask_name is None:
+        found.pop("mask")
+    return cubes.like_given(record(cube.assign(blanked), {"total": reason.size, **found}), ds)
+
+
+def _reasons(variables: list[xr.Variable], mask: xr.Variable | None, mode: str) -> xr.Variable:
+    """Code of `keep_samples` for each sample of a Dataset, or for each cell of a cube."""
+    sizes = {dim: n for variable in variables for dim, n in variable.sizes.items()}
+    outer = [dim for dim in sizes if dim == SAMPLES or SAMPLES not in sizes]
+    window = [dim for dim in sizes if dim not in outer]
+    full = xr.Variable(
+        (*outer, *window), np.broadcast_to(False, tuple(sizes[d] for d in (*outer, *window)))
+    )
+    arrays = [cubes.spread(variable, full) for variable in variables]
+    if mask is not None:
+        arrays.append(cubes.spread(mask, full))
+    result: xr.Variable = xr.apply_ufunc(
+        _reasons_of_block,
+        *arrays,
+        input_core_dims=[window] * len(arrays),
+        kwargs={"mode": mode, "masked": mask is not None, "window": len(window)},
+        dask="parallelized",
+        dask_gufunc_kwargs={"allow_rechunk": True},
+        output_dtypes=[np.uint8],
+    )
+    return result
+
+
+def _reasons_of_block(
+    *arrays: NDArray[Any], mode: str, masked: bool, window: int
+) -> NDArray[np.uint8]:
+    """Code of `keep_samples` for the samples of one block, of any number of outer dims."""
+    outer = arrays[0].shape[: arrays[0].ndim - window]
+    flat = [array.reshape(-1, *array.shape[len(outer) :]) for array in arrays]
+    mask = flat.pop() if masked else None
+    gaps = {str(i): find_gaps(values) for i, values in enumerate(flat)}
+    return keep_samples(gaps, mask, mode)[1].reshape(outer)
+
+
+def fill_nan_values(
+    ds: cubes.Cube,
+    vars: Iterable[str] | None = None,
+    method: str = "mean",
+    const: float | None = None,
+    *,
+    statistics: core.Statistics | None = None,
+    split: str | None = "train",
+    seed: int = 42,
+) -> Any:
+    """Put numbers in the place of gaps, the same for any chunking.
+
+    Parameters
+    ----------
+    ds : dict of arrays (samples, *window), Dataset or DataArray
+        Left as it is.
+    vars : iterable of str, optional
+        Variables to fill; all floating-point data variables if not given.
+    method : {"mean", "sample_mean", "constant", "noise"}
+        ``"mean"`` takes the mean of the training cells. ``"sample_mean"`` takes the mean of the
+        sample's own finite cells, and the training mean for a sample that has none; a point, or
+        a cell of a cube without samples, is such a sample when it is a gap. ``"constant"`` takes
+        `const`. ``"noise"`` draws evenly from the range of the training cells.
+    const : float, optional
+        Value for ``"constant"``.
+    statistics : Statistics, optional
+        Of the training cells. If not given and needed, computed from `ds`: one pass over it.
+    split : {"train", "val", "test", None}
+        Part to compute them from, if `ds` has a split label; None for all cells.
+    seed : int
+        Seeds the noise, which depends on it, the variable and the position of a cell alone.
+
+    Returns
+    -------
+    Samples (a dict), Dataset or DataArray
+        Of the kind given, with the same dtypes; a lazy cube stays lazy. `accounting` tells the
+        number of cells filled.
+
+    Raises
+    ------
+    InvalidValueError
+        If a name or the method is unknown, or ``"constant"`` has no `const`.
+
+    Examples
+    --------
+    >>> samples = {"t": np.array([[1.0, np.nan], [np.nan, np.nan]])}
+    >>> fill_nan_values(samples, ["t"], method="sample_mean")["t"]
+    array([[1., 1.],
+           [1., 1.]])
+    >>> fill_nan_values(samples, ["t"], method="constant", const=-1)["t"]
+    array([[ 1., -1.],
+           [-1., -1.]])
+    """
+    cubes.check_cube(ds)
+    check_choice("method", method, FILL_METHODS)
+    if method == "constant" and const is None:
+        raise InvalidValueError("method='constant' needs const, found None; give a number")
+    listed = None if vars is None else cubes.names("vars", vars)
+    given = cubes.as_dataset(ds) if isinstance(ds, xr.DataArray) else ds
+    cubes.check_known("vars", listed or (), given)
+    wanted = _fillable(given, listed)
+    if statistics is None and method != "constant" and wanted:
+        statistics = Statistics.from_cube(given, wanted, split=split)
+    options = {name: _fill_options(name, method, const, statistics, seed) for name in wanted}
+    if isinstance(ds, xr.Dataset | xr.DataArray):
+        return _fill_cube(ds, options)
+    return _fill_samples(ds, options)
+
+
+def _fillable(given: Any, listed: tuple[str, ...] | None) -> list[str]:
+    """Variables to fill: floats that are neither label nor mask."""
+    if isinstance(given, xr.Dataset):
+        data = cubes.data_variables(given)
+        return [n for n in data if given[n].dtype.kind == "f" and (listed is None or n in listed)]
+    return [
+        name
+        for name, values in given.items()
+        if np.asarray(values).dtype.kind == "f"
+        and (name in listed if listed is not None else name not in ("split", cubes.FILTER_VAR))
+    ]
+
+
+def _fill_options(
+    name: str, method: str, const: float | None, statistics: core.Statistics | None, seed: int
+) -> dict[str, Any]:
+    """Arguments of `fill_gaps` for one variable."""
+    options: dict[str, Any] = {"method": method, "const": const, "seed": seed, "variable": name}
+    if statistics is not None and method != "constant":
+        if name not in statistics:
+            raise InvalidValueError(
+                f"statistics has {list(statistics)}, not {name!r}; compute them of this cube"
+            )
+        stats = statistics[name]
+        options |= {"mean": stats.mean, "low": stats.min, "high": stats.max}
+    return options
+
+
+def _fill_samples(samples: Mapping[str, Any], options: Mapping[str, dict[str, Any]]) -> Samples:
+    """Fill a dict of arrays."""
+    arrays = {name: np.asarray(values) for name, values in samples.items()}
+    filled = {name: fill_gaps(arrays[name], **chosen) for name, chosen in options.items()}
+    cells = sum(int(find_gaps(arrays[name]).sum()) for name in options)
+    counts = dict(getattr(samples, "accounting", {}))
+    counts["filled"] = counts.get("filled", 0) + cells
+    logger.info("%d gaps filled in %s", cells, ", ".join(options))
+    return Samples({**arrays, **filled}, counts)
+
+
+def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, Any]]) -> Any:
+    """Fill a Dataset or DataArray, lazily if it is lazy."""
+    cube = cubes.as_dataset(ds)
+    filled = {name: _filled(cube[name], chosen) for name, chosen in options.items()}
+    counts = {name: count.data for name, count in recorded(cube).items()}
+    for name in options:
+        counts["filled"] = counts.get("filled", 0) + _gap_count(cube.variables[name]).data
+    return cubes.like_given(record(cube.assign(filled), counts), ds)
+
+
+def _gap_count(variable: xr.Variable) -> xr.Variable:
+    """Number of gaps, lazy if the variable is."""
+    flags: xr.Variable = xr.apply_ufunc(
+        find_gaps, variable, dask="parallelized", output_dtypes=[np.bool_]
+    )
+    return flags.sum()
+
+
+def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
+    """Fill one variable of a cube."""
+    window = [dim for dim in array.dims if dim != SAMPLES] if SAMPLES in array.dims else []
+    inputs = [array]
+    if options["method"] == "noise":
+        inputs.append(_positions(array))
+    filled = xr.apply_ufunc(
+        _fill_block,
+        *inputs,
+        input_core_dims=[window] * len(inputs),
+        output_core_dims=[window],
+        kwargs={"options": dict(options), "window": len(window)},
+        dask="parallelized",
+        dask_gufunc_kwargs={"allow_rechunk": True},
+        output_dtypes=[array.dtype],
+        keep_attrs="override",
+    ).transpose(*array.dims)
+    # windows were joined for the work; the cube keeps its chunks
+    return (
+        filled
+        if array.chunks is None
+        else filled.chunk(dict(zip(array.dims, array.chunks, strict=True)))
+    )
+
+
+def _fill_block(
+    values: NDArray[Any],
+    positions: NDArray[np.uint64] | None = None,
+    *,
+    options: Mapping[str, Any],
+    window: int,
+) -> NDArray[Any]:
+    """Fill one block of cells or samples, of any number of outer dims."""
+    shape = values.shape
+    flat = (-1, *shape[len(shape) - window :])
+    placed = None if positions is None else positions.reshape(flat)
+    filled: NDArray[Any] = fill_gaps(values.reshape(flat), positions=placed, **options)
+    return filled.reshape(shape)
+
+
+def _positions(array: xr.DataArray) -> xr.DataArray:
+    """Id of each cell, row-major over the sorted names of dims: no chunking or order matters."""
+    stride = 1
+    total = xr.DataArray(np.uint64(0))
+    for dim in sorted(array.dims, key=str, reverse=True):
+        cells = np.arange(array.sizes[dim], dtype=np.uint64) * np.uint64(stride)
+        steps = xr.DataArray(cells, dims=[dim])
+        if array.chunks is not None:
+            steps = steps.chunk({dim: array.chunksizes[dim]})
+        total = total + steps
+        stride *= array.sizes[dim]
+    return total.transpose(*array.dims)
