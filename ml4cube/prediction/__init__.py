@@ -1,0 +1,3 @@
+"""A trained model and a cube become a predicted cube, on the original grid, in physical units."""
+
+from ml4cube.prediction.cube import predict_cube as predict_cube

@@ -1,0 +1,148 @@
+"""What a predicted cube is called: coordinates, attributes and encodings by the CF conventions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import xarray as xr
+
+from ml4cube.datasets.windows import cube_dims
+
+CONVENTIONS = "CF-1.11"
+MARK = "ml4cube_prediction"  # the attribute by which a cube of ours is known
+
+# Attributes that say how values were packed or bounded in the source, not what they are.
+_STORAGE = ("_FillValue", "missing_value", "scale_factor", "add_offset", "dtype")
+_RANGES = ("valid_min", "valid_max", "valid_range", "actual_range")
+_REFERENCES = ("bounds", "climatology", "grid_mapping")
+
+_COORDINATES: dict[str, dict[str, str]] = {
+    "latitude": {"standard_name": "latitude", "units": "degrees_north", "axis": "Y"},
+    "longitude": {"standard_name": "longitude", "units": "degrees_east", "axis": "X"},
+    "time": {"standard_name": "time", "axis": "T"},
+}
+_SHORT = {"lat": "latitude", "lon": "longitude"}
+
+
+def describe(
+    cube: xr.Dataset,
+    dtypes: Mapping[str, np.dtype[Any]],
+    attrs: Mapping[str, Mapping[str, Any]],
+    tile_size: Mapping[str, int],
+    about: Mapping[str, Any],
+) -> xr.Dataset:
+    """Make the predicted cube without its values.
+
+    Parameters
+    ----------
+    cube : Dataset
+        The cube that is predicted from.
+    dtypes : mapping of str to dtype
+        The targets and their dtypes.
+    attrs : mapping of str to mapping
+        Attributes of targets that `cube` does not hold.
+    tile_size : mapping of str to int
+        Chunks of the targets along every dim of the cube.
+    about : mapping
+        How the cube is made, as JSON values; kept in its attributes.
+
+    Returns
+    -------
+    Dataset
+        Targets of lazy NaN in the dim order of the cube (or their own, if they have all its
+        dims), with the coordinates, bounds and grid mapping of `cube` in memory.
+    """
+    dims = cube_dims(cube)
+    targets = {
+        name: _target(cube, name, dtype, attrs.get(name, {}), _order(cube, name, dims), tile_size)
+        for name, dtype in dtypes.items()
+    }
+    coords = {
+        name: _coordinate(name, coord.variable)
+        for name, coord in cube.coords.items()
+        if set(coord.dims) <= set(dims)
+    }
+    carried = {
+        name: _plain(cube[name].variable)
+        for name in _referenced([*targets.values(), *coords.values()])
+        if name in cube.variables and name not in coords and name not in targets
+    }
+    result = xr.Dataset({**targets, **carried}, coords)
+    for variable in result.variables.values():
+        for key in _REFERENCES:
+            if variable.attrs.get(key, key) not in {*result.variables, key}:
+                del variable.attrs[key]  # it would point to nothing
+    return result.assign_attrs(_global_attrs(cube, about))
+
+
+def _order(cube: xr.Dataset, name: str, dims: tuple[str, ...]) -> tuple[str, ...]:
+    own = tuple(str(dim) for dim in cube[name].dims) if name in cube.data_vars else ()
+    return own if set(own) == set(dims) else dims
+
+
+def _target(
+    cube: xr.Dataset,
+    name: str,
+    dtype: np.dtype[Any],
+    known: Mapping[str, Any],
+    dims: Sequence[str],
+    tile_size: Mapping[str, int],
+) -> xr.Variable:
+    shape = tuple(cube.sizes[dim] for dim in dims)
+    chunks = tuple(tile_size[dim] for dim in dims)
+    values = da.full(shape, np.nan, dtype=dtype, chunks=chunks)  # type: ignore[no-untyped-call]
+    own = cube[name] if name in cube.data_vars else None
+    given = dict(known) if own is None else dict(own.attrs)
+    if own is not None and "grid_mapping" in own.encoding:
+        given["grid_mapping"] = own.encoding["grid_mapping"]
+    attrs = {key: value for key, value in given.items() if key not in (*_STORAGE, *_RANGES)}
+    if not {"standard_name", "long_name"} & set(attrs):
+        attrs["long_name"] = name
+    encoding = {"_FillValue": dtype.type(np.nan), "chunks": chunks}
+    return xr.Variable(dims, values, attrs, encoding)
+
+
+def _coordinate(name: Hashable, source: xr.Variable) -> xr.Variable:
+    """Copy a coordinate, adding what CF asks for where its name leaves no doubt."""
+    copy = _plain(source)
+    short = str(name).lower()
+    added = dict(_COORDINATES.get(_SHORT.get(short, short), {}))
+    if copy.dims != (name,):
+        added.pop("axis", None)  # an axis is for coordinate variables proper
+    if not copy.attrs.keys() & {"standard_name", "units", "axis"}:
+        copy.attrs.update(added)
+    copy.encoding["_FillValue"] = None  # CF allows coordinates no gaps
+    return copy
+
+
+def _plain(source: xr.Variable) -> xr.Variable:
+    """Copy into memory; of the encoding only how dates count, which is all that fits anywhere."""
+    copy = source.copy(deep=False).load()
+    if copy.dtype.kind == "U":
+        copy = copy.astype(object)  # zarr v3 has texts of any length, none of a fixed one
+    copy.attrs = dict(source.attrs)
+    dates = copy.dtype.kind == "M" or copy.dtype == object
+    kept = ("units", "calendar", "dtype") if dates else ()
+    copy.encoding = {key: source.encoding[key] for key in kept if key in source.encoding}
+    return copy
+
+
+def _referenced(variables: Iterable[xr.Variable]) -> list[str]:
+    """Names of bounds and grid mappings, each once."""
+    found = [v.attrs[key] for v in variables for key in _REFERENCES if key in v.attrs]
+    return list(dict.fromkeys(name for name in found if isinstance(name, str)))
+
+
+def _global_attrs(cube: xr.Dataset, about: Mapping[str, Any]) -> dict[str, Any]:
+    version = importlib.metadata.version("ml4cube")
+    return {
+        **cube.attrs,
+        "Conventions": CONVENTIONS,
+        "source": f"ml4cube {version}: model {about['model']}",
+        MARK: json.dumps({"version": version, **about}),
+    }

@@ -1,0 +1,597 @@
+"""predict_cube: cut windows from a cube, run a model on them, blend the results into a cube."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError
+from ml4cube.core.grid import Block, Grid, SizesLike, parse_overlap, parse_sizes
+from ml4cube.core.missing import fill_gaps, find_gaps
+from ml4cube.core.sample_spec import parse_names
+from ml4cube.core.statistics import Statistics, scale_parameters, scale_values, unscale_values
+from ml4cube.datasets.store import StoreMetadata
+from ml4cube.datasets.windows import CubeReader, as_dataset, cube_dims, cube_variables
+from ml4cube.prediction.blending import Blend, Cover, Tile
+from ml4cube.prediction.cf import describe
+from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_free, parse_path
+from ml4cube.training.dist import World, pick_device
+
+logger = logging.getLogger(__name__)
+
+Model = torch.nn.Module | Callable[[torch.Tensor], torch.Tensor]
+Source = (
+    StoreMetadata
+    | Statistics
+    | Mapping[str, Sequence[float]]
+    | xr.Dataset
+    | str
+    | os.PathLike[str]
+    | None
+)
+
+_BATCH_VALUES = 2**18  # input values in a batch of default size: 1 MB in float32
+_TILE_CELLS = (2**14, 2**20)  # a tile is a 64th of the cube, but never below or above these
+
+
+def predict_cube(
+    model: Model,
+    ds: xr.Dataset | xr.DataArray | str | os.PathLike[str],
+    store_or_stats: Source = None,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    features: str | Iterable[str] | None = None,
+    targets: str | Iterable[str] | None = None,
+    sample_size: SizesLike | None = None,
+    overlap: SizesLike | float | None = None,
+    mask: str | xr.DataArray | None = None,
+    keep_gaps: bool = True,
+    batch_size: int | None = None,
+    device: str | torch.device | None = None,
+    overwrite: bool = False,
+    progress: bool | None = None,
+) -> xr.Dataset:
+    """Predict every cell of a cube with a trained model, block by block, in physical units.
+
+    Windows are laid over the whole cube (the last one along a dim is shifted inward, so every
+    cell is predicted), scaled as in training, given to the model, blended where they overlap
+    and scaled back. Memory does not grow with the cube. Inside a process group
+    (``ddp_init()``) every rank predicts a share of the blocks and writes it itself.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or callable
+        Takes a batch shaped (windows, features, *window), points (windows, features), as
+        `PTXrDataset` gives it, and returns (windows, targets, *window); with one target its
+        axis may be missing. It runs in eval mode without gradients; its mode is restored.
+    ds : Dataset, DataArray, str or path
+        The cube to predict from, of any dim order, with all features.
+    store_or_stats : store path, Dataset, StoreMetadata, Statistics or mapping, optional
+        How the training data were made. A sample store brings features, targets, window,
+        overlap, scaling, fill method and mask; statistics (``{var: [mean, std]}``) only the
+        scaling. None: nothing is scaled.
+    out : str or path, optional
+        ``.zarr`` or ``.nc`` path to write; nothing is there before the cube is complete.
+        None: the cube is returned in memory.
+    features : str or iterable of str, optional
+        Variables the model sees, in its order. Default: those of the store, else all variables
+        of numbers that are no targets.
+    targets : str or iterable of str, optional
+        Variables the model predicts, in its order. Default: those of the store, else the
+        features (the model reconstructs its input).
+    sample_size : mapping or pairs, optional
+        Cells of a window by dim; dims left out have one cell. Default: as in the store, else
+        single points.
+    overlap : mapping, pairs or float, optional
+        Fraction of a window that neighbours share, by dim. Default: as in the store.
+    mask : str or DataArray, optional
+        Where predictions are wanted, a variable of `ds` or an array along some of its dims;
+        false cells become gaps. Default: the mask variable of the store, if it was applied.
+    keep_gaps : bool, default True
+        Whether a gap of the input stays a gap: where the target itself if it is a feature,
+        else all features have one. False keeps what the model made of the filled gap.
+    batch_size : int, optional
+        Windows per call of the model. Default: as many as hold about 260,000 input values.
+    device : str or torch.device, optional
+        Where to compute. Default: where the model is.
+    overwrite : bool, default False
+        Whether a predicted cube at `out` is replaced; nothing else ever is.
+    progress : bool, optional
+        Show a progress bar, on rank 0. Default: if stderr is a terminal.
+
+    Returns
+    -------
+    Dataset
+        The targets on the grid of `ds`, in its dim order, with its coordinates, bounds and
+        grid mapping and the targets' attributes; lazily opened if `out` was given. Values are
+        in the targets' float dtype (float32 if they have none). Gaps are NaN: see `mask` and
+        `keep_gaps`, and cells for which no window has a finite prediction.
+
+    Raises
+    ------
+    InvalidValueError, InvalidTypeError
+        If an argument cannot work, or the model's result has an unexpected shape.
+    StoreExistsError
+        If `out` is taken.
+    RunError
+        On the other ranks, if one rank fails.
+
+    Examples
+    --------
+    >>> import numpy as np, torch, xarray as xr
+    >>> ds = xr.Dataset({"t": (("time", "lat"), np.arange(10.0).reshape(2, 5), {"units": "K"})})
+    >>> cube = predict_cube(
+    ...     torch.nn.Identity(), ds, {"t": [4.5, 2.9]}, sample_size={"lat": 3}, overlap=0.5
+    ... )
+    >>> bool(np.allclose(cube.t, ds.t)), cube.t.attrs["units"]
+    (True, 'K')
+    """
+    cube = as_dataset(ds)
+    if isinstance(mask, xr.DataArray):
+        cube, mask = _with_mask(cube, mask)
+    recipe = _Recipe.of(cube, store_or_stats, features, targets, sample_size, overlap, mask)
+    if batch_size is None:
+        batch_size = max(1, _BATCH_VALUES // (recipe.window_cells * len(recipe.features)))
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InvalidValueError(f"batch_size={batch_size!r} is not a number of windows, 1 or more")
+    path = None if out is None else parse_path(out)
+    if path is not None:
+        check_free(path, overwrite)
+
+    if not callable(model):
+        raise InvalidTypeError(f"model={model!r} cannot be called; give a torch module")
+    world = World.current()
+    dtype = _input_dtype(model, cube, recipe)
+    tile_size = recipe.cover.tile_size(_source_chunks(cube), _tile_cells(recipe.cover.shape))
+    dtypes = _output_dtypes(cube, recipe, dtype)
+    template = describe(cube, dtypes, recipe.attrs, tile_size, recipe.about(model))
+    grid = Grid.blocks(recipe.cover.shape, tile_size)
+    output: Output = (
+        MemoryOutput(template, recipe.targets, world)
+        if path is None
+        else StoreOutput(template, recipe.targets, world, path, overwrite)
+    )
+    with _ready(model, dtype, device) as runner:
+        predictor = _Predictor(runner, recipe, CubeReader.of(cube, recipe.reads), keep_gaps)
+        return _run(predictor, output, grid, batch_size, world, progress)
+
+
+def _with_mask(cube: xr.Dataset, mask: xr.DataArray) -> tuple[xr.Dataset, str]:
+    """The cube with the mask as a variable under a name that is not taken."""
+    lost = {d: n for d, n in mask.sizes.items() if cube.sizes.get(d) != n}
+    if lost:
+        raise InvalidValueError(
+            f"mask has {lost}, the cube has {dict(cube.sizes)}; give one along dims of the cube"
+        )
+    name = "_mask"
+    while name in cube.variables:
+        name = f"_{name}"
+    return cube.assign({name: mask.variable}), name
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What to cut from the cube, how to scale it, and what to make of the gaps."""
+
+    features: tuple[str, ...]
+    targets: tuple[str, ...]
+    cover: Cover
+    window_dims: tuple[str, ...]
+    scaling: Mapping[str, tuple[float, float]]
+    attrs: Mapping[str, Mapping[str, Any]]
+    mask: str | None = None
+    mask_features: bool = False
+    fill_method: str | None = None
+    const: float | None = None
+    statistics: Statistics | None = None
+
+    @classmethod
+    def of(
+        cls,
+        cube: xr.Dataset,
+        source: Source,
+        features: str | Iterable[str] | None,
+        targets: str | Iterable[str] | None,
+        sample_size: SizesLike | None,
+        overlap: SizesLike | float | None,
+        mask: str | None,
+    ) -> _Recipe:
+        """Fill in from the source what was not given, and check everything against the cube."""
+        metadata = _metadata(source)
+        shape = {dim: cube.sizes[dim] for dim in cube_dims(cube)}
+        wanted = parse_names("targets", targets) or (metadata.targets if metadata else ())
+        seen = parse_names("features", features)
+        if not seen and metadata:
+            seen = tuple(name for name in metadata.features if name not in wanted)
+        if not seen:
+            seen = _all_features(cube, wanted, mask)
+        spec = metadata.spec if metadata else None
+        if spec is not None and set(spec.dims) != set(shape):
+            raise InvalidValueError(
+                f"the store was made from a cube with dims {spec.dims}, this one has "
+                f"{tuple(shape)}; rename the dims"
+            )
+        sizes, window_dims = _windows(shape, metadata, sample_size)
+        if overlap is None and spec is not None and sample_size is None:
+            shared = dict(zip(spec.dims, spec.overlap, strict=True))
+            cells = {dim: shared[dim] for dim in shape}
+        else:
+            cells = parse_overlap("overlap", overlap, sizes)
+        applied = spec.filter_var if spec and spec.apply_mask and mask is None else None
+        recipe = cls(
+            features=seen,
+            targets=wanted or seen,
+            cover=Cover(shape, sizes, cells),
+            window_dims=window_dims,
+            scaling=_scaling(source if metadata is None else metadata),
+            attrs=_variable_attrs(metadata),
+            mask=applied if applied in cube.variables else mask,
+            mask_features=applied is not None and applied in cube.variables,
+            fill_method=spec.fill_method if spec else None,
+            const=spec.const if spec else None,
+            statistics=metadata.statistics if metadata else None,
+        )
+        recipe._check(cube)
+        return recipe
+
+    def _check(self, cube: xr.Dataset) -> None:
+        for argument, names in (("features", self.features), ("mask", (self.mask,))):
+            for name in names:
+                if name is not None and name not in cube.variables:
+                    raise InvalidValueError(
+                        f"{argument} names {name!r}, the cube has {list(cube.data_vars)}; "
+                        "rename a variable or name another"
+                    )
+                if name is not None and not set(cube[name].dims) <= set(self.cover.shape):
+                    raise InvalidValueError(
+                        f"{argument} {name!r} has dims {cube[name].dims}, the cube has "
+                        f"{tuple(self.cover.shape)}; leave it out"
+                    )
+        if self.scaling and not self.scaling.keys() & {*self.features, *self.targets}:
+            raise InvalidValueError(
+                f"store_or_stats has statistics of {list(self.scaling)}, the features are "
+                f"{list(self.features)}, the targets {list(self.targets)}; rename one or the other"
+            )
+        for name in self.features:
+            if cube[name].dtype.kind not in "fiub":
+                raise InvalidTypeError(
+                    f"features names {name!r} of dtype {cube[name].dtype}; a model sees numbers "
+                    "only, leave it out"
+                )
+            if {"scale_factor", "add_offset"} & set(cube[name].attrs):
+                raise InvalidValueError(
+                    f"{name!r} holds packed integers (scale_factor or add_offset is still in its "
+                    "attributes); decode it first, with xr.decode_cf(ds)"
+                )
+
+    def about(self, model: Model) -> dict[str, Any]:
+        """Return what a reader of the predicted cube may ask, as JSON values."""
+        kind = type(model) if isinstance(model, torch.nn.Module) else model
+        return {
+            "model": getattr(kind, "__name__", type(model).__name__),
+            "features": self.features,
+            "targets": self.targets,
+            "window": self.cover.size,
+            "overlap": self.cover.overlap,
+        }
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Variables to read."""
+        extra = (self.mask,) if self.mask is not None and self.mask not in self.features else ()
+        return (*self.features, *extra)
+
+    @property
+    def window_cells(self) -> int:
+        """Cells of one window."""
+        return int(np.prod([self.cover.size[dim] for dim in self.window_dims], dtype=np.int64))
+
+
+def _metadata(source: Source) -> StoreMetadata | None:
+    """What the store says, if a store was given."""
+    if isinstance(source, StoreMetadata):
+        return source
+    if source is None or (isinstance(source, Mapping) and not isinstance(source, xr.Dataset)):
+        return None
+    return StoreMetadata.of(source)
+
+
+def _scaling(source: Source) -> dict[str, tuple[float, float]]:
+    """Offset and scale of every variable that is scaled."""
+    if isinstance(source, StoreMetadata):
+        fn = source.spec.scale_fn
+        return {name: scale_parameters(one, fn) for name, one in source.statistics.items()}
+    if isinstance(source, Statistics):
+        return {name: scale_parameters(one, "standardize") for name, one in source.items()}
+    if not isinstance(source, Mapping):
+        return {}
+    return {str(name): _mean_std(str(name), pair) for name, pair in source.items()}
+
+
+def _mean_std(name: str, pair: Any) -> tuple[float, float]:
+    try:
+        mean, std = (float(value) for value in pair)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(
+            f"statistics of {name!r} are {pair!r}; give [mean, std], as get_statistics does"
+        ) from None
+    if not (np.isfinite(mean) and np.isfinite(std) and std >= 0):
+        raise InvalidValueError(
+            f"statistics of {name!r} are mean {mean} and std {std}; give finite numbers"
+        )
+    return mean, std or 1.0
+
+
+def _variable_attrs(metadata: StoreMetadata | None) -> dict[str, dict[str, Any]]:
+    """Attributes that variables had in the cube the store was made from."""
+    if metadata is None:
+        return {}
+    known = metadata.provenance.get("variables", {})
+    return {name: dict(about.get("attrs", {})) for name, about in known.items()}
+
+
+def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) -> tuple[str, ...]:
+    """Every variable of numbers but targets, mask and split label."""
+    label = [n for n, v in cube.data_vars.items() if n == "split" or "ml4cube_split" in v.attrs]
+    names, _ = cube_variables(cube, exclude=[*targets, *map(str, label), *([mask] if mask else [])])
+    found = tuple(name for name in names if cube[name].dtype.kind in "fiub")
+    if not found:
+        raise InvalidValueError(
+            f"no variable is left to predict {list(targets)} from; the cube has "
+            f"{list(cube.data_vars)}"
+        )
+    return found
+
+
+def _windows(
+    shape: dict[str, int], metadata: StoreMetadata | None, sample_size: SizesLike | None
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Window size along every dim, and the dims that the model sees, in its order."""
+    if sample_size is None and metadata is not None:
+        spec = metadata.spec
+        sizes = dict(zip(spec.dims, spec.size, strict=True))
+        too_long = {dim: n for dim, n in sizes.items() if n > shape[dim]}
+        if too_long:
+            raise InvalidValueError(
+                f"windows of the store have {too_long} cells, the cube has {shape}; "
+                "predict a larger cube, or give sample_size if the model takes smaller windows"
+            )
+        return {dim: sizes[dim] for dim in shape}, spec.window_dims
+    given = parse_sizes("sample_size", sample_size, shape) if sample_size is not None else {}
+    sizes = {dim: given.get(dim, 1) for dim in shape}
+    order = metadata.spec.dims if metadata is not None else tuple(shape)
+    return sizes, tuple(dim for dim in order if sizes[dim] > 1)
+
+
+def _source_chunks(cube: xr.Dataset) -> dict[str, int]:
+    """Chunks of the largest variable, where they are known."""
+    array = max(cube.data_vars.values(), key=lambda v: (v.ndim, v.size))
+    if array.chunks is not None:
+        return {str(d): max(parts) for d, parts in zip(array.dims, array.chunks, strict=True)}
+    preferred = array.encoding.get("preferred_chunks", {})
+    return {str(dim): int(n) for dim, n in preferred.items()}
+
+
+def _tile_cells(shape: Mapping[str, int]) -> int:
+    least, most = _TILE_CELLS
+    total = int(np.prod(list(shape.values()), dtype=np.int64))
+    return min(max(total // 64, least), most)
+
+
+def _output_dtypes(cube: xr.Dataset, recipe: _Recipe, dtype: torch.dtype) -> dict[str, Any]:
+    """Dtype of each target: its own if it is a float, else that of the model's numbers."""
+    default = np.dtype("f8" if dtype == torch.float64 else "f4")
+    own = {n: cube[n].dtype if n in cube.data_vars else default for n in recipe.targets}
+    return {n: kind.newbyteorder("=") if kind.kind == "f" else default for n, kind in own.items()}
+
+
+def _input_dtype(model: Model, cube: xr.Dataset, recipe: _Recipe) -> torch.dtype:
+    """Dtype of the model's parameters; a module without any takes the cube's precision."""
+    if not isinstance(model, torch.nn.Module):
+        return torch.float32
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            return tensor.dtype
+    double = any(cube[name].dtype == np.float64 for name in recipe.features)
+    return torch.float64 if double else torch.float32
+
+
+@dataclass(frozen=True)
+class _Runner:
+    """The model, ready to be called with numpy arrays."""
+
+    model: Model
+    device: torch.device
+    dtype: torch.dtype
+
+    def __call__(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        with torch.no_grad():
+            y = self.model(torch.from_numpy(x).to(self.dtype).to(self.device))
+        if not isinstance(y, torch.Tensor):
+            raise InvalidTypeError(
+                f"the model returned a {type(y).__name__}; wrap it so that it returns one tensor"
+            )
+        result: NDArray[np.float64] = y.detach().to("cpu", torch.float64).numpy()
+        return result
+
+
+@contextmanager
+def _ready(
+    model: Model, dtype: torch.dtype, device: str | torch.device | None
+) -> Iterator[_Runner]:
+    """Bring the model into eval mode and onto the device, and back as it was."""
+    if not isinstance(model, torch.nn.Module):
+        yield _Runner(model, pick_device(device or "cpu"), dtype)
+        return
+    # the forward of a DDP wrapper broadcasts buffers, for which ranks with fewer blocks would
+    # not turn up
+    module = model.module if isinstance(model, DistributedDataParallel) else model
+    tensors = [*module.parameters(), *module.buffers()]
+    home = tensors[0].device if tensors else torch.device("cpu")
+    target = home if device is None else pick_device(device)
+    modes = {part: part.training for part in module.modules()}
+    try:
+        yield _Runner(module.to(target).eval(), target, dtype)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+        module.to(home)
+
+
+@dataclass(frozen=True)
+class _Predictor:
+    """Predicts one block of cells at a time."""
+
+    run: _Runner
+    recipe: _Recipe
+    reader: CubeReader
+    keep_gaps: bool
+
+    def block(self, block: Block, batch_size: int) -> NDArray[np.float64]:
+        """Values of the targets in a block, shape (targets, *block), in physical units."""
+        recipe = self.recipe
+        tile = recipe.cover.tile(block, recipe.window_dims)
+        cells = self.reader.read(tile.box)
+        values = {name: np.ascontiguousarray(cells[name]).reshape(-1) for name in recipe.features}
+        inside = np.ones(values[recipe.features[0]].shape, bool)
+        if recipe.mask is not None:
+            inside = _truth(cells[recipe.mask]).reshape(-1)
+        if recipe.mask_features:
+            values = {name: _gaps_outside(array, inside) for name, array in values.items()}
+        left_out = self._left_out(values, inside)
+        wanted = ~np.logical_and.reduce(left_out)
+        blend = Blend(len(recipe.targets), tile)
+        for positions in tile.batches(batch_size):
+            # a window of nothing but gaps would be computed to be thrown away
+            positions = positions[np.take(wanted, positions).any(axis=1)]
+            if len(positions):
+                blend.add(positions, self._windows(values, positions, tile))
+        result = blend.block()
+        shape = tuple(cells.stop - cells.start for cells in tile.box.values())
+        gaps = left_out.reshape(-1, *shape)[(slice(None), *tile.inner)]
+        for target, name in enumerate(recipe.targets):
+            offset, scale = recipe.scaling.get(name, (0.0, 1.0))
+            result[target] = unscale_values(result[target], offset, scale)
+            result[target][gaps[target]] = np.nan
+        return result
+
+    def _left_out(
+        self, values: Mapping[str, NDArray[Any]], inside: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Cells of the box that become gaps whatever the model says, for each target."""
+        targets = self.recipe.targets
+        if not self.keep_gaps:
+            return np.broadcast_to(~inside, (len(targets), inside.size))
+        gaps = {name: find_gaps(array) for name, array in values.items()}
+        everywhere = np.stack(list(gaps.values())).all(axis=0)
+        return np.stack([~inside | gaps.get(name, everywhere) for name in targets])
+
+    def _windows(
+        self, values: Mapping[str, NDArray[Any]], positions: NDArray[np.intp], tile: Tile
+    ) -> NDArray[np.float64]:
+        """Predictions for some windows, shape (windows, targets, cells), still scaled."""
+        recipe = self.recipe
+        x = np.empty((len(positions), len(recipe.features), positions.shape[1]))
+        for channel, (name, array) in enumerate(values.items()):
+            samples = self._filled(name, array[positions], tile, positions)
+            offset, scale = recipe.scaling.get(name, (0.0, 1.0))
+            x[:, channel] = scale_values(samples, offset, scale, np.float64)
+        y = self.run(x.reshape(*x.shape[:2], *tile.window_shape))
+        expected = (len(x), len(recipe.targets), *tile.window_shape)
+        if y.shape != expected and not (
+            len(recipe.targets) == 1 and y.shape == (len(x), *tile.window_shape)
+        ):
+            raise InvalidValueError(
+                f"the model turned {(*x.shape[:2], *tile.window_shape)} into {y.shape}; for the "
+                f"targets {list(recipe.targets)} it must return {expected}"
+            )
+        return y.reshape(len(x), len(recipe.targets), -1)
+
+    def _filled(
+        self, name: str, samples: NDArray[Any], tile: Tile, positions: NDArray[np.intp]
+    ) -> NDArray[Any]:
+        """Samples with numbers in the place of gaps, if the model was trained so."""
+        recipe = self.recipe
+        if recipe.fill_method is None or samples.dtype.kind != "f":
+            return samples
+        known = recipe.statistics[name] if recipe.statistics and name in recipe.statistics else None
+        return fill_gaps(
+            samples,
+            recipe.fill_method,
+            mean=known.mean if known else None,
+            const=recipe.const,
+            low=known.min if known else None,
+            high=known.max if known else None,
+            positions=tile.cell_ids[positions] if recipe.fill_method == "noise" else None,
+            variable=name,
+        )
+
+
+def _truth(mask: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether a mask is true; a gap in it is not."""
+    return np.asarray(~find_gaps(mask) & mask.astype(bool))
+
+
+def _gaps_outside(values: NDArray[Any], inside: NDArray[np.bool_]) -> NDArray[Any]:
+    """Values with gaps outside the mask; integers have none to set."""
+    if values.dtype.kind != "f":
+        return values
+    return np.where(inside, values, values.dtype.type(np.nan))
+
+
+@contextmanager
+def _together(world: World) -> Iterator[None]:
+    """Let every rank fail if one does, instead of waiting for it."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    reports = world.gather_objects(failure and f"{type(failure).__name__}: {failure}")
+    if failure is not None:
+        raise failure
+    for rank, report in enumerate(reports):
+        if report is not None:
+            raise RunError(f"prediction stopped, since rank {rank} failed: {report}")
+
+
+def _run(
+    predictor: _Predictor,
+    output: Output,
+    grid: Grid,
+    batch_size: int,
+    world: World,
+    progress: bool | None,
+) -> xr.Dataset:
+    """Share the blocks among the ranks, and collect them."""
+    targets = predictor.recipe.targets
+    hidden = not world.is_main or (None if progress is None else not progress)
+    try:
+        with _together(world):
+            if world.is_main:
+                output.begin()
+        with _together(world):
+            mine = range(world.rank, len(grid), world.size)
+            for id in tqdm(mine, desc="predict", unit="block", disable=hidden):
+                block = grid.block(id)
+                values = predictor.block(block, batch_size)
+                output.write(block.slices, dict(zip(targets, values, strict=True)))
+        with _together(world):
+            if world.is_main:
+                output.publish()
+    except BaseException:
+        if world.is_main:
+            output.discard()
+        raise
+    return output.result()

@@ -1,0 +1,490 @@
+"""predict_cube: the identity gives the cube back, and every model what a plain loop gives."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.store import StoreMetadata
+from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreExistsError
+from ml4cube.prediction import predict_cube
+from ml4cube.prediction.blending import Cover
+from ml4cube.training.dist import launch
+from tests.cubes import cell_id_cube
+
+IDENTITY = torch.nn.Identity()
+
+
+@st.composite
+def cubes_and_windows(draw):
+    dims = draw(st.permutations(["time", "lat", "lon", "lev"]))[: draw(st.integers(1, 4))]
+    shape = {dim: draw(st.integers(1, 7)) for dim in dims}
+    size = {dim: draw(st.integers(1, n)) for dim, n in shape.items() if draw(st.booleans())}
+    overlap = {dim: draw(st.sampled_from([0.0, 0.3, 0.5, 0.8])) for dim in size}
+    chunks = draw(st.none() | st.fixed_dictionaries({dim: st.integers(1, 4) for dim in dims}))
+    names = ("a", "b")[: draw(st.integers(1, 2))]
+    cube = cell_id_cube(
+        shape,
+        draw(st.sampled_from([np.float32, np.float64])),
+        gaps=draw(st.sampled_from([0.0, 0.3])),
+        seed=draw(st.integers(0, 99)),
+        dask_chunks=chunks,
+        names=names,
+    )
+    return cube, size, overlap
+
+
+def statistics(cube: xr.Dataset) -> dict[str, list[float]]:
+    return {str(n): [float(v.size) / 2, float(v.size) / 4] for n, v in cube.data_vars.items()}
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cubes_and_windows(), st.integers(1, 9), st.booleans())
+def test_the_identity_returns_the_cube(case, batch_size, scaled):
+    cube, size, overlap = case
+    result = predict_cube(
+        IDENTITY,
+        cube,
+        statistics(cube) if scaled else None,
+        sample_size=size,
+        overlap=overlap,
+        batch_size=batch_size,
+    )
+    assert list(result.data_vars) == list(cube.data_vars)
+    for name, expected in cube.data_vars.items():
+        assert result[name].dims == expected.dims
+        assert result[name].dtype == expected.dtype
+        np.testing.assert_allclose(result[name], expected, rtol=2e-6, atol=2e-4)
+    assert list(result.coords) == list(cube.coords)
+    for coord in cube.coords:
+        assert result[coord].equals(cube[coord])
+
+
+def taper(size: int, shared: int) -> list[float]:
+    return [
+        math.sin(math.pi / 2 * min((min(i, size - 1 - i) + 0.5) / shared, 1)) ** 2 if shared else 1
+        for i in range(size)
+    ]
+
+
+def oracle(model, values, size, shared):
+    """Every window by hand, weighted sums cell by cell."""
+    axes = range(values.ndim)
+    starts = []
+    for axis in axes:
+        n, stride = values.shape[axis], size[axis] - shared[axis]
+        regular = list(range(0, n - size[axis] + 1, stride))
+        starts.append(sorted({*regular, n - size[axis]}))
+    total, weight = np.zeros(values.shape), np.zeros(values.shape)
+    tapers = [taper(size[axis], shared[axis]) for axis in axes]
+    for corner in itertools.product(*starts):
+        window = tuple(slice(a, a + n) for a, n in zip(corner, size, strict=True))
+        y = model(values[window])
+        for cell in np.ndindex(*size):
+            place = tuple(a + i for a, i in zip(corner, cell, strict=True))
+            w = math.prod(tapers[axis][i] for axis, i in enumerate(cell))
+            if math.isfinite(y[cell]):
+                total[place] += w * y[cell]
+                weight[place] += w
+    return np.where(weight > 0, total / np.where(weight > 0, weight, 1), np.nan)
+
+
+def uneven(window):
+    """A model whose result depends on where in the window a cell lies, and on all its cells."""
+    return window * (1 + np.arange(window.size).reshape(window.shape)) + np.nanmean(window)
+
+
+class Uneven(torch.nn.Module):
+    def forward(self, x):
+        rows = [uneven(row[0].numpy()) for row in x.double()]
+        return torch.from_numpy(np.stack(rows))[:, None]
+
+
+@settings(max_examples=60, deadline=None)
+@given(cubes_and_windows(), st.integers(1, 9))
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+def test_any_model_is_blended_as_by_hand(case, batch_size):
+    cube, size, overlap = case
+    cube = cube[["a"]]
+    result = predict_cube(
+        Uneven(), cube, sample_size=size, overlap=overlap, batch_size=batch_size, keep_gaps=False
+    )
+    sizes = [size.get(dim, 1) for dim in cube.a.dims]
+    shared = []
+    for dim, n in zip(cube.a.dims, sizes, strict=True):
+        fraction = overlap.get(dim, 0.0)
+        cells = math.floor(fraction * n + 0.5)
+        shared.append(min(max(cells, 1), n - 1) if fraction and n > 1 else 0)
+    expected = oracle(uneven, cube.a.values.astype(float), sizes, shared)
+    np.testing.assert_allclose(result.a, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cells", [1, 50, 10**6])
+def test_tiles_of_any_size_give_the_same_cube(cells, monkeypatch):
+    monkeypatch.setattr("ml4cube.prediction.cube._TILE_CELLS", (cells, cells))
+    cube = cell_id_cube({"time": 9, "lat": 13, "lon": 11}, gaps=0.1)
+    result = predict_cube(Uneven(), cube, sample_size={"lat": 4, "lon": 3}, overlap=0.5)
+    expected = oracle(uneven, cube.a.values.astype(float), [1, 4, 3], [0, 2, 2])
+    np.testing.assert_allclose(result.a, np.where(cube.a.isnull(), np.nan, expected), rtol=1e-5)
+
+
+@given(
+    st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n))),
+    st.floats(0, 0.95),
+)
+def test_windows_cover_every_cell_and_weights_are_above_zero(lengths, fraction):
+    n, size = lengths
+    cover = Cover({"x": n}, {"x": size}, {"x": min(int(fraction * size), size - 1)})
+    covered = np.zeros(n)
+    for start in cover.starts("x"):
+        covered[start : start + size] += cover.taper("x")
+    assert (covered > 0).all()
+    assert cover.starts("x")[-1] == n - size
+    if cover.overlap["x"] * 2 <= size and (n - size) % cover.stride["x"] == 0:
+        inside = slice(cover.overlap["x"], n - cover.overlap["x"])
+        np.testing.assert_allclose(covered[inside], 1)
+
+
+def test_a_tile_is_never_larger_than_asked_unless_a_window_is():
+    cover = Cover({"t": 100, "y": 90, "x": 80}, {"t": 1, "y": 8, "x": 8}, {"t": 0, "y": 4, "x": 0})
+    tile = cover.tile_size({"t": 100, "y": 3, "x": 80}, 4000)
+    assert math.prod(tile.values()) <= 4000
+    assert tile["y"] % 4 == 0
+    assert tile["x"] % 8 == 0
+    assert cover.tile_size({}, 1) == {"t": 1, "y": 16, "x": 8}
+    assert cover.tile_size({}, 10**9) == {"t": 100, "y": 90, "x": 80}
+
+
+class Noting(torch.nn.Module):
+    """Returns the first channels; notes what it was given and in which mode."""
+
+    def __init__(self, targets: int = 1) -> None:
+        super().__init__()
+        self.inner = torch.nn.Dropout(0.9)
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.targets = targets
+        self.seen: list[torch.Tensor] = []
+
+    def forward(self, x):
+        assert not self.training
+        assert not torch.is_grad_enabled()
+        self.seen.append(x)
+        return self.inner(x)[:, : self.targets] * self.weight
+
+
+def test_the_model_runs_in_eval_mode_and_gets_its_mode_back_module_by_module():
+    model = Noting().train()
+    model.inner.eval()
+    predict_cube(model, cell_id_cube({"x": 5}))
+    assert model.training
+    assert not model.inner.training
+
+    def fail(self, x):
+        raise ArithmeticError
+
+    model.forward = fail.__get__(model)
+    with pytest.raises(ArithmeticError):
+        predict_cube(model, cell_id_cube({"x": 5}))
+    assert model.training
+
+
+def test_the_model_sees_features_in_order_scaled_with_one_cell_dims_dropped():
+    cube = cell_id_cube({"time": 3, "lat": 4, "lon": 6}, names=("a", "b"))
+    cube["height"] = (("lon", "lat"), np.arange(24.0).reshape(6, 4))
+    model = Noting()
+    predict_cube(
+        model,
+        cube,
+        {"b": [10.0, 2.0]},
+        features=["b", "height"],
+        targets="a",
+        sample_size={"lat": 4, "lon": 2},
+        batch_size=3,
+    )
+    x = torch.cat(model.seen)
+    assert x.shape == (9, 2, 4, 2)
+    assert x.dtype == torch.float32
+    first = cube.isel(time=0, lon=slice(0, 2))
+    np.testing.assert_allclose(x[0, 0], (first.b - 10) / 2)
+    np.testing.assert_allclose(x[0, 1], first.height.T)
+
+
+def test_points_are_rows_of_features_and_a_target_axis_may_be_missing():
+    cube = cell_id_cube({"time": 3, "lat": 4}, names=("a", "b"))
+    summed = predict_cube(lambda x: x.sum(1), cube, targets="c", features=["a", "b"])
+    np.testing.assert_allclose(summed.c, cube.a + cube.b)
+    assert summed.c.dtype == np.float32
+    assert summed.c.attrs == {"long_name": "c"}
+
+
+def test_only_what_is_no_target_mask_or_label_is_a_feature_by_default():
+    cube = cell_id_cube({"time": 3, "lat": 4}, names=("a", "b"))
+    cube["split"] = ("time", np.array([1, 1, 0], np.uint8))
+    cube["when"] = ("time", cube.time.values)
+    cube["sea"] = ("lat", np.array([True, True, False, True]))
+    model = Noting()
+    result = predict_cube(model, cube, targets="b", mask="sea")
+    assert model.seen[0].shape[1] == 1
+    assert np.isnan(result.b.isel(lat=2)).all()
+    np.testing.assert_array_equal(result.b.isel(lat=[0, 1, 3]), cube.a.isel(lat=[0, 1, 3]))
+    again = predict_cube(model, cube.drop_vars("sea"), targets="b", mask=cube.sea)
+    assert result.identical(again)
+
+
+def metadata(cube: xr.Dataset, part_of_spec: dict, **spec) -> StoreMetadata:
+    """What a store made from the cube would say of itself."""
+    names = [str(name) for name in cube.data_vars]
+    made = SampleSpec.parse(dict(cube.sizes), names, **part_of_spec, **spec)
+    values = {name: cube[name].values for name in names if cube[name].dtype.kind == "f"}
+    attrs = {name: {"attrs": dict(cube[name].attrs)} for name in names}
+    return StoreMetadata(
+        "train",
+        made,
+        Statistics.of(values, part="train"),
+        {},
+        {},
+        {"variables": attrs},
+        tuple(names),
+    )
+
+
+@pytest.mark.parametrize("fill", ["sample_mean", "mean", "constant", "noise"])
+def test_a_store_brings_windows_scaling_and_filling_and_gaps_stay_gaps(fill):
+    cube = cell_id_cube({"time": 4, "lat": 6, "lon": 8}, gaps=0.2)
+    const = 3.0 if fill == "constant" else None
+    about = metadata(
+        cube, {"sample_size": {"lat": 4, "lon": 4}, "overlap": 0.5}, fill_method=fill, const=const
+    )
+    result = predict_cube(IDENTITY, cube.transpose("lon", "time", "lat"), about)
+    assert result.a.dims == ("lon", "time", "lat")
+    np.testing.assert_allclose(result.a.transpose(*cube.a.dims), cube.a, rtol=1e-5, atol=1e-4)
+    filled = predict_cube(IDENTITY, cube, about, keep_gaps=False)
+    assert np.isfinite(filled.a).all()
+    if fill == "mean":
+        gaps = filled.a.values[cube.a.isnull().values]
+        np.testing.assert_allclose(gaps, float(cube.a.mean(dtype=float)), rtol=1e-6)
+
+
+def test_noise_belongs_to_a_cell_whatever_the_tile_window_and_dim_order(monkeypatch):
+    cube = cell_id_cube({"time": 4, "lat": 6, "lon": 8}, gaps=0.3)
+    about = metadata(cube, {"sample_size": {"lat": 4}, "overlap": 0.5}, fill_method="noise")
+    first = predict_cube(IDENTITY, cube, about, keep_gaps=False)
+    monkeypatch.setattr("ml4cube.prediction.cube._TILE_CELLS", (1, 1))
+    turned = cube.transpose("lon", "lat", "time")
+    second = predict_cube(IDENTITY, turned, about, sample_size={"lat": 3}, keep_gaps=False)
+    np.testing.assert_allclose(second.a.transpose(*cube.a.dims), first.a, rtol=1e-5)
+
+
+def test_the_model_sees_dims_in_the_order_of_the_store_whatever_the_cube():
+    cube = cell_id_cube({"time": 2, "lat": 4, "lon": 6})
+    about = metadata(cube, {"sample_size": {"lat": 2, "lon": 3}, "to_pred": "b", "features": ["a"]})
+    model = Noting()
+    predict_cube(model, cube.transpose("lon", "time", "lat"), about, batch_size=100)
+    assert model.seen[0].shape[2:] == (2, 3)
+    window = torch.cat(model.seen)[0, 0] * about.statistics["a"].std + about.statistics["a"].mean
+    np.testing.assert_allclose(window, cube.a.isel(time=0, lat=slice(2), lon=slice(3)), atol=1e-4)
+
+
+def test_the_mask_of_the_store_is_applied_to_features_and_result():
+    cube = cell_id_cube({"time": 2, "lat": 4})
+    about = metadata(cube, {"sample_size": {"lat": 4}}, filter_var="land", fill_method="mean")
+    land = xr.DataArray([True, False, True, True], dims="lat")
+    model = Noting()
+    result = predict_cube(model, cube.assign(land=land), about)
+    np.testing.assert_allclose(torch.cat(model.seen)[:, 0, 1], 0, atol=1e-6)  # the train mean
+    assert result.a.isnull().sum("time").values.tolist() == [0, 2, 0, 0]
+
+
+def test_attributes_of_a_target_that_is_not_in_the_cube_come_from_the_store():
+    cube = cell_id_cube({"time": 2, "lat": 4}, names=("a", "b"))
+    cube.b.attrs = {"units": "K", "standard_name": "air_temperature", "valid_max": 3.0}
+    about = metadata(cube, {"to_pred": "b"})
+    result = predict_cube(lambda x: x, cube[["a"]], about)
+    assert result.b.attrs == {"units": "K", "standard_name": "air_temperature"}
+    scale = about.statistics["b"].std / about.statistics["a"].std
+    expected = (cube.a - about.statistics["a"].mean) * scale + about.statistics["b"].mean
+    np.testing.assert_allclose(result.b, expected, rtol=1e-5)
+
+
+def test_a_constant_variable_and_packed_or_unfit_ones():
+    cube = cell_id_cube({"time": 3}) * 0 + 7
+    assert (predict_cube(IDENTITY, cube, {"a": [7.0, 0.0]}).a == 7).all()
+    cube.a.attrs["scale_factor"] = 0.1
+    with pytest.raises(InvalidValueError, match="packed integers"):
+        predict_cube(IDENTITY, cube)
+    dates = xr.Dataset({"when": ("time", np.array(["2000-01-01"], "M8[ns]"))})
+    with pytest.raises(InvalidTypeError, match="datetime64"):
+        predict_cube(IDENTITY, dates, features="when")
+
+
+# --- on disk ---------------------------------------------------------------------------------
+
+
+def cf_cube(calendar: str | None = None) -> xr.Dataset:
+    cube = cell_id_cube({"time": 5, "lat": 6, "lon": 8}, gaps=0.1, calendar=calendar, names=("t",))
+    cube.t.attrs.update(units="K", standard_name="air_temperature", grid_mapping="crs")
+    cube["crs"] = ((), 0, {"grid_mapping_name": "latitude_longitude"})
+    bounds = np.stack([cube.time.values, cube.time.values], axis=1)
+    cube["time_bnds"] = (("time", "bnds"), bounds)
+    cube.time.attrs["bounds"] = "time_bnds"
+    cube.lat.attrs["bounds"] = "lat_bnds"  # points to nothing
+    cube = cube.assign_coords(region=("lat", list("aabbcc")), height=2.0)
+    cube.attrs["title"] = "known cells"
+    return cube
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".nc"])
+@pytest.mark.parametrize("calendar", [None, "360_day"])
+def test_the_written_cube_is_the_returned_one_with_cf_metadata(tmp_path, suffix, calendar):
+    cube = cf_cube(calendar)
+    path = tmp_path / f"cube{suffix}"
+    result = predict_cube(IDENTITY, cube, sample_size={"lat": 3}, overlap=0.5, out=path)
+    opened = xr.open_zarr(path) if suffix == ".zarr" else xr.open_dataset(path)
+    for written in (result, opened):
+        np.testing.assert_allclose(written.t, cube.t, rtol=1e-6)
+        assert written.t.dtype == np.float32
+        assert written.t.attrs["units"] == "K"
+        assert written.attrs["title"] == "known cells"
+        assert written.attrs["Conventions"].startswith("CF-1.")
+        assert json.loads(written.attrs["ml4cube_prediction"])["model"] == "Identity"
+        assert np.isnan(written.t.encoding["_FillValue"])
+        assert "bounds" not in written.lat.attrs
+        for name in ("time", "lat", "lon", "region", "height", "time_bnds", "crs"):
+            assert (written[name] == cube[name]).all(), name
+    assert opened.time.attrs["standard_name"] == "time" or "bounds" in opened.time.attrs
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_coordinates_with_plain_names_get_what_cf_asks_for():
+    cube = cell_id_cube({"time": 2, "lat": 3, "lon": 4})
+    for name in cube.coords:
+        cube[name].attrs.clear()
+    result = predict_cube(IDENTITY, cube)
+    assert result.lat.attrs == {
+        "standard_name": "latitude",
+        "units": "degrees_north",
+        "axis": "Y",
+    }
+    assert result.time.attrs == {"standard_name": "time", "axis": "T"}
+    assert cube.lat.attrs == {}
+
+
+def test_what_was_read_from_a_zarr_store_can_be_written_again(tmp_path):
+    cf_cube().chunk({"time": 2, "lat": 3}).to_zarr(tmp_path / "source.zarr", zarr_format=2)
+    result = predict_cube(IDENTITY, tmp_path / "source.zarr", out=tmp_path / "cube.zarr")
+    np.testing.assert_allclose(result.t, cf_cube().t, rtol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".nc"])
+def test_a_taken_path_is_refused_and_only_a_cube_of_ours_is_replaced(tmp_path, suffix):
+    cube, path = cf_cube(), tmp_path / f"cube{suffix}"
+    predict_cube(IDENTITY, cube, out=path)
+    with pytest.raises(StoreExistsError, match="overwrite=True"):
+        predict_cube(IDENTITY, cube, out=path)
+    predict_cube(lambda x: x + 1, cube, out=path, overwrite=True)
+    again = xr.open_zarr(path) if suffix == ".zarr" else xr.open_dataset(path)
+    np.testing.assert_allclose(again.t, cube.t + 1, rtol=1e-6)
+    again.close()
+
+    foreign = tmp_path / f"foreign{suffix}"
+    if suffix == ".zarr":
+        cube.to_zarr(foreign)
+    else:
+        foreign.write_text("my notes")
+    before = sorted(p.name for p in tmp_path.rglob("*"))
+    with pytest.raises(StoreExistsError, match="does not replace it"):
+        predict_cube(IDENTITY, cube, out=foreign, overwrite=True)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == before
+
+
+class FailingLater(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls > 3:
+            raise ArithmeticError("out of numbers")
+        return x
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path):
+    with pytest.raises(ArithmeticError):
+        predict_cube(FailingLater(), cf_cube(), out=tmp_path / "cube.zarr", batch_size=20)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_arguments_are_named_before_any_work(tmp_path):
+    cube = cell_id_cube({"time": 4, "lat": 4})
+    bad = [
+        ({"features": "sst"}, InvalidValueError, r"features names 'sst', the cube has \['a'\]"),
+        ({"mask": "sea"}, InvalidValueError, "mask names 'sea'"),
+        ({"sample_size": {"lat": 5}}, InvalidValueError, "sample_size of 'lat' is 5"),
+        ({"sample_size": {"latitude": 2}}, InvalidValueError, "'latitude'"),
+        ({"overlap": {"lat": 1.0}}, InvalidValueError, "overlap of 'lat' is 1.0"),
+        ({"batch_size": 0}, InvalidValueError, "batch_size=0"),
+        ({"store_or_stats": {"a": [1.0]}}, InvalidTypeError, r"give \[mean, std\]"),
+        ({"store_or_stats": {"a": [1.0, np.nan]}}, InvalidValueError, "finite"),
+        ({"store_or_stats": {"b": [1.0, 1.0]}}, InvalidValueError, "'b'"),
+        ({"out": "s3://bucket/cube.zarr"}, InvalidValueError, "is a URL"),
+        ({"out": tmp_path / "cube.tif"}, InvalidValueError, r"'\.tif'; end it in '\.zarr'"),
+        ({"out": tmp_path / "no" / "cube.zarr"}, InvalidValueError, "does not exist"),
+        ({"model": 3}, InvalidTypeError, "model=3 cannot be called"),
+        ({"model": lambda x: x[:, :, None]}, InvalidValueError, r"must return \(16, 1\)"),
+        ({"model": lambda x: {"a": x}}, InvalidTypeError, "returned a dict"),
+        ({"mask": xr.DataArray([True], dims="lev")}, InvalidValueError, "mask has {'lev': 1}"),
+    ]
+    for arguments, error, message in bad:
+        with pytest.raises(error, match=message):
+            predict_cube(**{"model": IDENTITY, "ds": cube, **arguments})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cube_that_does_not_fit_the_store_is_refused():
+    cube = cell_id_cube({"time": 4, "lat": 6})
+    about = metadata(cube, {"sample_size": {"lat": 4}})
+    with pytest.raises(InvalidValueError, match=r"windows of the store have \{'lat': 4\} cells"):
+        predict_cube(IDENTITY, cube.isel(lat=slice(3)), about)
+    with pytest.raises(InvalidValueError, match="rename the dims"):
+        predict_cube(IDENTITY, cube.rename(lat="y"), about)
+
+
+# --- many ranks ------------------------------------------------------------------------------
+
+
+def predict_on_rank(path: str | None, fail_on: int | None = None) -> dict:
+    torch.set_num_threads(1)
+    model: torch.nn.Module = torch.nn.BatchNorm1d(1).requires_grad_(True)
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    rank = torch.distributed.get_rank()
+    if rank == fail_on:
+        model.module.forward = lambda x: 1 / 0
+    cube = cell_id_cube({"time": 7, "lat": 30, "lon": 401}, gaps=0.05)
+    result = predict_cube(model, cube, sample_size={"lon": 5}, overlap=0.5, out=path)
+    return result.a.load().to_dict()
+
+
+@pytest.mark.parametrize("suffix", [None, ".zarr"])
+def test_many_ranks_write_the_cube_that_one_writes(tmp_path, suffix):
+    path = suffix and str(tmp_path / f"cube{suffix}")
+    result = xr.DataArray.from_dict(launch(predict_on_rank, 3, path))
+    cube = cell_id_cube({"time": 7, "lat": 30, "lon": 401}, gaps=0.05)
+    np.testing.assert_allclose(result, cube.a / np.sqrt(1 + 1e-5), rtol=1e-5)
+
+
+def test_a_rank_that_fails_stops_all_and_leaves_nothing(tmp_path):
+    with pytest.raises(RunError, match=r"rank 1 .*division by zero"):
+        launch(predict_on_rank, 2, str(tmp_path / "cube.zarr"), 1)
+    assert list(Path(tmp_path).iterdir()) == []
