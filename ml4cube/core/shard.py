@@ -52,7 +52,25 @@ def permutation(n: int, seed: int, epoch: int, chunk: int | None = None) -> Ints
     return generator.permutation(n)
 
 
-def _whole(name: str, value: int, least: int) -> None:
+def check_whole(name: str, value: int, least: int) -> None:
+    """Refuse what is no whole number, or too small a one.
+
+    Parameters
+    ----------
+    name : str
+        Name of the argument, for the message.
+    value : int
+        What was given.
+    least : int
+        The smallest that is allowed.
+
+    Raises
+    ------
+    InvalidTypeError
+        If `value` is no integer.
+    InvalidValueError
+        If `value` is below `least`.
+    """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InvalidTypeError(f"{name}={value!r} is a {type(value).__name__}; give a whole number")
     if value < least:
@@ -68,10 +86,10 @@ class _Share:
 
     def __post_init__(self) -> None:
         """Refuse sizes that are no sizes, and ranks that the world does not have."""
-        _whole("n", self.n, 0)
-        _whole("batch_size", self.batch_size, 1)
-        _whole("world", self.world, 1)
-        _whole("rank", self.rank, 0)
+        check_whole("n", self.n, 0)
+        check_whole("batch_size", self.batch_size, 1)
+        check_whole("world", self.world, 1)
+        check_whole("rank", self.rank, 0)
         if self.rank >= self.world:
             raise InvalidValueError(f"rank={self.rank} in a world of {self.world} ranks")
 
@@ -297,13 +315,13 @@ class ChunkOrder:
 
     def __init__(self, counts: Sequence[int] | Ints, streams: int, seed: int | None) -> None:
         self.counts = np.asarray(counts, dtype=np.int64)
-        _whole("streams", streams, 1)
+        check_whole("streams", streams, 1)
         if seed is None and streams != 1:
             raise InvalidValueError(
                 f"streams={streams} without a seed; the order would not be kept"
             )
         if seed is not None:
-            _whole("seed", seed, 0)
+            check_whole("seed", seed, 0)
         if self.counts.ndim != 1 or (self.counts < 0).any():
             raise InvalidValueError(f"counts={counts!r}; give one number >= 0 per chunk")
         self.streams = streams

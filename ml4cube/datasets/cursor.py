@@ -1,0 +1,122 @@
+"""EpochCursor: which epoch a loader is in, and how far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+
+
+class EpochCursor:
+    """Counts epochs and what is done of the current one, and can go on from a saved state.
+
+    Every iteration is an epoch of its own: the one `set_epoch` named, else the next one.
+
+    Parameters
+    ----------
+    identity : mapping of str to value
+        What the order depends on besides the epoch. A state that was saved with other values
+        is refused, since it would not go on in the same order.
+
+    Examples
+    --------
+    >>> cursor = EpochCursor({"samples": 10})
+    >>> cursor.begin(), cursor.begin()
+    ((0, 0), (1, 0))
+    >>> cursor.advance(1, done=4)
+    >>> other = EpochCursor({"samples": 10})
+    >>> other.load_state_dict(cursor.state_dict())
+    >>> other.begin(), other.begin()
+    ((1, 4), (2, 0))
+    """
+
+    def __init__(self, identity: Mapping[str, Any]) -> None:
+        self._identity = dict(identity)
+        self._next = (0, 0)
+        self._now = (0, 0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is.
+
+        Parameters
+        ----------
+        epoch : int
+            From 0. If a loaded state lies inside this very epoch, it is kept.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int):
+            raise InvalidTypeError(f"epoch={epoch!r} is a {type(epoch).__name__}; give an int")
+        if epoch < 0:
+            raise InvalidValueError(f"epoch={epoch}; epochs count from 0")
+        if epoch != self._next[0]:
+            self._next = (epoch, 0)
+        self._now = self._next
+
+    def begin(self) -> tuple[int, int]:
+        """Begin an iteration.
+
+        Returns
+        -------
+        epoch : int
+            Which epoch it is.
+        done : int
+            Samples of it that are done already.
+        """
+        self._now = self._next
+        self._next = (self._now[0] + 1, 0)
+        return self._now
+
+    def advance(self, epoch: int, done: int) -> None:
+        """Note progress.
+
+        Parameters
+        ----------
+        epoch : int
+            Of which iteration; an older one no longer counts.
+        done : int
+            Samples done.
+        """
+        if epoch == self._now[0]:
+            self._now = (epoch, done)
+
+    def finish(self, epoch: int) -> None:
+        """Note that an epoch has come to its end.
+
+        Parameters
+        ----------
+        epoch : int
+            Of which iteration.
+        """
+        if epoch == self._now[0]:
+            self._now = (epoch + 1, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say where the cursor stands, in plain numbers and words.
+
+        Returns
+        -------
+        dict
+            For `load_state_dict`.
+        """
+        return {**self._identity, "epoch": self._now[0], "done": self._now[1]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where the state was taken.
+
+        Parameters
+        ----------
+        state : mapping
+            From `state_dict`.
+
+        Raises
+        ------
+        InvalidValueError
+            If the state belongs to other data or another order.
+        """
+        given = {key: value for key, value in state.items() if key not in ("epoch", "done")}
+        if given != self._identity or not {"epoch", "done"} <= set(state):
+            raise InvalidValueError(
+                f"the loader's state was saved with {given}, this loader has {self._identity}; "
+                "an epoch can go on only with the same data and order"
+            )
+        self._next = self._now = (int(state["epoch"]), int(state["done"]))

@@ -1,0 +1,68 @@
+"""Sample stores whose every sample is known: sample k of variable v holds k + a, k + b ..."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.store import (
+    ArrayLayout,
+    StoreLayout,
+    StoreMetadata,
+    create,
+    finish,
+    write_shard,
+)
+
+WINDOW = {"lat": 2, "lon": 3}
+
+
+def numbered(n: int, offset: int = 0, window: tuple[int, ...] = (2, 3)) -> np.ndarray:
+    """Samples whose first cell is their number (plus offset), the next ones 0.125 apart."""
+    cells = np.arange(np.prod(window, dtype=int)).reshape(window) / 8
+    return (np.arange(n).reshape(-1, *(1 for _ in window)) + offset + cells).astype("f4")
+
+
+def write_store(
+    root: Path,
+    n: int,
+    names: tuple[str, ...] = ("a",),
+    *,
+    shard: int = 40,
+    chunk: int = 10,
+    window: dict[str, int] | None = None,
+    targets: tuple[str, ...] = (),
+) -> Path:
+    """Write a store of numbered samples: variable k holds the numbers plus 1000 k."""
+    window = WINDOW if window is None else window
+    sizes = tuple(window.values())
+    values = {name: numbered(n, 1000 * k, sizes) for k, name in enumerate(names)}
+    dims = ("samples", *window)
+    arrays = [ArrayLayout(name, dims, sizes, "<f4", chunk) for name in names]
+    arrays += [
+        ArrayLayout(f"{dim}_index", ("samples",), (), "<i8", shard, coordinate=True)
+        for dim in window
+    ]
+    index = {f"{dim}_index": np.arange(n) * size for dim, size in window.items()}
+    layout = StoreLayout(n, shard, tuple(arrays))
+    files = create(root, layout)
+    for k in range(layout.shards):
+        first, last = layout.bounds(k)
+        rows = {name: v[first:last] for name, v in (values | index).items()}
+        files |= write_shard(root, layout, k, rows)
+    shape = {"time": max(n, 1), **window}
+    spec = SampleSpec.parse(shape, list(names), sample_size=window, to_pred=targets)
+    metadata = StoreMetadata(
+        part="train",
+        spec=spec,
+        statistics=Statistics.of(values, part="train"),
+        accounting={"total": n, "train": n},
+        split={"kind": "none"},
+        provenance={"variables": {name: {} for name in names}},
+        variables=names,
+    )
+    finish(root, layout, metadata.to_attrs(), files)
+    return root

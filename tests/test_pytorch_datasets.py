@@ -1,0 +1,483 @@
+"""PTXrDataset and its loaders: right items, nothing lost or twice, exact resume, clear errors."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import pickle
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+import zarr
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
+from ml4cube.datasets.cursor import EpochCursor
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
+from ml4cube.datasets.store import open_store
+from tests.samplestores import numbered, write_store
+
+N = 203
+# 203 samples of 24 bytes in chunks of 10 are 4.9 kB: three chunks fit into this, 21 do not
+SMALL_MB = 0.002
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_store(tmp_path_factory.mktemp("stores") / "train.zarr", N, ("a", "b"))
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stores") / "points.zarr"
+    return write_store(root, N, ("a", "b"), window={})
+
+
+def numbers(x: torch.Tensor) -> list[int]:
+    """Which samples a batch holds."""
+    return x.reshape(len(x), -1)[:, 0].long().tolist()
+
+
+def epoch(loader: Any) -> list[list[int]]:
+    batches = [batch[0] if isinstance(batch, tuple | list) else batch for batch in loader]
+    return [numbers(x["a"] if isinstance(x, dict) else x) for x in batches]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [k for batch in batches for k in batch]
+
+
+FORMS = ["path", "str", "group", "dataset", "numpy", "dask", "url"]
+
+
+def in_form(path: Path, form: str) -> Any:
+    by_hand = xr.Dataset(
+        {
+            name: (("samples", "lat", "lon"), numbered(N, 1000 * k))
+            for k, name in enumerate(["a", "b"])
+        }
+    )
+    return {
+        "path": path,
+        "str": str(path),
+        "url": f"file://{path}",
+        "group": zarr.open_group(path, mode="r"),
+        "dataset": open_store(path),
+        "numpy": by_hand,
+        "dask": by_hand.chunk(samples=17),
+    }[form]
+
+
+@pytest.mark.parametrize(
+    ("form", "buffer_mb"),
+    [(form, mb) for form in FORMS for mb in (64, SMALL_MB) if (form, mb) != ("numpy", SMALL_MB)],
+)
+def test_every_form_of_samples_gives_the_same_items(
+    store: Path, form: str, buffer_mb: float
+) -> None:
+    data = PTXrDataset(in_form(store, form), to_pred="b")
+    assert len(data) == N
+    x, y = data[7]
+    assert x.dtype == y.dtype == torch.float32
+    assert x.shape == y.shape == (1, 2, 3)
+    np.testing.assert_array_equal(x[0], numbered(N)[7])
+    np.testing.assert_array_equal(y[0], numbered(N, 1000)[7])
+    train, test = prep_dataloader(data, data, batch_size=16, buffer_mb=buffer_mb)
+    seen = epoch(train)
+    assert [len(batch) for batch in seen] == [16] * (N // 16)
+    assert len(set(flat(seen))) == N // 16 * 16
+    assert flat(epoch(test)) == list(range(N))
+    for x, y in train:
+        np.testing.assert_array_equal(x.numpy(), numbered(N)[numbers(x)][:, None])
+        np.testing.assert_array_equal(y.numpy(), x.numpy() + 1000)
+
+
+def test_items_are_pairs_or_features_or_dicts(store: Path) -> None:
+    pair, alone, both, named = (
+        PTXrDataset(store, to_pred="b"),
+        PTXrDataset(store, features=["b"]),
+        PTXrDataset(store, features=["b", "a"]),
+        PTXrDataset(store),
+    )
+    assert [type(item) for item in (pair[0], alone[0], named[0])] == [tuple, torch.Tensor, dict]
+    assert numbers(alone.take([3])) == [1003]
+    assert both[0].shape == (2, 2, 3)
+    assert both[0][:, 0, 0].tolist() == [1000, 0]
+    assert list(named[5]) == ["a", "b"]
+    assert named[5]["a"].shape == (2, 3)
+    assert (pair.features, pair.targets) == (("a",), ("b",))
+    loader = prep_dataloader(named, batch_size=4)
+    batch = next(iter(loader))
+    assert {name: tuple(v.shape) for name, v in batch.items()} == {
+        "a": (4, 2, 3),
+        "b": (4, 2, 3),
+    }
+
+
+def test_points_have_channels_only(points: Path) -> None:
+    x, y = PTXrDataset(points, to_pred="b")[3]
+    assert (x.tolist(), y.tolist()) == ([3.0], [1003.0])
+    x, y = PTXrDataset(points, to_pred="b").take([3, 4])
+    assert x.shape == (2, 1)
+    assert PTXrDataset(points)[3]["a"].shape == ()
+
+
+def test_types_are_as_asked(store: Path) -> None:
+    data = PTXrDataset(store, to_pred="b", dtype="float64", target_dtype="int64")
+    x, y = data[9]
+    assert (x.dtype, y.dtype) == (torch.float64, torch.int64)
+    (x, y) = next(iter(prep_dataloader(data, batch_size=4)))
+    assert (x.dtype, y.dtype) == (torch.float64, torch.int64)
+
+
+def test_negative_and_impossible_indices(store: Path) -> None:
+    data = PTXrDataset(store, features="a")
+    assert numbers(data.take([-1, 0, -N])) == [N - 1, 0, 0]
+    for index in (N, -N - 1):
+        with pytest.raises(IndexError, match=str(N)):
+            data[index]
+
+
+def test_samples_know_where_they_come_from(store: Path) -> None:
+    data = PTXrDataset(store, features="a")
+    assert data.coords(4) == {"lat_index": 8, "lon_index": 12}
+    assert data.coords([4, 5])["lon_index"].tolist() == [12, 15]
+    assert data.metadata is not None
+    assert data.metadata.part == "train"
+    assert data.statistics is not None
+    assert data.statistics["a"].count == N * 6
+
+
+def test_inputs_are_not_changed_and_several_threads_may_read(store: Path) -> None:
+    ds = open_store(store)
+    before = ds.copy(deep=True)
+    data = PTXrDataset(ds, features="a", cache_mb=0.0005)
+    with ThreadPoolExecutor(8) as pool:
+        rows = list(pool.map(lambda k: numbers(data.take([k, (k * 37) % N])), range(N)))
+    assert rows == [[k, (k * 37) % N] for k in range(N)]
+    xr.testing.assert_identical(ds, before)
+
+
+def test_each_chunk_is_decoded_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = PTXrDataset(store, features="a")
+    reads: list[int] = []
+    real = type(data._source).read
+
+    def counting(self: Any, chunk: int, out: Any) -> None:
+        reads.append(chunk)
+        real(self, chunk, out)
+
+    monkeypatch.setattr(type(data._source), "read", counting)
+    chunks = len(data._source.counts)
+    list(prep_dataloader(data, batch_size=203, buffer_mb=SMALL_MB))
+    assert sorted(reads) == list(range(chunks))
+    reads.clear()
+    loader = prep_dataloader(data, batch_size=16)  # all fits: read once for all epochs
+    for _ in range(3):
+        list(loader)
+    assert sorted(reads) == list(range(chunks))
+    reads.clear()
+    data.__getitems__(range(N))
+    data.__getitems__(range(N))
+    assert sorted(reads) == list(range(chunks))
+
+
+@pytest.mark.parametrize("buffer_mb", [64, SMALL_MB])
+@pytest.mark.parametrize("form", ["path", "tensors"])
+def test_epochs_differ_and_are_a_function_of_seed_and_epoch(
+    store: Path, buffer_mb: float, form: str
+) -> None:
+    data: Any = PTXrDataset(store, features="a")
+    if form == "tensors":
+        data = TensorDataset(torch.from_numpy(numbered(N)))
+    options = {"batch_size": 16, "buffer_mb": buffer_mb}
+    loader = prep_dataloader(data, **options)
+    first, second = epoch(loader), epoch(loader)
+    assert first != second
+    assert set(range(N)) - set(flat(first)) != set(range(N)) - set(flat(second))
+    again = prep_dataloader(data, num_workers=0 if form == "tensors" else 3, **options)
+    again.set_epoch(1)
+    assert epoch(again) == second
+    again.set_epoch(0)
+    assert epoch(again) == first
+    assert epoch(prep_dataloader(data, seed=1, **options)) != first
+    in_order = prep_dataloader(data, shuffle=False, **options)
+    assert flat(epoch(in_order)) == list(range(N // 16 * 16))
+    kept = prep_dataloader(data, drop_last=False, **options)
+    assert sorted(flat(epoch(kept))) == list(range(N))
+    assert len(kept) == len(epoch(kept)) == N // 16 + 1
+    assert kept.num_samples == N
+
+
+@pytest.mark.parametrize("buffer_mb", [64, SMALL_MB])
+@pytest.mark.parametrize("form", ["path", "tensors"])
+@pytest.mark.parametrize("stop", [0, 1, 5, 12])
+def test_an_epoch_goes_on_where_it_was_left(
+    store: Path, buffer_mb: float, form: str, stop: int
+) -> None:
+    data: Any = PTXrDataset(store, features="a")
+    if form == "tensors":
+        data = TensorDataset(torch.from_numpy(numbered(N)))
+
+    def fresh() -> Any:
+        return prep_dataloader(data, batch_size=16, buffer_mb=buffer_mb)
+
+    whole = fresh()
+    expected = [epoch(whole), epoch(whole), epoch(whole)]
+    left = fresh()
+    epoch(left)
+    batches = iter(left)
+    seen = epoch(itertools.islice(batches, stop))
+    state = copy.deepcopy(left.state_dict())
+    resumed = fresh()
+    resumed.load_state_dict(state)
+    resumed.set_epoch(1)  # a trainer names the epoch it goes on with
+    assert seen + epoch(resumed) == expected[1]
+    assert epoch(resumed) == expected[2]
+
+
+def test_state_after_an_epoch_is_the_next_one(store: Path) -> None:
+    loader = prep_dataloader(PTXrDataset(store, features="a"), batch_size=16)
+    epoch(loader)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["done"]) == (1, 0)
+    next(iter(loader))
+    assert (loader.state_dict()["epoch"], loader.state_dict()["done"]) == (1, 16)
+
+
+def test_foreign_state_is_refused(store: Path) -> None:
+    data = PTXrDataset(store, features="a")
+    loader = prep_dataloader(data, batch_size=16)
+    for other in (
+        prep_dataloader(data, batch_size=16, seed=3),
+        prep_dataloader(data, batch_size=16, buffer_mb=SMALL_MB),
+        prep_dataloader(TensorDataset(torch.zeros(5)), batch_size=2),
+    ):
+        with pytest.raises(InvalidValueError, match="same data and order"):
+            loader.load_state_dict(other.state_dict())
+
+
+def test_batches_that_are_kept_do_not_change(store: Path) -> None:
+    data = PTXrDataset(store, features="a")
+    for buffer_mb in (64, SMALL_MB):
+        loader = prep_dataloader(data, batch_size=16, buffer_mb=buffer_mb)
+        kept = list(loader)
+        rows = [x[2:5] for x in loader]
+        for x in [*kept, *rows]:
+            np.testing.assert_array_equal(x.numpy(), numbered(N)[numbers(x)][:, None])
+
+
+def test_callback_makes_the_batch_of_a_list_of_items(store: Path) -> None:
+    def collate(items: list[Any]) -> tuple[int, list[int]]:
+        assert isinstance(items, list)
+        return len(items), [int(item["a"][0, 0]) for item in items]
+
+    data = PTXrDataset(store)
+    for workers in ({}, {"num_workers": 2}):
+        train, test = prep_dataloader(data, data, batch_size=16, callback=collate, **workers)
+        assert [size for size, _ in train] == [16] * (N // 16)
+        assert [k for _, ks in test for k in ks] == list(range(N))
+
+
+def test_one_loader_for_each_data_set(store: Path) -> None:
+    data = PTXrDataset(store, features="a")
+    small = torch.utils.data.Subset(data, range(5))
+    assert prepare_dataloader is prep_dataloader
+    train, test, val = prep_dataloader(data, small, 4, val_ds=data)
+    assert [len(flat(epoch(x))) for x in (train, test, val)] == [N // 4 * 4, 5, N]
+    train, val = prep_dataloader(data, val_ds=small)
+    assert epoch(val) == [[0], [1], [2], [3], [4]]
+    assert isinstance(test, DataLoader)
+    assert (test.batch_size, train.batch_size, test.dataset is small) == (4, 1, True)
+    assert not train.parallel
+
+
+def test_without_a_process_group_there_is_one_rank(store: Path) -> None:
+    data = PTXrDataset(store, features="a")
+    alone, shared = (prep_dataloader(data, batch_size=8, parallel=p) for p in (False, True))
+    assert shared.parallel
+    assert epoch(alone) == epoch(shared)
+
+
+def test_an_empty_test_set_gives_no_batch(tmp_path: Path) -> None:
+    empty = PTXrDataset(write_store(tmp_path / "test.zarr", 0), features="a")
+    full = TensorDataset(torch.zeros(4, 1))
+    _, test = prep_dataloader(full, empty, batch_size=2)
+    assert (len(empty), len(test), list(test)) == (0, 0, [])
+
+
+def test_datasets_and_loaders_survive_pickling(store: Path) -> None:
+    data = PTXrDataset(store, to_pred="b")
+    data[0]
+    twin = pickle.loads(pickle.dumps(data))  # noqa: S301
+    assert numbers(twin.take([5])[0]) == [5]
+    assert twin.coords(4) == data.coords(4)
+
+
+class Squares(Dataset[Any]):
+    """A data set of Python code."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index)])
+
+
+def test_any_map_style_data_set_has_the_same_loader() -> None:
+    train, test = prep_dataloader(Squares(), [torch.tensor([k]) for k in range(5)], batch_size=6)
+    assert isinstance(train, DataLoader)
+    seen = flat(epoch(train))
+    assert len(seen) == len(set(seen)) == 18
+    assert epoch(test) == [[0, 1, 2, 3, 4]]
+
+
+SCRIPT = """
+import sys
+import torch, xarray as xr
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+
+print("script starts")
+xr.open_zarr(sys.argv[1])["a"].mean().compute()       # zarr and dask used in the parent
+data = PTXrDataset(sys.argv[1], features="a")
+data[0]
+
+class Doubled(torch.utils.data.Dataset):              # made in the script itself
+    def __len__(self):
+        return len(data)
+    def __getitem__(self, index):
+        return 2 * data[index]
+
+for dataset, options in ((Doubled(), {}), (data, {"workers": "processes"})):
+    callback = lambda items: torch.stack(items)
+    loader = prep_dataloader(dataset, None, 16, callback, num_workers=2, **options)
+    print(len({float(x) for batch in loader for x in batch[:, 0, 0, 0]}))
+    next(iter(loader))                                # a consumer that stops half-way
+print("script ends")
+"""
+
+
+def test_processes_start_from_an_unguarded_script(store: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), str(store)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:-1] == ["script starts", "192", "192", "script ends"]
+
+
+def shard_of(path: Path) -> Path:
+    return sorted(path.glob("a/c/*/0/0"))[1]
+
+
+def test_a_missing_or_shortened_shard_is_refused_at_once(tmp_path: Path) -> None:
+    for name, harm in (
+        ("missing", lambda p: p.unlink()),
+        ("bytes instead of", lambda p: p.write_bytes(b"")),
+    ):
+        path = write_store(tmp_path / f"{name[:4]}.zarr", 100)
+        harm(shard_of(path))
+        with pytest.raises(StoreError, match=name):
+            PTXrDataset(path)
+
+
+@pytest.mark.parametrize("buffer_mb", [64, 0.0012])
+def test_a_flipped_bit_raises_and_names_the_chunk(tmp_path: Path, buffer_mb: float) -> None:
+    path = write_store(tmp_path / "train.zarr", 100)
+    shard = shard_of(path)
+    raw = bytearray(shard.read_bytes())
+    raw[60] ^= 4
+    shard.write_bytes(raw)
+    data = PTXrDataset(path, features="a")
+    with pytest.raises(StoreError, match="40"):
+        data[41]
+    before = threading.active_count()
+    with pytest.raises(StoreError, match="40"):
+        list(prep_dataloader(data, batch_size=10, buffer_mb=buffer_mb))
+    gc.collect()
+    assert threading.active_count() == before
+
+
+def test_a_consumer_that_stops_half_way_leaves_no_thread(store: Path) -> None:
+    data = PTXrDataset(store, features="a")
+    before = threading.active_count()
+    loader = prep_dataloader(data, batch_size=16, buffer_mb=SMALL_MB)
+    batches = iter(loader)
+    next(batches)
+    del batches
+    gc.collect()
+    assert threading.active_count() == before
+    both = [(numbers(x), numbers(y)) for x, y in zip(loader, loader, strict=True)]
+    assert len(both) == N // 16
+    assert all(x != y for x, y in both)  # two iterations at once are two epochs
+
+
+class Endless(IterableDataset[int]):
+    """No map-style data set."""
+
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda p: PTXrDataset(p, to_pred="c"), InvalidValueError, "to_pred names.*'c'.*'a'"),
+        (lambda p: PTXrDataset(p, "a", "a"), InvalidValueError, "in to_pred and in features"),
+        (lambda p: PTXrDataset(p, ["a", "b"]), InvalidValueError, "no variable is left"),
+        (lambda p: PTXrDataset(3), InvalidTypeError, "int"),
+        (lambda p: PTXrDataset(p / "no"), StoreError, "no sample store"),
+        (lambda p: prep_dataloader(Endless()), InvalidTypeError, "train_ds is a Endless"),
+        (lambda p: prep_dataloader(3), InvalidTypeError, "train_ds is a int"),
+        (lambda p: prep_dataloader([1], 3), InvalidTypeError, "test_ds is a int"),
+        (lambda p: prep_dataloader([1], batch_size=2), InvalidValueError, "drop_last=False"),
+        (lambda p: prep_dataloader([], drop_last=False), InvalidValueError, "0 training samples"),
+        (lambda p: prep_dataloader([1], batch_size=0), InvalidValueError, "batch_size=0"),
+        (lambda p: prep_dataloader([1], seed=-1), InvalidValueError, "seed=-1"),
+        (lambda p: prep_dataloader([1], num_workers=-1), InvalidValueError, "num_workers=-1"),
+        (lambda p: prep_dataloader([1], num_workers=1.5), InvalidTypeError, "num_workers=1.5"),
+        (lambda p: prep_dataloader([1], workers="fork"), InvalidValueError, "workers='fork'"),
+        (
+            lambda p: prep_dataloader(PTXrDataset(p), buffer_mb=1e-4),
+            InvalidValueError,
+            "buffer_mb=0.0001 does not hold",
+        ),
+        (lambda p: prep_dataloader([1]).set_epoch(-1), InvalidValueError, "epoch=-1"),
+        (lambda p: prep_dataloader([1]).set_epoch(1.0), InvalidTypeError, "epoch=1.0"),
+    ],
+)
+def test_bad_input_gives_one_clear_error(store: Path, call: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(store)
+
+
+def test_variables_with_other_windows_stand_apart() -> None:
+    ds = xr.Dataset({"a": (("samples", "lat"), np.ones((4, 3))), "b": ("samples", np.arange(4))})
+    with pytest.raises(InvalidValueError, match="different windows"):
+        PTXrDataset(ds, features=["a", "b"])
+    assert PTXrDataset(ds, to_pred="b")[2][1].tolist() == [2.0]
+    dated = ds.assign(when=("samples", np.arange(4).astype("datetime64[ns]")))
+    with pytest.raises(InvalidTypeError, match="'when' is of dtype datetime64"):
+        PTXrDataset(dated)
+
+
+def test_cursor_of_an_abandoned_epoch_does_not_count() -> None:
+    cursor = EpochCursor({})
+    first, _ = cursor.begin()
+    second, _ = cursor.begin()
+    cursor.advance(first, 5)
+    cursor.finish(first)
+    assert cursor.state_dict() == {"epoch": second, "done": 0}
