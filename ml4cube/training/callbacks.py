@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
-from ml4cube.core.errors import InvalidValueError, RunError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.training.checkpoint import write_file
 
 if TYPE_CHECKING:
@@ -439,6 +439,11 @@ class LoggerCallback(Callback):
 
     def __init__(self, loggers: Iterable[Any]) -> None:
         self._loggers = list(loggers)
+        for target in self._loggers:
+            if not callable(getattr(target, "log", None)):
+                raise InvalidTypeError(
+                    f"loggers has {target!r}, which has no method log(values, step)"
+                )
 
     def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
         """Hand over the row, without the table of ranks."""

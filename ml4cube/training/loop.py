@@ -222,6 +222,11 @@ class Loop:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         _check_parts(model, optimizer, train, val, scheduler)
+        for callback in callbacks:
+            if not isinstance(callback, Callback):
+                raise InvalidTypeError(
+                    f"callbacks has {callback!r}, no Callback; subclass Callback"
+                )
         self.world, self.options = world, options
         self.model = model.to(world.device)
         self.module: nn.Module = self.model

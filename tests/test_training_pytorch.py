@@ -1,0 +1,731 @@
+"""The Trainer on one device: what it returns, keeps, refuses, and how it resumes."""
+
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from ml4cube.errors import (
+    EmptyPartError,
+    InvalidTypeError,
+    InvalidValueError,
+    RunError,
+    StoreError,
+)
+from ml4cube.training.callbacks import Callback
+from ml4cube.training.pytorch import Trainer
+from ml4cube.training.state import History
+from tests.training_parts import ROOT, At, Interrupt, dataset, losses, network, trainer, weights
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def raise_interrupt():
+    raise Interrupt
+
+
+# ------------------------------------------------------------------ what it returns
+
+
+def test_returned_model_is_the_best_epoch_and_equals_the_file(tmp_path):
+    path = tmp_path / "new" / "best.pth"
+    # A learning rate that explodes: the last epoch is not the best one.
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    growth = torch.optim.lr_scheduler.ExponentialLR(optimizer, 3.0)
+    loader = DataLoader(dataset(40), batch_size=4)
+    run = Trainer(
+        model,
+        loader,
+        loader,
+        optimizer,
+        best_model_path=path,
+        loss=nn.MSELoss(),
+        epochs=4,
+        scheduler=growth,
+        seed=0,
+        device="cpu",
+    )
+    trained = run.train()
+    assert trained is model
+    assert not trained.training
+    val = run.history["val_loss"]
+    assert run.best_loss == min(val) < val[-1]
+    assert run.best_epoch == val.index(min(val)) + 1
+    saved = torch.load(path, weights_only=True)
+    assert weights(trained) == {name: tensor.tolist() for name, tensor in saved.items()}
+    with torch.no_grad():
+        x, y = dataset(40).tensors
+        assert nn.functional.mse_loss(trained(x), y).item() == pytest.approx(min(val), rel=1e-6)
+
+
+def test_losses_and_metrics_are_means_over_samples():
+    data, model = dataset(37), network()
+    with torch.no_grad():
+        pred, y = model.eval()(data.tensors[0]), data.tensors[1]
+    run = trainer(
+        model=model,
+        val=DataLoader(data, batch_size=5),
+        metrics={"mae": nn.functional.l1_loss, "bias": lambda p, t: (p - t).mean().item()},
+        train=DataLoader(data, batch_size=7),
+        epochs=1,
+    )
+    # A rate of zero: the model stays what it is.
+    run._loop.optimizer.param_groups[0]["lr"] = 0.0
+    run.train()
+    assert run.history["val_loss"][0] == pytest.approx(nn.functional.mse_loss(pred, y).item())
+    assert run.history["mae"][0] == pytest.approx(nn.functional.l1_loss(pred, y).item())
+    assert run.history["bias"][0] == pytest.approx((pred - y).mean().item(), rel=1e-4)
+
+
+def test_metric_objects_reduce_themselves():
+    torchmetrics = pytest.importorskip("torchmetrics")
+    from ml4cube.evaluation.metrics import RMSE
+
+    given = torchmetrics.R2Score()
+    run = trainer(metrics={"r2": given, "rmse": RMSE()}, epochs=1)
+    model = run.train()
+    x, y = dataset(17, seed=1).tensors
+    pred = model(x).detach()
+    assert run.history["r2"][0] == pytest.approx(torchmetrics.R2Score()(pred, y).item())
+    assert run.history["rmse"][0] == pytest.approx(((pred - y) ** 2).mean().sqrt().item())
+    assert not given.update_called  # what the user passed keeps its state
+
+
+def test_every_step_trains_in_train_mode_and_validation_in_eval_mode():
+    modes = []
+
+    class Watch(nn.Linear):
+        def forward(self, x):
+            modes.append((self.training, torch.is_grad_enabled()))
+            return super().forward(x)
+
+    class Meddle(Callback):
+        def on_step_end(self, loop):
+            loop.model.eval()
+
+    data = dataset(8)
+    loader = DataLoader(data, batch_size=4)
+    trainer(model=Watch(3, 1), train=loader, val=loader, epochs=2, callbacks=[Meddle()]).train()
+    assert modes == ([(True, True)] * 2 + [(False, False)] * 2) * 2
+
+
+@pytest.mark.parametrize("generator", [None, "shared"])
+def test_validation_moves_no_training_randomness(generator):
+    shared = None if generator is None else torch.Generator()
+
+    class Draws(Dataset):
+        """Draws from every global generator, as a transform may."""
+
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            return torch.rand(3) + np.random.rand(), torch.rand(1)  # noqa: NPY002
+
+    def run(val):
+        if shared is not None:
+            shared.manual_seed(0)
+        train = DataLoader(dataset(12), batch_size=4, shuffle=True, generator=shared)
+        np.random.seed(0)  # noqa: NPY002
+        done = trainer(train=train, val=val, early_stopping=False)
+        done.train()
+        return done.history["train_loss"]
+
+    few = DataLoader(Draws(), batch_size=5, shuffle=True, generator=shared)
+    many = DataLoader(Draws(), batch_size=1, shuffle=True, generator=shared)
+    assert run(few) == run(many)
+
+
+def test_global_random_state_is_left_alone_when_seeded():
+    before = torch.get_rng_state()
+    first, second = trainer(), trainer()
+    first.train()
+    second.train()
+    assert torch.equal(before, torch.get_rng_state())
+    assert losses(first) == losses(second)
+    assert losses(first) != losses(trainer(seed=4)) or not trainer(seed=4).train()
+
+
+@pytest.mark.parametrize(
+    ("batch", "shape"),
+    [
+        (torch.ones(4, 3), (4, 3)),
+        ([torch.ones(4, 3)], (4, 3)),
+        ({"a": torch.ones(4), "b": torch.ones(4), "c": torch.ones(4)}, (4, 3)),
+    ],
+)
+def test_inputs_alone_are_reconstructed(batch, shape):
+    seen = []
+
+    def loss(pred, target):
+        seen.append((tuple(pred.shape), target.sum().item()))
+        return nn.functional.mse_loss(pred, target)
+
+    trainer(model=nn.Linear(3, 3), train=[batch], val=[batch], epochs=1, loss=loss).train()
+    assert seen == [(shape, 12.0)] * 2
+
+
+def test_loss_that_sums_is_reported_per_sample_and_trains_the_same():
+    mean, total = (trainer(loss=nn.MSELoss(reduction=r)) for r in ("mean", "sum"))
+    mean.train()
+    total.train()
+    assert total.history["val_loss"] == pytest.approx(mean.history["val_loss"], rel=1e-5)
+
+
+# ------------------------------------------------------------- what steps are made of
+
+
+@pytest.mark.parametrize(("batch_size", "accumulate"), [(4, 3), (5, 4), (1, 12)])
+def test_accumulated_batches_weigh_by_samples(batch_size, accumulate):
+    """Also the last window, which is cut short, and the last batch, which is smaller."""
+    model = nn.Linear(3, 1)
+    start = weights(model)
+    window = batch_size * accumulate
+    parts = {}
+    for size, steps in ((window, 1), (batch_size, accumulate)):
+        model.load_state_dict({name: torch.tensor(v) for name, v in start.items()})
+        run = trainer(
+            model=model,
+            train=DataLoader(dataset(37), batch_size=size),
+            gradient_accumulation_steps=steps,
+            schedule=False,
+            early_stopping=False,
+            epochs=2,
+        )
+        run.train()
+        parts[steps] = (weights(model)["weight"][0], run.history["train_loss"])
+        assert run._loop.state.step == 2 * math.ceil(37 / window)
+    one, many = parts[1], parts[accumulate]
+    assert many[0] == pytest.approx(one[0], rel=1e-5)
+    assert many[1] == pytest.approx(one[1], rel=1e-5)
+
+
+def test_gradients_are_clipped_to_a_norm():
+    norms = []
+
+    class Norm(Callback):
+        def on_step_end(self, loop):
+            grads = [p.grad.flatten() for p in loop.model.parameters()]
+            norms.append(torch.cat(grads).norm().item())
+
+    trainer(gradient_clip=0.01, epochs=1, callbacks=[Norm()]).train()
+    assert norms == pytest.approx([0.01] * 10, rel=1e-3)
+
+
+def test_schedulers_move_per_epoch_per_step_or_on_a_plateau():
+    per_epoch, per_step = trainer(), trainer(scheduler_step_on_batch=True, max_steps=25, epochs=9)
+    per_epoch.train()
+    per_step.train()
+    assert per_epoch.history["lr"] == pytest.approx([0.05, 0.045, 0.0405])
+    assert per_step._loop.optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * 0.9**25)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    loader = DataLoader(dataset(8), batch_size=4)
+    run = Trainer(model, loader, loader, optimizer, loss=nn.MSELoss(), epochs=3, scheduler=plateau)
+    run.train()
+    assert plateau.num_bad_epochs == 0
+    assert plateau.last_epoch == 3
+
+
+def test_max_steps_ends_inside_an_epoch_and_still_validates():
+    run = trainer(max_steps=13)
+    run.train()
+    assert run._loop.state.step == 13
+    assert len(run.history) == 2
+    assert run.history["ranks"][1][0]["train_n"] == 12
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_computes_in_it_and_keeps_float32_weights(precision):
+    seen = set()
+
+    def loss(pred, target):
+        seen.add(pred.dtype)
+        return nn.functional.mse_loss(pred.float(), target)
+
+    def metric(pred, target):
+        seen.add(pred.dtype)
+        return nn.functional.l1_loss(pred, target)
+
+    run = trainer(precision=precision, loss=loss, metrics={"mae": metric})
+    model = run.train()
+    half = torch.bfloat16 if precision == "bf16" else torch.float16
+    assert seen == {half, torch.float32}
+    assert next(model.parameters()).dtype == torch.float32
+    assert run.history["val_loss"][-1] < run.history["val_loss"][0]
+
+
+def test_patience_counts_checks_without_improvement():
+    data = dataset(8)
+    loader = DataLoader(data, batch_size=4)
+    model = network()
+    run = Trainer(
+        model,
+        loader,
+        loader,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        patience=3,
+        loss=nn.MSELoss(),
+        epochs=20,
+    )
+    run.train()
+    assert len(run.history) == 1 + 3
+    assert run.best_epoch == 1
+
+
+def test_without_validation_the_training_loss_decides():
+    loader = DataLoader(dataset(8), batch_size=4)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = Trainer(model, loader, None, optimizer, loss=nn.MSELoss(), epochs=2)
+    run.train()
+    assert "val_loss" not in run.history
+    assert run.best_loss == min(run.history["train_loss"])
+
+
+# ------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize("stop_at", [20, 17, 3], ids=["epoch end", "inside", "first epoch"])
+@pytest.mark.parametrize("generator", [False, True])
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path, stop_at, generator):
+    """Dropout, momentum, scheduler, shuffling, accumulation: bit for bit."""
+
+    def fresh(**arguments):
+        source = torch.Generator().manual_seed(5) if generator else None
+        train = DataLoader(dataset(40), batch_size=2, shuffle=True, generator=source)
+        return trainer(train=train, gradient_accumulation_steps=2, epochs=4, **arguments)
+
+    whole = fresh()
+    model = whole.train()
+    path = tmp_path / "snapshot.pt"
+
+    def usr1():
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    class Always(Callback):
+        """Look for signals after every step, so that the test says where."""
+
+        def on_step_end(self, loop):
+            loop._next_pulse = 0
+
+    def stop():
+        if stop_at % 10:
+            usr1()
+
+    cut = [At(stop_at, stop), At(stop_at + 1, raise_interrupt), Always()]
+    with pytest.raises(Interrupt):
+        fresh(snapshot_path=path, save_every=1, callbacks=cut).train()
+    state = torch.load(path, weights_only=True)["state"]
+    assert state["step"] == stop_at
+    assert bool(state["batch"]) == bool(stop_at % 10)
+    with pytest.raises(Interrupt):  # and once more, later
+        fresh(
+            snapshot_path=path, save_every=1, callbacks=[At(32, raise_interrupt), Always()]
+        ).train()
+    resumed = fresh(snapshot_path=path, save_every=1)
+    again = resumed.train()
+    assert weights(again) == weights(model)
+    assert losses(resumed) == losses(whole)
+    assert resumed.best_epoch == whole.best_epoch
+
+
+def test_finished_run_returns_at_once_with_its_own_best_model(tmp_path):
+    paths = {"snapshot_path": tmp_path / "s.pt", "best_model_path": tmp_path / "b.pt"}
+    done = trainer(**paths)
+    model = done.train()
+    torch.save(network(seed=9).state_dict(), paths["best_model_path"])  # another run's
+    before = paths["snapshot_path"].read_bytes()
+    again = trainer(train=[None], **paths)  # a batch it could not use
+    assert weights(again.train()) == weights(model)
+    saved = torch.load(paths["best_model_path"], weights_only=True)
+    assert weights(model) == {name: tensor.tolist() for name, tensor in saved.items()}
+    assert losses(again) == losses(done)
+    assert paths["snapshot_path"].read_bytes() == before
+    longer = trainer(**paths | {"epochs": 5})
+    longer.train()
+    assert len(longer.history) == 5
+
+
+def test_early_stopped_run_stays_stopped(tmp_path):
+    loader = DataLoader(dataset(8), batch_size=4)
+
+    def run():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        done = Trainer(
+            model,
+            loader,
+            loader,
+            optimizer,
+            patience=2,
+            loss=nn.MSELoss(),
+            epochs=20,
+            snapshot_path=tmp_path / "s.pt",
+        )
+        done.train()
+        return done
+
+    assert len(run().history) == len(run().history) == 3
+
+
+def test_stale_best_model_of_another_run_is_never_returned(tmp_path):
+    path = tmp_path / "best.pth"
+    torch.save(network(seed=9).state_dict(), path)
+    stale = path.read_bytes()
+    bad = [(torch.full((4, 3), math.nan), torch.zeros(4, 1))]
+    with pytest.raises(RunError, match=r"training loss is nan on rank 0, epoch 1, step 1"):
+        trainer(train=bad, best_model_path=path).train()
+    assert path.read_bytes() == stale
+    with pytest.raises(RunError, match=r"validation loss is nan on rank 0, epoch 1, batch 1"):
+        trainer(val=bad, best_model_path=path).train()
+    assert path.read_bytes() == stale
+
+
+def test_nan_names_its_step_and_leaves_the_best_model(tmp_path):
+    path = tmp_path / "best.pth"
+    good = (torch.ones(4, 3), torch.ones(4, 1))
+    bad = (torch.full((4, 3), math.inf), torch.ones(4, 1))
+
+    class Turns(list):
+        def set_epoch(self, epoch):
+            self[5] = bad if epoch == 2 else good
+
+    run = trainer(
+        train=Turns([good] * 8),
+        best_model_path=path,
+        gradient_accumulation_steps=2,
+        snapshot_path=tmp_path / "s.pt",
+        save_every=1,
+    )
+    with pytest.raises(RunError, match=r"on rank 0, epoch 3, step 11;"):
+        run.train()
+    saved = torch.load(path, weights_only=True)
+    assert all(tensor.isfinite().all() for tensor in saved.values())
+    assert torch.load(tmp_path / "s.pt", weights_only=True)["state"]["epoch"] == 2
+
+
+def test_snapshot_holds_the_data_statistics_and_names(tmp_path):
+    class Statistics:
+        def to_json(self):
+            return '{"a": 1}'
+
+    data = dataset(8)
+    data.statistics, data.features, data.targets = Statistics(), ("a", "b"), "c"
+    trainer(train=DataLoader(data, batch_size=4), snapshot_path=tmp_path / "s.pt").train()
+    facts = torch.load(tmp_path / "s.pt", weights_only=True)["data"]
+    assert facts == {"features": ["a", "b"], "targets": ["c"], "statistics": '{"a": 1}'}
+
+
+def test_loader_that_knows_its_position_is_asked_for_it(tmp_path):
+    class Stateful(list):
+        start, given, told = 0, 0, None
+
+        def __iter__(self):
+            self.given = self.start
+            for item in self[self.start :]:
+                self.given += 1
+                yield item
+            self.start = 0
+
+        def state_dict(self):
+            return {"given": self.given}
+
+        def load_state_dict(self, state):
+            self.told = state
+            self.start = state["given"]
+
+    batches = [(torch.full((4, 3), float(i)), torch.zeros(4, 1)) for i in range(6)]
+    path = tmp_path / "s.pt"
+    whole = trainer(train=Stateful(batches))
+    whole.train()
+
+    class Always(Callback):
+        def on_step_end(self, loop):
+            loop._next_pulse = 0
+
+    stop = [At(8, lambda: os.kill(os.getpid(), signal.SIGUSR1)), At(9, raise_interrupt), Always()]
+    with pytest.raises(Interrupt):
+        trainer(train=Stateful(batches), snapshot_path=path, callbacks=stop).train()
+    loader = Stateful(batches)
+    resumed = trainer(train=loader, snapshot_path=path)
+    resumed.train()
+    assert loader.told == {"given": 2}
+    assert losses(resumed) == losses(whole)
+
+
+@pytest.mark.parametrize("when", ["training", "validation"])
+def test_sigterm_leaves_a_snapshot_and_ends_the_process(tmp_path, when):
+    """In validation too: the run goes on with that validation when it is resumed."""
+    script = f"""
+import os, signal, sys, torch
+from pathlib import Path
+from tests.training_parts import At, dataset, losses, trainer, weights
+from torch.utils.data import DataLoader
+
+class Val(DataLoader):
+    passes = 0
+    def __iter__(self):
+        Val.passes += 1
+        for number, batch in enumerate(super().__iter__()):
+            if cut and {when!r} == "validation" and Val.passes == 2 and number == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch
+
+cut = sys.argv[1] == "cut"
+torch.set_num_threads(1)
+term = At(13, lambda: os.kill(os.getpid(), signal.SIGTERM))
+run = trainer(val=Val(dataset(17, seed=1), batch_size=5), snapshot_path=sys.argv[2],
+              callbacks=[term] if cut and {when!r} == "training" else [])
+model = run.train()
+print(losses(run), weights(model))
+"""
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    path = tmp_path / "cut.pt"
+    killed = run("cut", str(path))
+    assert killed.returncode == -signal.SIGTERM, killed.stderr
+    state = torch.load(path, weights_only=True)["state"]
+    assert state["epoch"] == 1
+    assert state["batch"] > 0
+    resumed, whole = run("go on", str(path)), run("go on", str(tmp_path / "whole.pt"))
+    assert resumed.returncode == whole.returncode == 0, resumed.stderr
+    assert resumed.stdout == whole.stdout != ""
+
+
+# --------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"loss": None}, InvalidTypeError, "loss=None: a Trainer needs a loss function"),
+        ({"loss": "mse"}, InvalidTypeError, "loss='mse'"),
+        ({"best_model_path": "a", "model_path": "b"}, InvalidTypeError, "same argument"),
+        ({"best_model_path": "a", "snapshot_path": "a"}, InvalidValueError, "two files"),
+        ({"best_model_path": "/"}, InvalidValueError, "is a folder"),
+        ({"create_loss_plot": True}, InvalidTypeError, "give best_model_path too"),
+        ({"epochs": 0}, InvalidValueError, "epochs=0"),
+        ({"epochs": 2.5}, InvalidValueError, "epochs=2.5"),
+        ({"save_every": 0}, InvalidValueError, "save_every=0"),
+        ({"patience": 0}, InvalidValueError, "patience=0"),
+        ({"max_steps": -1}, InvalidValueError, "max_steps=-1"),
+        ({"gradient_accumulation_steps": 0}, InvalidValueError, "gradient_accumulation_steps=0"),
+        ({"gradient_clip": 0.0}, InvalidValueError, "gradient_clip=0.0"),
+        ({"precision": "bf61"}, InvalidValueError, "did you mean 'bf16'"),
+        ({"precision": "fp32", "use_amp": True}, InvalidTypeError, "contradict"),
+        ({"device": "cuda:99"}, InvalidValueError, "cuda:99"),
+        ({"device": "gpu"}, InvalidValueError, "device='gpu'"),
+        ({"metrics": [nn.functional.l1_loss]}, InvalidTypeError, "no mapping"),
+        ({"metrics": {"mae": 1}}, InvalidTypeError, "neither a function"),
+        ({"metrics": {"lr": nn.functional.l1_loss}}, InvalidValueError, "choose another name"),
+        ({"scheduler": 3}, InvalidTypeError, "scheduler=3"),
+        ({"train": 3}, InvalidTypeError, "train_data=3"),
+        ({"train": iter([1])}, InvalidTypeError, "used up after one epoch"),
+        ({"callbacks": [print]}, InvalidTypeError, "no Callback"),
+        ({"loggers": [object()]}, InvalidTypeError, "has no method log"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(
+    arguments, error, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error) as caught:
+        trainer(**arguments)
+    assert message in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"train": []}, EmptyPartError, "train_data gave no batch"),
+        ({"train": [(torch.ones(0, 3), torch.ones(0, 1))]}, EmptyPartError, "train_data gave"),
+        ({"val": []}, EmptyPartError, "test_data gave no sample"),
+        ({"train": [[torch.ones(2, 3)] * 3]}, InvalidTypeError, "list of 3 items"),
+        ({"train": ["text"]}, InvalidTypeError, "no tensor with a sample axis"),
+        ({"loss": nn.MSELoss(reduction="none")}, InvalidValueError, "reduction='mean'"),
+    ],
+)
+def test_bad_batches_and_losses_are_refused_by_name(arguments, error, message, tmp_path):
+    with pytest.raises(error) as caught:
+        trainer(best_model_path=tmp_path / "best.pt", **arguments).train()
+    assert message in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_optimizer_of_another_model_and_frozen_models_are_refused():
+    loader = DataLoader(dataset(8), batch_size=4)
+    foreign = torch.optim.SGD(network().parameters(), lr=0.1)
+    with pytest.raises(InvalidValueError, match="none of the model's parameters"):
+        Trainer(network(), loader, loader, foreign, loss=nn.MSELoss())
+    frozen = network().requires_grad_(False)
+    with pytest.raises(InvalidValueError, match="no parameter to train"):
+        Trainer(frozen, loader, loader, foreign, loss=nn.MSELoss())
+    with pytest.raises(InvalidTypeError, match=r"no torch\.nn\.Module"):
+        Trainer(lambda x: x, loader, loader, foreign, loss=nn.MSELoss())
+
+
+def test_snapshot_of_another_model_or_damaged_is_refused_by_name(tmp_path):
+    path = tmp_path / "snapshot.pt"
+    trainer(snapshot_path=path, epochs=1).train()
+    with pytest.raises(InvalidValueError, match=r"snapshot\.pt is a snapshot of another model"):
+        trainer(model=nn.Linear(3, 1), snapshot_path=path).train()
+    with pytest.raises(InvalidValueError, match="one has a scheduler, the other none"):
+        trainer(schedule=False, snapshot_path=path).train()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match=r"snapshot\.pt is damaged"):
+        trainer(snapshot_path=path).train()
+
+
+# -------------------------------------------------------------- what is seen of it
+
+
+def test_rank_table_is_seen_where_logging_is_not_set_up(tmp_path):
+    script = """
+from tests.training_parts import trainer
+run = trainer(validate_parallelism=True, create_loss_plot=True, best_model_path="m/best.pth")
+run.train()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.count("train_loss") == 3
+    assert (tmp_path / "m" / "best_loss.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["best.pth", "best_loss.png"]
+
+
+def test_rank_table_obeys_a_logging_that_is_set_up(caplog):
+    with caplog.at_level(logging.INFO, logger="ml4cube"):
+        run = trainer(validate_parallelism=True)
+        run.train()
+    tables = [r for r in caplog.records if r.name == "ml4cube.training.ranks"]
+    assert len(tables) == 3
+    assert logging.getLogger("ml4cube.training.ranks").handlers == []
+    row = run.history["ranks"][-1][0]
+    assert row["train_loss"] == run.history["train_loss"][-1]
+    assert row["val_loss"] == run.history["val_loss"][-1]
+    assert (row["train_n"], row["val_n"], row["rank"]) == (40, 17, 0)
+    assert 0 <= row["data_wait"] <= 1
+
+
+def test_history_columns_and_json(tmp_path):
+    run = trainer(metrics={"mae": nn.functional.l1_loss})
+    run.train()
+    columns = run.history.to_dict()
+    assert list(columns) == [
+        "epoch",
+        "train_loss",
+        "val_loss",
+        "mae",
+        "lr",
+        "seconds",
+        "ranks",
+    ]
+    text = run.history.to_json(tmp_path / "history.json")
+    assert History.from_json((tmp_path / "history.json").read_text()) == run.history
+    assert History.from_json(text).to_dict() == columns
+    with pytest.raises(InvalidValueError, match="rows"):
+        History({"a": [1], "b": []})
+
+
+def test_logger_that_fails_is_dropped_and_training_goes_on(caplog):
+    class Logger:
+        def __init__(self, fails):
+            self.fails, self.seen, self.closed = fails, [], False
+
+        def log(self, values, step):
+            self.seen.append((values["val_loss"], step))
+            if self.fails:
+                raise OSError("disk full")
+
+        def close(self):
+            self.closed = True
+
+    good, bad = Logger(fails=False), Logger(fails=True)
+    run = trainer(loggers=[bad, good])
+    run.train()
+    assert good.seen == list(zip(run.history["val_loss"], [10, 20, 30], strict=True))
+    assert good.closed
+    assert len(bad.seen) == 1
+    assert "disk full" in caplog.text
+
+
+def test_callbacks_see_every_moment_and_keep_their_state(tmp_path):
+    class Count(Callback):
+        def __init__(self):
+            self.calls, self.steps = [], 0
+
+        def on_train_start(self, loop):
+            self.calls.append("start")
+
+        def on_step_end(self, loop):
+            self.steps += 1
+
+        def on_epoch_end(self, loop, row):
+            self.calls.append(row["epoch"])
+            if row["epoch"] == 2:
+                loop.stop("enough")
+
+        def on_train_end(self, loop):
+            self.calls.append("end")
+
+        def on_close(self, loop):
+            self.calls.append("close")
+
+        def state_dict(self):
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state):
+            self.steps = state["steps"]
+
+    first = Count()
+    trainer(callbacks=[first], snapshot_path=tmp_path / "s.pt").train()
+    assert first.calls == ["start", 1, 2, "end", "close"]
+    second = Count()
+    trainer(callbacks=[second], snapshot_path=tmp_path / "s.pt").train()
+    assert second.steps == 30
+
+
+def test_loader_sampler_or_dataset_is_told_the_epoch():
+    told = []
+
+    class Told(TensorDataset):
+        def set_epoch(self, epoch):
+            told.append(epoch)
+
+    trainer(train=DataLoader(Told(*dataset(8).tensors), batch_size=4)).train()
+    assert told == [0, 1, 2]

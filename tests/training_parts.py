@@ -1,0 +1,127 @@
+"""Small models, data and scripts that the training tests share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from ml4cube.training import pytorch, pytorch_distributed
+from ml4cube.training.callbacks import Callback
+
+ROOT = Path(__file__).parents[1]
+
+
+def dataset(samples: int, seed: int = 0) -> TensorDataset:
+    """Random inputs of three numbers and a noisy linear target."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 3, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(samples, 1, generator=generator))
+
+
+def network(seed: int = 0, *, norm: bool = False) -> nn.Module:
+    """A small model whose training depends on random numbers and, with `norm`, on buffers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        middle = [nn.BatchNorm1d(8)] if norm else []
+        return nn.Sequential(nn.Linear(3, 8), *middle, nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def trainer(
+    *,
+    samples: int = 40,
+    model: nn.Module | None = None,
+    ranks: bool = False,
+    train: Any = None,
+    val: Any = None,
+    schedule: bool = True,
+    **arguments: Any,
+) -> pytorch.Trainer:
+    """A Trainer with dropout, momentum, a scheduler, and loaders shuffled anew each epoch."""
+    model = network() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if schedule:
+        arguments.setdefault("scheduler", torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9))
+    data = dataset(samples)
+    if train is None:
+        train = (
+            DataLoader(data, batch_size=4, sampler=DistributedSampler(data, seed=1))
+            if ranks
+            else DataLoader(data, batch_size=4, shuffle=True)
+        )
+    if val is None:
+        val = DataLoader(dataset(17, seed=1), batch_size=5)
+    kind = pytorch_distributed.Trainer if ranks else pytorch.Trainer
+    arguments = {"loss": nn.MSELoss(), "seed": 3, "device": "cpu", "epochs": 3, **arguments}
+    return kind(model, train, val, optimizer, **arguments)
+
+
+def weights(model: nn.Module) -> dict[str, list[Any]]:
+    """All values of a model, comparable and small enough to send."""
+    return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+
+
+def losses(trained: pytorch.Trainer) -> dict[str, list[Any]]:
+    """The columns of the History that do not depend on the clock."""
+    columns = trained.history.to_dict()
+    return {name: v for name, v in columns.items() if name not in ("seconds", "ranks")}
+
+
+class At(Callback):
+    """Call a function once, when a step has been taken."""
+
+    def __init__(self, step: int, action: Any) -> None:
+        self.step, self.action = step, action
+
+    def on_step_end(self, loop: Any) -> None:
+        """Act when it is time."""
+        if loop.state.step == self.step:
+            self.action()
+
+
+class Interrupt(RuntimeError):
+    """Stands for whatever ends a process in the middle."""
+
+
+def start_torchrun(script: Path, *arguments: str, nproc: int = 2, restarts: int = 0) -> Any:
+    """Start a script under torchrun, in a session of its own."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={nproc}", f"--max-restarts={restarts}", str(script)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, *arguments],
+        env=environment,
+        cwd=script.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: Any, timeout_s: float = 90) -> tuple[int, str]:
+    """Wait for a process; its exit code and all it said. Past the time, its group is ended."""
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        raise AssertionError(f"still running after {timeout_s} s:\n{said}") from None
+    return process.returncode, said
+
+
+def wait_until(condition: Any, timeout_s: float = 30) -> None:
+    """Wait for a condition, and fail if it does not come true in time."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
