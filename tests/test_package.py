@@ -15,7 +15,6 @@ LIGHT_MODULES = [
     "ml4cube.splits",
     "ml4cube.preprocessing",
     "ml4cube.postprocessing",
-    "ml4cube.plotting",
     "ml4cube.errors",
 ]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class CubeError(Exception):
@@ -66,3 +67,39 @@ def check_choice(argument: str, value: object, choices: Iterable[str | None]) ->
     raise InvalidValueError(
         f"{argument}={value!r} is not one of {', '.join(map(repr, known))}{hint}"
     )
+
+
+@contextmanager
+def needs_torch(module: str) -> Iterator[None]:
+    """Say what to install where importing torch fails because there is none.
+
+    Parameters
+    ----------
+    module : str
+        The module that needs torch, for the message.
+
+    Yields
+    ------
+    None
+        Import torch inside the block.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        If torch is not installed.
+
+    Examples
+    --------
+    >>> with needs_torch("ml4cube.training"):
+    ...     import math  # where the module itself imports torch
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"{module} needs torch, which is not installed; run `pip install torch`, or install "
+            "the build of it that fits your machine",
+            name="torch",
+        ) from error

@@ -9,14 +9,10 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import torch
-import torch.distributed
 import xarray as xr
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, needs_torch
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.sample_spec import SAMPLE_DIM, parse_names
 from ml4cube.core.shard import (
@@ -33,6 +29,12 @@ from ml4cube.datasets.cursor import EpochCursor
 from ml4cube.datasets.ring import Buffers, ChunkSource, Field, Resident, Ring, read_chunk
 from ml4cube.datasets.sources import DatasetSource
 from ml4cube.datasets.store import StoreMetadata, open_store
+
+with needs_torch("ml4cube.datasets.pytorch"):
+    import torch
+    import torch.distributed
+    from torch import Tensor
+    from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 Batch = Any
 Share = TrainShare | EvalShare

@@ -1,3 +1,6 @@
 """A trained model and a cube become a predicted cube, on the original grid, in physical units."""
 
-from ml4cube.prediction.cube import predict_cube as predict_cube
+from ml4cube.core.errors import needs_torch
+
+with needs_torch("ml4cube.prediction"):
+    from ml4cube.prediction.cube import predict_cube as predict_cube
