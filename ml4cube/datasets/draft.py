@@ -157,7 +157,7 @@ class StoreDraft:
     def discard(self) -> None:
         """Remove the work folder and all that is in it."""
         self._journal.close()
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> StoreDraft:
         """Hold the draft."""

@@ -1,0 +1,449 @@
+"""MultiProcSampler: the batch job that turns a cube into training stores. Plans, then writes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+from tqdm.auto import tqdm
+
+from ml4cube.core.errors import (
+    CubeError,
+    InvalidTypeError,
+    InvalidValueError,
+    StoreError,
+    StoreExistsError,
+    check_choice,
+)
+from ml4cube.core.grid import SizesLike
+from ml4cube.datasets.draft import StoreDraft, check_overwritable
+from ml4cube.datasets.engines import Engine, check_nproc, local_engine
+from ml4cube.datasets.extractor import Callback, Extractor
+from ml4cube.datasets.provenance import fingerprint, provenance
+from ml4cube.datasets.sample_plan import SamplePlan, Sampling, make_plan, seed_of
+from ml4cube.datasets.shard_writer import (
+    ORDERS,
+    ShardJob,
+    chunk_samples,
+    layout_of,
+    make_shard,
+    scaling_of,
+    shard_tasks,
+)
+from ml4cube.datasets.store import StoreLayout, StoreMetadata, create, finish, open_store
+
+logger = logging.getLogger(__name__)
+
+_PathLike = str | os.PathLike[str]
+
+
+class MultiProcSampler:
+    """Cuts samples from a cube and writes them as one zarr store per part, on many processes.
+
+    Windows lie on one grid over the whole cube, ``size - overlap`` cells apart. A window belongs
+    to a part if all its cells do. Every window ends as a sample of one part or is counted as
+    dropped with a reason. The order of work is label, mask, drop, fill, callback, scale; the
+    statistics are those of the train samples after the callback. The same call gives the same
+    bytes for any `nproc` and `chunk_batch`.
+
+    Parameters
+    ----------
+    ds : Dataset, DataArray, str, path or zarr group
+        The cube, of any dims; a path or URL of a zarr store works too. Variables that lack a
+        dim are broadcast; bounds, scalars and texts are left out. If it carries a split label
+        (see `assign_block_split`), that decides about parts.
+    rand_chunk : bool
+        With ``data_fraq < 1``: draw the blocks at random rather than take the first ones.
+    data_fraq : float
+        Fraction of the blocks to use, above 0 and up to 1; a window belongs to the block in
+        which it starts. The others are counted as ``unused``.
+    nproc : int
+        Worker processes; 1 works in this process.
+    apply_mask : bool
+        Whether the mask is applied, if the cube has one.
+    drop_sample : bool
+        Whether a sample with a cell outside the mask is dropped. If not, such cells become
+        gaps. Points outside the mask are dropped always; ``drop_nan="masked"`` brings its own
+        rule, and cells outside the mask become gaps.
+    fill_method : {"sample_mean", "mean", "constant", "noise", None}
+        What stands in for gaps of float variables in samples that are kept: the sample's mean
+        (or the train mean if it has none), the train mean, `const`, or seeded noise within the
+        train range.
+    const : float, optional
+        The value for ``"constant"``.
+    filter_var : str, optional
+        The mask variable, true where cells count; a static one is enough. Not stored.
+    chunk_size : int or sequence of int, optional
+        Samples of a chunk in the stores (the first number; a chunk holds whole windows). By
+        default chosen for training reads.
+    train_cube, test_cube : str or path
+        Where the stores will stand. Nothing is there before it is complete.
+    drop_nan : {"auto", "if_all_nan", "masked", None}
+        Which samples are dropped for gaps (NaN, infinite): those with any; those where all
+        variables are all gap; those without a cell inside the mask or with a gap there; none.
+    array_dims : sequence of str, optional
+        Names of the stored dims, ``("samples", ...)``: cube dims to keep, also those of one
+        cell, in any order; or new names for the dims that are kept anyway.
+    data_split : float
+        Fraction of blocks for training, if the cube has no split label.
+    chunk_batch : int, optional
+        Tiles that one counting task reads; speed only.
+    callback : callable, optional
+        Takes a dict of arrays ``(n, *window)`` and returns one; must treat each sample by itself.
+        Variables that it adds are stored, those that it leaves out are not.
+    block_size : mapping or pairs, optional
+        Blocks for `data_split` and `data_fraq`, in cells by dim; a dim that is missing is not
+        cut. By default the chunks, or some dozens of blocks of whole windows.
+    sample_size : mapping or pairs, optional
+        Cells of a window by dim, 1 for dims left out. None: single points.
+    overlap : mapping, pairs or float, optional
+        Fraction of a window that neighbours share by dim.
+    scale_fn : {"standardize", "normalize", None}
+        How float variables are scaled by the train statistics; others never are.
+    val_cube : str or path, optional
+        Where the validation store will stand; needed if the label has a validation part.
+    val_split : float
+        Fraction of blocks for validation, if the cube has no split label.
+    seed : int
+        Seeds the split, the order, `rand_chunk` and noise.
+    overwrite : bool
+        Replace stores of ours that stand at the paths; anything else is never replaced.
+    resume : bool
+        Go on where an interrupted run of the same call stopped.
+    to_pred : str or list of str, optional
+        Variables to predict; recorded in the stores.
+    features : str or list of str, optional
+        Variables to predict from; by default all others.
+    order : {"shuffled", "grid"}
+        Order of samples: tiles of neighbouring windows in seeded random order, mixed among a
+        few dozen tiles; or tile by tile in the cube's order.
+    client : optional
+        Not supported yet; only None.
+    progress : bool, optional
+        Whether to show progress bars; by default on a terminal only.
+
+    Raises
+    ------
+    InvalidTypeError, InvalidValueError
+        If an argument cannot work; the message names it, its value and the choices.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> cube = xr.Dataset({"t2m": (("time", "x"), np.arange(80.0).reshape(20, 4))})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sampler = MultiProcSampler(
+    ...         cube,
+    ...         train_cube=f"{folder}/train.zarr",
+    ...         test_cube=f"{folder}/test.zarr",
+    ...         sample_size=[("x", 2)],
+    ...         block_size=[("time", 4)],
+    ...         nproc=1,
+    ...     )
+    ...     train, test = sampler.get_datasets()
+    ...     print(dict(train.sizes), dict(test.sizes))
+    {'samples': 32, 'x': 2} {'samples': 8, 'x': 2}
+    """
+
+    def __init__(
+        self,
+        ds: Any,
+        rand_chunk: bool = False,
+        data_fraq: float = 1.0,
+        nproc: int = 4,
+        apply_mask: bool = True,
+        drop_sample: bool = True,
+        fill_method: str | None = None,
+        const: float | None = None,
+        filter_var: str | None = "filter_mask",
+        chunk_size: int | Sequence[int] | None = None,
+        train_cube: _PathLike = "train_cube.zarr",
+        test_cube: _PathLike = "test_cube.zarr",
+        drop_nan: str | None = "auto",
+        array_dims: Sequence[str] | None = None,
+        data_split: float = 0.8,
+        chunk_batch: int | None = None,
+        callback: Callback | None = None,
+        block_size: SizesLike | None = None,
+        sample_size: SizesLike | None = None,
+        overlap: SizesLike | float | None = None,
+        scale_fn: str | None = "standardize",
+        *,
+        val_cube: _PathLike | None = None,
+        val_split: float = 0.0,
+        seed: int = 42,
+        overwrite: bool = False,
+        resume: bool = True,
+        to_pred: str | Iterable[str] | None = None,
+        features: str | Iterable[str] | None = None,
+        order: str = "shuffled",
+        client: None = None,
+        progress: bool | None = None,
+    ) -> None:
+        """Check every argument against the cube; read none of its cells."""
+        if client is not None:
+            raise InvalidValueError(
+                f"client={client!r} is not supported yet; use nproc processes of this machine"
+            )
+        self.nproc = check_nproc(nproc)
+        check_choice("order", order, ORDERS)
+        if chunk_batch is not None:
+            _check_batch(chunk_batch)
+        self.targets = _targets({"train": train_cube, "test": test_cube, "val": val_cube})
+        if val_split and val_cube is None:
+            raise InvalidValueError(f"val_split={val_split!r} needs val_cube; give it a path")
+        self.sampling = Sampling.of(
+            ds,
+            rand_chunk=rand_chunk,
+            data_fraq=data_fraq,
+            filter_var=filter_var,
+            array_dims=array_dims,
+            data_split=data_split,
+            val_split=val_split,
+            callback=callback,
+            block_size=block_size,
+            sample_size=sample_size,
+            overlap=overlap,
+            seed=seed_of(seed),
+            to_pred=to_pred,
+            features=features,
+            apply_mask=apply_mask,
+            drop_sample=drop_sample,
+            fill_method=fill_method,
+            const=const,
+            drop_nan=drop_nan,
+            scale_fn=scale_fn,
+        )
+        self._chunk = chunk_samples(chunk_size, self.sampling.spec)
+        self._batch = chunk_batch
+        self._order = order
+        self._overwrite = overwrite
+        self._resume = resume
+        self._progress = progress
+        self._settings = {
+            "order": order,
+            "seed": int(seed),
+            "data_fraq": float(data_fraq),
+            "rand_chunk": bool(rand_chunk),
+            "chunk_size": self._chunk,
+            "parts": sorted(self.targets),
+        }
+        self._planned: tuple[Extractor, SamplePlan] | None = None
+
+    def plan(self) -> SamplePlan:
+        """Read the cube once and count, without writing anything.
+
+        Returns
+        -------
+        SamplePlan
+            Samples of each part, drops by reason, bytes, statistics; prints as a table.
+
+        Raises
+        ------
+        EmptyPartError
+            If a part that was asked for would hold no sample.
+        RunError, StoreError
+            If the callback fails, a worker dies, or cells cannot be read.
+        """
+        with local_engine(self._workers(len(self.sampling.extractor.tiles))) as engine:
+            return self._plan_on(engine)[1]
+
+    def _plan_on(self, engine: Engine) -> tuple[Extractor, SamplePlan]:
+        if self._planned is None:
+            with self._bar("counting", len(self.sampling.extractor.tiles), "tiles") as bar:
+                self._planned = make_plan(
+                    self.sampling, engine, self.targets, batch=self._batch, note=bar.update
+                )
+        return self._planned
+
+    def run(self) -> SamplePlan | None:
+        """Write the stores that are not there yet; all of them, with ``overwrite=True``.
+
+        Returns
+        -------
+        SamplePlan or None
+            What was written; None if every store stood there already, made by the same call.
+
+        Raises
+        ------
+        StoreExistsError
+            If something else stands at a path.
+        EmptyPartError, RunError, StoreError
+            As `plan`; or if another run writes to the same path, or the disk is full. Nothing
+            stands at the paths then, and the same call goes on where this one stopped.
+        """
+        call = fingerprint(self.sampling, self._settings)
+        wanted = [p for p, path in self.targets.items() if not self._stands(path, call)]
+        if not wanted:
+            logger.info(
+                "every store stands already: %s", ", ".join(map(str, self.targets.values()))
+            )
+            return None
+        with contextlib.ExitStack() as stack:
+            drafts = {}
+            for part in wanted:
+                with _write_errors(self.targets[part]):
+                    draft = StoreDraft(self.targets[part], call, self._resume)
+                drafts[part] = stack.enter_context(draft)
+            try:
+                plan = self._write(drafts, call)
+            except BaseException:
+                # a draft without a finished shard is of no use to the next run
+                for draft in drafts.values():
+                    if not draft.done:
+                        draft.discard()
+                raise
+        # once written, the stores of this object are there to be opened, not replaced again
+        self._overwrite = False
+        logger.info("written to %s\n%s", ", ".join(str(self.targets[p]) for p in wanted), plan)
+        return plan
+
+    def _stands(self, target: Path, call: str) -> bool:
+        """Whether the very store of this call is there; refuse anything that is in the way."""
+        if not target.exists() and not target.is_symlink():
+            return False
+        if self._overwrite:
+            check_overwritable(target)
+            return False
+        try:
+            open_store(target)
+            found = StoreMetadata.of(target).provenance.get("call")
+        except CubeError as error:
+            raise StoreExistsError(
+                f"{target} exists and is no complete store of this call ({error}); move it away, "
+                "choose another path, or replace a store of ours by overwrite=True"
+            ) from error
+        if found != call:
+            raise StoreExistsError(
+                f"{target} exists and was made by another call or from another cube; choose "
+                "another path, or overwrite=True to replace it"
+            )
+        return True
+
+    def _write(self, drafts: dict[str, StoreDraft], call: str) -> SamplePlan:
+        with local_engine(self._workers(len(self.sampling.extractor.tiles))) as engine:
+            extractor, plan = self._plan_on(engine)
+            scaling = scaling_of(plan.statistics, self.sampling.spec.scale_fn)
+            layouts = {
+                part: layout_of(self.sampling, plan, part, self._chunk, scaling) for part in drafts
+            }
+            total = sum(layout.shards for layout in layouts.values())
+            with self._bar("writing", total, "shards") as bar:
+                for part, draft in drafts.items():
+                    job = ShardJob(
+                        extractor,
+                        part,
+                        draft.root,
+                        layouts[part],
+                        scaling,
+                        self._order == "shuffled",
+                    )
+                    with _write_errors(draft.target):
+                        self._write_part(engine, job, plan, draft, bar)
+        for part, draft in drafts.items():
+            with _write_errors(draft.target):
+                files = create(draft.root, layouts[part]) | draft.files
+                attrs = self._metadata(plan, part, call).to_attrs()
+                finish(draft.root, layouts[part], attrs, files)
+        for draft in drafts.values():
+            with _write_errors(draft.target):
+                draft.publish()
+        return plan
+
+    def _write_part(
+        self, engine: Engine, job: ShardJob, plan: SamplePlan, draft: StoreDraft, bar: Any
+    ) -> None:
+        bar.update(len(draft.done))
+        tasks = self._shard_tasks(plan, job.part, job.layout, set(draft.done))
+        for _, (_, shard, files) in engine.run(make_shard, job, tasks):
+            draft.record(shard, files)
+            bar.update(1)
+
+    def _shard_tasks(
+        self, plan: SamplePlan, part: str, layout: StoreLayout, done: set[int]
+    ) -> Iterator[Any]:
+        for shard, pieces in shard_tasks(self.sampling, plan, part, layout, self._order):
+            if shard not in done:
+                readers = self.sampling.tile_tasks(piece.tile for piece in pieces)
+                yield shard, pieces, [reader for _, reader in readers]
+
+    def _metadata(self, plan: SamplePlan, part: str, call: str) -> StoreMetadata:
+        return StoreMetadata(
+            part=part,
+            spec=self.sampling.spec,
+            statistics=plan.statistics,
+            accounting=plan.accounting,
+            split=self.sampling.recipe,
+            provenance=provenance(self.sampling, self._settings, call),
+            variables=tuple(plan.schema),
+        )
+
+    def get_datasets(self) -> tuple[xr.Dataset, ...]:
+        """Open the stores, after writing those that are not there yet.
+
+        Returns
+        -------
+        tuple of Dataset
+            ``(train, test)``; with `val_cube` ``(train, test, val)``. Lazy, see `open_store`.
+
+        Raises
+        ------
+        StoreExistsError, EmptyPartError, RunError, StoreError
+            As `run`.
+        """
+        self.run()
+        return tuple(open_store(path) for path in self.targets.values())
+
+    def _workers(self, tasks: int) -> int:
+        return max(1, min(self.nproc, tasks))
+
+    def _bar(self, what: str, total: int, unit: str) -> Any:
+        # None: tqdm itself is silent where the output is no terminal
+        disable = None if self._progress is None else not self._progress
+        return tqdm(total=total, desc=what, unit=f" {unit}", disable=disable)
+
+
+def _check_batch(batch: object) -> None:
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise InvalidValueError(f"chunk_batch={batch!r} is no number of tiles; give 1 or more")
+
+
+def _targets(given: dict[str, _PathLike | None]) -> dict[str, Path]:
+    """Paths of the stores by part, all different."""
+    targets: dict[str, Path] = {}
+    for part, path in given.items():
+        if path is None and part == "val":
+            continue
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise InvalidTypeError(f"{part}_cube={path!r} is no path")
+        if "://" in os.fspath(path):
+            raise InvalidValueError(
+                f"{part}_cube={path!r} is a URL; stores are written to local paths only"
+            )
+        absolute = Path(os.path.abspath(path))
+        if absolute in targets.values():
+            raise InvalidValueError(
+                f"{part}_cube={os.fspath(path)!r} is another part's path too; give each its own"
+            )
+        targets[part] = absolute
+    return targets
+
+
+@contextlib.contextmanager
+def _write_errors(target: Path) -> Iterator[None]:
+    """Say where, and what to do, if the file system refuses."""
+    try:
+        yield
+    except CubeError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"{target} cannot be written: {error}; make room or choose another path, then run "
+            "again: what is finished is kept"
+        ) from error

@@ -1,0 +1,742 @@
+"""From a cube and a user's wishes to a plan: what every part gets, what is dropped and why.
+
+`Sampling` holds all that is known before a cell is read; `make_plan` reads the cube once and
+counts. The same two steps serve the stores of `MultiProcSampler` and the arrays of `XrDataset`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.core.grid import Grid, SizesLike, parse_sizes
+from ml4cube.core.partition import hash_ids
+from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.split_plan import PARTS
+from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.engines import Engine
+from ml4cube.datasets.extractor import (
+    OUTCOMES,
+    REASONS,
+    Axis,
+    BlockChoice,
+    Callback,
+    Extractor,
+    float_statistics,
+    tiling,
+)
+from ml4cube.datasets.windows import CubeReader, as_dataset, cube_dims, cube_variables
+from ml4cube.preprocessing.cubes import check_decoded, is_mask, split_label
+from ml4cube.splits import assign_block_split
+from ml4cube.splits.cube import RECIPE_ATTR
+
+logger = logging.getLogger(__name__)
+
+MIB = 2**20
+# Samples of one shard, all arrays together: what a worker holds in memory at a time.
+_SHARD_BYTES = (4 * MIB, 32 * MIB)
+_SHARDS_WANTED = 64
+# A shard is mixed from that many tiles, so that neighbours in a store come from far apart.
+_TILES_PER_SHARD = 16
+# Work of one counting task, and the most tasks of one pass.
+_COUNT_BYTES = 16 * MIB
+_MAX_TASKS = 20_000
+# Blocks that a cube without chunks is cut into for the split, about.
+_BLOCKS_WANTED = 64
+
+#: Schema of samples: window shape and dtype of every stored variable.
+Schema = dict[str, tuple[tuple[int, ...], str]]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """All that is known about samples before a cell is read.
+
+    Make one with `Sampling.of`.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The cube, with its split label.
+    reader : CubeReader
+        Reads the variables, the label and the mask.
+    extractor : Extractor
+        Makes samples of tiles.
+    recipe : dict
+        Recipe of the split label; empty for a label made by hand.
+    left_out : dict of str to str
+        Variables that samples cannot hold, with the reason.
+    blocks : Grid
+        Blocks of the cube, dims in the cube's order.
+    """
+
+    ds: xr.Dataset
+    reader: CubeReader
+    extractor: Extractor
+    recipe: Mapping[str, Any]
+    left_out: Mapping[str, str]
+    blocks: Grid
+
+    @classmethod
+    def of(
+        cls,
+        cube: Any,
+        *,
+        sample_size: SizesLike | None,
+        overlap: SizesLike | float | None,
+        array_dims: Any = None,
+        to_pred: str | Iterable[str] | None = None,
+        features: str | Iterable[str] | None = None,
+        filter_var: str | None = "filter_mask",
+        block_size: SizesLike | None = None,
+        data_split: float = 0.8,
+        val_split: float = 0.0,
+        seed: int = 42,
+        data_fraq: float = 1.0,
+        rand_chunk: bool = False,
+        split_unlabelled: bool = True,
+        callback: Callback | None = None,
+        **policy: Any,
+    ) -> Sampling:
+        """Check a user's wishes against a cube, and split the cube if it has no label.
+
+        Parameters
+        ----------
+        cube : Dataset, DataArray, str, path or zarr group
+            The cube.
+        sample_size, overlap, array_dims, to_pred, features, filter_var, block_size, data_split
+            As `MultiProcSampler` takes them.
+        val_split, seed, data_fraq, rand_chunk, callback
+            As `MultiProcSampler` takes them.
+        split_unlabelled : bool
+            Whether a cube without a label is split; if not, all of it is train.
+        **policy
+            Further fields of a `SampleSpec`.
+
+        Returns
+        -------
+        Sampling
+            Nothing of the cube is read yet.
+
+        Raises
+        ------
+        InvalidTypeError, InvalidValueError
+            If a wish cannot be met.
+        """
+        if callback is not None and not callable(callback):
+            raise InvalidTypeError(
+                f"callback={callback!r} cannot be called; give a function of a dict of arrays"
+            )
+        ds = as_dataset(cube)
+        shape = _shape(ds)
+        filter_var = _mask_name(ds, filter_var, policy)
+        label = split_label(ds)
+        masks = [str(n) for n, v in ds.data_vars.items() if is_mask(str(n), v, filter_var)]
+        names, left_out = cube_variables(ds, exclude=[*masks, *([label] if label else [])])
+        for name in names:
+            check_decoded(name, ds[name])
+        if left_out:
+            logger.info("left out: %s", "; ".join(f"{n!r} {why}" for n, why in left_out.items()))
+        if not names:
+            raise InvalidValueError(f"the cube has no data variable to sample, only {list(ds)}")
+        _check_policy(policy)
+        spec = SampleSpec.parse(
+            shape,
+            names,
+            sample_size=sample_size,
+            overlap=overlap,
+            array_dims=array_dims,
+            to_pred=to_pred,
+            features=features,
+            filter_var=filter_var,
+            **policy,
+        )
+        if callback is None:
+            check_targets(spec, names)
+        blocks = Grid.blocks(shape, _block_sizes(ds, spec, block_size))
+        if label is None and not split_unlabelled:
+            label = "split"
+            ds = ds.assign({label: ((), np.uint8(PARTS["train"]))})
+        elif label is None:
+            sizes = dict(zip(blocks.dims, blocks.tile, strict=True))
+            ds = assign_block_split(ds, sizes, data_split, val=val_split, seed=seed)
+            label = "split"
+        elif val_split:
+            raise InvalidValueError(
+                f"val_split={val_split!r} is of use for a cube without a label, this one has "
+                f"{label!r}; drop val_split or the label"
+            )
+        elif not set(ds[label].dims) <= set(shape):
+            raise InvalidValueError(
+                f"the split label {label!r} has dims {ds[label].dims}, the cube {tuple(shape)}"
+            )
+        read = [*names, label, *([filter_var] if filter_var else [])]
+        tiles = tiling(spec, _chunks(ds, read), *_tile_bytes(spec, ds))
+        extractor = Extractor(
+            spec=spec,
+            tiles=tiles,
+            axes=tuple(_axis(ds, dim, spec) for dim in spec.dims),
+            label=label,
+            choice=_choice(blocks, data_fraq, rand_chunk, seed),
+            callback=callback,
+            seed=seed,
+        )
+        return cls(ds, CubeReader.of(ds, read), extractor, _recipe(ds[label]), left_out, blocks)
+
+    @property
+    def spec(self) -> SampleSpec:
+        """How samples are cut."""
+        return self.extractor.spec
+
+    def tile_tasks(self, ids: Iterable[int]) -> Iterator[tuple[int, CubeReader]]:
+        """Prepare tiles for a worker.
+
+        Parameters
+        ----------
+        ids : iterable of int
+            Ids of tiles.
+
+        Yields
+        ------
+        (int, CubeReader)
+            An id, and a reader of no more than that tile's cells.
+        """
+        for id in ids:
+            cells = self.extractor.cells_of(self.extractor.tiles.block(int(id)))
+            yield int(id), self.reader.narrow(cells)
+
+
+def _shape(ds: xr.Dataset) -> dict[str, int]:
+    if odd := [dim for dim in ds.dims if not isinstance(dim, str)]:
+        raise InvalidTypeError(f"dims are named by strings, found {odd}; use ds.rename")
+    shape = {dim: ds.sizes[dim] for dim in cube_dims(ds)}
+    if empty := [dim for dim, n in shape.items() if n == 0]:
+        raise InvalidValueError(f"the cube has no cells along {empty}")
+    return shape
+
+
+def _mask_name(ds: xr.Dataset, filter_var: str | None, policy: Mapping[str, Any]) -> str | None:
+    """The mask to read, if there is one; a name that is not the default's must exist."""
+    if filter_var is not None and not isinstance(filter_var, str):
+        raise InvalidTypeError(f"filter_var={filter_var!r} is no variable name")
+    known = filter_var is not None and filter_var in ds.variables
+    if not known and filter_var not in (None, "filter_mask"):
+        raise InvalidValueError(
+            f"filter_var={filter_var!r} is no variable of the cube, it has {list(ds.variables)}"
+        )
+    if not known and policy.get("drop_nan") == "masked":
+        raise InvalidValueError(
+            "drop_nan='masked' needs a mask, the cube has no variable "
+            f"{filter_var!r}; name one by filter_var, or make one with assign_mask"
+        )
+    if known and not (policy.get("apply_mask", True) or policy.get("drop_nan") == "masked"):
+        return None
+    return filter_var if known else None
+
+
+def _check_policy(policy: Mapping[str, Any]) -> None:
+    for name in ("apply_mask", "drop_sample"):
+        if not isinstance(policy.get(name, True), bool):
+            raise InvalidTypeError(f"{name}={policy[name]!r} is no bool; give True or False")
+
+
+def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
+    """Refuse targets and features that no sample will hold.
+
+    Parameters
+    ----------
+    spec : SampleSpec
+        What was asked for.
+    stored : iterable of str
+        Variables of the samples.
+
+    Raises
+    ------
+    InvalidValueError
+        If one is unknown.
+    """
+    known = list(stored)
+    for argument, names in (("to_pred", spec.targets), ("features", spec.features or ())):
+        if unknown := [name for name in names if name not in known]:
+            raise InvalidValueError(
+                f"{argument} names {unknown}, the samples hold {known}; choose among these"
+            )
+
+
+def _source_chunks(variable: xr.Variable) -> dict[str, int]:
+    """Largest chunk along each dim, of dask or of the file; nothing for arrays in memory."""
+    if variable.chunks is not None:
+        return {str(d): max(sizes) for d, sizes in variable.chunksizes.items()}
+    if variable._in_memory:
+        return {}
+    return {str(d): int(n) for d, n in variable.encoding.get("preferred_chunks", {}).items()}
+
+
+def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
+    chunks: dict[str, int] = {}
+    for name in names:
+        for dim, n in _source_chunks(ds[name].variable).items():
+            chunks[dim] = max(n, chunks.get(dim, 1))
+    return chunks
+
+
+def _block_sizes(ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None) -> dict[str, int]:
+    """Blocks as asked for, else the chunks, else a few dozen of whole windows."""
+    shape = dict(zip(spec.dims, spec.shape, strict=True))
+    if block_size is not None:
+        return parse_sizes("block_size", block_size, shape)
+    chunks = _chunks(ds, spec.variables)
+    if chunks:
+        return {dim: min(chunks.get(dim, n), n) for dim, n in shape.items()}
+    per_dim = round(_BLOCKS_WANTED ** (1 / len(shape)))
+    sizes = {}
+    for dim, n, window in zip(spec.dims, spec.shape, spec.size, strict=True):
+        sizes[dim] = min(window * max(1, round(n / per_dim / window)), n)
+    return sizes
+
+
+def _tile_bytes(spec: SampleSpec, ds: xr.Dataset) -> tuple[int, int]:
+    """Bytes of a sample, and of the samples that a tile should give."""
+    one = sample_bytes(spec, {n: ds[n].dtype for n in spec.variables})
+    return one, shard_bytes(len(spec.windows) * one) // _TILES_PER_SHARD
+
+
+def sample_bytes(spec: SampleSpec, dtypes: Mapping[str, np.dtype[Any]]) -> int:
+    """Bytes of one stored sample, its coordinates included, before compression.
+
+    Parameters
+    ----------
+    spec : SampleSpec
+        How samples are cut.
+    dtypes : mapping of str to dtype
+        Of the variables.
+
+    Returns
+    -------
+    int
+        At least 1.
+    """
+    return math.prod(spec.size) * sum(d.itemsize for d in dtypes.values()) + 12 * len(spec.dims)
+
+
+def shard_bytes(total: int) -> int:
+    """Choose the bytes of a shard, all arrays together.
+
+    Parameters
+    ----------
+    total : int
+        Bytes of all samples.
+
+    Returns
+    -------
+    int
+        So that small stores have several shards and big ones fit a worker's memory.
+    """
+    low, high = _SHARD_BYTES
+    return min(max(total // _SHARDS_WANTED, low), high)
+
+
+def _choice(blocks: Grid, fraction: float, at_random: bool, seed: int) -> BlockChoice | None:
+    """The blocks to use: the first ones in the cube's order, or drawn at random."""
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float):
+        raise InvalidTypeError(f"data_fraq={fraction!r} is a {type(fraction).__name__}")
+    if not 0 < fraction <= 1:
+        raise InvalidValueError(f"data_fraq={fraction!r} is not above 0 and at most 1")
+    n = len(blocks)
+    wanted = max(1, round(fraction * n))
+    if wanted == n:
+        return None
+    used = np.zeros(n, bool)
+    used[block_order(blocks, at_random, seed)[:wanted]] = True
+    return BlockChoice(blocks, used.reshape(blocks.counts))
+
+
+def block_order(blocks: Grid, at_random: bool, seed: int) -> NDArray[np.intp]:
+    """Order in which blocks are used.
+
+    Parameters
+    ----------
+    blocks : Grid
+        The blocks.
+    at_random : bool
+        Seeded random order, the same for any order of dims; else the cube's order.
+    seed : int
+        The seed.
+
+    Returns
+    -------
+    ndarray of int
+        Ids of all blocks.
+    """
+    if not at_random:
+        return np.arange(len(blocks))
+    return np.argsort(hash_ids(seed, _canonical_ids(blocks)), kind="stable")
+
+
+def _canonical_ids(grid: Grid) -> NDArray[np.int64]:
+    """Id of each tile in the grid of sorted dims, in the order of this grid."""
+    dims = sorted(grid.dims)
+    counts = dict(zip(grid.dims, grid.counts, strict=True))
+    ids = np.arange(len(grid)).reshape([counts[dim] for dim in dims])
+    return ids.transpose([dims.index(dim) for dim in grid.dims]).reshape(-1)
+
+
+def _recipe(label: xr.DataArray) -> dict[str, Any]:
+    text = label.attrs.get(RECIPE_ATTR)
+    if text is None:
+        return {}
+    recipe: dict[str, Any] = json.loads(text) if isinstance(text, str) else dict(text)
+    return recipe
+
+
+def _axis(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
+    """The coordinate along a dim, dates as numbers; positions where the cube has none."""
+    name = f"{dim}_origin" if dim in spec.array_dims or dim in spec.variables else dim
+    if dim not in ds.coords:
+        return Axis(name, np.arange(ds.sizes[dim]), {})
+    encoded = xr.conventions.encode_cf_variable(ds[dim].variable.to_base_variable())
+    values = np.asarray(encoded.values)
+    if values.dtype.kind not in "fiub":
+        values = np.array([str(v) for v in values], dtype=object)
+    return Axis(name, values, jsonable(encoded.attrs))
+
+
+def jsonable(attrs: Mapping[Any, Any]) -> dict[str, Any]:
+    """Turn attributes into JSON values, leaving out what would make a reader decode again.
+
+    Parameters
+    ----------
+    attrs : mapping
+        Attributes of a variable or a cube.
+
+    Returns
+    -------
+    dict
+        Numbers, texts, lists and dicts.
+    """
+    skip = {"_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned", "dtype"}
+    skip |= {"bounds", "climatology", "coordinates", "grid_mapping", RECIPE_ATTR}
+    return {str(k): _plain(v) for k, v in attrs.items() if k not in skip}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """What sampling will give, known from reading the cube once; nothing is written.
+
+    Parameters
+    ----------
+    parts : tuple of str
+        Parts that are made.
+    accounting : dict of str to int
+        ``total`` windows, samples of each part, and drops by reason: ``edge`` (would pass the
+        cube's end), ``straddle`` (in two parts), ``buffer`` (touches excluded cells), ``mask``,
+        ``gap``, ``unused`` (in a block that is not used). Parts and reasons add up to the total.
+    statistics : Statistics
+        Of the float variables of the train samples, before scaling.
+    schema : dict
+        Window shape and dtype of every stored variable.
+    nbytes : dict of str to int
+        Bytes of each part's samples before compression.
+    tile_samples : ndarray of int, shape (tiles, parts)
+        Samples that each tile gives to each part.
+    """
+
+    parts: tuple[str, ...]
+    accounting: Mapping[str, int]
+    statistics: Statistics
+    schema: Schema
+    nbytes: Mapping[str, int]
+    tile_samples: NDArray[np.int64]
+
+    @property
+    def samples(self) -> dict[str, int]:
+        """Samples of each part."""
+        return {part: self.accounting[part] for part in self.parts}
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Windows that give no sample, by reason."""
+        return {name: self.accounting[name] for name in ("edge", *REASONS)}
+
+    def __str__(self) -> str:
+        """A table for people."""
+        total = max(self.accounting["total"], 1)
+        rows = [f"{self.accounting['total']:>14,} windows"]
+        for part, n in self.samples.items():
+            size = self.nbytes[part] / MIB
+            rows.append(f"{n:>14,} {part} samples ({n / total:.1%}), {size:,.1f} MiB raw")
+        for reason, n in self.dropped.items():
+            if n:
+                rows.append(f"{n:>14,} dropped: {reason} ({n / total:.1%})")
+        return "\n".join(rows)
+
+
+@dataclass(frozen=True)
+class _TileCount:
+    """What pass 1 learns of one tile."""
+
+    id: int
+    outcomes: tuple[int, ...]
+    statistics: Statistics | None
+    schema: Schema | None
+
+
+def _count_tiles(extractor: Extractor, tiles: list[tuple[int, CubeReader]]) -> list[_TileCount]:
+    """Pass 1 on some tiles, in a worker."""
+    return [_count_tile(extractor, id, reader) for id, reader in tiles]
+
+
+def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> _TileCount:
+    tile = extractor.tiles.block(id)
+    cells = reader.read(extractor.cells_of(tile))
+    codes = extractor.outcomes(cells, tile)
+    counts = np.bincount(codes, minlength=len(OUTCOMES))
+    statistics, schema = None, None
+    for part in PARTS.values():
+        # with a callback all parts are run through it now, so that it fails before writing
+        if counts[part] and (part == PARTS["train"] or extractor.callback or schema is None):
+            samples = extractor.samples(cells, tile, np.flatnonzero(codes == part))
+            schema = _same_schema(
+                schema, {n: (v.shape[1:], v.dtype.str) for n, v in samples.items()}
+            )
+            if part == PARTS["train"]:
+                statistics = float_statistics(samples)
+    return _TileCount(id, tuple(int(n) for n in counts), statistics, schema)
+
+
+def _same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
+    if known is not None and found is not None and known != found:
+        raise RunError(
+            f"the callback returned {found} for some samples and {known} for others; return the "
+            "same variables, window shapes and dtypes for all"
+        )
+    return found if known is None else known
+
+
+def _train_cells(
+    extractor: Extractor, boxes: list[tuple[Any, CubeReader]]
+) -> list[tuple[int, Statistics]]:
+    """Raw train statistics of some boxes of cells, in a worker."""
+    return [(box.id, extractor.train_cells(reader, box)) for box, reader in boxes]
+
+
+def make_plan(
+    sampling: Sampling,
+    engine: Engine,
+    parts: Iterable[str],
+    *,
+    batch: int | None = None,
+    note: Callable[[int], object] = lambda _: None,
+) -> tuple[Extractor, SamplePlan]:
+    """Read the cube and count what becomes of every window.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What to sample.
+    engine : Engine
+        Where to work.
+    parts : iterable of str
+        Parts that are made.
+    batch : int, optional
+        Tiles of one task; speed only.
+    note : callable, optional
+        Told the number of tiles done, as they are.
+
+    Returns
+    -------
+    extractor : Extractor
+        With the statistics that filling needs.
+    plan : SamplePlan
+        The plan.
+
+    Raises
+    ------
+    EmptyPartError
+        If a part that was asked for would hold no sample.
+    """
+    parts = tuple(parts)
+    extractor = sampling.extractor
+    if sampling.spec.fill_method not in (None, "constant"):
+        extractor = replace(extractor, fill=fill_statistics(sampling, engine, batch))
+    batches = _batches(len(extractor.tiles), sampling, batch)
+    tasks = (list(sampling.tile_tasks(ids)) for ids in batches)
+    counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
+    merge = InOrder()
+    schemas: dict[int, Schema] = {}
+    for position, results in engine.run(_count_tiles, extractor, tasks):
+        for result in results:
+            counts[result.id] = result.outcomes
+            if result.schema is not None:
+                schemas[0] = _same_schema(schemas.get(0), result.schema) or {}
+        merge.add(position, [r.statistics for r in results if r.statistics is not None])
+        note(len(results))
+    accounting = _accounting(sampling.spec, counts, parts)
+    _check_parts(sampling, accounting, counts.sum(axis=0), parts)
+    schema = schemas[0]
+    check_targets(sampling.spec, schema)
+    floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
+    statistics = merge.total or Statistics.empty(floats, part="train")
+    one = sum(math.prod(w) * np.dtype(d).itemsize for w, d in schema.values())
+    one += 12 * len(sampling.spec.dims)
+    return extractor, SamplePlan(
+        parts,
+        accounting,
+        statistics,
+        schema,
+        {part: accounting[part] * one for part in parts},
+        counts[:, [PARTS[part] for part in parts]],
+    )
+
+
+class InOrder:
+    """Merges statistics in the order of tasks, whatever the order in which they end."""
+
+    def __init__(self) -> None:
+        """Nothing seen yet."""
+        self.total: Statistics | None = None
+        self._next = 0
+        self._waiting: dict[int, list[Statistics]] = {}
+
+    def add(self, position: int, statistics: list[Statistics]) -> None:
+        """Take the statistics of one task.
+
+        Parameters
+        ----------
+        position : int
+            Position of the task.
+        statistics : list of Statistics
+            Of its tiles, in order.
+        """
+        self._waiting[position] = statistics
+        while self._next in self._waiting:
+            for found in self._waiting.pop(self._next):
+                self.total = found if self.total is None else self.total.merge(found)
+            self._next += 1
+
+
+def _batches(n: int, sampling: Sampling, batch: int | None) -> Iterator[range]:
+    """Cut `n` tiles into tasks: of some megabytes of samples, or as asked for."""
+    if batch is None:
+        one, target = _tile_bytes(sampling.spec, sampling.ds)
+        tile = math.prod(sampling.extractor.tiles.tile) * one
+        batch = max(1, _COUNT_BYTES // max(tile, target))
+    batch = max(batch, -(-n // _MAX_TASKS))
+    for first in range(0, n, batch):
+        yield range(first, min(first + batch, n))
+
+
+def fill_statistics(sampling: Sampling, engine: Engine, batch: int | None) -> Statistics:
+    """Sum up the raw train cells, each once.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What to sample.
+    engine : Engine
+        Where to work.
+    batch : int, optional
+        Boxes of cells of one task; speed only.
+
+    Returns
+    -------
+    Statistics
+        Of the float variables.
+    """
+    spec, tiles = sampling.spec, sampling.extractor.tiles
+    shape = dict(zip(spec.dims, spec.shape, strict=True))
+    size = {
+        dim: min(n * stride, shape[dim])
+        for dim, n, stride in zip(spec.dims, tiles.tile, spec.stride, strict=True)
+    }
+    boxes = Grid.blocks(shape, size)
+    tasks = (
+        [(boxes.block(id), sampling.reader.narrow(boxes.block(id).slices)) for id in ids]
+        for ids in _batches(len(boxes), sampling, batch)
+    )
+    merge = InOrder()
+    for position, results in engine.run(_train_cells, sampling.extractor, tasks):
+        merge.add(position, [statistics for _, statistics in results])
+    assert merge.total is not None
+    return merge.total
+
+
+def _accounting(
+    spec: SampleSpec, counts: NDArray[np.int64], parts: tuple[str, ...]
+) -> dict[str, int]:
+    found = dict(zip(OUTCOMES, counts.sum(axis=0).tolist(), strict=True))
+    names = (*parts, *REASONS)
+    return {"total": spec.total, "edge": spec.edge, **{name: found[name] for name in names}}
+
+
+def _check_parts(
+    sampling: Sampling,
+    accounting: Mapping[str, int],
+    counts: NDArray[np.int64],
+    parts: tuple[str, ...],
+) -> None:
+    """Refuse parts that come out empty unasked, and samples that no part takes."""
+    for part, label in PARTS.items():
+        if part not in parts and counts[label]:
+            raise InvalidValueError(
+                f"the split gives {int(counts[label])} samples to the {part} part, but "
+                f"{part}_cube is not given; give {part}_cube a path"
+            )
+    empty = [part for part in parts if not accounting[part]]
+    if len(empty) == len(parts) or any(_is_wanted(sampling.recipe, part) for part in empty):
+        drops = {k: n for k, n in accounting.items() if n and k not in ("total", *parts)}
+        raise EmptyPartError(
+            f"the {' and the '.join(empty)} part would hold no sample: of {accounting['total']} "
+            f"windows {sum(accounting[p] for p in parts)} are left, dropped were {drops}; use "
+            "smaller windows or more blocks, or change drop_nan, the mask or the split"
+        )
+
+
+def _is_wanted(recipe: Mapping[str, Any], part: str) -> bool:
+    """Whether the split asks for a part; a label made by hand asks for every one."""
+    fractions = recipe.get("plan", {}).get("fractions")
+    return fractions is None or part in dict(fractions)
+
+
+def seed_of(seed: object) -> int:
+    """Refuse a seed that is no integer.
+
+    Parameters
+    ----------
+    seed : int
+        What was asked for.
+
+    Returns
+    -------
+    int
+        The same.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no integer.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise InvalidTypeError(f"seed={seed!r} is a {type(seed).__name__}; give an integer")
+    return int(seed)

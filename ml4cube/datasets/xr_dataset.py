@@ -1,0 +1,300 @@
+"""XrDataset: a cube that fits into memory, straight to arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import EmptyPartError, InvalidValueError
+from ml4cube.core.grid import Block, SizesLike
+from ml4cube.core.split_plan import PARTS
+from ml4cube.core.statistics import Statistics, scale_values
+from ml4cube.datasets.engines import InProcess
+from ml4cube.datasets.extractor import (
+    OUTCOMES,
+    REASONS,
+    Arrays,
+    Callback,
+    Extractor,
+    float_statistics,
+)
+from ml4cube.datasets.sample_plan import (
+    Sampling,
+    block_order,
+    check_targets,
+    fill_statistics,
+    seed_of,
+)
+from ml4cube.datasets.shard_writer import scaling_of
+
+Pair = tuple[NDArray[Any], NDArray[Any]]
+
+
+class XrDataset:
+    """Cuts samples from blocks of a cube into arrays in memory.
+
+    The same windows, rules for gaps and statistics as `MultiProcSampler`: a window belongs to
+    the block in which it starts, and to a part if all its cells do; float variables are scaled
+    by the statistics of the train samples alone.
+
+    Parameters
+    ----------
+    ds : Dataset, DataArray, str, path or zarr group
+        The cube; its split label, if it has one, decides about parts.
+    chunk_indices : sequence of int, optional
+        Ids of the blocks to use, in row-major order of the cube's dims.
+    rand_chunk : bool
+        Take blocks in seeded random order rather than in the cube's.
+    drop_nan : {"auto", "if_all_nan", "masked", None}
+        Which samples are dropped for gaps, as in `MultiProcSampler`.
+    apply_mask, drop_sample : bool
+        What the mask does, as in `MultiProcSampler`.
+    fill_method : {"sample_mean", "mean", "constant", "noise", None}
+        What stands in for gaps in samples that are kept.
+    const : float, optional
+        The value for ``"constant"``.
+    filter_var : str, optional
+        The mask variable.
+    patience : int
+        Blocks in a row without a sample after which no further block is tried.
+    block_size : mapping or pairs, optional
+        Blocks, in cells by dim; by default the chunks.
+    sample_size : mapping or pairs, optional
+        Cells of a window by dim. None: single points.
+    overlap : mapping, pairs or float, optional
+        Fraction of a window that neighbours share by dim.
+    callback : callable, optional
+        Takes a dict of arrays ``(n, *window)`` and returns one, sample by sample.
+    num_chunks : int, optional
+        Blocks with samples to use; all if not given. With `to_pred` more are added until the
+        train and the test part both have samples.
+    to_pred : str or list of str, optional
+        Variables to predict.
+    scale_fn : {"standardize", "normalize", None}
+        How float variables are scaled.
+    features : str or list of str, optional
+        Variables to predict from; by default all others.
+    data_split : float
+        Fraction of blocks for training, if `to_pred` is given and the cube has no label.
+    seed : int
+        Seeds split, order and noise.
+
+    Attributes
+    ----------
+    statistics : Statistics
+        Of the float variables of the train samples, before scaling.
+    accounting : dict of str to int
+        What became of the windows of all blocks tried, as in `SamplePlan`; windows of other
+        blocks are counted as ``unused``.
+
+    Raises
+    ------
+    InvalidTypeError, InvalidValueError
+        If an argument cannot work.
+    EmptyPartError
+        If no sample is left, or none for training or testing with `to_pred`.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> values = np.arange(40.0).reshape(10, 4)
+    >>> cube = xr.Dataset({"a": (("time", "x"), values), "b": (("time", "x"), -values)})
+    >>> data = XrDataset(cube, sample_size={"x": 4}, rand_chunk=False).get_datasets()
+    >>> data["a"].shape
+    (10, 4)
+    """
+
+    def __init__(
+        self,
+        ds: Any,
+        chunk_indices: Sequence[int] | None = None,
+        rand_chunk: bool = True,
+        drop_nan: str | None = "auto",
+        apply_mask: bool = True,
+        drop_sample: bool = False,
+        fill_method: str | None = None,
+        const: float | None = None,
+        filter_var: str | None = "filter_mask",
+        patience: int = 500,
+        block_size: SizesLike | None = None,
+        sample_size: SizesLike | None = None,
+        overlap: SizesLike | float | None = None,
+        callback: Callback | None = None,
+        num_chunks: int | None = None,
+        to_pred: str | Iterable[str] | None = None,
+        scale_fn: str | None = "standardize",
+        *,
+        features: str | Iterable[str] | None = None,
+        data_split: float = 0.8,
+        seed: int = 42,
+    ) -> None:
+        """Check every argument, then read the blocks."""
+        for name, value in (("num_chunks", num_chunks), ("patience", patience)):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1
+            ):
+                raise InvalidValueError(f"{name}={value!r} is no number of blocks; give 1 or more")
+        self._sampling = Sampling.of(
+            ds,
+            filter_var=filter_var,
+            block_size=block_size,
+            sample_size=sample_size,
+            overlap=overlap,
+            callback=callback,
+            to_pred=to_pred,
+            features=features,
+            data_split=data_split,
+            seed=seed_of(seed),
+            split_unlabelled=to_pred is not None,
+            drop_nan=drop_nan,
+            apply_mask=apply_mask,
+            drop_sample=drop_sample,
+            fill_method=fill_method,
+            const=const,
+            scale_fn=scale_fn,
+        )
+        self._patience = patience
+        self._number = num_chunks
+        self._blocks = self._block_ids(chunk_indices, rand_chunk)
+        self._counts = np.zeros(len(OUTCOMES), np.int64)
+        samples, labels = self._read()
+        self.statistics = self._train_statistics(samples, labels)
+        self._samples = self._scaled(samples)
+        self._labels = labels
+        self.accounting = self._account()
+
+    def _block_ids(self, wanted: Sequence[int] | None, at_random: bool) -> list[int]:
+        blocks = self._sampling.blocks
+        if wanted is None:
+            order = block_order(blocks, at_random, self._sampling.extractor.seed)
+            return [int(id) for id in order]
+        outside = [id for id in wanted if not 0 <= id < len(blocks)]
+        if outside or not len(wanted):
+            raise InvalidValueError(
+                f"chunk_indices={list(wanted)!r} names {outside or 'no'} blocks; the cube has "
+                f"{len(blocks)}, 0 to {len(blocks) - 1}"
+            )
+        return [int(id) for id in wanted]
+
+    def _tile(self, id: int) -> Block | None:
+        """Windows that start in a block, or None if there are none."""
+        block = self._sampling.blocks.block(id)
+        windows = self._sampling.spec.windows
+        start = tuple(-(-a // s) for a, s in zip(block.start, windows.stride, strict=True))
+        stop = tuple(
+            min(-(-b // s), n)
+            for b, s, n in zip(block.stop, windows.stride, windows.counts, strict=True)
+        )
+        if any(a >= b for a, b in zip(start, stop, strict=True)):
+            return None
+        return Block(id, block.dims, block.index, start, stop)
+
+    def _read(self) -> tuple[Arrays, NDArray[np.uint8]]:
+        """Samples of the blocks used and the part of each sample."""
+        extractor = self._sampling.extractor
+        if self._sampling.spec.fill_method not in (None, "constant"):
+            extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess(), None))
+        made: list[Arrays] = []
+        labels: list[NDArray[np.uint8]] = []
+        for samples, parts in self._used_blocks(extractor):
+            made.append(samples)
+            labels.append(parts)
+        self._refuse_empty(labels)
+        check_targets(self._sampling.spec, made[0])
+        joined = {name: np.concatenate([samples[name] for samples in made]) for name in made[0]}
+        return joined, np.concatenate(labels)
+
+    def _used_blocks(self, extractor: Extractor) -> Iterator[tuple[Arrays, NDArray[np.uint8]]]:
+        """Blocks with samples until there are enough, and then those a part still lacks."""
+        lacking = {PARTS["train"], PARTS["test"]} if self._sampling.spec.targets else set()
+        used = without = 0
+        for id in self._blocks:
+            enough = self._number is not None and used >= self._number
+            if (enough and not lacking) or without >= self._patience:
+                return
+            tile = self._tile(id)
+            if tile is None:
+                continue
+            cells = self._sampling.reader.read(extractor.cells_of(tile))
+            codes = extractor.outcomes(cells, tile)
+            keep = np.flatnonzero(codes < len(PARTS))
+            found = set(codes[keep].tolist())
+            if not keep.size or (enough and not found & lacking):
+                without += 1
+                if not keep.size:
+                    self._counts += np.bincount(codes, minlength=len(OUTCOMES))
+                continue
+            self._counts += np.bincount(codes, minlength=len(OUTCOMES))
+            used, without = used + 1, 0
+            lacking -= found
+            yield extractor.samples(cells, tile, keep), codes[keep]
+
+    def _refuse_empty(self, labels: list[NDArray[np.uint8]]) -> None:
+        found = set(np.concatenate(labels).tolist()) if labels else set()
+        wanted = ("train", "test") if self._sampling.spec.targets else ()
+        empty = [part for part in wanted if PARTS[part] not in found]
+        if not labels or empty:
+            counts = dict(zip(OUTCOMES, self._counts.tolist(), strict=True))
+            raise EmptyPartError(
+                f"there is no sample for {' and '.join(empty) or 'any part'}: the windows of the "
+                f"blocks read became { ({k: n for k, n in counts.items() if n}) }; use more "
+                "blocks or smaller windows, or change drop_nan, the mask or the split"
+            )
+
+    def _train_statistics(self, samples: Arrays, labels: NDArray[np.uint8]) -> Statistics:
+        train = labels == PARTS["train"]
+        return float_statistics({name: values[train] for name, values in samples.items()})
+
+    def _scaled(self, samples: Arrays) -> Arrays:
+        scaling = scaling_of(self.statistics, self._sampling.spec.scale_fn)
+        return {
+            name: scale_values(values, *scaling[name], values.dtype) if name in scaling else values
+            for name, values in samples.items()
+        }
+
+    def _account(self) -> dict[str, int]:
+        spec = self._sampling.spec
+        found = dict(zip(OUTCOMES, self._counts.tolist(), strict=True))
+        found["unused"] += math.prod(spec.windows.counts) - int(self._counts.sum())
+        counts = {name: found[name] for name in (*PARTS, *REASONS)}
+        return {"total": spec.total, "edge": spec.edge, **counts}
+
+    def get_datasets(self) -> dict[str, NDArray[Any]] | tuple[Pair, Pair]:
+        """Return the samples.
+
+        Returns
+        -------
+        dict of str to ndarray, or tuple of pairs
+            Without `to_pred` all samples, ``{variable: (samples, *window)}``, and their part as
+            ``split`` (1 train, 0 test, 2 val) if the cube has a label. With `to_pred`
+            ``((X_train, y_train), (X_test, y_test))``, variables stacked as channels after the
+            sample axis: ``(samples, channels, *window)``; samples of a validation part are in
+            the dict only.
+        """
+        spec = self._sampling.spec
+        if not spec.targets:
+            label = (
+                {"split": self._labels}
+                if self._sampling.ds[self._sampling.extractor.label].ndim
+                else {}
+            )
+            return {**self._samples, **label}
+        features = spec.features or [n for n in self._samples if n not in spec.targets]
+        if not features:
+            raise InvalidValueError(
+                f"to_pred={list(spec.targets)} leaves no variable to predict from; name fewer"
+            )
+        train, test = (
+            tuple(self._stacked(names, PARTS[part]) for names in (features, spec.targets))
+            for part in ("train", "test")
+        )
+        return (train[0], train[1]), (test[0], test[1])
+
+    def _stacked(self, names: Iterable[str], part: int) -> NDArray[Any]:
+        chosen = self._labels == part
+        return np.stack([self._samples[name][chosen] for name in names], axis=1)
