@@ -22,8 +22,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.datasets.cursor import EpochCursor
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
 from ml4cube.datasets.store import open_store
+from ml4cube.splits import assign_block_split
+from tests.cubes import cell_id_cube
 from tests.samplestores import numbered, write_store
 
 N = 203
@@ -343,6 +346,7 @@ def test_any_map_style_data_set_has_the_same_loader() -> None:
 SCRIPT = """
 import sys
 import torch, xarray as xr
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 
 print("script starts")
@@ -425,6 +429,70 @@ def test_a_consumer_that_stops_half_way_leaves_no_thread(store: Path) -> None:
     assert all(x != y for x, y in both)  # two iterations at once are two epochs
 
 
+CUBE = {"time": 6, "lat": 9, "lon": 10}
+
+
+@pytest.mark.parametrize(
+    ("dim_order", "chunks", "options"),
+    [
+        (("time", "lat", "lon"), None, {}),
+        (("lon", "time", "lat"), {"time": 4, "lat": 5}, {"overlap": {"lat": 0.5}}),
+        (("time", "lat", "lon"), {"lon": 4}, {"drop_nan": None, "fill_method": "noise"}),
+        (("time", "lat", "lon"), None, {"sample_size": None, "scale_fn": "normalize"}),
+    ],
+)
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_cube_gives_the_samples_that_the_sampler_writes(
+    tmp_path: Path, dim_order: Any, chunks: Any, options: dict[str, Any], part: str
+) -> None:
+    cube = cell_id_cube(
+        CUBE, "float32", gaps=0.02, dim_order=dim_order, dask_chunks=chunks, names=("a", "b")
+    )
+    labelled = assign_block_split(cube, {"time": 2}, 0.7, seed=1)
+    options = {"sample_size": {"lat": 4, "lon": 3}, **options}
+    written = MultiProcSampler(
+        labelled,
+        train_cube=tmp_path / "train.zarr",
+        test_cube=tmp_path / "test.zarr",
+        nproc=1,
+        order="grid",
+        **options,
+    ).get_datasets()
+    stored = PTXrDataset(written[("train", "test").index(part)], to_pred="b")
+    before = labelled.copy(deep=True)
+    lazy = PTXrDataset(labelled, to_pred="b", part=part, **options)
+    xr.testing.assert_identical(labelled, before)
+    assert len(lazy) == len(stored) > 0
+    everything = range(len(stored))
+    for ours, theirs in zip(lazy.take(everything), stored.take(everything), strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    ours, theirs = lazy.coords(everything), stored.coords(everything)
+    assert set(ours) == set(theirs)
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+    assert lazy.metadata is not None
+    assert stored.metadata is not None
+    assert lazy.metadata.accounting.items() >= stored.metadata.accounting.items()
+    assert lazy.statistics == stored.statistics
+    train, test = prep_dataloader(lazy, lazy, batch_size=4, buffer_mb=64)
+    assert sum(len(x) for x, _ in test) == len(lazy)
+    assert len(train) == len(lazy) // 4
+
+
+def test_a_cube_without_a_split_is_all_training() -> None:
+    cube = cell_id_cube(CUBE, names=("a",))
+    data = PTXrDataset(cube, features="a", sample_size={"lat": 3, "lon": 5}, scale_fn=None)
+    assert len(data) == 6 * 3 * 2
+    assert data[0].shape == (1, 3, 5)
+    assert data.coords(1) == {
+        **{"time": cube.time.values[0], "time_index": 0},
+        **{"lat_origin": cube.lat.values[0], "lat_index": 0},
+        **{"lon_origin": cube.lon.values[5], "lon_index": 5},
+    }
+    points = PTXrDataset(cube["a"], features="a", scale_fn=None)
+    assert sorted(numbers(points.take(range(540)))) == list(range(540))
+    assert len(PTXrDataset(cube, part="test")) == 0
+
+
 class Endless(IterableDataset[int]):
     """No map-style data set."""
 
@@ -439,6 +507,23 @@ class Endless(IterableDataset[int]):
         (lambda p: PTXrDataset(p, "a", "a"), InvalidValueError, "in to_pred and in features"),
         (lambda p: PTXrDataset(p, ["a", "b"]), InvalidValueError, "no variable is left"),
         (lambda p: PTXrDataset(3), InvalidTypeError, "int"),
+        (lambda p: PTXrDataset(p, sample_size={"lat": 2}), InvalidTypeError, "sample_size cut a"),
+        (lambda p: PTXrDataset(p, drop_na=None), InvalidTypeError, "drop_na=None is no argument"),
+        (
+            lambda p: PTXrDataset(p, block_size={"lat": 1}, block_sizes={"lat": 1}),
+            InvalidTypeError,
+            "are the same",
+        ),
+        (
+            lambda p: PTXrDataset(cell_id_cube(CUBE), sample_size={"lat": 20}),
+            InvalidValueError,
+            "sample_size of 'lat' is 20",
+        ),
+        (
+            lambda p: PTXrDataset(cell_id_cube(CUBE), part="training"),
+            InvalidValueError,
+            "part='training'.*did you mean 'train'",
+        ),
         (lambda p: PTXrDataset(p / "no"), StoreError, "no sample store"),
         (lambda p: prep_dataloader(Endless()), InvalidTypeError, "train_ds is a Endless"),
         (lambda p: prep_dataloader(3), InvalidTypeError, "train_ds is a int"),

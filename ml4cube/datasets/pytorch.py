@@ -9,12 +9,11 @@ from threading import Lock
 from typing import Any
 
 import numpy as np
-import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, needs_torch
 from ml4cube.core.grid import SizesLike
-from ml4cube.core.sample_spec import SAMPLE_DIM, parse_names
+from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.shard import (
     ChunkOrder,
     EvalShare,
@@ -27,8 +26,7 @@ from ml4cube.core.shard import (
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.cursor import EpochCursor
 from ml4cube.datasets.ring import Buffers, ChunkSource, Field, Resident, Ring, read_chunk
-from ml4cube.datasets.sources import DatasetSource
-from ml4cube.datasets.store import StoreMetadata, open_store
+from ml4cube.datasets.sources import open_source
 
 with needs_torch("ml4cube.datasets.pytorch"):
     import torch
@@ -52,32 +50,43 @@ class PTXrDataset(Dataset[Any]):
     ----------
     ds : Dataset, str, path or zarr group
         A sample store (opened, by path or URL, or a Dataset made by hand whose variables have
-        the dim ``samples``), or a cube, which is cut into windows as it is read.
+        the dim ``samples``), or a cube, which is cut into windows as it is read: the samples
+        that `MultiProcSampler` would write for the same arguments. The cube is read once
+        beforehand, to count samples and for the statistics. A path is taken for a sample
+        store unless one of the arguments for cubes is given.
     to_pred : str or list of str, optional
         Target variables. Items are then pairs ``(X, y)``.
     features : str or list of str, optional
         Feature variables; by default all that are no targets. Without `to_pred`, items are X.
     block_size : mapping or pairs, optional
-        For a cube: size of the blocks that are read at once, in windows' cells by dim.
+        For a cube without a split, with `data_split` below 1: blocks of the split.
     sample_size : mapping or pairs, optional
         For a cube: cells of a window by dim.
     overlap : mapping, pairs or float, optional
         For a cube: fraction of a window that neighbours share, by dim.
     block_sizes : mapping or pairs, optional
         The same as `block_size`.
+    part : {"train", "test", "val"}
+        For a cube: whose samples. Without a split, all windows are training samples.
     dtype : str or dtype
         Type of the values.
     target_dtype : str or dtype, optional
         Type of the targets, if another (``"int64"`` for classes).
     cache_mb : float
         Memory for decoded chunks when samples are asked for one by one.
+    **cutting
+        For a cube, as `MultiProcSampler` takes them: `apply_mask`, `drop_sample`,
+        `fill_method`, `const`, `filter_var`, `drop_nan`, `scale_fn`, `callback`,
+        `data_split` (1.0 unless given), `val_split`, `data_fraq`, `rand_chunk`, `seed`,
+        `nproc`.
 
     Attributes
     ----------
     features, targets : tuple of str
         Variables of X and of y, in channel order.
     metadata : StoreMetadata or None
-        What the store says about itself.
+        What a store says about itself, or the same about a cube; None for samples made by
+        hand.
 
     Raises
     ------
@@ -96,6 +105,7 @@ class PTXrDataset(Dataset[Any]):
     Examples
     --------
     >>> a, b = np.ones((4, 3)), np.arange(4)
+    >>> import xarray as xr
     >>> ds = xr.Dataset({"a": (("samples", "lat"), a), "b": ("samples", b)})
     >>> PTXrDataset(ds, to_pred="b")[2]
     (tensor([[1., 1., 1.]]), tensor([2.]))
@@ -113,18 +123,24 @@ class PTXrDataset(Dataset[Any]):
         overlap: SizesLike | float | None = None,
         *,
         block_sizes: SizesLike | None = None,
+        part: str = "train",
         dtype: Any = "float32",
         target_dtype: Any = None,
         cache_mb: float = 256,
+        **cutting: Any,
     ) -> None:
-        samples = _open(ds)
-        self.metadata = StoreMetadata.of(samples) if "ml4cube_format" in samples.attrs else None
-        self._dim = self.metadata.spec.array_dims[0] if self.metadata else SAMPLE_DIM
-        self._choose_variables(samples, parse_names("to_pred", to_pred), features)
-        self._fields = self._make_fields(samples, np.dtype(dtype), np.dtype(target_dtype or dtype))
-        used = dict.fromkeys(name for field in self._fields for name in field.variables)
-        self._source: ChunkSource = DatasetSource(samples, used, self._dim)
-        self._origins = samples.drop_vars(list(samples.data_vars))
+        if block_size is not None and block_sizes is not None:
+            raise InvalidTypeError("block_size and block_sizes are the same; give one of them")
+        self._source, self.metadata = open_source(
+            ds,
+            part=part,
+            sample_size=sample_size,
+            overlap=overlap,
+            block_size=block_size if block_size is not None else block_sizes,
+            options=cutting,
+        )
+        self._choose_variables(parse_names("to_pred", to_pred), parse_names("features", features))
+        self._fields = self._make_fields(np.dtype(dtype), np.dtype(target_dtype or dtype))
         self._starts = np.concatenate([[0], np.cumsum(self._source.counts)])
         self._cache = _ChunkCache(self._source, self._fields, int(cache_mb * _MB))
 
@@ -163,10 +179,7 @@ class PTXrDataset(Dataset[Any]):
         IndexError
             If there is no such sample.
         """
-        wanted = np.asarray(indices, np.int64)
-        wanted = np.where(wanted < 0, wanted + len(self), wanted)
-        if ((wanted < 0) | (wanted >= len(self))).any():
-            raise IndexError(f"sample {indices} of {len(self)} samples")
+        wanted = self._rows(indices)
         chunks = np.searchsorted(self._starts, wanted, side="right") - 1
         out = [field.empty(len(wanted)) for field in self._fields]
         for chunk in np.unique(chunks).tolist():
@@ -190,9 +203,17 @@ class PTXrDataset(Dataset[Any]):
             Every coordinate along the samples: the origin along each cube dim, as value and
             as integer index (``lat``, ``lat_index``, ...). Empty if the data has none.
         """
-        origin = self._origins.isel({self._dim: index})
-        along = [name for name, c in self._origins.coords.items() if c.dims == (self._dim,)]
-        return {str(name): origin[name].values[()] for name in along}
+        rows = np.atleast_1d(self._rows(index))
+        found = self._source.coords(rows)
+        return {k: v if np.ndim(index) else v[0] for k, v in found.items()}
+
+    def _rows(self, indices: Any) -> Ints:
+        """Count negative indices from the end, and refuse those that do not exist."""
+        wanted = np.asarray(indices, np.int64)
+        wanted = np.where(wanted < 0, wanted + len(self), wanted)
+        if ((wanted < 0) | (wanted >= len(self))).any():
+            raise IndexError(f"sample {indices} of {len(self)} samples")
+        return wanted
 
     def pack(self, arrays: Sequence[Tensor]) -> Batch:
         """Put the arrays of a batch into the form of an item.
@@ -221,12 +242,9 @@ class PTXrDataset(Dataset[Any]):
             return list(zip(*batch, strict=True))
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
-    def _choose_variables(
-        self, samples: xr.Dataset, targets: tuple[str, ...], features: Any
-    ) -> None:
+    def _choose_variables(self, targets: tuple[str, ...], chosen: tuple[str, ...]) -> None:
         """Settle which variables are X and which are y, and whether they are stacked."""
-        stored = tuple(str(n) for n, v in samples.data_vars.items() if self._dim in v.dims)
-        chosen = parse_names("features", features)
+        stored = tuple(self._source.schema)
         for argument, names in (("to_pred", targets), ("features", chosen)):
             unknown = [name for name in names if name not in stored]
             if unknown:
@@ -245,19 +263,8 @@ class PTXrDataset(Dataset[Any]):
                 f"{list(stored)}; name fewer in to_pred"
             )
 
-    def _make_fields(
-        self, samples: xr.Dataset, dtype: np.dtype[Any], target_dtype: np.dtype[Any]
-    ) -> tuple[Field, ...]:
-        windows = {
-            name: tuple(n for dim, n in samples[name].sizes.items() if dim != self._dim)
-            for name in (*self.features, *self.targets)
-        }
-        for name in windows:
-            if samples[name].dtype.kind not in "fiub":
-                raise InvalidTypeError(
-                    f"variable {name!r} is of dtype {samples[name].dtype}, which no tensor can "
-                    "hold; leave it out with features="
-                )
+    def _make_fields(self, dtype: np.dtype[Any], target_dtype: np.dtype[Any]) -> tuple[Field, ...]:
+        windows = {name: self._window(name) for name in (*self.features, *self.targets)}
         if not self._stacked:
             return tuple(Field((n,), windows[n], dtype, stacked=False) for n in self.features)
         fields = []
@@ -272,12 +279,14 @@ class PTXrDataset(Dataset[Any]):
                 fields.append(Field(names, windows[names[0]], kind))
         return tuple(fields)
 
-
-def _open(ds: Any) -> xr.Dataset:
-    """Take a sample store in any form, checked."""
-    if isinstance(ds, xr.DataArray):
-        return ds.to_dataset(name=ds.name if ds.name is not None else "data")
-    return ds if isinstance(ds, xr.Dataset) else open_store(ds)
+    def _window(self, name: str) -> tuple[int, ...]:
+        window, dtype = self._source.schema[name]
+        if np.dtype(dtype).kind not in "fiub":
+            raise InvalidTypeError(
+                f"variable {name!r} is of dtype {np.dtype(dtype)}, which no tensor can hold; "
+                "leave it out with features="
+            )
+        return window
 
 
 class _ChunkCache:

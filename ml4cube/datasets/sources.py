@@ -1,21 +1,71 @@
-"""Where the samples of a data set come from, chunk by chunk. Nothing here knows torch."""
+"""Where the samples of a data set come from, chunk by chunk. Nothing here knows torch.
+
+A source reads chunks of samples, knows each variable's window and dtype (`schema`) and where
+samples lie in their cube (`coords`). `open_source` chooses the one that fits what a user gave.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.core.errors import InvalidTypeError, RunError, check_choice
+from ml4cube.core.grid import SizesLike
+from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
-from ml4cube.datasets.windows import CubeReader
+from ml4cube.core.split_plan import PARTS
+from ml4cube.core.statistics import scale_values
+from ml4cube.datasets.engines import check_nproc, local_engine
+from ml4cube.datasets.extractor import Arrays, Extractor
+from ml4cube.datasets.provenance import provenance
+from ml4cube.datasets.ring import ChunkSource
+from ml4cube.datasets.sample_plan import SamplePlan, Sampling, Schema, make_plan
+from ml4cube.datasets.shard_writer import scaling_of
+from ml4cube.datasets.store import StoreMetadata, open_store
+from ml4cube.datasets.windows import CubeReader, as_dataset
 
 if TYPE_CHECKING:
     import xarray as xr
 
+logger = logging.getLogger(__name__)
+
 # Samples in memory are handed on in pieces of about this size.
 _PIECE_BYTES = 4 << 20
+
+#: What `PTXrDataset` takes for cubes besides sizes, with the meaning of `MultiProcSampler`.
+CUTTING_OPTIONS = (
+    "apply_mask",
+    "drop_sample",
+    "fill_method",
+    "const",
+    "filter_var",
+    "drop_nan",
+    "scale_fn",
+    "callback",
+    "data_split",
+    "val_split",
+    "data_fraq",
+    "rand_chunk",
+    "seed",
+    "nproc",
+)
+
+
+class SampleSource(ChunkSource, Protocol):
+    """A source of chunks that knows what is in them."""
+
+    @property
+    def schema(self) -> Schema:
+        """Window shape and dtype of every variable."""
+        ...
+
+    def coords(self, samples: Ints) -> Arrays:
+        """Coordinates of samples, one array per coordinate."""
+        ...
 
 
 class DatasetSource:
@@ -24,19 +74,24 @@ class DatasetSource:
     Parameters
     ----------
     ds : Dataset
-        Variables with a dim of samples.
-    variables : iterable of str
-        Those that will be read.
+        Variables with a dim of samples; others are left out.
     dim : str
         The dim of samples.
     """
 
     slow = False
 
-    def __init__(self, ds: xr.Dataset, variables: Iterable[str], dim: str) -> None:
+    def __init__(self, ds: xr.Dataset, dim: str) -> None:
         self._dim = dim
-        self._readers = {name: CubeReader.of(ds[[name]], [name]) for name in variables}
-        self.counts = _chunk_counts(ds, list(self._readers), dim)
+        self._coords = ds.drop_vars(list(ds.data_vars))
+        names = [str(name) for name, v in ds.data_vars.items() if dim in v.dims]
+        self.schema: Schema = {
+            name: (tuple(n for d, n in ds[name].sizes.items() if d != dim), ds[name].dtype.str)
+            for name in names
+        }
+        readable = [name for name in names if ds[name].dtype.kind in "fiub"]
+        self._readers = {name: CubeReader.of(ds[[name]], [name]) for name in readable}
+        self.counts = _chunk_counts(ds, readable, dim)
         self._starts = np.concatenate([[0], np.cumsum(self.counts)])
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
@@ -71,10 +126,27 @@ class DatasetSource:
         """
         return f"{self._dim} {self._starts[chunk]} to {self._starts[chunk + 1] - 1}"
 
+    def coords(self, samples: Ints) -> Arrays:
+        """Look up where samples come from.
+
+        Parameters
+        ----------
+        samples : ndarray of int64
+            Which samples.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Every coordinate along the samples.
+        """
+        chosen = self._coords.isel({self._dim: samples})
+        along = [name for name, c in self._coords.coords.items() if c.dims == (self._dim,)]
+        return {str(name): np.asarray(chosen[name].values) for name in along}
+
 
 def _chunk_counts(ds: xr.Dataset, variables: list[str], dim: str) -> Ints:
     """Samples per chunk: the chunks of the file or of dask, else pieces of a few MB."""
-    n = ds.sizes[dim]
+    n = ds.sizes.get(dim, 0)
     for name in variables:
         v = ds[name].variable
         if dim in v.chunksizes:
@@ -89,3 +161,191 @@ def _chunk_counts(ds: xr.Dataset, variables: list[str], dim: str) -> Ints:
 def _even(n: int, size: int) -> Ints:
     starts = np.arange(0, n, size)
     return np.minimum(size, n - starts).astype(np.int64)
+
+
+class CubeSource:
+    """Samples cut from a cube as they are read: those that `MultiProcSampler` would write.
+
+    A chunk is a tile of neighbouring windows, whose cells are read once whatever the overlap.
+
+    Parameters
+    ----------
+    reader : CubeReader
+        Reads the cube.
+    extractor : Extractor
+        Makes samples of tiles.
+    plan : SamplePlan
+        What every tile gives.
+    part : {"train", "test", "val"}
+        Whose samples.
+    """
+
+    slow = False
+
+    def __init__(
+        self, reader: CubeReader, extractor: Extractor, plan: SamplePlan, part: str
+    ) -> None:
+        self._reader, self._extractor, self._label = reader, extractor, PARTS[part]
+        self._scaling = scaling_of(plan.statistics, extractor.spec.scale_fn)
+        self.schema = plan.schema
+        self.counts = plan.tile_samples[:, plan.parts.index(part)]
+        self._starts = np.concatenate([[0], np.cumsum(self.counts)])
+
+    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
+        """Write the samples of a tile into one array per variable.
+
+        Parameters
+        ----------
+        chunk : int
+            Which tile.
+        out : mapping of str to ndarray, shape (samples, ...)
+            Where to write; values are cast.
+        """
+        cells, keep = self._windows(chunk)
+        samples = self._extractor.samples(cells, self._extractor.tiles.block(chunk), keep)
+        for name, target in out.items():
+            values = samples[name]
+            if name in self._scaling:
+                values = scale_values(values, *self._scaling[name], values.dtype)
+            target[...] = values
+
+    def _windows(self, chunk: int) -> tuple[Arrays, NDArray[np.intp]]:
+        """Cells of a tile, and which of its windows are samples."""
+        tile = self._extractor.tiles.block(chunk)
+        cells = self._reader.read(self._extractor.cells_of(tile))
+        keep = np.flatnonzero(self._extractor.outcomes(cells, tile) == self._label)
+        if len(keep) != self.counts[chunk]:
+            raise RunError(
+                f"{self.describe(chunk)} gave {self.counts[chunk]} samples when they were counted "
+                f"and {len(keep)} now: the cube changed meanwhile; open it again"
+            )
+        return cells, keep
+
+    def describe(self, chunk: int) -> str:
+        """Name a tile for an error message.
+
+        Parameters
+        ----------
+        chunk : int
+            Which tile.
+
+        Returns
+        -------
+        str
+            Its cells.
+        """
+        cells = self._extractor.cells_of(self._extractor.tiles.block(chunk))
+        return "block " + ", ".join(f"{dim} {s.start}:{s.stop}" for dim, s in cells.items())
+
+    def coords(self, samples: Ints) -> Arrays:
+        """Find out where samples come from; reads their tiles again.
+
+        Parameters
+        ----------
+        samples : ndarray of int64
+            Which samples.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Origin along every cube dim, as value and as index, as a store has them.
+        """
+        import xarray as xr
+
+        chunks = np.searchsorted(self._starts, samples, side="right") - 1
+        result: Arrays = {}
+        for chunk in np.unique(chunks).tolist():
+            here = np.flatnonzero(chunks == chunk)
+            keep = self._windows(chunk)[1][samples[here] - self._starts[chunk]]
+            origins = self._extractor.origins(self._extractor.tiles.block(chunk), keep)
+            for name, values in origins.items():
+                result.setdefault(name, np.empty(len(samples), values.dtype))[here] = values
+        attrs = {axis.name: axis.attrs for axis in self._extractor.axes}
+        encoded = {
+            name: xr.Variable(SAMPLE_DIM, values, attrs.get(name, {}))
+            for name, values in result.items()
+        }
+        decoded = xr.decode_cf(xr.Dataset(encoded), decode_timedelta=False)
+        return {str(name): np.asarray(v.values) for name, v in decoded.variables.items()}
+
+
+def open_source(
+    ds: Any,
+    *,
+    part: str = "train",
+    sample_size: SizesLike | None = None,
+    overlap: SizesLike | float | None = None,
+    block_size: SizesLike | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> tuple[SampleSource, StoreMetadata | None]:
+    """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut.
+
+    Parameters
+    ----------
+    ds : Dataset, DataArray, str, path or zarr group
+        What a user gave. A path or group is a sample store, unless windows are asked for.
+    part : {"train", "test", "val"}
+        For a cube: whose samples.
+    sample_size, overlap, block_size : mapping or pairs, optional
+        For a cube: how it is cut.
+    options : mapping, optional
+        For a cube: values of `CUTTING_OPTIONS`.
+
+    Returns
+    -------
+    source : SampleSource
+        The samples.
+    metadata : StoreMetadata or None
+        What is known about them; None for a Dataset made by hand.
+
+    Raises
+    ------
+    InvalidTypeError
+        If a store is to be cut again, or an option is unknown.
+    StoreError
+        If a store is damaged.
+    """
+    import xarray as xr
+
+    options = dict(options or {})
+    for name in options:
+        if name not in CUTTING_OPTIONS:
+            raise InvalidTypeError(
+                f"{name}={options[name]!r} is no argument; there are {', '.join(CUTTING_OPTIONS)}"
+            )
+    sizes = {"sample_size": sample_size, "overlap": overlap, "block_size": block_size}
+    asked = [*(name for name, given in sizes.items() if given is not None), *options]
+    opened = isinstance(ds, xr.Dataset | xr.DataArray)
+    ds = as_dataset(ds) if opened or asked else open_store(ds)
+    metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
+    dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
+    if dim not in ds.dims:
+        return _cut(ds, part, sizes, options)
+    if asked:
+        raise InvalidTypeError(
+            f"{', '.join(asked)} cut a cube, and ds holds samples already (dim {dim!r}); leave "
+            "them out"
+        )
+    return DatasetSource(ds, dim), metadata
+
+
+def _cut(
+    ds: xr.Dataset, part: str, sizes: Mapping[str, Any], options: dict[str, Any]
+) -> tuple[CubeSource, StoreMetadata]:
+    """Count the windows of a cube, reading it once; unless it has a split, all are training."""
+    check_choice("part", part, PARTS)
+    nproc = check_nproc(options.pop("nproc", 1))
+    sampling = Sampling.of(ds, **sizes, **{"data_split": 1.0, **options})
+    with local_engine(nproc) as engine:
+        extractor, plan = make_plan(sampling, engine, PARTS)
+    logger.info("samples cut as they are read:\n%s", plan)
+    metadata = StoreMetadata(
+        part=part,
+        spec=sampling.spec,
+        statistics=plan.statistics,
+        accounting=plan.accounting,
+        split=sampling.recipe,
+        provenance=provenance(sampling, {}, ""),
+        variables=tuple(plan.schema),
+    )
+    return CubeSource(sampling.reader, extractor, plan, part), metadata
