@@ -1,0 +1,100 @@
+"""The slowest, most obvious version of what the fast code computes, to compare with."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# --- grid -------------------------------------------------------------------------------------
+
+
+def tiles(
+    shape: Sequence[int], tile: Sequence[int], stride: Sequence[int], ragged: bool
+) -> list[tuple[tuple[int, int], ...]]:
+    """(start, stop) along each dim of every tile, last dim fastest."""
+    per_dim = []
+    for n, t, s in zip(shape, tile, stride, strict=True):
+        starts = range(0, n, s)
+        per_dim.append([(a, min(a + t, n)) for a in starts if ragged or a + t <= n])
+    return list(itertools.product(*per_dim))
+
+
+# --- statistics -------------------------------------------------------------------------------
+
+
+def moments(values: NDArray[Any], where: NDArray[np.bool_] | None = None) -> dict[str, Any]:
+    """Two passes in long double over the finite cells, one by one counted."""
+    flat = values.ravel() if where is None else values[where]
+    numbers = np.array([np.longdouble(x) for x in flat])
+    finite = numbers[np.isfinite(numbers)] if numbers.size else numbers
+    gaps = int(np.isnan(numbers).sum())
+    result = {"count": finite.size, "gaps": gaps, "infs": numbers.size - finite.size - gaps}
+    if finite.size == 0:
+        return {**result, "mean": math.nan, "std": math.nan, "min": math.nan, "max": math.nan}
+    mean = finite.sum() / finite.size
+    std = np.sqrt(((finite - mean) ** 2).sum() / finite.size)
+    return {**result, "mean": mean, "std": std, "min": finite.min(), "max": finite.max()}
+
+
+# --- missing data -----------------------------------------------------------------------------
+
+
+def is_gap(value: Any) -> bool:
+    """Whether a cell holds no finite value."""
+    return not math.isfinite(value)
+
+
+def keep(
+    samples: Mapping[str, NDArray[Any]], mask: NDArray[np.bool_] | None, policy: str | None
+) -> list[str]:
+    """Per sample: "kept", "gap" or "mask"."""
+    n = len(next(iter(samples.values())))
+    return [
+        _verdict(
+            {name: values[i] for name, values in samples.items()},
+            None if mask is None else mask[i],
+            policy,
+        )
+        for i in range(n)
+    ]
+
+
+def _verdict(sample: Mapping[str, Any], mask: Any, policy: str | None) -> str:
+    gaps = {name: [is_gap(x) for x in np.ravel(values)] for name, values in sample.items()}
+    if policy is None:
+        return "kept"
+    if policy == "auto":
+        return "gap" if any(any(flags) for flags in gaps.values()) else "kept"
+    if policy == "if_all_nan":
+        return "gap" if all(all(flags) for flags in gaps.values()) else "kept"
+    inside = [bool(flag) for flag in np.ravel(mask)]
+    if not any(inside):
+        return "mask"
+    for flags in gaps.values():
+        if any(gap and here for gap, here in zip(flags, inside, strict=True)):
+            return "gap"
+    return "kept"
+
+
+def windows(
+    flags: NDArray[np.bool_], size: Sequence[int], stride: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], NDArray[np.bool_]]]:
+    """Index and cells of every whole window."""
+    counts = [max((n - k) // s + 1, 0) for n, k, s in zip(flags.shape, size, stride, strict=True)]
+    for index in itertools.product(*map(range, counts)):
+        cut = tuple(slice(i * s, i * s + k) for i, k, s in zip(index, size, stride, strict=True))
+        yield index, flags[cut]
+
+
+def sample_means(values: NDArray[Any], fallback: float) -> NDArray[np.float64]:
+    """Mean of the finite cells of each sample; `fallback` where there is none."""
+    means = []
+    for sample in values:
+        finite = [float(x) for x in np.ravel(sample) if not is_gap(x)]
+        means.append(math.fsum(finite) / len(finite) if finite else fallback)
+    return np.array(means)

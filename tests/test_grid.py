@@ -1,0 +1,135 @@
+"""Grid and the parsing of sizes, against brute force."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.grid import Grid, parse_overlap, parse_sizes
+from tests import oracle
+
+NAMES = ("time", "lat", "lon", "level", "member")
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> Grid:
+    """Blocks and windows over 1 to 5 dims."""
+    n_dims = draw(st.integers(1, 5))
+    names = draw(st.permutations(NAMES))[:n_dims]
+    shape = {name: draw(st.integers(1, 7 if n_dims < 4 else 4)) for name in names}
+    cut = draw(st.lists(st.sampled_from(names), unique=True))
+    size = {name: draw(st.integers(1, shape[name])) for name in cut}
+    if draw(st.booleans()):
+        return Grid.blocks(shape, size)
+    overlap = {name: draw(st.integers(0, n - 1)) for name, n in size.items()}
+    return Grid.windows(shape, size, overlap)
+
+
+@given(grids())
+def test_tiles_are_those_of_brute_force(grid: Grid) -> None:
+    expected = oracle.tiles(grid.shape, grid.tile, grid.stride, grid.ragged)
+    found = [tuple(zip(b.start, b.stop, strict=True)) for b in grid]
+    assert found == expected
+    assert len(grid) == len(expected) == math.prod(grid.counts)
+    for i, block in enumerate(grid):
+        assert (block.id, grid.id(grid.index(i)), grid.block(i)) == (i, i, block)
+        assert block.size == math.prod(block.shape.values())
+
+
+@given(grids())
+def test_blocks_cover_every_cell_once_and_windows_are_whole(grid: Grid) -> None:
+    seen = np.zeros(grid.shape, int)
+    for block in grid:
+        seen[tuple(block.slices.values())] += 1
+        assert grid.ragged or tuple(block.shape.values()) == grid.tile
+    if grid.ragged:
+        assert (seen == 1).all()
+    else:
+        reach = [
+            (c - 1) * s + t for c, s, t in zip(grid.counts, grid.stride, grid.tile, strict=True)
+        ]
+        assert all(n - r < s for n, r, s in zip(grid.shape, reach, grid.stride, strict=True))
+
+
+@given(grids())
+def test_tile_of_cells_agrees_with_the_slices(grid: Grid) -> None:
+    if not grid.ragged:
+        return
+    for axis, dim in enumerate(grid.dims):
+        tile_of = grid.tile_of_cells(dim)
+        for block in grid:
+            assert (tile_of[block.slices[dim]] == block.index[axis]).all()
+
+
+@given(grids())
+def test_json_and_pickle_give_back_an_equal_grid(grid: Grid) -> None:
+    for copy in (Grid.from_json(grid.to_json()), pickle.loads(pickle.dumps(grid))):  # noqa: S301
+        assert copy == grid
+        assert hash(copy) == hash(grid)
+
+
+@given(st.data())
+def test_sizes_are_matched_by_name_in_any_form(data: st.DataObject) -> None:
+    shape = {name: data.draw(st.integers(1, 9)) for name in NAMES}
+    wanted = data.draw(st.lists(st.sampled_from(NAMES), unique=True))
+    sizes = {name: data.draw(st.integers(1, shape[name])) for name in wanted}
+    expected = {name: sizes[name] for name in NAMES if name in sizes}
+    assert parse_sizes("block_size", sizes, shape) == expected
+    assert parse_sizes("block_size", list(sizes.items()), shape) == expected
+    assert list(parse_sizes("block_size", sizes, shape)) == list(expected)
+
+
+@given(st.integers(1, 60), st.floats(0, 1, exclude_max=True))
+def test_overlap_is_rounded_and_windows_advance(n: int, fraction: float) -> None:
+    cells = parse_overlap("overlap", {"lat": fraction}, {"lat": n})["lat"]
+    assert 0 <= cells < n
+    if fraction == 0 or n == 1:
+        assert cells == 0
+    else:
+        assert cells >= 1
+        assert abs(cells - fraction * n) <= 0.5 or cells in (1, n - 1)
+
+
+@pytest.mark.parametrize(
+    ("given_sizes", "error", "words"),
+    [
+        ({"latitude": 2}, InvalidValueError, "latitude"),
+        ([("lat", 2), ("lat", 3)], InvalidValueError, "twice"),
+        ({"lat": 0}, InvalidValueError, "choose 1 to 4"),
+        ({"lat": 5}, InvalidValueError, "choose 1 to 4"),
+        ({"lat": 2.0}, InvalidTypeError, "whole cells"),
+        ({"lat": True}, InvalidTypeError, "whole cells"),
+        (7, InvalidTypeError, "mapping"),
+        ("lat", InvalidTypeError, "mapping"),
+    ],
+)
+def test_wrong_sizes_are_refused_by_name(given_sizes: object, error: type, words: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        parse_sizes("block_size", given_sizes, {"time": 3, "lat": 4})  # type: ignore[arg-type]
+    assert "block_size" in str(caught.value)
+
+
+@pytest.mark.parametrize("fraction", [1.0, -0.1, float("nan")])
+def test_an_overlap_must_leave_windows_room_to_advance(fraction: float) -> None:
+    with pytest.raises(InvalidValueError, match="overlap of 'lat'"):
+        parse_overlap("overlap", {"lat": fraction}, {"lat": 4})
+
+
+def test_a_grid_refuses_tiles_that_do_not_fit() -> None:
+    with pytest.raises(InvalidValueError, match="do not fit"):
+        Grid(("lat",), (4,), (5,), (5,))
+    with pytest.raises(InvalidValueError, match="one shape, tile and stride"):
+        Grid(("lat", "lat"), (4, 4), (2, 2), (2, 2))
+    with pytest.raises(InvalidTypeError, match="one string"):
+        Grid("lat", (4, 4, 4), (2, 2, 2), (2, 2, 2))  # type: ignore[arg-type]
+    grid = Grid.blocks({"lat": 4}, {"lat": 2})
+    with pytest.raises(InvalidValueError, match="tile 2"):
+        grid.index(2)
+    with pytest.raises(InvalidValueError, match="outside"):
+        grid.id((2,))

@@ -1,0 +1,257 @@
+"""Statistics: accuracy against long double, merging, scaling and back."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.statistics import (
+    Statistics,
+    VariableStatistics,
+    scale_parameters,
+    scale_values,
+    scaled_dtype,
+    unscale_values,
+)
+from tests import oracle
+
+FLOATS = st.floats(-1e6, 1e6, width=32)
+CELLS = hnp.arrays(
+    np.float32,
+    hnp.array_shapes(min_dims=1, max_dims=5, max_side=4),
+    elements=FLOATS | st.sampled_from([math.nan, math.inf, -math.inf]),
+)
+
+
+def assert_close(stats: VariableStatistics, expected: dict[str, object]) -> None:
+    """Counts and range are exact, moments to the contract's 1e-6, in fact far better."""
+    for name in ("count", "gaps", "infs"):
+        assert getattr(stats, name) == expected[name], name
+    if stats.count == 0:
+        assert math.isnan(stats.mean)
+        assert math.isnan(stats.std)
+        assert math.isnan(stats.min)
+        return
+    assert stats.min == expected["min"]
+    assert stats.max == expected["max"]
+    size = max(abs(stats.min), abs(stats.max))
+    assert abs(stats.mean - expected["mean"]) <= 1e-14 * size
+    assert abs(stats.std - expected["std"]) <= 1e-12 * size
+
+
+OFFSETS = [
+    ("float32", 273.15, 0.01, 0.0),
+    ("float32", 5e5, 50.0, 0.0),
+    ("float32", 101325.0, 1.0, 0.1),
+    ("float64", 1e6, 0.01, 0.0),
+]
+
+
+@pytest.mark.parametrize(("dtype", "centre", "spread", "gaps"), OFFSETS)
+def test_small_spreads_on_large_offsets_are_exact(
+    dtype: str, centre: float, spread: float, gaps: float
+) -> None:
+    rng = np.random.default_rng(3)
+    cells = rng.normal(centre, spread, 400_000).astype(dtype)
+    cells[rng.random(cells.size) < gaps] = np.nan
+    expected = oracle.moments(cells)
+    whole = VariableStatistics.of(cells)
+    blocks = Statistics.empty("x")
+    for block in np.array_split(cells, 250):
+        blocks = blocks.merge(Statistics.of({"x": block}))
+    for stats in (whole, blocks["x"]):
+        assert abs(stats.mean - expected["mean"]) <= 1e-6 * expected["std"]
+        assert abs(stats.std / expected["std"] - 1) <= 1e-6
+        assert stats.count == expected["count"]
+        assert stats.gaps == expected["gaps"]
+
+
+@given(CELLS)
+def test_one_block_agrees_with_two_passes_in_long_double(cells: np.ndarray) -> None:
+    assert_close(VariableStatistics.of(cells), oracle.moments(cells))
+
+
+@given(CELLS, st.data())
+def test_where_selects_cells_and_the_others_have_no_influence(
+    cells: np.ndarray, data: st.DataObject
+) -> None:
+    where = data.draw(hnp.arrays(bool, cells.shape))
+    stats = VariableStatistics.of(cells, where)
+    assert_close(stats, oracle.moments(cells, where))
+    changed = np.where(where, cells, np.float32(1e9))
+    assert VariableStatistics.of(changed, where) == stats
+
+
+@given(CELLS, st.data())
+def test_merged_parts_are_the_whole(cells: np.ndarray, data: st.DataObject) -> None:
+    flat = cells.ravel()
+    cuts = sorted(data.draw(st.lists(st.integers(0, flat.size), max_size=6)))
+    merged = VariableStatistics()
+    for piece in np.split(flat, cuts):
+        merged = merged.merge(VariableStatistics.of(piece))
+    assert_close(merged, oracle.moments(cells))
+    nothing = VariableStatistics()
+    assert merged.merge(nothing) == nothing.merge(merged) == merged
+
+
+def test_blocks_longer_than_a_cache_piece_agree_in_any_memory_order() -> None:
+    cells = np.random.default_rng(0).normal(5, 2, (3, 200, 301))
+    cells[0, 0, :7] = np.nan
+    cells[2, 5, 5] = np.inf
+    for view in (cells, cells.T, cells[:, ::2, ::-1], np.asfortranarray(cells)):
+        assert_close(VariableStatistics.of(view), oracle.moments(view))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int16", "int32", "int64", "uint64", "bool", ">f4", ">i2", "f2", "g"]
+)
+def test_every_real_dtype_is_right(dtype: str) -> None:
+    cells = np.arange(300).reshape(3, 100) % 2 if dtype == "bool" else np.arange(100)
+    cells = cells.astype(dtype)
+    assert_close(VariableStatistics.of(cells), oracle.moments(cells))
+
+
+@pytest.mark.parametrize("dtype", ["M8[ns]", "m8[s]", "U3", "c16", "O"])
+def test_what_is_no_number_is_refused_by_name(dtype: str) -> None:
+    with pytest.raises(InvalidTypeError, match=r"'when'.*real numbers"):
+        Statistics.of({"when": np.zeros(3, "i8").astype(dtype)})
+
+
+def test_fill_values_left_undecoded_are_refused_where_squares_overflow() -> None:
+    with pytest.raises(InvalidValueError, match="fill value"):
+        VariableStatistics.of(np.array([1e300, 1.0]))
+
+
+@pytest.mark.parametrize("value", [0.1, 273.15, -1e30, 0.0, 101325.3])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_constant_is_its_mean_with_std_0_and_scales_to_0_and_back(
+    value: float, dtype: str
+) -> None:
+    cells = np.full(100_003, value, dtype)
+    stats = VariableStatistics.of(cells[:1000]).merge(VariableStatistics.of(cells[1000:]))
+    assert stats.mean == cells[0]
+    assert stats.std == 0
+    for scale_fn in ("standardize", "normalize"):
+        offset, scale = scale_parameters(stats, scale_fn)
+        scaled = scale_values(cells, offset, scale)
+        assert (scaled == 0).all()
+        assert (unscale_values(scaled, offset, scale) == cells).all()
+
+
+def test_no_cells_and_gaps_only_give_nan_and_cannot_scale() -> None:
+    empty = VariableStatistics.of(np.empty((0, 3)))
+    gaps = VariableStatistics.of(np.full(5, np.nan))
+    assert (empty.count, empty.gaps, gaps.count, gaps.gaps) == (0, 0, 0, 5)
+    assert empty == VariableStatistics()
+    assert math.isnan(gaps.std)
+    with pytest.raises(InvalidValueError, match="no finite cell"):
+        scale_parameters(gaps, "standardize")
+    assert scale_parameters(gaps, None) == (0.0, 1.0)
+    with pytest.raises(InvalidValueError, match="did you mean 'standardize'"):
+        scale_parameters(gaps, "standardise")
+
+
+@given(st.dictionaries(st.text(max_size=5), CELLS, max_size=3), st.sampled_from(["train", None]))
+def test_json_and_pickle_keep_every_bit(tables: dict[str, np.ndarray], part: str | None) -> None:
+    stats = Statistics.of(tables, part=part)
+    for copy in (Statistics.from_json(stats.to_json()), pickle.loads(pickle.dumps(stats))):  # noqa: S301
+        assert copy == stats
+        assert hash(copy) == hash(stats)
+        assert copy.part == part
+        assert copy.variables == stats.variables
+        for name in stats:
+            assert repr(copy[name]) == repr(stats[name])
+
+
+def test_the_hash_is_the_same_in_every_process() -> None:
+    code = (
+        "import numpy as np; from ml4cube.core.statistics import Statistics;"
+        "print(hash(Statistics.of({'a': np.arange(4.0), 'b': np.full(2, np.nan)}, part='train')))"
+    )
+    here = hash(Statistics.of({"a": np.arange(4.0), "b": np.full(2, np.nan)}, part="train"))
+    env = {**os.environ, "PYTHONHASHSEED": "7"}
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=env)
+    assert int(there.stdout) == here
+
+
+def test_statistics_are_an_immutable_mapping() -> None:
+    table = {"a": VariableStatistics.of(np.array([1.0, 3.0]))}
+    stats = Statistics(table, part="train")
+    table["b"] = VariableStatistics()
+    assert list(stats) == ["a"]
+    assert stats.mean_std() == {"a": [2.0, 1.0]}
+    assert stats.range() == {"a": [1.0, 3.0]}
+    assert eval(repr(stats)) == stats
+    with pytest.raises(TypeError):
+        stats["b"] = VariableStatistics()  # type: ignore[index]
+    with pytest.raises(KeyError, match="no statistics of 'b'"):
+        stats["b"]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (Statistics.empty(["b"], "train"), r"\['a'\].*\['b'\]"),
+        (Statistics.empty(["a"], "all"), "part"),
+    ],
+)
+def test_only_statistics_of_one_kind_merge(other: Statistics, words: str) -> None:
+    with pytest.raises(InvalidValueError, match=words):
+        Statistics.empty(["a"], "train").merge(other)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"variables": {}}', '{"part": 1, "variables": {}}'])
+def test_other_json_is_refused(text: str) -> None:
+    with pytest.raises(InvalidValueError):
+        Statistics.from_json(text)
+
+
+def ulps(a: np.ndarray, b: np.ndarray, offset: float) -> np.ndarray:
+    """Distance in units of the last place of the larger of value and offset."""
+    larger = np.maximum(np.abs(a), np.float32(abs(offset)))
+    return np.abs(a.astype("f8") - b.astype("f8")) / np.spacing(larger).astype("f8")
+
+
+@settings(max_examples=200)
+@given(
+    hnp.arrays(np.float32, st.integers(1, 30), elements=st.floats(-1e5, 1e5, width=32)),
+    st.sampled_from(["standardize", "normalize"]),
+)
+def test_scaled_and_back_is_within_2_ulp(cells: np.ndarray, scale_fn: str) -> None:
+    before = cells.copy()
+    offset, scale = scale_parameters(VariableStatistics.of(cells), scale_fn)
+    scaled = scale_values(cells, offset, scale)
+    back = unscale_values(scaled, offset, scale)
+    assert scaled.dtype == back.dtype == np.float32
+    assert (ulps(cells, back, offset) <= 2).all()
+    assert (cells == before).all()
+
+
+@pytest.mark.parametrize(("dtype", "centre", "spread", "gaps"), OFFSETS)
+def test_scaling_is_rounded_once(dtype: str, centre: float, spread: float, gaps: float) -> None:
+    cells = np.random.default_rng(0).normal(centre, spread, (70, 1000)).astype(dtype)
+    stats = VariableStatistics.of(cells)
+    offset, scale = scale_parameters(stats, "standardize")
+    scaled = scale_values(cells, offset, scale)
+    assert (scaled == ((cells.astype("f8") - offset) / scale).astype(dtype)).all()
+    assert (scale_values(cells.T, offset, scale) == scaled.T).all()
+    per_row = scale_values(cells, np.full((70, 1), offset), np.full((70, 1), scale))
+    assert (per_row == scaled).all()
+    assert abs(VariableStatistics.of(scaled).std - 1) < 1e-5
+
+
+def test_scaled_dtypes() -> None:
+    for dtype, expected in [("f4", "f4"), ("f8", "f8"), (">f8", "f8"), ("i2", "f4"), ("i4", "f8")]:
+        assert scaled_dtype(dtype) == np.dtype(expected)
+        assert scale_values(np.array([1, 2], dtype), 0.0, 1.0).dtype == np.dtype(expected)
+    assert scale_values(np.arange(3), 0.0, 1.0, "float32").dtype == np.float32
