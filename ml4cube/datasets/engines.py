@@ -185,7 +185,7 @@ class LocalProcesses:
         """
         from concurrent.futures import FIRST_COMPLETED, wait
 
-        from joblib.externals import cloudpickle
+        import cloudpickle
 
         package = cloudpickle.dumps((fn, shared))
         queue = enumerate(tasks)
@@ -209,7 +209,7 @@ class LocalProcesses:
 
     def _submit(self, package: bytes, task: bytes) -> Any:
         if self._executor is None:
-            from joblib.externals.loky import ProcessPoolExecutor
+            from loky import ProcessPoolExecutor
 
             self._executor = ProcessPoolExecutor(
                 max_workers=self.nproc, initializer=_watch_parent, env=_WORKER_ENV
@@ -263,14 +263,14 @@ def _watch_parent() -> None:
 
 @functools.lru_cache(maxsize=2)
 def _unpacked(package: bytes) -> tuple[Callable[[Any, Any], Any], Any]:
-    from joblib.externals import cloudpickle
+    import cloudpickle
 
     unpacked: tuple[Callable[[Any, Any], Any], Any] = cloudpickle.loads(package)
     return unpacked
 
 
 def _run_packed(package: bytes, task: bytes) -> Any:
-    from joblib.externals import cloudpickle
+    import cloudpickle
 
     fn, shared = _unpacked(package)
     return fn(shared, cloudpickle.loads(task))

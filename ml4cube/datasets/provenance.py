@@ -146,7 +146,7 @@ def identity_of(function: Callable[..., Any]) -> str:
         Hash of its code, constants, defaults and closure; an object that is no plain function
         is known by its pickle, which may differ between processes: then it counts as another.
     """
-    from joblib.externals import cloudpickle
+    import cloudpickle
 
     if not isinstance(function, types.FunctionType):
         return hashlib.sha256(cloudpickle.dumps(function)).hexdigest()

@@ -816,7 +816,7 @@ def _map_loader(
         order = memory.order(plan.seed).samples
     context = None
     if processes:
-        from joblib.externals.loky.backend import get_context
+        from loky.backend import get_context
 
         context = get_context("loky")
     return MapLoader(

@@ -28,7 +28,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, c
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 600.0
-_GRACE_S = 5.0  # what the other ranks get to say goodbye after one has failed
+_GRACE_S = 2.0  # what the other ranks get to say goodbye after one has failed
 _FAILED = "ml4cube/failed"
 
 
@@ -398,7 +398,7 @@ def launch(
         raise InvalidTypeError(f"fn={fn!r} cannot be called; give a function")
     check_choice("backend", backend, ["gloo", "nccl", None])
     # Imported here: only those who spawn pay for it.
-    from joblib.externals.loky import ProcessPoolExecutor
+    from loky import ProcessPoolExecutor
 
     folder = tempfile.mkdtemp(prefix="ml4cube-ranks-")
     pool = ProcessPoolExecutor(max_workers=nproc, timeout=None)
