@@ -1,0 +1,143 @@
+"""Files that survive: whole or absent, checked, and safe to load."""
+
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.errors import InvalidTypeError, StoreError
+from ml4cube.training.checkpoint import read_file, to_plain, write_file
+from tests.training_parts import ROOT
+
+CONTENT = {"weights": torch.arange(5000.0), "names": ["a", ("b", 1)], "none": None, 3: 0.5}
+
+
+def test_what_is_written_is_read_by_us_and_by_torch(tmp_path):
+    path = tmp_path / "new" / "folder" / "file.pt"
+    write_file(path, CONTENT)
+    for content in (read_file(path), torch.load(path, weights_only=True)):
+        assert torch.equal(content.pop("weights"), CONTENT["weights"])
+        assert content == {key: CONTENT[key] for key in ("names", "none", 3)}
+    assert os.listdir(path.parent) == ["file.pt"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(where=st.integers(min_value=0), bit=st.integers(0, 7))
+def test_any_flipped_bit_and_any_cut_is_noticed(tmp_path_factory, where, bit):
+    path = tmp_path_factory.mktemp("flip") / "file.pt"
+    write_file(path, {"weights": torch.arange(50.0)})
+    data = bytearray(path.read_bytes())
+    data[where % len(data)] ^= 1 << bit
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"file\.pt"):
+        read_file(path)
+    data[where % len(data)] ^= 1 << bit
+    path.write_bytes(data[: where % len(data)])
+    with pytest.raises(StoreError, match=r"file\.pt"):
+        read_file(path)
+
+
+def test_missing_and_foreign_files_are_refused(tmp_path):
+    with pytest.raises(StoreError, match="does not exist"):
+        read_file(tmp_path / "no.pt")
+    torch.save({"a": 1}, tmp_path / "other.pt")
+    with pytest.raises(StoreError, match="not written by ml4cube"):
+        read_file(tmp_path / "other.pt")
+
+
+class Evil:
+    """Unpickling it creates a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_planted_pickle_is_never_executed(tmp_path, monkeypatch):
+    """Not even when its checksum is right and the environment turns the safe default off."""
+    from ml4cube.training import checkpoint
+
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    path, mark = tmp_path / "file.pt", tmp_path / "executed"
+    with path.open("w+b") as file:
+        torch.save({"evil": Evil(str(mark))}, file)
+        checkpoint._seal(file)
+    with pytest.raises((StoreError, pickle.UnpicklingError)):
+        read_file(path)
+    assert not mark.exists()
+
+
+def test_only_plain_values_are_written(tmp_path):
+    plain = to_plain(
+        {"f": np.float64(0.5), "s": np.str_("a"), "n": np.arange(3), "set": {1}, "b": np.bool_(1)}
+    )
+    assert type(plain["f"]) is float
+    assert type(plain["s"]) is str
+    assert plain["b"] is True
+    assert torch.equal(plain["n"], torch.arange(3))
+    with pytest.raises(InvalidTypeError, match=r"state\['a'\]\[1\] is a function"):
+        write_file(tmp_path / "file.pt", {"a": [1, lambda: 0]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_view_does_not_drag_its_storage_along(tmp_path):
+    write_file(tmp_path / "file.pt", {"row": torch.zeros(1000, 1000)[0]})
+    assert (tmp_path / "file.pt").stat().st_size < 10_000
+
+
+def test_file_survives_a_kill_while_the_next_is_written(tmp_path):
+    """Killed at many moments of an endless saving, a whole file is always there."""
+    path = tmp_path / "file.pt"
+    script = (
+        "import sys, torch\n"
+        "from ml4cube.training.checkpoint import write_file\n"
+        "big = torch.zeros(1_000_000)\n"
+        "number = 0\n"
+        "while True:\n"
+        "    number += 1\n"
+        "    write_file(sys.argv[1], {'big': big + number, 'number': number})\n"
+    )
+    write_file(path, {"big": torch.zeros(1), "number": 0})
+    for delay in (0.0, 0.013, 0.031):
+        process = subprocess.Popen([sys.executable, "-c", script, str(path)], cwd=ROOT)
+        before = path.stat().st_mtime_ns
+        while path.stat().st_mtime_ns == before:
+            time.sleep(0.005)
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        content = read_file(path)
+        assert bool((content["big"] == content["number"]).all())
+
+
+def test_file_survives_a_limit_inside_a_save(tmp_path):
+    path = tmp_path / "file.pt"
+    write_file(path, {"number": 1})
+    script = (
+        "import resource, signal, sys, torch\n"
+        "from ml4cube.training.checkpoint import write_file\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "for limit in (0, 700, 9_000, 35_000):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))\n"
+        "    try:\n"
+        "        write_file(sys.argv[1], {'number': torch.zeros(10_000)})\n"
+        "    except Exception:\n"
+        "        continue\n"
+        "    sys.exit(3)\n"
+    )
+    assert resource.RLIMIT_FSIZE is not None
+    done = subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, timeout=60)
+    assert done.returncode == 0
+    assert read_file(path) == {"number": 1}
+    assert os.listdir(tmp_path) == ["file.pt"]

@@ -1,0 +1,415 @@
+"""Several ranks: exact, agreed, equal to one process, and ended with a clear error."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+from torchmetrics import R2Score
+from torchmetrics.classification import BinaryAUROC
+
+from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError
+from ml4cube.evaluation.metrics import RMSE
+from ml4cube.training.batches import exact_loader, fixed_sizes
+from ml4cube.training.callbacks import Callback
+from ml4cube.training.dist import World, ddp_init
+from ml4cube.training.pytorch_distributed import Trainer, dist_train
+from tests.distributed_runner import on_ranks
+from tests.training_parts import (
+    ROOT,
+    At,
+    Interrupt,
+    dataset,
+    finish,
+    losses,
+    network,
+    start_torchrun,
+    trainer,
+    wait_until,
+    weights,
+)
+
+
+def raise_interrupt():
+    raise Interrupt
+
+
+def metrics():
+    return {
+        "mae": nn.functional.l1_loss,
+        "auroc": AboveZero(),
+        "r2": R2Score(),
+        "rmse": RMSE(),
+    }
+
+
+class AboveZero(BinaryAUROC):
+    """AUROC of "the target is above zero": only its own reduction gives it over ranks."""
+
+    def update(self, pred, target):
+        super().update(pred.sigmoid(), (target > 0).int())
+
+
+# ------------------------------------------------------------------ exact validation
+
+
+def val_loaders(samples):
+    """One data set, as users hand it to several ranks."""
+    data = dataset(samples, seed=1)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    own = torch.utils.data.Subset(data, range(rank, samples, size))
+    return {
+        "whole on each rank": DataLoader(data, batch_size=5),
+        "padding sampler": DataLoader(
+            data, batch_size=5, sampler=DistributedSampler(data, size, rank)
+        ),
+        "dropping sampler": DataLoader(
+            data, batch_size=5, sampler=DistributedSampler(data, size, rank, drop_last=True)
+        ),
+        "sharded by hand": DataLoader(own, batch_size=5),
+        "list of batches": list(DataLoader(own, batch_size=3)),
+    }
+
+
+def validate_all():
+    rows = {}
+    for samples in (37, 2, 1):
+        for kind, val in val_loaders(samples).items():
+            scores = metrics() if samples == 37 else {"mae": nn.functional.l1_loss}
+            run = trainer(
+                ranks=True,
+                model=network(norm=True),
+                samples=12,
+                # The same batches on every rank and learning rate 0: only validation differs.
+                train=DataLoader(dataset(12), batch_size=4),
+                val=val,
+                metrics=scores,
+                epochs=1,
+                schedule=False,
+            )
+            run._loop.optimizer.param_groups[0]["lr"] = 0.0
+            run.train()
+            row = losses(run)
+            rows[samples, kind] = {name: row[name][0] for name in ("val_loss", *scores)}
+            ranks = run.history["ranks"][0]
+            seen = sum(r["val_n"] for r in ranks)
+            mean = sum(r["val_n"] * (r["val_loss"] or 0.0) for r in ranks) / seen
+            assert mean == pytest.approx(row["val_loss"][0], rel=1e-12)
+            assert seen == samples * (dist.get_world_size() if "each" in kind else 1)
+    return rows
+
+
+def test_validation_is_the_same_on_1_2_and_3_ranks():
+    """37 samples, and fewer than ranks; loss, plain metric, AUROC, R2 and our own RMSE."""
+    (one,) = on_ranks(1, validate_all)
+    for nproc in (2, 3):
+        for rows in on_ranks(nproc, validate_all):
+            for case, row in rows.items():
+                truth = one[case[0], "whole on each rank"]
+                for name, value in row.items():
+                    # A mean of batch means of |x| is exact as well: weighted by samples.
+                    assert value == pytest.approx(truth[name], rel=1e-5), (nproc, case, name)
+
+
+def test_exact_loader_gives_every_sample_once():
+    data = dataset(11)
+    seen = []
+    for rank in range(4):
+        padded = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, 4, rank))
+        exact = exact_loader(padded, World(rank, 4, torch.device("cpu")))
+        seen += [row.tolist() for x, _ in exact for row in x]
+    assert sorted(seen) == sorted(data.tensors[0].tolist())
+
+
+# ----------------------------------------------------------- training over ranks
+
+
+def train_shares(sizes):
+    """Train one epoch on batches cut from one data set: `sizes[rank]` samples each step."""
+    rank = dist.get_rank()
+    data, batches, start = dataset(64), [], 0
+    for step in zip(*sizes, strict=True):
+        own = slice(start + sum(step[:rank]), start + sum(step[: rank + 1]))
+        batches.append((data.tensors[0][own], data.tensors[1][own]))
+        start += sum(step)
+    run = trainer(
+        ranks=True,
+        model=nn.Linear(3, 1),
+        train=batches,
+        epochs=1,
+        schedule=False,
+    )
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.fill_(0.5)
+    model = run.train()
+    return weights(model), run.history["train_loss"]
+
+
+def test_ranks_train_as_one_process_on_their_joint_batches():
+    (one,) = on_ranks(1, train_shares, [[8, 8, 8, 3]])
+    for model, loss in on_ranks(2, train_shares, [[4, 1, 4, 2], [4, 7, 4, 1]]):
+        assert loss == pytest.approx(one[1], rel=1e-5)
+        assert model["weight"][0] == pytest.approx(one[0]["weight"][0], rel=1e-5)
+
+
+def unequal():
+    """Lists and loaders of unequal lengths, also with accumulation, and an empty rank."""
+    rank = dist.get_rank()
+    results = []
+    for own in ((5, 3)[rank], (2, 4)[rank]):
+        batches = [(torch.ones(4, 3), torch.ones(4, 1))] * own
+        run = trainer(ranks=True, train=batches, epochs=2)
+        run.train()
+        results.append([r["train_n"] for r in run.history["ranks"][-1]])
+    loader = DataLoader(dataset((20, 12)[rank]), batch_size=4)
+    run = trainer(ranks=True, train=loader, epochs=2, gradient_accumulation_steps=2)
+    run.train()
+    results.append([r["train_n"] for r in run.history["ranks"][-1]])
+    with pytest.raises(InvalidValueError, match="train_data gave no batch"):
+        trainer(ranks=True, train=[] if rank else [(torch.ones(4, 3), torch.ones(4, 1))]).train()
+    return results
+
+
+def test_unequal_loaders_end_together():
+    for results in on_ranks(2, unequal):
+        assert results == [[12, 12], [8, 8], [16, 12]]
+
+
+def test_sizes_are_promised_only_where_they_hold():
+    data = dataset(10)
+    assert fixed_sizes(DataLoader(data, batch_size=4)) == (3, 4, 2)
+    assert fixed_sizes(DataLoader(data, batch_size=4, drop_last=True)) == (2, 4, 4)
+    assert fixed_sizes(DataLoader(data, batch_size=5)) == (2, 5, 5)
+    assert fixed_sizes(DataLoader(data, batch_size=4, collate_fn=list)) is None
+    assert fixed_sizes([1, 2]) is None
+
+
+def agree(folder):
+    """Early stop, best model and its file, and resuming, on ranks with different data."""
+    best, snapshot = f"{folder}/best.pt", f"{folder}/snapshot.pt"
+    torch.manual_seed(dist.get_rank())  # ranks start from different weights
+    arguments = {"ranks": True, "model": None, "epochs": 4}
+
+    def fresh(**more):
+        return trainer(**arguments | {"model": network(norm=True)} | more)
+
+    whole = fresh(best_model_path=best)
+    model = whole.train()
+    saved = torch.load(best, weights_only=True)
+    assert weights(model) == {name: tensor.tolist() for name, tensor in saved.items()}
+    assert not any(name.startswith("module.") for name in saved)
+    for at in (20, 13):
+        stop = [At(at, raise_interrupt)]
+        if at == 13:
+
+            class Always(Callback):
+                def on_step_end(self, loop):
+                    loop._next_pulse = 0
+
+            # Only one rank is told; all save at the same step.
+            told = At(12, lambda: dist.get_rank() or os.kill(os.getpid(), signal.SIGUSR1))
+            stop = [told, *stop, Always()]
+        with pytest.raises(Interrupt):
+            fresh(snapshot_path=f"{snapshot}{at}", save_every=1, callbacks=stop).train()
+        step = torch.load(f"{snapshot}{at}", weights_only=True)["state"]["step"]
+        assert step == (15 if at == 20 else 12), step
+        resumed = fresh(snapshot_path=f"{snapshot}{at}", save_every=1)
+        assert weights(resumed.train()) == weights(model)
+        assert losses(resumed) == losses(whole)
+    return weights(model), losses(whole)
+
+
+def test_best_model_file_and_resume_agree_on_all_ranks(tmp_path):
+    first, second = on_ranks(2, agree, str(tmp_path))
+    assert first == second
+
+
+def other_topology(path):
+    run = trainer(ranks=True, snapshot_path=path, epochs=3)
+    run.train()
+    return len(run.history)
+
+
+def test_snapshot_of_two_ranks_resumes_on_one(tmp_path):
+    assert on_ranks(2, other_topology, str(tmp_path / "s.pt")) == [3, 3]
+    run = trainer(snapshot_path=tmp_path / "s.pt", epochs=5)
+    run.train()
+    assert len(run.history) == 5
+
+
+# --------------------------------------------------------------- when a rank fails
+
+
+def fail(how):
+    rank = dist.get_rank()
+    if how == "nan":
+        bad = torch.full((4, 3), torch.nan if rank == 1 else 1.0)
+        trainer(ranks=True, train=[(bad, torch.ones(4, 1))] * 3).train()
+    if how == "raise":
+        trainer(ranks=True, callbacks=[At(2, lambda: rank == 1 and 1 / 0)]).train()
+    if how == "raise in validation":
+
+        class Bad(list):
+            def __iter__(self):
+                yield from super().__iter__()
+                if rank == 1:
+                    raise OSError("chunk 7 cannot be read")
+
+        trainer(ranks=True, val=Bad([(torch.ones(4, 3), torch.ones(4, 1))])).train()
+    if how == "kill":
+        stop = At(2, lambda: rank == 1 and os.kill(os.getpid(), signal.SIGKILL))
+        trainer(ranks=True, callbacks=[stop]).train()
+    if how == "freeze":
+        trainer(ranks=True, callbacks=[At(2, lambda: rank == 1 and time.sleep(120))]).train()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("nan", "training loss is nan on rank 1, epoch 1, step 1"),
+        ("raise", "rank 1 of 2 failed: ZeroDivisionError"),
+        ("raise in validation", "rank 1 of 2 failed: OSError: chunk 7 cannot be read"),
+        ("kill", "died|terminated|lost"),
+        ("freeze", "lost the other ranks|froze"),
+    ],
+)
+def test_failing_rank_ends_all_soon_with_a_clear_error(how, message):
+    started = time.monotonic()
+    with pytest.raises(RunError, match=message):
+        dist_train(fail, 2, how, timeout=5 if how == "freeze" else 60)
+    assert time.monotonic() - started < 40
+    assert not [p for p in psutil.Process().children(recursive=True) if "loky" in _line(p)]
+
+
+def _line(process):
+    try:
+        line = " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+    return "" if "resource_tracker" in line else line
+
+
+def test_dist_train_spawns_what_stands_in_an_unguarded_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch.distributed as dist\n"
+        "from ml4cube.training.pytorch_distributed import dist_train\n"
+        "print('once')\n"
+        "add = lambda a, b=0: a + b + dist.get_world_size() * 100\n"
+        "print(dist_train(add, 2, 1, b=2))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "once\n203\n", done.stderr
+
+
+def test_dist_train_refuses_what_does_not_fit():
+    with pytest.raises(InvalidTypeError, match="needs nproc"):
+        dist_train(print)
+    with pytest.raises(InvalidTypeError, match="neither a Trainer nor a function"):
+        dist_train(3, 2)
+    with pytest.raises(InvalidTypeError, match="takes nothing else"):
+        dist_train(trainer(), 2)
+    with pytest.raises(InvalidValueError, match="nproc=0"):
+        dist_train(print, 0)
+    with pytest.raises(InvalidValueError, match="did you mean 'gloo'"):
+        ddp_init(backend="glo")
+    with pytest.raises(InvalidValueError, match="timeout=-1"):
+        ddp_init(timeout=-1)
+
+
+def test_group_of_the_caller_is_left_alone(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        assert ddp_init().size == ddp_init().size == 1
+        model = network()
+        loader = DataLoader(dataset(8), batch_size=4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        dist_train(Trainer(model, loader, loader, optimizer, loss=nn.MSELoss(), epochs=1))
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+    assert ddp_init().size == 1
+    assert not dist.is_initialized()
+
+
+# -------------------------------------------------------------------- torchrun
+
+SCRIPT = """
+import json, os, signal, sys, torch
+import torch.distributed as dist
+from ml4cube.training.pytorch_distributed import ddp_init, dist_train
+from tests.training_parts import At, losses, trainer, weights
+torch.set_num_threads(1)
+ddp_init()
+ddp_init()
+rank, folder, how = dist.get_rank(), sys.argv[1], sys.argv[2]
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+def act():
+    open(f"{folder}/at{rank}", "w").write(str(os.getpid()))
+    if how == "kill" and first and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "term" and rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if how == "hang":
+        import time; time.sleep(60)
+run = trainer(ranks=True, samples=80, epochs=4, save_every=1, callbacks=[At(23, act)],
+              snapshot_path=f"{folder}/snapshot.pt", best_model_path=f"{folder}/best.pt")
+model = dist_train(run)
+assert not dist.is_initialized()
+if rank == 0:
+    open(f"{folder}/result.json", "w").write(json.dumps([weights(model), losses(run)]))
+"""
+
+
+def run_script(folder, how, **options):
+    folder.mkdir()
+    (folder / "script.py").write_text(SCRIPT)
+    return start_torchrun(folder / "script.py", str(folder), how, **options)
+
+
+def test_killed_rank_restarts_and_ends_as_undisturbed(tmp_path):
+    runs = {
+        how: run_script(tmp_path / how, how, restarts=3 if how == "kill" else 0)
+        for how in ("kill", "calm")
+    }
+    for process in runs.values():
+        code, said = finish(process)
+        assert code == 0, said
+    assert (tmp_path / "kill/at1").exists()
+    results = [(tmp_path / how / "result.json").read_text() for how in runs]
+    assert results[0] == results[1]
+
+
+def test_sigterm_to_one_rank_saves_and_ends_all(tmp_path):
+    code, said = finish(run_script(tmp_path / "term", "term"))
+    assert code != 0
+    state = torch.load(tmp_path / "term/snapshot.pt", weights_only=True)["state"]
+    assert 20 < state["step"] < 40, said
+
+
+def test_killed_launcher_leaves_no_worker(tmp_path):
+    process = run_script(tmp_path / "hang", "hang")
+    marks = [tmp_path / "hang" / f"at{rank}" for rank in (0, 1)]
+    wait_until(lambda: all(mark.exists() and mark.read_text() for mark in marks), 60)
+    workers = [psutil.Process(int(mark.read_text())) for mark in marks]
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(workers, timeout=10)[1] == []
