@@ -143,7 +143,9 @@ def _numbers(arguments: tuple[str, str], first: Any, second: Any) -> tuple[float
 
 def _undo_array(x: Any, offset: float, scale: float) -> Any:
     """Unscale one array of any kind, lazily if it is lazy."""
-    if not isinstance(x, xr.DataArray) and not hasattr(x, "dask"):
+    if not isinstance(x, xr.DataArray):
+        if hasattr(x, "dask"):
+            return x.map_blocks(unscale_values, offset, scale, dtype=scaled_dtype(x.dtype))
         return unscale_values(np.asarray(x), offset, scale)
     return xr.apply_ufunc(
         unscale_values,

@@ -1,0 +1,172 @@
+"""Keep rules, windows of flags and filling, against the oracle, 1-D to 5-D."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.missing import (
+    KEPT,
+    REASONS,
+    fill_gaps,
+    find_gaps,
+    keep_samples,
+    uniform_noise,
+    window_all,
+    window_any,
+)
+from tests import oracle
+
+SHAPES = hnp.array_shapes(min_dims=1, max_dims=5, max_side=4)
+ELEMENTS = st.sampled_from([0.0, 1.5, -3.0, math.nan, math.nan, math.inf])
+
+
+@st.composite
+def sample_sets(draw: st.DrawFn) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """One to three variables of samples with many gaps, and a mask."""
+    shape = draw(SHAPES)
+    values = {
+        name: draw(hnp.arrays(np.float32, shape, elements=ELEMENTS))
+        for name in "abc"[: draw(st.integers(1, 3))]
+    }
+    return values, draw(hnp.arrays(bool, shape))
+
+
+@settings(max_examples=300)
+@given(sample_sets(), st.sampled_from(["auto", "if_all_nan", "masked", None]))
+def test_each_sample_is_judged_as_the_oracle_does(
+    case: tuple[dict[str, np.ndarray], np.ndarray], policy: str | None
+) -> None:
+    values, mask = case
+    gaps = {name: find_gaps(cells) for name, cells in values.items()}
+    keep, reason = keep_samples(gaps, mask, policy)
+    words = [{KEPT: "kept", **REASONS}[code] for code in reason]
+    assert words == oracle.keep(values, mask, policy)
+    assert (keep == (reason == KEPT)).all()
+
+
+@given(sample_sets(), st.sampled_from(["auto", "if_all_nan", "masked"]), st.data())
+def test_a_sample_never_sees_its_neighbours(
+    case: tuple[dict[str, np.ndarray], np.ndarray], policy: str, data: st.DataObject
+) -> None:
+    values, mask = case
+    gaps = {name: find_gaps(cells) for name, cells in values.items()}
+    keep, _ = keep_samples(gaps, mask, policy)
+    order = data.draw(st.permutations(range(len(mask))))
+    for i in order:
+        alone = {name: flags[i : i + 1] for name, flags in gaps.items()}
+        assert keep_samples(alone, mask[i : i + 1], policy)[0][0] == keep[i]
+
+
+def test_wrong_policies_masks_and_lengths_are_refused() -> None:
+    gaps = {"a": np.zeros((3, 2), bool)}
+    with pytest.raises(InvalidValueError, match="did you mean 'if_all_nan'"):
+        keep_samples(gaps, None, "if_all_nans")
+    with pytest.raises(InvalidValueError, match="needs a mask"):
+        keep_samples(gaps, None, "masked")
+    with pytest.raises(InvalidValueError, match="broadcast it"):
+        keep_samples(gaps, np.ones(3, bool), "masked")
+    with pytest.raises(InvalidValueError, match="equal numbers"):
+        keep_samples({**gaps, "b": np.zeros(2, bool)}, None, "auto")
+    with pytest.raises(InvalidValueError, match="equal numbers"):
+        keep_samples({}, None, "auto")
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_windows_are_reduced_as_the_oracle_does(data: st.DataObject) -> None:
+    shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=4, max_side=6))
+    if data.draw(st.booleans()):
+        shape = (*shape[:1], 40)  # long enough for the doubling of runs
+    flags = data.draw(hnp.arrays(bool, shape))
+    flags = flags if data.draw(st.booleans()) else ~(flags & np.roll(flags, 1))
+    size = [data.draw(st.integers(1, n + 1)) for n in shape]
+    stride = [data.draw(st.integers(1, 4)) for _ in shape]
+    before = flags.copy()
+    every, some = window_all(flags, size, stride), window_any(flags, size, stride)
+    found = list(oracle.windows(flags, size, stride))
+    assert every.size == some.size == len(found)
+    for index, cells in found:
+        assert every[index] == cells.all()
+        assert some[index] == cells.any()
+    assert (flags == before).all()
+
+
+def test_windows_need_a_size_and_a_stride_per_dim() -> None:
+    with pytest.raises(InvalidValueError, match="do not fit 2 dims"):
+        window_all(np.ones((2, 2), bool), (1,), (1,))
+    with pytest.raises(InvalidValueError, match="at least 1"):
+        window_any(np.ones((2, 2), bool), (1, 1), (1, 0))
+
+
+def test_gaps_of_every_dtype() -> None:
+    assert find_gaps(np.array([1, np.nan, np.inf], "f2")).tolist() == [False, True, True]
+    assert find_gaps(np.array(["2000-01-01", "NaT"], "M8[D]")).tolist() == [False, True]
+    assert not find_gaps(np.array([0, 1, -(2**31)])).any()
+    assert not find_gaps(np.array([True, False])).any()
+    assert not find_gaps(np.array(["nan"])).any()
+
+
+@given(hnp.arrays(np.float64, SHAPES, elements=ELEMENTS))
+def test_sample_mean_falls_back_to_the_train_mean(values: np.ndarray) -> None:
+    before = values.copy()
+    filled = fill_gaps(values, "sample_mean", mean=7.5)
+    means = oracle.sample_means(values, 7.5).reshape(-1, *(1,) * (values.ndim - 1))
+    expected = np.where(np.isfinite(values), values, means)
+    np.testing.assert_allclose(filled, expected, rtol=1e-15)
+    np.testing.assert_array_equal(values, before)
+
+
+@given(hnp.arrays(np.float32, SHAPES, elements=ELEMENTS), st.data())
+def test_noise_depends_on_the_position_of_a_cell_alone(
+    values: np.ndarray, data: st.DataObject
+) -> None:
+    positions = np.arange(values.size, dtype=np.uint64).reshape(values.shape) + np.uint64(9)
+    options = {"low": -1.0, "high": 3.0, "seed": 5, "variable": "t"}
+    filled = fill_gaps(values, "noise", positions=positions, **options)
+    cut = data.draw(st.integers(0, len(values)))
+    halves = [
+        fill_gaps(values[s], "noise", positions=positions[s], **options)
+        for s in (slice(cut), slice(cut, None))
+    ]
+    np.testing.assert_array_equal(np.concatenate(halves), filled)
+    gaps = ~np.isfinite(values)
+    assert (filled[~gaps] == values[~gaps]).all()
+    assert ((filled[gaps] >= -1) & (filled[gaps] <= 3)).all()
+    assert filled.dtype == values.dtype
+
+
+def test_noise_is_even_and_differs_by_seed_and_variable() -> None:
+    positions = np.arange(200_000, dtype=np.uint64)
+    drawn = uniform_noise(positions, 1, "t")
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    counts = np.histogram(drawn, 50, (0, 1))[0]
+    assert ((counts - 4000) ** 2 / 4000).sum() < 90  # chi-square, 49 degrees of freedom
+    for other in (uniform_noise(positions, 2, "t"), uniform_noise(positions, 1, "u")):
+        assert abs(np.corrcoef(drawn, other)[0, 1]) < 0.01
+    assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 0.01
+
+
+def test_constants_and_means_keep_the_dtype_and_other_kinds_are_refused() -> None:
+    values = np.array([[1, np.nan], [np.inf, 4]], "float32")
+    assert fill_gaps(values, "constant", const=-9).tolist() == [[1, -9], [-9, 4]]
+    assert fill_gaps(values, "mean", mean=2.5).dtype == np.float32
+    assert fill_gaps(np.array([1, 2]), "mean").tolist() == [1, 2]
+    for method, words in [("constant", "needs const"), ("mean", "needs mean"), ("noise", "low")]:
+        with pytest.raises(InvalidValueError, match=f"{words}.*'t'"):
+            fill_gaps(values, method, variable="t")
+    with pytest.raises(InvalidValueError, match="training part may be all gaps"):
+        fill_gaps(values, "mean", mean=math.nan)
+    with pytest.raises(InvalidTypeError, match="give a number"):
+        fill_gaps(values, "constant", const="x")
+    with pytest.raises(InvalidTypeError, match="only floats"):
+        fill_gaps(np.array(["NaT"], "M8[D]"), "constant", const=0)
+    with pytest.raises(InvalidValueError, match="did you mean 'sample_mean'"):
+        fill_gaps(values, "samplemean")

@@ -1,0 +1,64 @@
+"""Scaling taken back, on every kind of data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from ml4cube import postprocessing as post
+from ml4cube import preprocessing as pp
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from tests.cubes import cell_id_cube
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_undoing_gives_back_the_cube(lazy: bool) -> None:
+    ds = cell_id_cube({"time": 6, "lat": 5}, gaps=0.2, names=("a", "b"))
+    ds["constant"] = ds.a * 0 + 273.15
+    cube = ds.chunk(time=2) if lazy else ds
+    stats = pp.Statistics.from_cube(cube)
+    for do, undo, pairs in [
+        (pp.standardize, post.undo_standardizing, stats.mean_std()),
+        (pp.normalize, post.undo_normalizing, stats.range()),
+    ]:
+        scaled = do(cube, pairs)
+        for back in (undo(scaled, pairs), undo(scaled, stats)):
+            assert isinstance(back, xr.Dataset)
+            assert back.a.chunks == cube.a.chunks
+            assert back.a.attrs == ds.a.attrs
+            for name in ds:
+                np.testing.assert_allclose(back[name], ds[name], atol=1e-5, rtol=0)
+                assert back[name].dtype == np.float32
+            np.testing.assert_array_equal(back.constant, ds.constant)
+        one = undo(scaled.a, *pairs["a"])
+        xr.testing.assert_identical(one.compute(), undo(scaled, pairs).a.compute())
+        xr.testing.assert_identical(undo(scaled.a, pairs).compute(), one.compute())
+        array = scaled.a.values
+        np.testing.assert_array_equal(undo(array, *pairs["a"]), one)
+        np.testing.assert_array_equal(undo({"a": array, "x": array}, pairs)["a"], one)
+        np.testing.assert_array_equal(undo({"a": array, "x": array}, pairs)["x"], array)
+
+
+def test_a_dask_array_stays_lazy() -> None:
+    lazy = cell_id_cube({"time": 4}).chunk(time=2).a.data
+    assert post.undo_normalizing(lazy, 1.0, 3.0).chunks == lazy.chunks
+
+
+@pytest.mark.parametrize(
+    ("x", "first", "second", "error", "words"),
+    [
+        (np.ones(2), {"a": [0, 1]}, None, InvalidTypeError, "names variables"),
+        ({"a": np.ones(2)}, 0.0, 1.0, InvalidTypeError, "mapping"),
+        ({"a": np.ones(2)}, {"b": [0, 1]}, None, InvalidValueError, "none of them"),
+        ({"a": np.ones(2)}, {"a": [0, 1]}, 1.0, InvalidTypeError, "leave it out"),
+        (np.ones(2), 0.0, None, InvalidTypeError, "two numbers"),
+        (np.ones(2), 0.0, float("nan"), InvalidValueError, "gaps only"),
+    ],
+)
+def test_numbers_that_do_not_suit_are_refused(
+    x: object, first: object, second: object, error: type, words: str
+) -> None:
+    for undo in (post.undo_standardizing, post.undo_normalizing):
+        with pytest.raises(error, match=words):
+            undo(x, first, second)

@@ -1,0 +1,533 @@
+"""Statistics, scaling, masks and gaps on cubes and samples."""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube import preprocessing as pp
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from tests import oracle
+from tests.cubes import cell_id_cube
+
+SHAPE = {"time": 10, "lat": 6, "lon": 8}
+ORDERS = [("time", "lat", "lon"), ("lon", "time", "lat")]
+
+
+def split_cube(**options: Any) -> xr.Dataset:
+    """Cube with gaps: 6 steps train, 1 buffer, 1 val, 2 test."""
+    cube = cell_id_cube(SHAPE, **{"gaps": 0.2, "names": ("a", "b"), **options})
+    label = np.array([1] * 6 + [255, 2] + [0] * 2, "uint8")
+    return cube.assign(split=("time", label, {"flag_meanings": "test train val excluded"}))
+
+
+def no_compute(dsk: Any, keys: Any, **kwargs: Any) -> Any:
+    """A dask scheduler that proves that nothing was read."""
+    raise AssertionError("computed too early")
+
+
+def assert_stats(found: list[float], cells: np.ndarray) -> None:
+    expected = oracle.moments(cells)
+    np.testing.assert_allclose(found, [float(expected["mean"]), float(expected["std"])], 1e-12)
+
+
+# --- statistics -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [None, {}, {"time": 3, "lat": 4, "lon": 5}, {"time": 1}])
+@pytest.mark.parametrize("order", ORDERS)
+def test_statistics_are_those_of_the_train_part(chunks: Any, order: Any) -> None:
+    ds = split_cube(dask_chunks=chunks, dim_order=order)
+    plain = split_cube()
+    stats = pp.get_statistics(ds)
+    assert list(stats) == ["a", "b"]
+    for name in stats:
+        assert_stats(stats[name], plain[name].values[:6])
+        everything = pp.get_statistics(ds, split=None)[name]
+        assert_stats(everything, plain[name].values)
+        assert_stats(pp.get_statistics(ds, split="test")[name], plain[name].values[8:])
+        low, high = pp.get_range(ds, split="val")[name]
+        val = plain[name].values[7]
+        assert (low, high) == (np.nanmin(val), np.nanmax(val))
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 4, "lat": 3}])
+def test_cells_outside_train_change_no_bit(chunks: Any) -> None:
+    ds = split_cube(dask_chunks=chunks)
+    outside = ds.split != 1
+    changed = ds.assign(
+        {n: (ds[n] + xr.where(outside, np.float32(1e9), np.float32(0))) for n in "ab"}
+    )
+    changed = changed.transpose(*ds.a.dims).chunk(chunks) if chunks else changed
+    stats = pp.Statistics.from_cube(ds)
+    assert stats.part == "train"
+    assert pp.Statistics.from_cube(changed) == stats
+    samples = {name: ds[name].values for name in ("a", "b", "split")}
+    spoiled = {name: changed[name].values for name in ("a", "b", "split")}
+    assert pp.Statistics.from_cube(samples) == pp.Statistics.from_cube(spoiled)
+
+
+def test_labels_masks_and_auxiliary_variables_are_left_out() -> None:
+    ds = split_cube()
+    ds["static"] = (("lat", "lon"), np.arange(48.0).reshape(6, 8))
+    ds["time_bnds"] = (("time", "nv"), np.zeros((10, 2)))
+    ds["edges"] = (("lat", "nv"), np.zeros((6, 2)))
+    ds.lat.attrs["bounds"] = "edges"
+    ds["crs"] = ((), 0, {"grid_mapping_name": "latitude_longitude"})
+    ds["when"] = ("time", ds.time.values)
+    ds["flag"] = (("time", "lat", "lon"), np.ones((10, 6, 8), bool))
+    ds = pp.assign_mask(ds, np.ones((6, 8)), "land")
+    assert list(pp.get_statistics(ds)) == ["a", "b", "static", "flag"]
+    assert pp.get_statistics(ds)["flag"] == [1, 0]
+    assert list(pp.get_range(ds, exclude_vars=["a", "flag"])) == ["b", "static"]
+    with pytest.raises(InvalidTypeError, match=r"'when'.*real numbers"):
+        pp.Statistics.from_cube(ds, ["when"])
+
+
+def test_a_variable_without_a_cut_dim_counts_the_cells_with_a_copy_in_train() -> None:
+    ds = cell_id_cube({"time": 4, "lat": 3})
+    ds["split"] = (("time", "lat"), np.array([[1, 0, 0], [1, 1, 0]] * 2, "uint8"))
+    ds["height"] = ("lat", np.array([1.0, 3.0, 1000.0]))
+    for cube in (ds, ds.chunk(time=1)):
+        assert pp.get_statistics(cube)["height"] == [2.0, 1.0]
+
+
+def test_a_label_is_known_by_its_attribute_and_a_bool_one_works() -> None:
+    ds = split_cube()
+    expected = pp.get_statistics(ds)
+    renamed = ds.rename(split="parts")
+    renamed.parts.attrs["ml4cube_split"] = "{}"
+    assert pp.get_statistics(renamed) == expected
+    assert pp.get_statistics(ds.assign(split=ds.split == 1)) == expected
+
+
+def test_the_train_part_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ml4cube"):
+        pp.get_statistics(split_cube())
+    assert "train part only" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "ml4cube"):
+        assert pp.Statistics.from_cube(cell_id_cube(SHAPE)).part == "all"
+    assert "train" not in caplog.text
+
+
+@pytest.mark.parametrize("gap", [math.nan, math.inf])
+def test_a_variable_of_gaps_only_has_nan_and_cannot_scale(gap: float) -> None:
+    ds = cell_id_cube(SHAPE).assign(empty=("time", np.full(10, gap)))
+    stats = pp.get_statistics(ds)
+    assert math.isnan(stats["empty"][0])
+    assert math.isnan(stats["empty"][1])
+    with pytest.raises(InvalidValueError, match=r"'empty'.*all gaps"):
+        pp.standardize(ds, stats)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_zarr_sources_are_read_lazily_or_not(tmp_path: Path, version: int) -> None:
+    ds = split_cube()
+    ds.chunk(time=3, lat=4).to_zarr(tmp_path / "c.zarr", zarr_format=version, consolidated=False)
+    for chunks in (None, {}, {"time": 6}):
+        with xr.open_zarr(tmp_path / "c.zarr", chunks=chunks, consolidated=False) as opened:
+            for name, pair in pp.get_statistics(opened).items():
+                assert_stats(pair, ds[name].values[:6])
+
+
+@pytest.mark.parametrize(("dtype", "packed"), [("i2", True), ("u1", True), ("i2", False)])
+def test_integers_count_as_numbers_but_packed_ones_are_refused(dtype: str, packed: bool) -> None:
+    ds = cell_id_cube({"time": 5, "lat": 4}, dtype=dtype)
+    if not packed:
+        assert_stats(pp.get_statistics(ds)["a"], ds.a.values)
+        return
+    ds.a.attrs |= {"scale_factor": 0.1, "add_offset": 3.0}
+    for act in (pp.get_statistics, lambda d: pp.standardize(d, {"a": [0, 1]})):
+        with pytest.raises(InvalidValueError, match=r"'a'.*packed.*scale_factor"):
+            act(ds)
+
+
+def test_wrong_names_and_parts_are_refused() -> None:
+    ds = split_cube()
+    with pytest.raises(InvalidValueError, match=r"split='trian'.*did you mean 'train'"):
+        pp.get_statistics(ds, split="trian")
+    with pytest.raises(InvalidValueError, match="exclude_vars='c'"):
+        pp.get_statistics(ds, ["c"])
+    with pytest.raises(InvalidValueError, match="no split label"):
+        pp.get_statistics(cell_id_cube(SHAPE), split="test")
+    with pytest.raises(InvalidValueError, match="no variable is left"):
+        pp.get_statistics(ds, ["a", "b"])
+    with pytest.raises(EmptyPartError, match="part 'train'"):
+        pp.get_statistics(ds.isel(time=slice(6, None)))
+    with pytest.raises(InvalidTypeError, match="ndarray"):
+        pp.get_statistics(ds.a.values)  # type: ignore[arg-type]
+
+
+# --- scaling ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 4, "lat": 3}])
+@pytest.mark.parametrize("kind", ["Dataset", "DataArray", "dict"])
+def test_scaling_keeps_everything_but_the_values(chunks: Any, kind: str) -> None:
+    ds = split_cube(dask_chunks=chunks)
+    before = ds.compute().copy(deep=True)
+    stats, ranges = pp.get_statistics(ds), pp.get_range(ds)
+    given: Any = {"Dataset": ds, "DataArray": ds.a, "dict": {n: ds[n].values for n in ds}}[kind]
+    with dask.config.set(scheduler=no_compute):
+        scaled, unit = pp.standardize(given, stats), pp.normalize(given, ranges)
+    if kind == "DataArray":
+        given, scaled, unit = given.to_dataset(), scaled.to_dataset(), unit.to_dataset()
+    assert list(scaled) == list(given)
+    for name in set(given) - {"split"}:
+        mean, std = stats[name]
+        low, high = ranges[name]
+        cells = before[name].values.astype("f8")
+        np.testing.assert_array_equal(np.asarray(scaled[name]), ((cells - mean) / std).astype("f4"))
+        np.testing.assert_array_equal(
+            np.asarray(unit[name]), ((cells - low) / (high - low)).astype("f4")
+        )
+        assert scaled[name].dtype == np.float32
+        if kind != "dict":
+            assert scaled[name].attrs == before[name].attrs
+            assert scaled[name].chunks == given[name].chunks
+    if kind != "dict":
+        assert scaled.coords.to_dataset().identical(given.coords.to_dataset())
+        assert scaled.attrs == given.attrs
+    if "split" in given:
+        np.testing.assert_array_equal(np.asarray(scaled["split"]), before.split.values)
+    xr.testing.assert_identical(ds.compute(), before)
+
+
+def test_statistics_objects_and_missing_variables_are_understood() -> None:
+    ds = split_cube()
+    stats = pp.Statistics.from_cube(ds)
+    xr.testing.assert_identical(pp.standardize(ds, stats), pp.standardize(ds, stats.mean_std()))
+    xr.testing.assert_identical(pp.normalize(ds, stats), pp.normalize(ds, stats.range()))
+    only_a = pp.standardize(ds, {"a": [1.0, 2.0], "other": [0.0, 1.0]})
+    xr.testing.assert_identical(only_a.b, ds.b)
+    unnamed = ds.a.rename(None)
+    np.testing.assert_array_equal(pp.standardize(unnamed, {"a": [1.0, 2.0]}), only_a.a)
+    with pytest.raises(InvalidValueError, match="no variable would be scaled"):
+        pp.standardize(ds, {"c": [0.0, 1.0]})
+    with pytest.raises(InvalidTypeError, match=r"\['a'\] is 3"):
+        pp.standardize(ds, {"a": 3})  # type: ignore[dict-item]
+
+
+# --- masks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 4, "lat": 3}])
+def test_a_static_mask_in_any_form_becomes_one_on_all_dims(chunks: Any) -> None:
+    ds = split_cube(dask_chunks=chunks)
+    land = np.arange(48).reshape(6, 8) % 3 > 0
+    expected = np.broadcast_to(land, (10, 6, 8))
+    named = xr.DataArray(land.T, dims=("lon", "lat"))
+    floats = np.where(land, 2.0, np.nan)
+    for mask in (land, named, floats, np.array(expected), dask.array.from_array(land)):
+        masked = pp.assign_mask(ds, mask)
+        np.testing.assert_array_equal(masked.filter_mask.values, expected)
+        assert masked.filter_mask.dims == ds.a.dims
+        assert masked.filter_mask.dtype == bool
+XXassert "sea" in pp.assign_mask(ds, ~land, mask_name="sea")
+    by_time = pp.assign_mask(ds, np.ones((10, 8)), stack_dim="lat")
+    assert bool(by_time.filter_mask.all())
+
+
+def test_masks_that_do_not_fit_are_refused() -> None:
+    ds = split_cube()
+    with pytest.raises(InvalidValueError, match="transpose it"):
+        pp.assign_mask(ds, np.ones((8, 6)))
+    with pytest.raises(InvalidValueError, match="stack_dim='level'"):
+        pp.assign_mask(ds, np.ones((6, 8)), stack_dim="level")
+    with pytest.raises(InvalidValueError, match="mask='level'"):
+        pp.assign_mask(ds, xr.DataArray(np.ones(3), dims="level"))
+    shifted = xr.DataArray(np.ones(6), {"lat": ds.lat + 1}, ["lat"])
+    with pytest.raises(InvalidValueError, match="coordinates are not those"):
+        pp.assign_mask(ds, shifted)
+
+
+def test_a_mask_turns_the_cells_of_a_cube_into_gaps_lazily() -> None:
+    land = np.arange(48).reshape(6, 8) % 3 > 0
+    ds = split_cube().assign(k=(("lat", "lon"), np.arange(48, dtype="i2").reshape(6, 8)))
+    ds["filter_mask"] = (("lat", "lon"), land)
+    lazy = ds.chunk(time=4, lat=3)
+    with dask.config.set(scheduler=no_compute):
+        result = pp.apply_filter(lazy)
+    for done in (result, pp.apply_filter(ds)):
+        for name in "ab":
+            np.testing.assert_array_equal(done[name], np.where(land, ds[name], np.float32(np.nan)))
+            assert done[name].attrs == ds[name].attrs
+            assert done[name].dtype == np.float32
+        assert done.k.dtype == np.float32
+        assert (done.k.notnull() == land).all()
+        xr.testing.assert_identical(
+            done.split.drop_vars(set(done.coords) - set(ds.coords)).compute(), ds.split
+        )
+        counts = pp.accounting(done)
+        assert counts == {
+            "total": 480,
+            "kept": int(land.sum()) * 10,
+            "mask": int((~land).sum()) * 10,
+        }
+    assert pp.apply_filter(ds, None) is ds
+    with pytest.raises(InvalidValueError, match="filter_var='land'"):
+        pp.apply_filter(ds, "land")
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("drop_sample", [True, False])
+def test_masks_apply_to_samples_of_any_dims(ndim: int, drop_sample: bool) -> None:
+    rng = np.random.default_rng(ndim)
+    shape = (7, 2, 3, 2, 2)[:ndim]
+    mask = rng.random(shape) < (0.5 if ndim == 1 else 0.9)
+    samples = {"a": rng.random(shape), "filter_mask": mask, "split": np.arange(7) % 2}
+    result = pp.apply_filter(samples, drop_sample=drop_sample)
+    whole = mask.reshape(7, -1).all(axis=1)
+    if drop_sample or ndim == 1:
+        np.testing.assert_array_equal(result["a"], samples["a"][whole])
+        np.testing.assert_array_equal(result["split"], samples["split"][whole])
+        assert result.accounting["kept"] + result.accounting.get("mask", 0) == 7
+        assert result.accounting["kept"] == whole.sum()
+    else:
+        np.testing.assert_array_equal(result["a"], np.where(mask, samples["a"], np.nan))
+    assert np.isfinite(samples["a"]).all()
+
+
+# --- dropping ---------------------------------------------------------------------------------
+
+
+@st.composite
+def sample_dicts(draw: st.DrawFn) -> dict[str, np.ndarray]:
+    """Samples of one or two variables with a mask, full or static, 1-D to 5-D."""
+    shape = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=5)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    gaps = draw(st.sampled_from([0.1, 0.5, 0.9]))
+    samples = {
+        name: np.where(rng.random(shape) < gaps, np.nan, rng.random(shape)).astype("f4")
+        for name in "ab"[: draw(st.integers(1, 2))]
+    }
+    return {**samples, "filter_mask": rng.random(shape) < 0.6, "id": np.arange(shape[0])}
+
+
+@settings(max_examples=150, deadline=None)
+@given(sample_dicts(), st.sampled_from(["auto", "if_all_nan", "masked", None]))
+def test_samples_are_dropped_as_the_oracle_does(samples: Any, mode: str | None) -> None:
+    names = [name for name in samples if name in "ab"]
+    words = oracle.keep({n: samples[n] for n in names}, samples["filter_mask"], mode)
+    before = {name: values.copy() for name, values in samples.items()}
+    kept = [i for i, word in enumerate(words) if word == "kept"]
+    result = pp.drop_nan_values(samples, names, mode)
+    assert result["id"].tolist() == kept
+    counts = dict(result.accounting)
+    assert counts.pop("total") == len(words)
+    assert counts.pop("kept") == len(kept)
+    assert counts == {word: words.count(word) for word in ("gap", "mask") if word in words}
+    dims = ("samples", *[f"w{i}" for i in range(samples["a"].ndim - 1)])
+    ds = xr.Dataset({n: (dims[: v.ndim], v) for n, v in samples.items()})
+    for cube in (ds, ds.chunk(samples=1), ds.chunk({d: 1 for d in dims})):
+        dropped = pp.drop_nan_values(cube, names, mode)
+        assert dropped.id.values.tolist() == kept
+        if mode is not None:
+            assert pp.accounting(dropped) == {"total": len(words), "kept": len(kept), **counts}
+    for name in samples:
+        np.testing.assert_array_equal(samples[name], before[name])
+
+
+@pytest.mark.parametrize("mode", ["auto", "if_all_nan", "masked"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_cells_of_a_cube_are_dropped_lazily_and_for_any_chunking(mode: str, order: Any) -> None:
+    ds = split_cube(gaps=0.4)
+    ds["filter_mask"] = (("lat", "lon"), np.arange(48).reshape(6, 8) % 5 > 0)
+    mask = np.broadcast_to(ds.filter_mask.values, (10, 6, 8))
+    words = np.array(oracle.keep({n: ds[n].values.ravel() for n in "ab"}, mask.ravel(), mode))
+    kept = (words == "kept").reshape(10, 6, 8)
+    for chunks in (None, {"time": 3, "lat": 4}, {"lon": 3}):
+        cube = ds.transpose(*order, missing_dims="ignore")
+        cube = cube.chunk(chunks) if chunks else cube
+        with dask.config.set(scheduler=no_compute):
+            result = pp.drop_nan_values(cube, ["a", "b"], mode)
+        for name in "ab":
+            expected = np.where(kept, ds[name].values, np.float32(np.nan))
+            np.testing.assert_array_equal(result[name].transpose(*ds.a.dims), expected)
+            assert result[name].dims == cube[name].dims
+        counts = pp.accounting(result)
+        assert counts.pop("total") == 480
+        assert counts.pop("kept") == kept.sum()
+        assert {k: v for k, v in counts.items() if v} == {
+            word: (words == word).sum() for word in ("gap", "mask") if (words == word).any()
+        }
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 3}])
+def test_counts_add_up_through_the_stages(chunks: Any) -> None:
+    ds = split_cube(dask_chunks=chunks)
+    land = np.arange(48).reshape(6, 8) % 5 > 0
+    ds = pp.assign_mask(ds, land)
+    result = pp.drop_nan_values(pp.apply_filter(ds), mode="auto")
+    finite = np.isfinite(ds.a.values) & np.isfinite(ds.b.values)
+    assert pp.accounting(result) == {
+        "total": 480,
+        "kept": int((finite & land).sum()),
+        "mask": int((~land).sum()) * 10,
+        "gap": int((~finite & land).sum()),
+    }
+    samples = {name: ds[name].values for name in ("a", "b", "filter_mask")}
+    dropped = pp.apply_filter({**samples, "a": samples["a"][..., :1]}, None)
+    assert dropped.accounting == {"total": 10, "kept": 10}
+    first = pp.apply_filter({**samples, "filter_mask": np.arange(10) > 2}, drop_sample=True)
+    second = pp.drop_nan_values(first, ["a"])
+    assert second.accounting == {"total": 10, "kept": 0, "mask": 3, "gap": 7}
+
+
+def test_wrong_modes_names_and_masks_are_refused() -> None:
+    samples = {"a": np.ones((3, 2))}
+    for data in (samples, split_cube()):
+        with pytest.raises(InvalidValueError, match="did you mean 'if_all_nan'"):
+            pp.drop_nan_values(data, ["a"], "if_all_nam")
+        with pytest.raises(InvalidValueError, match="vars='c'"):
+            pp.drop_nan_values(data, ["c"])
+        with pytest.raises(InvalidValueError, match="needs the mask"):
+            pp.drop_nan_values(data, ["a"], "masked")
+    with pytest.raises(InvalidValueError, match=r"does not fit|give one value"):
+        pp.apply_filter({"a": np.ones((3, 2)), "filter_mask": np.ones((3, 5))})
+    with pytest.raises(InvalidValueError, match="full shape"):
+        pp.apply_filter({"a": np.ones((4, 4, 4)), "filter_mask": np.ones((4, 4))})
+
+
+# --- filling ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["mean", "constant", "noise", "sample_mean"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_cubes_are_filled_lazily_and_for_any_chunking(method: str, order: Any) -> None:
+    ds = split_cube()
+    stats = pp.Statistics.from_cube(ds)
+    expected = pp.fill_nan_values(ds, method=method, const=5.0)
+    for name in "ab":
+        gaps = np.isnan(ds[name].values)
+        cells = expected[name].values
+        np.testing.assert_array_equal(cells[~gaps], ds[name].values[~gaps])
+        if method == "noise":
+            assert cells[gaps].min() >= stats[name].min
+            assert cells[gaps].max() <= stats[name].max
+            assert len(np.unique(cells[gaps])) > 0.9 * gaps.sum()
+        else:
+            value = 5.0 if method == "constant" else stats[name].mean
+            assert (cells[gaps] == np.float32(value)).all()
+    for chunks in ({"time": 3, "lat": 4}, {"lon": 1}):
+        cube = split_cube(dask_chunks=chunks, dim_order=order)
+        with dask.config.set(scheduler=no_compute):
+            filled = pp.fill_nan_values(cube, None, method, 5.0, statistics=stats)
+        for name in "ab":
+            np.testing.assert_array_equal(filled[name].transpose(*ds.a.dims), expected[name])
+            assert filled[name].attrs == ds[name].attrs
+            assert filled[name].chunks == cube[name].chunks
+            assert filled[name].dtype == np.float32
+        gaps_in_all = sum(int(np.isnan(ds[n].values).sum()) for n in "ab")
+        assert pp.accounting(filled) == {"filled": gaps_in_all}
+
+
+@settings(max_examples=50, deadline=None)
+@given(sample_dicts())
+def test_sample_means_are_those_of_the_sample_or_of_train(samples: Any) -> None:
+    known = pp.Statistics.of({"a": np.array([1.0, 3.0])}, part="train")
+    result = pp.fill_nan_values(samples, ["a"], "sample_mean", statistics=known)
+    means = oracle.sample_means(samples["a"], 2.0)
+    for i, sample in enumerate(samples["a"]):
+        expected = np.where(np.isfinite(sample), sample, means[i])
+        np.testing.assert_allclose(result["a"][i], expected, rtol=1e-6)
+    dims = ("samples", *[f"w{i}" for i in range(samples["a"].ndim - 1)])
+    ds = xr.Dataset({"a": (dims, samples["a"])}).chunk({d: 1 for d in dims})
+    filled = pp.fill_nan_values(ds, ["a"], "sample_mean", statistics=known)
+    np.testing.assert_array_equal(filled.a, result["a"])
+    assert pp.accounting(filled) == pp.accounting(result)
+
+
+def test_means_come_from_the_train_part_unless_told_otherwise() -> None:
+    samples = {"a": np.array([1.0, 3.0, np.nan, 100.0]), "split": np.array([1, 1, 0, 0])}
+    assert pp.fill_nan_values(samples, ["a"], "mean")["a"][2] == 2
+    assert pp.fill_nan_values(samples, ["a"], "mean", split=None)["a"][2] == pytest.approx(104 / 3)
+    assert np.isnan(samples["a"][2])
+    with pytest.raises(InvalidValueError, match="needs const"):
+        pp.fill_nan_values(samples, ["a"], "constant")
+    with pytest.raises(InvalidValueError, match="did you mean 'mean'"):
+        pp.fill_nan_values(samples, ["a"], "means")
+    with pytest.raises(InvalidValueError, match="not 'a'"):
+        pp.fill_nan_values(samples, ["a"], statistics=pp.Statistics.empty(["b"]))
+
+
+# --- CubeScaler -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["standardize", "normalize"])
+def test_the_scaler_speaks_scikit_learn(method: str) -> None:
+    from sklearn.base import clone
+    from sklearn.exceptions import NotFittedError
+    from sklearn.pipeline import make_pipeline
+    from sklearn.utils.validation import check_is_fitted
+
+    ds = split_cube()
+    scaler = pp.CubeScaler(method)
+    copy = clone(scaler)
+    assert copy is not scaler
+    assert copy.get_params() == scaler.get_params()
+    with pytest.raises(NotFittedError):
+        check_is_fitted(scaler)
+    with pytest.raises(RunError, match="not fitted"):
+        scaler.transform(ds)
+    scaled = scaler.fit_transform(ds)
+    check_is_fitted(scaler)
+    act = {"standardize": pp.standardize, "normalize": pp.normalize}[method]
+    xr.testing.assert_identical(scaled, act(ds, pp.Statistics.from_cube(ds)))
+    back = scaler.inverse_transform(scaled)
+    for name in "ab":
+        error = np.abs(back[name].values - ds[name].values)
+        size = np.maximum(np.abs(ds[name].values), np.float32(scaler._parameters()[name][0]))
+        assert np.nanmax(error / np.spacing(size)) <= 2
+    loaded = pickle.loads(pickle.dumps(scaler))  # noqa: S301
+    xr.testing.assert_identical(loaded.transform(ds), scaled)
+    xr.testing.assert_identical(make_pipeline(pp.CubeScaler(method)).fit_transform(ds), scaled)
+    assert repr(scaler) == f"CubeScaler(method={method!r})"
+    assert scaler.set_params(method="normalize").method == "normalize"
+    with pytest.raises(InvalidValueError, match="did you mean 'method'"):
+        scaler.set_params(methods="normalize")
+    with pytest.raises(InvalidValueError, match="did you mean 'standardize'"):
+        pp.CubeScaler("standardise").fit(ds)
+
+
+def test_partial_fits_in_any_order_and_merged_scalers_are_one_fit() -> None:
+    ds = cell_id_cube(SHAPE, gaps=0.3)
+    parts = [ds.isel(time=slice(i, i + 3)) for i in range(0, 10, 3)]
+    whole = pp.CubeScaler().fit(ds).statistics_["a"]
+    forward, backward = pp.CubeScaler(), pp.CubeScaler()
+    for part in parts:
+        forward.partial_fit(part)
+    for part in reversed(parts):
+        backward.partial_fit(part)
+    left = pp.CubeScaler().partial_fit(parts[0]).partial_fit(parts[1])
+    merged = left.merge(pp.CubeScaler().partial_fit(parts[2]).partial_fit(parts[3]))
+    for scaler in (forward, backward, merged):
+        stats = scaler.statistics_["a"]
+        assert (stats.count, stats.gaps, stats.min, stats.max) == (
+            whole.count,
+            whole.gaps,
+            whole.min,
+            whole.max,
+        )
+        np.testing.assert_allclose([stats.mean, stats.std], [whole.mean, whole.std], 1e-14)
+    with pytest.raises(InvalidValueError, match="equal parameters"):
+        merged.merge(pp.CubeScaler("normalize").fit(ds))
+
+
+def test_importing_the_module_loads_neither_sklearn_nor_torch() -> None:
+    code = "import sys, ml4cube.preprocessing; print({'sklearn', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
