@@ -69,12 +69,7 @@ def test_no_leak_no_loss_no_duplicate(tmp_path_factory, road):
         val_cube=str(folder / "val.zarr"),
         seed=road["seed"],
     )
-    try:
-        stores = dict(zip(PARTS, sampler.get_datasets(), strict=True))
-    except ValueError as error:  # a small part can be used up by buffer and straddlers
-        assert "no sample" in str(error) or "empty" in str(error)
-        assert not list(folder.iterdir())
-        return
+    stores = dict(zip(PARTS, sampler.get_datasets(), strict=True))
 
     datasets = {part: PTXrDataset(store, features=["a"]) for part, store in stores.items()}
     seen = {}
