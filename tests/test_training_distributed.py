@@ -16,6 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import R2Score
 from torchmetrics.classification import BinaryAUROC
 
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.batches import exact_loader, fixed_sizes
@@ -23,6 +24,7 @@ from ml4cube.training.callbacks import Callback
 from ml4cube.training.dist import World, ddp_init
 from ml4cube.training.pytorch_distributed import Trainer, dist_train
 from tests.distributed_runner import on_ranks
+from tests.samplestores import write_store
 from tests.training_parts import (
     ROOT,
     At,
@@ -194,6 +196,13 @@ def test_sizes_are_promised_only_where_they_hold():
     assert fixed_sizes([1, 2]) is None
 
 
+class EveryStep(Callback):
+    """Let ranks look for signals after every step, so that the test says where."""
+
+    def on_step_end(self, loop):
+        loop._next_pulse = 0
+
+
 def agree(folder):
     """Early stop, best model and its file, and resuming, on ranks with different data."""
     best, snapshot = f"{folder}/best.pt", f"{folder}/snapshot.pt"
@@ -211,14 +220,9 @@ def agree(folder):
     for at in (20, 13):
         stop = [At(at, raise_interrupt)]
         if at == 13:
-
-            class Always(Callback):
-                def on_step_end(self, loop):
-                    loop._next_pulse = 0
-
             # Only one rank is told; all save at the same step.
             told = At(12, lambda: dist.get_rank() or os.kill(os.getpid(), signal.SIGUSR1))
-            stop = [told, *stop, Always()]
+            stop = [told, *stop, EveryStep()]
         with pytest.raises(Interrupt):
             fresh(snapshot_path=f"{snapshot}{at}", save_every=1, callbacks=stop).train()
         step = torch.load(f"{snapshot}{at}", weights_only=True)["state"]["step"]
@@ -232,6 +236,51 @@ def agree(folder):
 def test_best_model_file_and_resume_agree_on_all_ranks(tmp_path):
     first, second = on_ranks(2, agree, str(tmp_path))
     assert first == second
+
+
+def with_our_loaders(folder):
+    """Loaders of `prep_dataloader` over a store and over tensors: nothing is asked per step."""
+    results = []
+    for kind in ("store", "tensors"):
+
+        def fresh(kind=kind, **more):
+            data = dataset(37)
+            if kind == "store":
+                data = PTXrDataset(f"{folder}/store", to_pred="b")
+            train, val = prep_dataloader(data, data, batch_size=4, parallel=True, seed=2)
+            scores = {"rmse": RMSE()}
+            model = network() if kind == "tensors" else nn.Linear(1, 1)
+            return trainer(
+                ranks=True,
+                model=model,
+                train=train,
+                val=val,
+                metrics=scores,
+                loss=nn.L1Loss(),
+                **more,
+            )
+
+        whole = fresh()
+        model = weights(whole.train())
+        assert whole._loop._even
+        assert sum(r["val_n"] for r in whole.history["ranks"][0]) == 37
+        path = f"{folder}/{kind}.pt"
+        told = At(6, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+        stops = [told, At(7, raise_interrupt), EveryStep()]
+        with pytest.raises(Interrupt):
+            fresh(snapshot_path=path, callbacks=stops).train()
+        assert torch.load(path, weights_only=True)["state"]["step"] == 6
+        resumed = fresh(snapshot_path=path)
+        assert weights(resumed.train()) == model
+        assert losses(resumed) == losses(whole)
+        results.append(losses(whole)["val_loss"])
+    return results
+
+
+def test_our_loaders_train_validate_and_resume_on_ranks(tmp_path):
+    write_store(tmp_path / "store", 37, ("a", "b"), window={}, targets=("b",))
+    one, two = on_ranks(2, with_our_loaders, str(tmp_path))
+    assert one == two
 
 
 def other_topology(path):

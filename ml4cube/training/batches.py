@@ -146,6 +146,8 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
     if samples < 0:
         return None
     batches = samples // size if drop_last else -(-samples // size)
+    if batches != len(loader):  # it cuts batches in some way of its own
+        return None
     last = size if drop_last or samples % size == 0 else samples % size
     return batches, size, last if batches else 0
 

@@ -237,7 +237,7 @@ class Loop:
         self.callbacks = list(callbacks)
         self.state, self.history = TrainState(), History()
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
-        self.saved_step = -1
+        self.saved_at: tuple[int, int] | None = None  # epoch and step
         self._scales = self.scaler.is_enabled()
         self._window = options.gradient_accumulation_steps
         self.stop_reason: str | None = None
@@ -294,13 +294,14 @@ class Loop:
         return self.model
 
     def save_snapshot(self) -> None:
-        """Write the snapshot, if there is a path for it and a step since the last one.
+        """Write the snapshot, if there is a path for it and something to add to the last one.
 
         Every rank must call this.
         """
-        if self.options.snapshot_path is not None and self.saved_step != self.state.step:
+        now = (self.state.epoch, self.state.step)
+        if self.options.snapshot_path is not None and self.saved_at != now:
             snapshot.save(self)
-            self.saved_step = self.state.step
+            self.saved_at = now
 
     # ------------------------------------------------------------------ an epoch
 
@@ -339,6 +340,9 @@ class Loop:
 
     def _train(self) -> tuple[Meter, float]:
         """Train for one epoch, or for what is left of it."""
+        self.resting_rng = None
+        if self.position is None:
+            self.state.start_epoch()
         self._meter = meter = Meter()
         meter.total, meter.samples = self.state.loss_sum, self.state.samples
         self._waited, self._first_step = 0.0, self.state.step

@@ -79,7 +79,7 @@ def resume(loop: Loop) -> None:
             "another snapshot_path, or delete it"
         ) from error
     _load_rank(loop, content["ranks"])
-    loop.saved_step = loop.state.step
+    loop.saved_at = (loop.state.epoch, loop.state.step)
     logger.info("resumed from %s after epoch %d", path, loop.state.epoch)
 
 
