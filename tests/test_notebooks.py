@@ -1,5 +1,6 @@
 """Notebooks run from top to bottom in a folder of their own."""
 
+import os
 from pathlib import Path
 
 import nbformat
@@ -14,5 +15,5 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 def test_notebook_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
+    client.execute(env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert list(tmp_path.iterdir()) == []  # it writes into a folder of its own, not beside itself
