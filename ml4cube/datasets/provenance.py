@@ -54,8 +54,9 @@ def provenance(sampling: Sampling, settings: Mapping[str, Any], fingerprint: str
         "source": _source_path(ds),
         "attrs": jsonable(ds.attrs),
         "variables": {n: _described(ds[n]) for n in names},
-        "coordinates": {str(n): _described(c) for n, c in ds.coords.items()},
-        "left_out": dict(sampling.left_out),
+        # sorted, since zarr lists the members of a group in no fixed order
+        "coordinates": {n: _described(ds[n]) for n in sorted(map(str, ds.coords))},
+        "left_out": dict(sorted(sampling.left_out.items())),
         "settings": dict(settings),
         "versions": versions(),
         "call": fingerprint,

@@ -77,10 +77,21 @@ def _open_cube(source: Any) -> xr.Dataset:
         elif isinstance(source, str | os.PathLike) and str(source).endswith((".nc", ".nc4")):
             cube = xr.open_dataset(source, chunks={})
         else:
-            # chooses the consolidated metadata where there is some, without a warning if not
-            cube = xr.open_zarr(source)
+            cube = _open_zarr(source)
     except (OSError, ValueError, KeyError) as error:
         raise StoreError(f"no cube can be read from {source!s}: {error}") from error
+    return cube
+
+
+def _open_zarr(source: Any) -> xr.Dataset:
+    """Open by consolidated metadata, or without; then variables come in no fixed order."""
+    import xarray as xr
+
+    try:
+        cube: xr.Dataset = xr.open_zarr(source, consolidated=True)
+    except (ValueError, KeyError):
+        cube = xr.open_zarr(source, consolidated=False)
+        cube = cube[sorted(map(str, cube.data_vars))]
     return cube
 
 

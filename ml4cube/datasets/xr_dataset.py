@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,28 @@ from ml4cube.datasets.sample_plan import (
 from ml4cube.datasets.shard_writer import scaling_of
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Samples of one block, their parts, and what became of all its windows."""
+
+    samples: Arrays
+    labels: NDArray[np.uint8]
+    counts: NDArray[np.int64]
+
+    @property
+    def parts(self) -> set[int]:
+        return set(self.labels.tolist())
+
+
+def _make_room(used: list[_Block]) -> None:
+    """Drop the last block that others can stand in for."""
+    for place in reversed(range(len(used))):
+        others = [block.parts for k, block in enumerate(used) if k != place]
+        if used[place].parts <= set().union(*others):
+            del used[place]
+            return
 
 
 class XrDataset:
@@ -71,8 +93,8 @@ class XrDataset:
     callback : callable, optional
         Takes a dict of arrays ``(n, *window)`` and returns one, sample by sample.
     num_chunks : int, optional
-        Blocks with samples to use; all if not given. With `to_pred` more are added until the
-        train and the test part both have samples.
+        Blocks with samples to use; all if not given. With `to_pred` the last of them give way
+        to the next ones that hold a part which would be empty.
     to_pred : str or list of str, optional
         Variables to predict.
     scale_fn : {"standardize", "normalize", None}
@@ -199,40 +221,49 @@ class XrDataset:
         extractor = self._sampling.extractor
         if self._sampling.spec.fill_method not in (None, "constant"):
             extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess(), None))
-        made: list[Arrays] = []
-        labels: list[NDArray[np.uint8]] = []
-        for samples, parts in self._used_blocks(extractor):
-            made.append(samples)
-            labels.append(parts)
+        used = self._used_blocks(extractor)
+        labels = [block.labels for block in used]
         self._refuse_empty(labels)
-        check_targets(self._sampling.spec, made[0])
-        joined = {name: np.concatenate([samples[name] for samples in made]) for name in made[0]}
+        check_targets(self._sampling.spec, used[0].samples)
+        names = list(used[0].samples)
+        joined = {name: np.concatenate([b.samples[name] for b in used]) for name in names}
         return joined, np.concatenate(labels)
 
-    def _used_blocks(self, extractor: Extractor) -> Iterator[tuple[Arrays, NDArray[np.uint8]]]:
-        """Blocks with samples until there are enough, and then those a part still lacks."""
+    def _used_blocks(self, extractor: Extractor) -> list[_Block]:
+        """The first blocks with samples; the last ones make room for a part that is missing."""
         lacking = {PARTS["train"], PARTS["test"]} if self._sampling.spec.targets else set()
-        used = without = 0
+        used: list[_Block] = []
+        without = 0
         for id in self._blocks:
-            enough = self._number is not None and used >= self._number
+            enough = self._number is not None and len(used) >= self._number
             if (enough and not lacking) or without >= self._patience:
-                return
-            tile = self._tile(id)
-            if tile is None:
-                continue
-            cells = self._sampling.reader.read(extractor.cells_of(tile))
-            codes = extractor.outcomes(cells, tile)
-            keep = np.flatnonzero(codes < len(PARTS))
-            found = set(codes[keep].tolist())
-            if not keep.size or (enough and not found & lacking):
+                break
+            block = self._block(extractor, id)
+            if block is None or (enough and not block.parts & lacking):
                 without += 1
-                if not keep.size:
-                    self._counts += np.bincount(codes, minlength=len(OUTCOMES))
                 continue
-            self._counts += np.bincount(codes, minlength=len(OUTCOMES))
-            used, without = used + 1, 0
-            lacking -= found
-            yield extractor.samples(cells, tile, keep), codes[keep]
+            if enough:
+                _make_room(used)
+            used.append(block)
+            lacking -= block.parts
+            without = 0
+        for block in used:
+            self._counts += block.counts
+        return used
+
+    def _block(self, extractor: Extractor, id: int) -> _Block | None:
+        """Samples of one block; None, and its windows counted, if there are none."""
+        tile = self._tile(id)
+        if tile is None:
+            return None
+        cells = self._sampling.reader.read(extractor.cells_of(tile))
+        codes = extractor.outcomes(cells, tile)
+        counts = np.bincount(codes, minlength=len(OUTCOMES))
+        keep = np.flatnonzero(codes < len(PARTS))
+        if not keep.size:
+            self._counts += counts
+            return None
+        return _Block(extractor.samples(cells, tile, keep), codes[keep], counts)
 
     def _refuse_empty(self, labels: list[NDArray[np.uint8]]) -> None:
         found = set(np.concatenate(labels).tolist()) if labels else set()

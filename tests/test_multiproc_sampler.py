@@ -1,0 +1,706 @@
+"""MultiProcSampler: no leak, no loss, no duplicate, the same bytes, never half done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ml4cube.core.errors import CubeError, EmptyPartError, RunError, StoreError
+from ml4cube.datasets import sample_plan
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.store import StoreMetadata, open_store, verify_store
+from ml4cube.splits import assign_block_split, assign_time_split
+from tests.cubes import cell_id_cube
+from tests.oracle_sampler import sample_cube
+
+SHAPE = {"time": 8, "lat": 9, "lon": 10}
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores of several shards and cubes of several tiles, though the test cubes are tiny."""
+    monkeypatch.setattr(sample_plan, "_SHARD_BYTES", (2048, 8192))
+    monkeypatch.setattr(sample_plan, "_COUNT_BYTES", 2048)
+
+
+def paths(folder: Path, val: bool = False) -> dict[str, str]:
+    parts = ("train", "test", "val") if val else ("train", "test")
+    return {f"{part}_cube": str(folder / f"{part}.zarr") for part in parts}
+
+
+def sampler(ds: Any, folder: Path, **options: Any) -> MultiProcSampler:
+    given = {**paths(folder), "nproc": 1, "scale_fn": None, **options}
+    return MultiProcSampler(ds, **given)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
+
+
+def split_cube(**options: Any) -> xr.Dataset:
+    cube = cell_id_cube(SHAPE, "float64", **options)
+    return assign_block_split(cube, {"time": 4, "lat": 3, "lon": 5}, split=0.6, val=0.2)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    dims = draw(st.lists(st.sampled_from("tyxzw"), min_size=1, max_size=4, unique=True))
+    shape = {d: draw(st.integers(2, 9 if len(dims) < 4 else 4)) for d in dims}
+    size = {d: draw(st.integers(1, n)) for d, n in shape.items() if draw(st.booleans())}
+    overlap = {d: draw(st.sampled_from([0, 0.3, 0.5])) for d in size}
+    chunked = draw(st.booleans())
+    return {
+        "shape": shape,
+        "size": size,
+        "overlap": overlap,
+        "chunks": {d: draw(st.integers(1, n)) for d, n in shape.items()} if chunked else None,
+        "gaps": draw(st.sampled_from([0.0, 0.1, 0.6])),
+        "seed": draw(st.integers(0, 5)),
+        "drop_nan": draw(st.sampled_from(["auto", "if_all_nan", "masked", None])),
+        "drop_sample": draw(st.booleans()),
+        "mask": draw(st.booleans()),
+        "order": draw(st.sampled_from(["shuffled", "grid"])),
+        "static": draw(st.booleans()),
+    }
+
+
+def made_cube(case: dict[str, Any]) -> xr.Dataset:
+    shape, rng = case["shape"], np.random.default_rng(case["seed"])
+    ds = cell_id_cube(
+        shape,
+        "float64",
+        gaps=case["gaps"],
+        seed=case["seed"],
+        names=("a", "b"),
+        dask_chunks=case["chunks"],
+    )
+    if case["static"]:
+        last = list(shape)[-1]
+        ds["c"] = (last, rng.normal(size=shape[last]))
+    if case["mask"]:
+        lasts = list(shape)[1:] or list(shape)
+        ds["filter_mask"] = (lasts, rng.random([shape[d] for d in lasts]) < 0.8)
+    labels = rng.choice([1, 1, 1, 0, 2, 255], size=next(iter(shape.values())))
+    ds["split"] = (next(iter(shape)), labels.astype("u1"))
+    return ds
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(case=cases())
+def test_same_samples_as_the_oracle(tmp_path_factory: Any, case: dict[str, Any]) -> None:
+    if case["drop_nan"] == "masked" and not case["mask"]:
+        case["drop_nan"] = "auto"
+    folder = tmp_path_factory.mktemp("case")
+    ds = made_cube(case)
+    names = [n for n in ds.data_vars if n not in ("split", "filter_mask")]
+    made = MultiProcSampler(
+        ds,
+        **paths(folder, val=True),
+        nproc=1,
+        scale_fn=None,
+        sample_size=case["size"] or None,
+        overlap=case["overlap"] or None,
+        drop_nan=case["drop_nan"],
+        drop_sample=case["drop_sample"],
+        order=case["order"],
+        seed=case["seed"],
+    )
+    cells = dict(zip(made.sampling.spec.dims, made.sampling.spec.overlap, strict=True))
+    size = dict(zip(made.sampling.spec.dims, made.sampling.spec.size, strict=True))
+    counts, samples = sample_cube(
+        ds,
+        names,
+        size,
+        cells,
+        drop_nan=case["drop_nan"],
+        mask="filter_mask" if case["mask"] else None,
+        drop_sample=case["drop_sample"],
+    )
+    if not all(samples.values()):
+        with pytest.raises(EmptyPartError, match="no sample"):
+            made.get_datasets()
+        assert not list(folder.iterdir())
+        return
+    stores = dict(zip(("train", "test", "val"), made.get_datasets(), strict=True))
+    accounting = dict(stores["train"].attrs["accounting"])
+    assert accounting.pop("unused") == 0
+    assert accounting == counts
+    assert accounting.pop("total") == sum(accounting.values())
+    for part, store in stores.items():
+        index = np.stack([store[f"{d}_index"].values for d in made.sampling.spec.dims], axis=1)
+        wanted = dict(samples[part])
+        assert sorted(map(tuple, index.tolist())) == sorted(wanted)
+        for name in names:
+            right = np.array([wanted[tuple(i)][name] for i in index.tolist()])
+            kept = [n for n in size.values() if n > 1]
+            np.testing.assert_array_equal(store[name].values, right.reshape(-1, *kept))
+
+
+@pytest.mark.parametrize("backing", ["numpy", "dask", "zarr2", "zarr3", "path", "netcdf"])
+def test_any_backing_gives_the_same_samples(tmp_path: Path, backing: str) -> None:
+    ds = split_cube(gaps=0.02)
+    right = sampler(ds, tmp_path / "right", val_cube=tmp_path / "v", order="grid").get_datasets()
+    cube: Any = ds
+    if backing == "dask":
+        cube = ds.chunk({"time": 3, "lat": 4, "lon": 10})
+    elif backing == "netcdf":
+        ds.to_netcdf(tmp_path / "cube.nc")
+        cube = xr.open_dataset(tmp_path / "cube.nc")
+    elif backing != "numpy":
+        version = 2 if backing == "zarr2" else 3
+        chunked = ds.chunk({"time": 3, "lat": 4, "lon": 10})
+        chunked.to_zarr(tmp_path / "cube.zarr", zarr_format=version, consolidated=False)
+        cube = str(tmp_path / "cube.zarr")
+        if backing != "path":
+            cube = xr.open_zarr(cube, consolidated=False, chunks=None)
+    stores = sampler(cube, tmp_path, val_cube=tmp_path / "val.zarr").get_datasets()
+    for store, same in zip(stores, right, strict=True):
+        np.testing.assert_array_equal(np.sort(store.a.values), np.sort(same.a.values))
+    for folder in [tmp_path]:
+        verify_store(folder / "train.zarr")
+
+
+def test_inputs_stay_as_they_are(tmp_path: Path) -> None:
+    ds = split_cube(gaps=0.1)
+    ds["a"].attrs["units"] = "K"
+    before = ds.copy(deep=True)
+
+    def spoil(samples: dict[str, Any]) -> dict[str, Any]:
+        samples["a"] += 1
+        return samples
+
+    sampler(ds, tmp_path, val_cube=tmp_path / "v", callback=spoil, drop_nan=None).run()
+    xr.testing.assert_identical(ds, before)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "grid"])
+def test_same_bytes_for_any_number_of_workers(tmp_path: Path, order: str) -> None:
+    ds = split_cube(gaps=0.02, dask_chunks={"time": 3, "lat": 4, "lon": 10})
+    results = []
+    for nproc, batch in ((1, None), (2, 1), (3, 7)):
+        folder = tmp_path / str(nproc)
+        sampler(
+            ds,
+            folder,
+            val_cube=folder / "val.zarr",
+            nproc=nproc,
+            chunk_batch=batch,
+            sample_size={"lat": 2, "lon": 3},
+            overlap=0.5,
+            scale_fn="standardize",
+            fill_method="noise",
+            drop_nan="if_all_nan",
+            callback=lambda samples: {**samples, "twice": samples["a"] * 2},
+            order=order,
+        ).run()
+        results.append(tree(folder))
+    assert results[0] == results[1] == results[2]
+    assert sum("train.zarr/a/c/" in name for name in results[0]) > 3
+
+
+def test_order(tmp_path: Path) -> None:
+    ds = cell_id_cube(SHAPE, "float64").assign(split=("time", np.array([1] * 6 + [0] * 2)))
+    grid = sampler(ds, tmp_path / "g", order="grid").get_datasets()[0]
+    shuffled, again = (
+        sampler(ds, tmp_path / str(k), order="shuffled", seed=1).get_datasets()[0] for k in range(2)
+    )
+    other = sampler(ds, tmp_path / "o", order="shuffled", seed=2).get_datasets()[0]
+    assert (np.sort(shuffled.a.values) == np.sort(grid.a.values)).all()
+    np.testing.assert_array_equal(shuffled.a.values, again.a.values)
+    assert (shuffled.a.values != other.a.values).any()
+    # neighbours in the store come from all over the cube
+    near = np.abs(np.diff(shuffled.lat_index.values)) + np.abs(np.diff(shuffled.lon_index.values))
+    ordered = np.abs(np.diff(grid.lat_index.values)) + np.abs(np.diff(grid.lon_index.values))
+    assert near.mean() > ordered.mean()
+    assert shuffled.attrs["provenance"]["settings"]["order"] == "shuffled"
+
+
+@pytest.mark.parametrize("scale_fn", ["standardize", "normalize"])
+def test_scaled_by_train_statistics_and_back(tmp_path: Path, scale_fn: str) -> None:
+    ds = cell_id_cube(SHAPE, "float32", gaps=0.05).assign(
+        n=(tuple(SHAPE), np.arange(720, dtype="i2").reshape(8, 9, 10)),
+        flag=(tuple(SHAPE), np.arange(720).reshape(8, 9, 10) % 2 == 0),
+        when=("time", np.datetime64("2001-01-01", "ns") + np.arange(8).astype("m8[D]")),
+    )
+    ds = assign_time_split(ds, 0.6)
+    train, test = sampler(ds, tmp_path, scale_fn=scale_fn).get_datasets()
+    raw = ds.a.values[ds.split.broadcast_like(ds.a).values == 1]
+    raw = raw[np.isfinite(raw)].astype("float64")
+    stats = StoreMetadata.of(train).statistics
+    assert stats.part == "train"
+    assert list(stats) == ["a"]
+    assert stats["a"].mean == pytest.approx(raw.mean())
+    assert stats["a"].std == pytest.approx(raw.std())
+    assert {n: v.dtype.str for n, v in train.data_vars.items()} == {
+        "a": "<f4",
+        "n": "<i2",
+        "flag": "|b1",
+        "when": "<M8[ns]",
+    }
+    if scale_fn == "standardize":
+        assert float(train.a.mean()) == pytest.approx(0, abs=1e-5)
+        assert float(train.a.std()) == pytest.approx(1, abs=1e-5)
+    else:
+        assert (float(train.a.min()), float(train.a.max())) == (0, 1)
+    for store in (train, test):
+        offset, scale = store.a.attrs["ml4cube_offset"], store.a.attrs["ml4cube_scale"]
+        at = {d: xr.DataArray(store[f"{d}_index"].values, dims="samples") for d in SHAPE}
+        np.testing.assert_allclose(
+            store.a.values * scale + offset, ds.a.isel(at).values, rtol=1e-5, atol=1e-3
+        )
+        for name in ("n", "flag"):
+            np.testing.assert_array_equal(store[name].values, ds[name].isel(at).values)
+        np.testing.assert_array_equal(store.when.values, ds.when.isel(time=at["time"]).values)
+
+
+def test_statistics_are_those_after_the_callback(tmp_path: Path) -> None:
+    ds = cell_id_cube(SHAPE, "float64").assign(split=("time", np.array([1] * 6 + [0] * 2)))
+
+    def shift(samples: dict[str, Any]) -> dict[str, Any]:
+        mean = samples["a"].mean(axis=(1, 2))
+        return {"moved": samples["a"] + 1000, "level": mean, "sign": samples["a"] > 100}
+
+    train, _ = sampler(
+        ds, tmp_path, callback=shift, sample_size={"lat": 3, "lon": 5}, scale_fn="standardize"
+    ).get_datasets()
+    assert list(train.data_vars) == ["moved", "level", "sign"]
+    assert train.level.dims == ("samples",)
+    assert train.moved.dims == ("samples", "lat", "lon")
+    raw = ds.a.values[:6] + 1000
+    stats = StoreMetadata.of(train).statistics
+    assert list(stats) == ["moved", "level"]
+    assert stats["moved"].mean == pytest.approx(raw.mean())
+    assert float(train.moved.mean()) == pytest.approx(0, abs=1e-9)
+    assert train.sign.dtype == bool
+
+
+@pytest.mark.parametrize(
+    ("method", "const"),
+    [("mean", None), ("sample_mean", None), ("constant", -9.0), ("noise", None)],
+)
+def test_fill(tmp_path: Path, method: str, const: float | None) -> None:
+    ds = cell_id_cube(SHAPE, "float64", gaps=0.2).assign(split=("time", [1] * 6 + [0] * 2))
+    options = {"sample_size": {"lat": 3}, "drop_nan": None, "order": "grid"}
+    plain, _ = sampler(ds, tmp_path / "plain", **options).get_datasets()
+    filled, _ = sampler(
+        ds, tmp_path / "filled", fill_method=method, const=const, **options
+    ).get_datasets()
+    gaps = np.isnan(plain.a.values)
+    assert gaps.any()
+    np.testing.assert_array_equal(filled.a.values[~gaps], plain.a.values[~gaps])
+    raw = ds.a.values[:6]
+    found = filled.a.values[gaps]
+    if method == "constant":
+        assert (found == const).all()
+    elif method == "mean":
+        np.testing.assert_allclose(found, np.nanmean(raw))
+    elif method == "noise":
+        assert found.min() >= np.nanmin(raw)
+        assert found.max() <= np.nanmax(raw)
+        assert len(np.unique(found)) > 10
+    else:
+        partial = gaps.any(axis=1) & ~gaps.all(axis=1)
+        rows = plain.a.values[partial]
+        right = np.broadcast_to(np.nanmean(rows, axis=1, keepdims=True), rows.shape)
+        np.testing.assert_allclose(filled.a.values[partial][np.isnan(rows)], right[np.isnan(rows)])
+
+
+def test_noise_does_not_depend_on_chunks(tmp_path: Path) -> None:
+    stores = []
+    for chunks in ({"time": 2}, {"lat": 3, "lon": 7}):
+        ds = cell_id_cube(SHAPE, "float64", gaps=0.2, dask_chunks=chunks)
+        ds = ds.assign(split=("time", [1] * 6 + [0] * 2))
+        folder = tmp_path / "".join(chunks)
+        train, _ = sampler(ds, folder, fill_method="noise", drop_nan=None).get_datasets()
+        stores.append(train.load().sortby(["lon_index", "lat_index", "time_index"]).a.values)
+    np.testing.assert_array_equal(np.sort(stores[0]), np.sort(stores[1]))
+
+
+def test_origins_values_and_calendar(tmp_path: Path) -> None:
+    ds = cell_id_cube(SHAPE, "float64", calendar="360_day").assign(
+        split=("time", np.array([1] * 6 + [0] * 2))
+    )
+    train, _ = sampler(ds, tmp_path, sample_size={"lat": 2, "lon": 2}).get_datasets()
+    assert set(train.coords) == {
+        *("time", "time_index", "lat_origin", "lat_index", "lon_origin", "lon_index")
+    }
+    np.testing.assert_array_equal(train.time.values, ds.time.values[train.time_index.values])
+    np.testing.assert_array_equal(train.lat_origin.values, ds.lat.values[train.lat_index.values])
+    assert train.lat_origin.attrs["units"] == "degrees_north"
+
+
+@pytest.mark.parametrize(
+    ("names", "dims", "shape"),
+    [
+        (None, ("samples", "lat", "lon"), (2, 3)),
+        (("samples", "lon", "lat"), ("samples", "lon", "lat"), (3, 2)),
+        (("n", "time", "lat", "lon"), ("n", "time", "lat", "lon"), (1, 2, 3)),
+        (("n", "y", "x"), ("n", "y", "x"), (2, 3)),
+    ],
+)
+def test_array_dims(tmp_path: Path, names: Any, dims: Any, shape: Any) -> None:
+    train, _ = sampler(
+        cell_id_cube(SHAPE, "float64"),
+        tmp_path,
+        sample_size={"lat": 2, "lon": 3},
+        array_dims=names,
+        block_size={"time": 2},
+    ).get_datasets()
+    assert train.a.dims == dims
+    assert train.a.shape[1:] == shape
+
+
+def test_chunk_size(tmp_path: Path) -> None:
+    ds = split_cube()
+    train, *_ = sampler(ds, tmp_path, val_cube=tmp_path / "v", chunk_size=(7,)).get_datasets()
+    assert train.a.chunks[0][0] == 7
+
+
+@pytest.mark.parametrize("at_random", [False, True])
+def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
+    ds = cell_id_cube({"time": 20, "x": 5}, "float64").assign(split=("time", [1, 0] * 10))
+    made = sampler(
+        ds, tmp_path, data_fraq=0.3, rand_chunk=at_random, block_size={"time": 2}, seed=3
+    )
+    plan = made.plan()
+    assert plan.accounting["unused"] == 70
+    assert plan.samples == {"train": 15, "test": 15}
+    train, _ = made.get_datasets()
+    used = set((train.time_index.values // 2).tolist())
+    assert (used == {0, 1, 2}) != at_random
+
+
+def test_auxiliary_variables_are_left_out(tmp_path: Path) -> None:
+    ds = split_cube().assign(
+        time_bnds=(("time", "bnds"), np.zeros((8, 2))),
+        crs=((), 0, {"grid_mapping_name": "latitude_longitude"}),
+        name=((), "text"),
+        station=(("lat",), np.array(list("abcdefghi"))),
+        elevation=(("lat", "lon"), np.arange(90.0).reshape(9, 10)),
+    )
+    train, *_ = sampler(ds, tmp_path, val_cube=tmp_path / "v").get_datasets()
+    assert list(train.data_vars) == ["a", "elevation"]
+    assert set(train.attrs["provenance"]["left_out"]) == {"time_bnds", "crs", "name", "station"}
+    right = ds.elevation.values[train.lat_index.values, train.lon_index.values]
+    np.testing.assert_array_equal(train.elevation.values, right)
+
+
+def test_dim_order_changes_no_sample(tmp_path: Path) -> None:
+    stores = []
+    for dims in (("time", "lat", "lon"), ("lon", "time", "lat")):
+        ds = split_cube(dim_order=dims)
+        folder = tmp_path / dims[0]
+        store, *_ = sampler(ds, folder, val_cube=folder / "v", seed=5).get_datasets()
+        stores.append(np.sort(store.a.values))
+    np.testing.assert_array_equal(*stores)
+
+
+def test_split_by_blocks_without_a_label(tmp_path: Path) -> None:
+    ds = cell_id_cube({"time": 40, "x": 6}, "float64", dask_chunks={"time": 4})
+    train, test = sampler(ds, tmp_path, sample_size={"time": 2}).get_datasets()
+    assert (train.sizes["samples"], test.sizes["samples"]) == (96, 24)
+    blocks = [set((s.time_index.values // 4).tolist()) for s in (train, test)]
+    assert not blocks[0] & blocks[1]
+    assert train.attrs["split"]["made_by"] == "assign_block_split"
+
+
+def test_a_part_that_nobody_asked_for_is_an_empty_store(tmp_path: Path) -> None:
+    ds = cell_id_cube({"time": 40, "x": 6}, "float64", calendar="360_day")
+    train, test = sampler(ds, tmp_path, data_split=1.0).get_datasets()
+    assert (train.sizes["samples"], test.sizes["samples"]) == (240, 0)
+    verify_store(tmp_path / "test.zarr")
+
+
+def bad(**options: Any) -> Any:
+    return pytest.param(options, id="-".join(map(str, options.items()))[:60])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        bad(scale_fn="standardise"),
+        bad(drop_nan="any"),
+        bad(fill_method="median"),
+        bad(const=None, fill_method="constant"),
+        bad(const=1.0),
+        bad(sample_size={"latitude": 3}),
+        bad(sample_size={"lat": 0}),
+        bad(sample_size={"lat": 99}),
+        bad(sample_size={"lat": 2}, overlap={"lat": 1.0}),
+        bad(block_size=[("tme", 2)]),
+        bad(filter_var="land"),
+        bad(drop_nan="masked"),
+        bad(to_pred="b"),
+        bad(to_pred="a", features=["a"]),
+        bad(nproc=0),
+        bad(nproc="4"),
+        bad(seed=1.5),
+        bad(order="random"),
+        bad(data_fraq=0),
+        bad(data_fraq=2.0),
+        bad(chunk_batch=0),
+        bad(chunk_size=0),
+        bad(array_dims=("lat", "samples")),
+        bad(callback="no function"),
+        bad(apply_mask="yes"),
+        bad(test_cube="s3://bucket/test.zarr"),
+        bad(client="tcp://nowhere"),
+        bad(val_split=0.1),
+    ],
+)
+def test_bad_arguments_are_refused_before_any_work(tmp_path: Path, options: Any) -> None:
+    ds = cell_id_cube(SHAPE, "float64").assign(split=("time", [1] * 6 + [0] * 2))
+    with pytest.raises((ValueError, TypeError)) as caught:
+        sampler(ds, tmp_path, **options)
+    assert isinstance(caught.value, CubeError)
+    assert next(reversed(options)) in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_same_path_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="another part's path"):
+        sampler(split_cube(), tmp_path, test_cube=str(tmp_path / "." / "train.zarr"))
+
+
+@pytest.mark.parametrize("what", ["all gaps", "all masked", "val without a path", "one block"])
+def test_hopeless_cubes_leave_nothing_behind(tmp_path: Path, what: str) -> None:
+    ds = split_cube(gaps=1.0 if what == "all gaps" else 0.0)
+    if what == "all masked":
+        ds["filter_mask"] = ("lat", np.zeros(9, bool))
+    if what == "one block":
+        ds = ds.drop_vars("split").chunk()
+    val = {} if what == "val without a path" else {"val_cube": tmp_path / "val.zarr"}
+    with pytest.raises(ValueError, match=r"val_cube|no sample|block"):
+        sampler(ds, tmp_path, **val if what != "one block" else {}).run()
+    assert not list(tmp_path.iterdir())
+
+
+def fail_on_block(samples: dict[str, Any]) -> dict[str, Any]:
+    if (samples["a"] == 300).any():
+        raise ZeroDivisionError("by design")
+    return samples
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_callback_that_raises(tmp_path: Path, nproc: int) -> None:
+    ds = split_cube()
+    target = tmp_path / "out"
+    made = sampler(ds, target, val_cube=target / "v", nproc=nproc, callback=fail_on_block)
+    with pytest.raises(
+        RunError, match=r"block \d+ \(cells time \d+:\d+.*ZeroDivisionError: by design"
+    ):
+        made.get_datasets()
+    assert not list(target.glob("*"))
+
+
+def test_a_worker_that_dies(tmp_path: Path) -> None:
+    def die(samples: dict[str, Any]) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return samples
+
+    with pytest.raises(RunError, match="worker process died"):
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", nproc=2, callback=die).run()
+    assert not list(tmp_path.glob("*"))
+
+
+def test_an_unreadable_chunk(tmp_path: Path) -> None:
+    split_cube(dask_chunks={"time": 4}).to_zarr(tmp_path / "cube.zarr", consolidated=False)
+    chunk = next(p for p in (tmp_path / "cube.zarr/a/c").rglob("*") if p.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:20])
+    with pytest.raises(StoreError, match=r"variable 'a' cannot be read at time \d+:\d+"):
+        sampler(tmp_path / "cube.zarr", tmp_path / "out", val_cube=tmp_path / "v").run()
+    assert not list((tmp_path / "out").glob("*"))
+
+
+class TestTargets:
+    """What may stand at the paths, and what becomes of it."""
+
+    def test_the_same_call_opens_what_is_there(self, tmp_path: Path) -> None:
+        made = sampler(split_cube(), tmp_path, val_cube=tmp_path / "v")
+        made.run()
+        before = tree(tmp_path)
+        stamps = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
+        assert sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run() is None
+        assert tree(tmp_path) == before
+        assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == stamps
+
+    @pytest.mark.parametrize("change", ["seed", "values", "callback"])
+    def test_another_call_is_refused(self, tmp_path: Path, change: str) -> None:
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+        before = tree(tmp_path)
+        options: dict[str, Any] = {"seed": 7} if change == "seed" else {}
+        if change == "callback":
+            options["callback"] = lambda samples: samples
+        other = split_cube() + 1 if change == "values" else split_cube()
+        if change == "values":
+            other["split"] = split_cube().split
+        with pytest.raises(FileExistsError, match="another call"):
+            sampler(other, tmp_path, val_cube=tmp_path / "v", **options).run()
+        assert tree(tmp_path) == before
+
+    def test_overwrite_replaces_a_store_of_ours(self, tmp_path: Path) -> None:
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+        made = sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", seed=3, overwrite=True)
+        made.run()
+        assert made.get_datasets()[0].attrs["provenance"]["settings"]["seed"] == 3
+        sampler(split_cube(), tmp_path / "fresh", val_cube=tmp_path / "fresh/v", seed=3).run()
+        assert tree(tmp_path / "fresh/train.zarr") == tree(tmp_path / "train.zarr")
+        assert {p.name for p in tmp_path.iterdir()} == {"train.zarr", "test.zarr", "v", "fresh"}
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    @pytest.mark.parametrize("foreign", ["file", "folder", "zarr", "partial"])
+    def test_foreign_things_stay(self, tmp_path: Path, foreign: str, overwrite: bool) -> None:
+        target = tmp_path / "train.zarr"
+        if foreign == "file":
+            target.write_text("mine")
+        elif foreign == "folder":
+            target.mkdir()
+            (target / "notes.txt").write_text("mine")
+        elif foreign == "zarr":
+            xr.Dataset({"a": ("x", [1])}).to_zarr(target, consolidated=False)
+        else:
+            (tmp_path / "train.zarr.partial").mkdir()
+            (tmp_path / "train.zarr.partial/notes.txt").write_text("mine")
+        before = tree(tmp_path)
+        with pytest.raises(FileExistsError, match=r"move it away"):
+            sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", overwrite=overwrite).run()
+        assert tree(tmp_path) == before
+
+    def test_a_damaged_store_is_refused(self, tmp_path: Path) -> None:
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+        (tmp_path / "train.zarr/a/c/0").unlink()
+        with pytest.raises(FileExistsError, match="missing"):
+            sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", overwrite=True).run()
+        verify_store(tmp_path / "train.zarr")
+
+    def test_a_part_that_was_removed_is_made_again(self, tmp_path: Path) -> None:
+        import shutil
+
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+        before = tree(tmp_path)
+        shutil.rmtree(tmp_path / "test.zarr")
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+        assert tree(tmp_path) == before
+
+    def test_two_runs_on_one_target(self, tmp_path: Path) -> None:
+        inner: list[Exception] = []
+
+        def second(samples: dict[str, Any]) -> dict[str, Any]:
+            if not inner:
+                try:
+                    sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+                except RunError as error:
+                    inner.append(error)
+            return samples
+
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", callback=second).run()
+        assert "another run is writing" in str(inner[0])
+        verify_store(tmp_path / "train.zarr")
+
+    def test_unwritable_parent(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("not a folder")
+        with pytest.raises(StoreError, match="cannot be written"):
+            sampler(split_cube(), tmp_path / "file", val_cube=tmp_path / "v").run()
+
+
+SCRIPT = """
+import sys, numpy as np, xarray as xr
+from ml4cube.datasets import sample_plan
+sample_plan._SHARD_BYTES = (2048, 4096)
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+nproc, folder, cube = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+def slow(samples):
+    import time
+    time.sleep({delay})
+    return samples
+MultiProcSampler(
+    xr.open_zarr(cube), train_cube=folder + "/train.zarr", test_cube=folder + "/test.zarr",
+    nproc=nproc, callback=slow, sample_size=dict(lat=2, lon=2),
+).run()
+"""
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path, nproc: int) -> None:
+    ds = cell_id_cube({"time": 24, "lat": 8, "lon": 8}, "float64")
+    ds = assign_block_split(ds, {"time": 4}).chunk({"time": 4})
+    ds.to_zarr(tmp_path / "cube.zarr")
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(SCRIPT.format(delay=0.02)))
+
+    def start(folder: Path, workers: int) -> subprocess.Popen[bytes]:
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, script, str(workers), folder, tmp_path / "cube.zarr"]
+        return subprocess.Popen(command, cwd=Path(__file__).parent.parent)
+
+    assert start(tmp_path / "whole", 1).wait() == 0
+    journal = tmp_path / "cut/train.zarr.partial/journal.jsonl"
+    process = start(tmp_path / "cut", nproc)
+    while not (journal.exists() and journal.stat().st_size) and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "cut/train.zarr").exists()
+    kept = sorted((tmp_path / "cut/train.zarr.partial/store/a/c").glob("*"))
+    stamps = {p: p.stat().st_mtime_ns for p in kept[:1]}
+    assert start(tmp_path / "cut", nproc).wait() == 0
+    assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
+    for path, stamp in stamps.items():
+        # finished shards were kept, not made again
+        moved = (
+            tmp_path
+            / "cut/train.zarr"
+            / path.relative_to(tmp_path / "cut/train.zarr.partial/store")
+        )
+        assert moved.stat().st_mtime_ns == stamp
+
+
+def test_a_plain_script_without_main_guard(tmp_path: Path) -> None:
+    split_cube().drop_vars("split").chunk({"time": 2}).to_zarr(tmp_path / "cube.zarr")
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(SCRIPT.format(delay=0)))
+    done = subprocess.run(
+        [sys.executable, script, "2", tmp_path, tmp_path / "cube.zarr"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+    )
+    assert done.returncode == 0, done.stderr
+    assert open_store(tmp_path / "train.zarr", verify=True).sizes["samples"] > 0
+    assert done.stdout == ""
+    assert "it/s" not in done.stderr
+
+
+def test_plan_writes_nothing(tmp_path: Path) -> None:
+    made = sampler(split_cube(gaps=0.1), tmp_path, val_cube=tmp_path / "v")
+    plan = made.plan()
+    assert not list(tmp_path.iterdir())
+    assert plan.accounting["total"] == 720
+    assert "train samples" in str(plan)
+    assert "dropped: gap" in str(plan)
+
+
+def test_nothing_of_a_lazy_cube_is_read_by_the_constructor(tmp_path: Path) -> None:
+    ds = split_cube(dask_chunks={"time": 2})
+    with dask.config.set(scheduler=lambda *_, **__: pytest.fail("computed")):
+        sampler(ds, tmp_path, val_cube=tmp_path / "v")

@@ -1,0 +1,157 @@
+"""Reading regions of any cube, and cutting windows from them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
+from ml4cube.core.grid import Grid
+from ml4cube.datasets.windows import (
+    CubeReader,
+    arrange,
+    as_dataset,
+    cube_dims,
+    cube_variables,
+    cut,
+    tile_cells,
+)
+from tests.cubes import cell_id_cube
+
+SHAPE = {"time": 6, "lat": 5, "lon": 7}
+REGION = {"time": slice(1, 4), "lat": slice(0, 5), "lon": slice(3, 7)}
+
+
+def backed(kind: str, folder: Path) -> xr.Dataset:
+    ds = cell_id_cube(SHAPE, "float64")
+    ds["flipped"] = ds["a"].transpose("lon", "time", "lat") * 2
+    ds["static"] = ("lat", np.arange(5))
+    if kind == "memory":
+        return ds
+    if kind == "dask":
+        return ds.chunk({"time": 2, "lon": 3})
+    if kind == "graph":
+        return ds.chunk({"time": 2}).map(lambda v: v + 0)
+    if kind == "netcdf":
+        ds.to_netcdf(folder / "cube.nc")
+        return xr.open_dataset(folder / "cube.nc")
+    ds.to_zarr(folder / "cube.zarr", zarr_format=2 if kind == "zarr2" else 3)
+    return xr.open_zarr(folder / "cube.zarr", chunks=None if kind == "lazy" else {})
+
+
+@pytest.mark.parametrize("kind", ["memory", "dask", "graph", "netcdf", "zarr2", "zarr3", "lazy"])
+def test_reads_what_isel_reads(tmp_path: Path, kind: str) -> None:
+    ds = backed(kind, tmp_path)
+    reader = CubeReader.of(ds)
+    right = ds.isel(REGION)
+    there = pickle.loads(pickle.dumps(reader.narrow(REGION)))  # noqa: S301
+    for cells in (reader.read(REGION), there.read(REGION)):
+        for name in ("a", "flipped"):
+            wanted = right[name].transpose("time", "lat", "lon").values
+            np.testing.assert_array_equal(cells[name], wanted)
+        np.testing.assert_array_equal(cells["static"][2, :, 1], right.static.values)
+        assert cells["static"].shape == (3, 5, 4)
+
+
+@pytest.mark.parametrize("kind", ["memory", "dask"])
+def test_a_narrow_reader_is_small(kind: str) -> None:
+    ds = xr.Dataset({"a": (("t", "x"), np.zeros((1000, 1000)))})
+    ds = ds.chunk({"t": 10}) if kind == "dask" else ds
+    part = CubeReader.of(ds).narrow({"t": slice(0, 2), "x": slice(0, 2)})
+    assert len(pickle.dumps(part)) < (1_000 if kind == "memory" else 200_000)
+
+
+def test_unreadable_cells_are_named() -> None:
+    def fail(block: Any) -> Any:
+        raise OSError("disk on fire")
+
+    array = da.zeros((6, 4), chunks=3).map_blocks(fail, dtype=float, meta=np.empty((0, 0)))
+    reader = CubeReader.of(xr.Dataset({"t": (("y", "x"), array)}))
+    with pytest.raises(StoreError, match=r"variable 't' cannot be read at y 0:2, x 1:3.*on fire"):
+        reader.read({"y": slice(0, 2), "x": slice(1, 3)})
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=4
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_cut_is_slicing(axes: list[tuple[int, int, int]], random: Any) -> None:
+    shape = tuple(max(n, size) for n, size, _ in axes)
+    size, stride = tuple(s for _, s, _ in axes), tuple(s for *_, s in axes)
+    cells = np.arange(np.prod(shape)).reshape(shape)
+    counts = [(n - s) // t + 1 for n, s, t in zip(shape, size, stride, strict=True)]
+    right = np.array(
+        [
+            cells[tuple(slice(i * t, i * t + s) for i, t, s in zip(at, stride, size, strict=True))]
+            for at in np.ndindex(*counts)
+        ]
+    )
+    np.testing.assert_array_equal(cut(cells, size, stride), right)
+    keep = np.array(random.sample(range(len(right)), random.randint(0, len(right))), dtype=np.intp)
+    made = cut(cells, size, stride, keep)
+    np.testing.assert_array_equal(made, right[keep])
+    made[...] = -1
+    assert (cells >= 0).all()
+
+
+def test_tiles_cover_all_windows() -> None:
+    windows = Grid.windows({"y": 11, "x": 9}, {"y": 3, "x": 2}, {"y": 1})
+    cells = np.arange(99).reshape(11, 9)
+    whole = cut(cells, windows.tile, windows.stride)
+    tiles = Grid.blocks(dict(zip(windows.dims, windows.counts, strict=True)), {"y": 2, "x": 3})
+    found = [
+        cut(cells[tuple(tile_cells(windows, tile).values())], windows.tile, windows.stride)
+        for tile in tiles
+    ]
+    assert sorted(np.concatenate(found)[:, 0, 0]) == sorted(whole[:, 0, 0])
+
+
+def test_arrange() -> None:
+    samples = np.arange(24).reshape(2, 1, 3, 4)
+    assert arrange(samples, "tyx", "yx").shape == (2, 3, 4)
+    np.testing.assert_array_equal(arrange(samples, "tyx", "xy"), samples[:, 0].swapaxes(1, 2))
+    assert arrange(samples, "tyx", "tyx").shape == (2, 1, 3, 4)
+
+
+def test_dims_and_variables_of_a_cube() -> None:
+    ds = xr.Dataset(
+        {
+            "t": (("time", "lat"), np.zeros((3, 2))),
+            "time_bnds": (("time", "bnds"), np.zeros((3, 9))),
+            "named": (("time", "nv"), np.zeros((3, 9))),
+            "area": ("lat", np.zeros(2)),
+            "crs": ((), 1),
+            "code": ("time", list("abc")),
+        },
+        coords={"time": ("time", np.arange(3), {"bounds": "named"})},
+    )
+    assert cube_dims(ds) == ("time", "lat")
+    kept, others = cube_variables(ds)
+    assert kept == ["t", "area"]
+    assert set(others) == {"time_bnds", "named", "crs", "code"}
+    with pytest.raises(InvalidValueError, match="no data variable"):
+        cube_dims(ds[["crs", "code"]])
+
+
+def test_cubes_in_any_form(tmp_path: Path) -> None:
+    ds = cell_id_cube(SHAPE)
+    ds.to_zarr(tmp_path / "cube.zarr")
+    assert as_dataset(ds) is ds
+    assert list(as_dataset(ds.a)) == ["a"]
+    assert list(as_dataset(ds.a.rename(None))) == ["data"]
+    for source in (tmp_path / "cube.zarr", str(tmp_path / "cube.zarr")):
+        xr.testing.assert_equal(as_dataset(source), ds)
+    with pytest.raises(InvalidTypeError, match="ds is a int"):
+        as_dataset(3)
+    with pytest.raises(StoreError, match="no cube can be read"):
+        as_dataset(tmp_path / "nothing.zarr")

@@ -1,0 +1,107 @@
+"""XrDataset: the sampler's windows and rules, in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ml4cube.core.errors import CubeError, EmptyPartError
+from ml4cube.datasets.xr_dataset import XrDataset
+from ml4cube.splits import assign_block_split
+from tests.cubes import cell_id_cube
+from tests.oracle_sampler import sample_cube
+
+SHAPE = {"time": 8, "lat": 9, "lon": 10}
+BLOCKS = {"time": 2, "lat": 5, "lon": 4}
+
+
+def split_cube(**options: Any) -> Any:
+    cube = cell_id_cube(SHAPE, "float64", names=("a", "b"), **options)
+    return assign_block_split(cube, {"time": 2}, split=0.7)
+
+
+@pytest.mark.parametrize("size", [None, {"lat": 2, "lon": 3}, {"time": 2, "lat": 9}])
+@pytest.mark.parametrize("at_random", [False, True])
+def test_same_samples_as_the_oracle(size: Any, at_random: bool) -> None:
+    ds = split_cube(gaps=0.01)
+    made = XrDataset(
+        ds, sample_size=size, block_size=BLOCKS, rand_chunk=at_random, scale_fn=None, overlap=0.5
+    )
+    data = made.get_datasets()
+    assert isinstance(data, dict)
+    full = {d: (size or {}).get(d, 1) for d in SHAPE}
+    cells = {d: int(np.floor(n * 0.5 + 0.5)) if n > 1 else 0 for d, n in full.items()}
+    counts, samples = sample_cube(ds, ["a", "b"], full, cells)
+    for part, label in (("train", 1), ("test", 0)):
+        wanted = sorted(window["a"].ravel().tolist() for _, window in samples[part])
+        found = data["a"][data["split"] == label]
+        assert sorted(found.reshape(len(found), -1).tolist()) == wanted
+    assert {k: n for k, n in made.accounting.items() if k != "unused"} == counts
+    assert made.accounting["unused"] == 0
+
+
+def test_features_and_targets_scaled_by_train_alone() -> None:
+    ds = split_cube()
+    (x, y), (x2, y2) = XrDataset(
+        ds, sample_size={"lat": 3, "lon": 5}, to_pred="b", rand_chunk=False
+    ).get_datasets()
+    assert x.shape[1:] == y.shape[1:] == (1, 3, 5)
+    raw = ds.a.values[(ds.split.broadcast_like(ds.a) == 1).values]
+    assert x.mean() == pytest.approx(0, abs=1e-12)
+    assert x.std() == pytest.approx(1)
+    first = ds.a.values[(ds.split.broadcast_like(ds.a) == 0).values].min()
+    assert x2.min() == pytest.approx((first - raw.mean()) / raw.std())
+    assert y2.shape[0] == x2.shape[0]
+
+
+def test_points_have_channels_last_and_only() -> None:
+    (x, y), _ = XrDataset(split_cube(), to_pred=["b"], block_size={"time": 2}).get_datasets()
+    assert x.shape[1:] == y.shape[1:] == (1,)
+
+
+def test_num_chunks_uses_that_many_blocks_of_both_parts() -> None:
+    ds = cell_id_cube({"time": 40, "x": 6}, "float64", names=("a", "b"), dask_chunks={"time": 4})
+    made = XrDataset(ds, num_chunks=5, rand_chunk=False, to_pred="b")
+    (x, _), (x2, _) = made.get_datasets()
+    assert len(x) + len(x2) == 5 * 4 * 6
+    assert len(x2)
+    assert made.accounting["unused"] == 5 * 24
+    again = XrDataset(ds, num_chunks=5, rand_chunk=True, to_pred="b", seed=1)
+    assert sum(len(pair[0]) for pair in again.get_datasets()) == 120
+
+
+def test_all_of_a_cube_without_label() -> None:
+    data = XrDataset(cell_id_cube(SHAPE), scale_fn="normalize").get_datasets()
+    assert list(data) == ["a"]
+    assert (data["a"].min(), data["a"].max(), data["a"].size) == (0, 1, 720)
+    assert data["a"].dtype == np.float32
+
+
+def test_chunk_indices() -> None:
+    ds = cell_id_cube({"time": 40}, "float64", dask_chunks={"time": 4})
+    data = XrDataset(ds, chunk_indices=[2, 0], scale_fn=None).get_datasets()
+    assert data["a"].tolist() == [8, 9, 10, 11, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunk_indices": [9999]}, "chunk_indices"),
+        ({"num_chunks": 0}, "num_chunks=0"),
+        ({"to_pred": "c"}, "to_pred"),
+        ({"to_pred": ["a", "b"]}, "no variable to predict from"),
+        ({"drop_nan": "never"}, "drop_nan"),
+        ({"seed": "x"}, "seed"),
+    ],
+)
+def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        XrDataset(split_cube(), **options).get_datasets()
+    assert isinstance(caught.value, CubeError)
+
+
+def test_all_gaps() -> None:
+    with pytest.raises(EmptyPartError, match="no sample"):
+        XrDataset(split_cube(gaps=1.0))
