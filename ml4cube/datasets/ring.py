@@ -142,9 +142,9 @@ def read_chunk(
         into = {**view, **into}
     try:
         source.read(chunk, into)
-    except CubeError:
-        raise
     except Exception as error:
+        if isinstance(error, CubeError) and not isinstance(error, StoreError):
+            raise
         raise StoreError(
             f"cannot read {source.describe(chunk)}: {type(error).__name__}: {error}; "
             "if the file is damaged, make it again"

@@ -25,6 +25,7 @@ from ml4cube.datasets.provenance import provenance
 from ml4cube.datasets.ring import ChunkSource
 from ml4cube.datasets.sample_plan import SamplePlan, Sampling, Schema, make_plan
 from ml4cube.datasets.shard_writer import scaling_of
+from ml4cube.datasets.shards import ShardedArray, sharded_arrays
 from ml4cube.datasets.store import StoreMetadata, open_store
 from ml4cube.datasets.windows import CubeReader, as_dataset
 
@@ -79,7 +80,7 @@ class DatasetSource:
         The dim of samples.
     """
 
-    slow = False
+    slow: bool = False
 
     def __init__(self, ds: xr.Dataset, dim: str) -> None:
         self._dim = dim
@@ -161,6 +162,77 @@ def _chunk_counts(ds: xr.Dataset, variables: list[str], dim: str) -> Ints:
 def _even(n: int, size: int) -> Ints:
     starts = np.arange(0, n, size)
     return np.minimum(size, n - starts).astype(np.int64)
+
+
+class StoreSource(DatasetSource):
+    """Samples of a sample store as it was opened, read straight from its shard files.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The opened store.
+    dim : str
+        The dim of samples.
+    arrays : dict of str to ShardedArray
+        Every variable that tensors can hold.
+    """
+
+    def __init__(self, ds: xr.Dataset, dim: str, arrays: Mapping[str, ShardedArray]) -> None:
+        super().__init__(ds, dim)
+        self._arrays = dict(arrays)
+        first = next(iter(self._arrays.values()))
+        self.slow = first.fs is not None
+        self.counts = _even(ds.sizes[dim], first.chunk)
+        self._starts = np.concatenate([[0], np.cumsum(self.counts)])
+
+    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
+        """Write the samples of a chunk into one array per variable.
+
+        Parameters
+        ----------
+        chunk : int
+            Which chunk.
+        out : mapping of str to ndarray, shape (samples, ...)
+            Where to write; values are cast.
+        """
+        for name, target in out.items():
+            self._arrays[name].read(chunk, target)
+
+    def describe(self, chunk: int) -> str:
+        """Name a chunk for an error message.
+
+        Parameters
+        ----------
+        chunk : int
+            Which chunk.
+
+        Returns
+        -------
+        str
+            Its samples, and the file of the first variable.
+        """
+        return next(iter(self._arrays.values())).describe(chunk)
+
+
+def _of_store(ds: xr.Dataset, dim: str) -> DatasetSource:
+    """Choose how to read an opened store: straight from its files unless it was changed."""
+    names = [str(n) for n, v in ds.data_vars.items() if v.dtype.kind in "fiub"]
+    path = ds.encoding.get("source")
+    if names and isinstance(path, str) and ds.sizes[dim]:
+        fresh = open_store(path)
+        # the name of a dask array says how it was made, so equal names mean equal values
+        if all(name in fresh and _key(ds, name) == _key(fresh, name) for name in names):
+            arrays = sharded_arrays(path, names)
+            if arrays is not None:
+                return StoreSource(ds, dim, arrays)
+    return DatasetSource(ds, dim)
+
+
+def _key(ds: xr.Dataset, name: str) -> tuple[Any, ...]:
+    """What a variable's values come from; equal to nothing else unless dask knows it."""
+    variable = ds[name].variable
+    origin = variable.data.name if variable.chunks is not None else object()
+    return variable.dims, variable.shape, origin
 
 
 class CubeSource:
@@ -326,7 +398,7 @@ def open_source(
             f"{', '.join(asked)} cut a cube, and ds holds samples already (dim {dim!r}); leave "
             "them out"
         )
-    return DatasetSource(ds, dim), metadata
+    return (_of_store(ds, dim) if metadata else DatasetSource(ds, dim)), metadata
 
 
 def _cut(

@@ -1,0 +1,263 @@
+"""Chunks of a zarr v3 array, read straight from its shard files.
+
+A read through zarr-python has a fixed cost of milliseconds, which matters where every chunk of a
+store is read once an epoch. Layouts that are not known here are left to zarr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from numcodecs import blosc  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import StoreError
+from ml4cube.datasets.store import read_manifest
+
+_CHECKSUM = 4
+_UNUSED = np.iinfo(np.uint64).max
+# Attributes by which xarray would change the values that are stored.
+_ENCODED = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "dtype"}
+
+
+@dataclass(frozen=True)
+class _Codecs:
+    """How one chunk is encoded: little-endian bytes, maybe compressed, maybe checksummed."""
+
+    blosc: bool
+    checksum: bool
+
+    @classmethod
+    def of(cls, codecs: list[dict[str, Any]]) -> _Codecs | None:
+        names = [codec["name"] for codec in codecs]
+        endian = codecs[0].get("configuration", {}).get("endian", "little") if codecs else None
+        if names[:1] != ["bytes"] or endian != "little":
+            return None
+        if names[1:] not in ([], ["blosc"], ["crc32c"], ["blosc", "crc32c"]):
+            return None
+        return cls("blosc" in names, "crc32c" in names)
+
+
+@dataclass
+class ShardedArray:
+    """Reads chunks along the first axis of an array; picklable, from any thread.
+
+    Make one with `ShardedArray.of`.
+
+    Parameters
+    ----------
+    root : str
+        Path of the array inside the file system.
+    fs : object
+        An fsspec file system; None for local files.
+    shape : tuple of int
+        Shape of the array.
+    dtype : dtype
+        Dtype of the values.
+    chunk, shard : int
+        Samples of a chunk, and of a file.
+    codecs : object
+        How a chunk is encoded.
+    sizes : mapping of str to int
+        Bytes of every file of the array, by its path inside the array.
+    """
+
+    root: str
+    fs: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk: int
+    shard: int
+    codecs: _Codecs
+    sizes: Mapping[str, int]
+    _indices: dict[int, NDArray[np.uint64]] = field(default_factory=dict, repr=False)
+    _scratch: Any = field(default_factory=threading.local, repr=False)
+
+    @classmethod
+    def of(
+        cls, root: str, fs: Any, metadata: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> ShardedArray | None:
+        """Make a reader from an array's ``zarr.json``.
+
+        Parameters
+        ----------
+        root : str
+            Path of the array inside the file system.
+        fs : object
+            An fsspec file system; None for local files.
+        metadata : mapping
+            Contents of ``zarr.json``.
+        sizes : mapping of str to int
+            Bytes of every file of the array, by its path inside the array.
+
+        Returns
+        -------
+        ShardedArray or None
+            None if the layout is not known here: zarr has to read it.
+        """
+        shape = tuple(metadata["shape"])
+        outer = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+        codecs, inner = metadata["codecs"], outer
+        if [codec["name"] for codec in codecs] == ["sharding_indexed"]:
+            sharding = codecs[0]["configuration"]
+            codecs, inner = sharding["codecs"], sharding["chunk_shape"]
+            index = [codec["name"] for codec in sharding["index_codecs"]]
+            if index != ["bytes", "crc32c"] or sharding.get("index_location", "end") != "end":
+                return None
+        known = _Codecs.of(codecs)
+        keys = metadata["chunk_key_encoding"]
+        plain = keys["name"] == "default" and not metadata.get("storage_transformers")
+        whole = [*inner[1:]] == [*outer[1:]] == [*shape[1:]]
+        if known is None or not plain or not whole or _ENCODED & set(metadata["attributes"]):
+            return None
+        if keys.get("configuration", {}).get("separator", "/") != "/":
+            return None
+        if not isinstance(metadata["data_type"], str):
+            return None
+        dtype = np.dtype(metadata["data_type"]).newbyteorder("<")
+        return cls(root, fs, shape, dtype, int(inner[0]), int(outer[0]), known, sizes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = (self.root, self.fs, self.shape, self.dtype, self.chunk, self.shard)
+        return ShardedArray, (*parts, self.codecs, self.sizes)
+
+    def read(self, chunk: int, out: NDArray[Any]) -> None:
+        """Decode one chunk.
+
+        Parameters
+        ----------
+        chunk : int
+            Number of the chunk along the first axis.
+        out : ndarray, shape (samples of the chunk, ...)
+            Where to write; values are cast.
+
+        Raises
+        ------
+        StoreError
+            If the chunk is missing or damaged.
+        """
+        data = self._encoded(chunk)
+        direct = out.dtype == self.dtype and out.flags.c_contiguous and len(out) == self.chunk
+        target = out if direct else self._room()
+        self._decode(data, target)
+        if not direct:
+            out[...] = target[: len(out)]
+
+    def describe(self, chunk: int) -> str:
+        """Name a chunk for an error message.
+
+        Parameters
+        ----------
+        chunk : int
+            Number of the chunk.
+
+        Returns
+        -------
+        str
+            Its samples and its file.
+        """
+        first = chunk * self.chunk
+        last = min(first + self.chunk, self.shape[0]) - 1
+        return f"samples {first} to {last} in {self.root}/{self._key(first // self.shard)}"
+
+    def _key(self, shard: int) -> str:
+        return "/".join(["c", str(shard), *("0" for _ in self.shape[1:])])
+
+    def _room(self) -> NDArray[Any]:
+        """An array for one chunk that is used again by the same thread."""
+        room: NDArray[Any] | None = getattr(self._scratch, "room", None)
+        if room is None:
+            room = self._scratch.room = np.empty((self.chunk, *self.shape[1:]), self.dtype)
+        return room
+
+    def _encoded(self, chunk: int) -> bytes:
+        """Encoded bytes of a chunk, without the checksum, which is right."""
+        shard, inside = divmod(chunk, self.shard // self.chunk)
+        key = self._key(shard)
+        offset, size = 0, self.sizes[key]
+        if self.chunk != self.shard:
+            if shard not in self._indices:
+                self._indices[shard] = self._read_index(key)
+            offset, size = self._indices[shard][inside].tolist()
+        if offset == _UNUSED or offset + size > self.sizes[key]:
+            raise StoreError(f"{self.describe(chunk)} is missing; make the store again")
+        return self._bytes(key, offset, size, self.codecs.checksum)
+
+    def _read_index(self, key: str) -> NDArray[np.uint64]:
+        size = self.shard // self.chunk * 16 + _CHECKSUM
+        if self.sizes[key] < size:
+            raise StoreError(f"{self.root}/{key} is too short; make the store again")
+        raw = self._bytes(key, self.sizes[key] - size, size, checksum=True)
+        return np.frombuffer(raw, "<u8").reshape(-1, 2)
+
+    def _bytes(self, key: str, offset: int, size: int, checksum: bool) -> bytes:
+        """Read a range of a file; if it ends in a checksum, check that and leave it out."""
+        path, tail = f"{self.root}/{key}", _CHECKSUM if checksum else 0
+        if self.fs is not None:
+            found: bytes = self.fs.cat_file(path, start=offset, end=offset + size)
+            raw, stored = found[: size - tail], found[size - tail :]
+        else:
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                # two reads, since cutting off the checksum would copy megabytes
+                raw = os.pread(handle, size - tail, offset)
+                stored = os.pread(handle, tail, offset + size - tail)
+            finally:
+                os.close(handle)
+        if len(raw) + len(stored) != size:
+            raise StoreError(f"{path} is shorter than it was when it was opened")
+        if checksum and google_crc32c.value(raw) != int.from_bytes(stored, "little"):
+            raise StoreError(
+                f"{path} is damaged at bytes {offset} to {offset + size - 1}: its checksum is wrong"
+            )
+        return raw
+
+    def _decode(self, data: bytes, out: NDArray[Any]) -> None:
+        if self.codecs.blosc:
+            # the target's size is known, so a chunk cannot expand beyond it
+            blosc.decompress(data, out)
+        else:
+            out[...] = np.frombuffer(data, self.dtype).reshape(out.shape)
+
+
+def sharded_arrays(path: str, names: list[str]) -> dict[str, ShardedArray] | None:
+    """Make readers of a sample store's variables.
+
+    Parameters
+    ----------
+    path : str
+        Path or URL of the store, which was checked when it was opened.
+    names : list of str
+        Variables.
+
+    Returns
+    -------
+    dict of str to ShardedArray, or None
+        None if the layout of one is not known here, or chunks of variables differ.
+    """
+    fs, root = url_to_fs(path)
+    root = root.rstrip("/")
+    files = read_manifest(path)
+    arrays = {}
+    for name in names:
+        metadata = json.loads(fs.cat_file(f"{root}/{name}/zarr.json"))
+        sizes = {
+            key.removeprefix(f"{name}/"): size
+            for key, (size, _) in files.items()
+            if key.startswith(f"{name}/c/")
+        }
+        local = isinstance(fs, LocalFileSystem)
+        array = ShardedArray.of(f"{root}/{name}", None if local else fs, metadata, sizes)
+        if array is None:
+            return None
+        arrays[name] = array
+    return arrays if len({array.chunk for array in arrays.values()}) == 1 else None

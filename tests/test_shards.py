@@ -1,0 +1,141 @@
+"""Chunks read straight from shard files hold what zarr reads, or raise."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec
+
+from ml4cube.core.errors import StoreError
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from ml4cube.datasets.shards import ShardedArray, sharded_arrays
+from ml4cube.datasets.sources import DatasetSource, StoreSource
+from ml4cube.datasets.store import open_store
+from tests.samplestores import numbered, write_store
+
+BLOSC, CRC = BloscCodec(cname="lz4", shuffle="bitshuffle"), Crc32cCodec()
+RNG = np.random.default_rng(0)
+
+
+def write(path: Path, values: np.ndarray, attrs: Any = None, **layout: Any) -> ShardedArray | None:
+    """Write an array with zarr and make a reader of it."""
+    array = zarr.create_array(
+        path, shape=values.shape, dtype=values.dtype, attributes=attrs or {}, **layout
+    )
+    array[...] = values
+    sizes = {str(p.relative_to(path)): p.stat().st_size for p in path.rglob("c/**/*")}
+    metadata = json.loads((path / "zarr.json").read_text())
+    return ShardedArray.of(str(path), None, metadata, sizes)
+
+
+@pytest.mark.parametrize("shards", [None, (12, 3)])
+@pytest.mark.parametrize("codecs", [[], [BLOSC], [CRC], [BLOSC, CRC]])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i2", "u1", "bool"])
+def test_chunks_are_those_of_zarr(tmp_path: Path, shards: Any, codecs: Any, dtype: str) -> None:
+    values = (RNG.normal(size=(29, 3)) * 9).astype(dtype)
+    array = write(tmp_path / "a", values, chunks=(4, 3), shards=shards, compressors=codecs)
+    assert array is not None
+    twin = pickle.loads(pickle.dumps(array))  # noqa: S301
+    for chunk in range(8):
+        expected = values[4 * chunk : 4 * chunk + 4]
+        for kind in (dtype, "f8"):
+            out = np.empty((2, *expected.shape), kind)
+            array.read(chunk, out[0])
+            twin.read(chunk, out[1])
+            np.testing.assert_array_equal(out, [expected, expected])
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"chunks": (4, 1)},
+        {"chunks": (4, 3), "compressors": [GzipCodec()]},
+        {"chunks": (4, 3), "attrs": {"scale_factor": 0.1}},
+        {"chunks": (4, 3), "chunk_key_encoding": {"name": "v2", "separator": "."}},
+    ],
+)
+def test_other_layouts_are_left_to_zarr(tmp_path: Path, layout: Any) -> None:
+    assert write(tmp_path / "a", RNG.normal(size=(9, 3)), **layout) is None
+
+
+def test_every_flipped_bit_raises(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    values = RNG.normal(size=(24, 3))
+    array = write(path, values, chunks=(4, 3), shards=(12, 3), compressors=[BLOSC, CRC])
+    assert array is not None
+    file = path / "c" / "1" / "0"
+    sound = file.read_bytes()
+    for place in range(0, len(sound), 5):
+        raw = bytearray(sound)
+        raw[place] ^= 1 << place % 8
+        file.write_bytes(raw)
+        fresh = pickle.loads(pickle.dumps(array))  # noqa: S301
+        with pytest.raises(StoreError, match="c/1/0"):
+            [fresh.read(chunk, np.empty((4, 3))) for chunk in range(3, 6)]
+    file.write_bytes(sound[:-20])
+    with pytest.raises(StoreError, match="shorter"):
+        array.read(3, np.empty((4, 3)))
+
+
+def test_a_chunk_that_was_never_written_is_missing(tmp_path: Path) -> None:
+    array = write(
+        tmp_path / "a",
+        np.where(np.arange(12)[:, None] < 4, 0.0, np.ones((12, 3))),
+        chunks=(4, 3),
+        shards=(12, 3),
+        compressors=[BLOSC],
+        config={"write_empty_chunks": False},
+    )
+    assert array is not None
+    with pytest.raises(StoreError, match=r"samples 0 to 3 .* is missing"):
+        array.read(0, np.empty((4, 3)))
+
+
+def test_a_store_is_read_from_its_files_unless_it_was_changed(tmp_path: Path) -> None:
+    path = write_store(tmp_path / "train.zarr", 60, ("a", "b"))
+    opened = open_store(path)
+    sources = {
+        "path": PTXrDataset(path)._source,
+        "opened": PTXrDataset(opened)._source,
+        "fewer": PTXrDataset(opened[["b"]])._source,
+        "changed": PTXrDataset(opened.assign(a=opened["a"] + 1))._source,
+        "turned": PTXrDataset(opened.isel(samples=slice(None, None, -1)))._source,
+        "loaded": PTXrDataset(opened.load())._source,
+    }
+    assert {name: type(source) for name, source in sources.items()} == {
+        **dict.fromkeys(["path", "opened", "fewer"], StoreSource),
+        **dict.fromkeys(["changed", "turned", "loaded"], DatasetSource),
+    }
+    changed = PTXrDataset(open_store(path).isel(samples=slice(None, None, -1)), features="a")
+    np.testing.assert_array_equal(changed[0][0], numbered(60)[-1])
+
+
+def test_a_store_in_another_file_system(tmp_path: Path) -> None:
+    path = write_store(tmp_path / "train.zarr", 60, ("a",))
+    memory = fsspec.filesystem("memory")
+    memory.put(str(path), "/shards/train.zarr", recursive=True)
+    data = PTXrDataset("memory://shards/train.zarr", features="a")
+    assert isinstance(data._source, StoreSource)
+    assert data._source.slow
+    loader = prep_dataloader(data, batch_size=7, shuffle=False, drop_last=False, buffer_mb=0.001)
+    rows = np.concatenate([x[:, 0].numpy() for x in loader])
+    np.testing.assert_array_equal(rows, numbered(60))
+    memory.rm("/shards", recursive=True)
+    with pytest.raises(StoreError, match="samples 20 to 29"):
+        data[25]
+
+
+def test_arrays_of_a_store(tmp_path: Path) -> None:
+    path = write_store(tmp_path / "train.zarr", 60, ("a", "b"))
+    arrays = sharded_arrays(str(path), ["a", "b"])
+    assert arrays is not None
+    out = np.empty((10, 2, 3), "f4")
+    arrays["b"].read(5, out)
+    np.testing.assert_array_equal(out, numbered(60, 1000)[50:])
