@@ -697,8 +697,13 @@ class MapLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over one epoch: the one that was set, else the next."""
+        # Started here and not with the first batch: torch draws a number when it starts, and a
+        # run resumed inside an epoch must draw it before its random state is restored.
+        return self._count(super().__iter__())
+
+    def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
         plan, begun = self.sampler.plan, None
-        for number, batch in enumerate(super().__iter__(), 1):
+        for number, batch in enumerate(batches, 1):
             begun = begun or self.sampler.begun
             plan.advance(*begun, number)
             yield batch
