@@ -1,5 +1,7 @@
 """Sphinx configuration: pages in MyST Markdown, API reference from the docstrings."""
 
+import re
+
 import ml4cube
 
 project = "ml4cube"
@@ -20,3 +22,23 @@ numpydoc_show_class_members = False
 autodoc_default_options = {"members": True, "undoc-members": False}
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
+
+
+def skip_what_is_not_ours(app, what, name, obj, skip, options):
+    """Leave out type aliases and names imported from elsewhere; None means no opinion."""
+    if what == "module" and not str(getattr(obj, "__module__", "")).startswith("ml4cube"):
+        return True
+    return None
+
+
+def escape_shapes(app, what, name, obj, options, lines):
+    """Keep the star of a shape such as (samples, *window) from starting an emphasis."""
+    lines[:] = [
+        line if "`" in line else re.sub(r"(?<=[(, ])\*(?=\w)", r"\\*", line) for line in lines
+    ]
+
+
+def setup(app):
+    """Connect the two, this one before numpydoc reads the lines."""
+    app.connect("autodoc-skip-member", skip_what_is_not_ours)
+    app.connect("autodoc-process-docstring", escape_shapes, priority=100)
