@@ -343,6 +343,16 @@ def test_any_map_style_data_set_has_the_same_loader() -> None:
     assert epoch(test) == [[0, 1, 2, 3, 4]]
 
 
+@pytest.mark.parametrize("form", ["path", "tensors"])
+def test_loading_leaves_the_global_random_state_alone(store: Path, form: str) -> None:
+    data: Any = TensorDataset(torch.zeros(20)) if form == "tensors" else PTXrDataset(store)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    for loader in prep_dataloader(data, data, batch_size=5):
+        epoch(loader)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+
+
 SCRIPT = """
 import sys
 import torch, xarray as xr

@@ -52,6 +52,23 @@ def permutation(n: int, seed: int, epoch: int, chunk: int | None = None) -> Ints
     return generator.permutation(n)
 
 
+def worker_seed(seed: int, epoch: int) -> int:
+    """Seed for what worker processes draw in one epoch.
+
+    Parameters
+    ----------
+    seed, epoch : int
+        What it depends on, both >= 0.
+
+    Returns
+    -------
+    int
+        From 0 to 2**63 - 1.
+    """
+    state = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
+    return int(state[0] >> 1)
+
+
 def check_whole(name: str, value: int, least: int) -> None:
     """Refuse what is no whole number, or too small a one.
 
@@ -413,6 +430,8 @@ class Tour:
         Chunks in the order in which they are first needed.
     first, last : ndarray of int64, shape (visits,)
         First and last position at which each is needed.
+    in_use : int
+        Most chunks that are needed at one position.
     """
 
     def __init__(
@@ -427,6 +446,7 @@ class Tour:
         owned = range(order.streams)
         if order.streams % world == 0:
             owned = range(rank, order.streams, world)
+        self.in_use = len(owned)
         self._visit(chunks, owned, start, stop)
 
     def _lay_sections(self) -> None:

@@ -52,6 +52,11 @@ class EpochCursor:
             self._next = (epoch, 0)
         self._now = self._next
 
+    @property
+    def coming(self) -> int:
+        """The epoch that the next iteration will be."""
+        return self._next[0]
+
     def begin(self) -> tuple[int, int]:
         """Begin an iteration.
 

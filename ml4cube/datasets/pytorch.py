@@ -22,6 +22,7 @@ from ml4cube.core.shard import (
     check_whole,
     permutation,
     stream_count,
+    worker_seed,
 )
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.cursor import EpochCursor
@@ -697,8 +698,11 @@ class MapLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over one epoch: the one that was set, else the next."""
-        # Started here and not with the first batch: torch draws a number when it starts, and a
-        # run resumed inside an epoch must draw it before its random state is restored.
+        plan = self.sampler.plan
+        # torch draws the seed of its workers when it starts: from this generator, so that the
+        # global random state is neither read nor changed
+        assert self.generator is not None
+        self.generator.manual_seed(worker_seed(plan.seed, plan.cursor.coming))
         return self._count(super().__iter__())
 
     def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -831,6 +835,7 @@ def _map_loader(
         collate_fn=callback,
         num_workers=processes,
         multiprocessing_context=context,
+        generator=torch.Generator(),
         pin_memory=torch.cuda.is_available(),
     )
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import CubeError, StoreError
+from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
 from ml4cube.core.shard import Ints, Tour
 
 Array = NDArray[Any]
@@ -246,9 +246,15 @@ class Ring:
 
         Raises
         ------
+        InvalidValueError
+            If there are too few slots for the tour.
         StoreError
             If a chunk cannot be read; the message names it.
         """
+        if self._slots <= tour.in_use:
+            raise InvalidValueError(
+                f"{self._slots} slots for {tour.in_use} streams; a ring needs one more at least"
+            )
         threads = ThreadPoolExecutor(self._threads, thread_name_prefix="ml4cube-decode")
         try:
             trip = _Trip(self, tour, threads)

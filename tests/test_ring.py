@@ -1,0 +1,125 @@
+"""The ring of chunk slots: right rows with few slots, errors that name the chunk, no idle waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.core.errors import InvalidValueError, StoreError
+from ml4cube.core.shard import ChunkOrder, TrainShare
+from ml4cube.datasets.ring import Buffers, Field, Resident, Ring
+
+FIELD = Field(("a",), (2,), np.dtype("f4"))
+
+
+class Counting:
+    """Sample k holds k; remembers what was read, and by how many threads at once."""
+
+    slow = False
+
+    def __init__(self, counts: list[int], wait_s: float = 0.0, broken: int | None = None) -> None:
+        self.counts = np.array(counts, np.int64)
+        self.starts = np.concatenate([[0], np.cumsum(counts)])
+        self.reads: list[int] = []
+        self.wait_s, self.broken = wait_s, broken
+        self.lock, self.now, self.most = threading.Lock(), 0, 0
+
+    def read(self, chunk: int, out: Mapping[str, Any]) -> None:
+        with self.lock:
+            self.reads.append(chunk)
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(self.wait_s)
+        if chunk == self.broken:
+            raise ValueError("no such luck")
+        values = np.arange(self.starts[chunk], self.starts[chunk + 1])
+        out["a"][...] = values[:, None]
+        with self.lock:
+            self.now -= 1
+
+    def describe(self, chunk: int) -> str:
+        return f"chunk number {chunk}"
+
+
+def take(rows: int) -> list[Any]:
+    return [FIELD.empty(rows)]
+
+
+def through(
+    ring: Ring, order: ChunkOrder, share: TrainShare, epoch: int, start: int = 0
+) -> list[list[int]]:
+    tour = order.tour(epoch, start, share.stop(start), share.rank, share.world)
+    found = []
+    for (out,) in ring.batches(tour, share.batches(start), take):
+        assert (out[:, 0, 0] == out[:, 0, 1]).all()
+        found.append(out[:, 0, 0].astype(int).tolist())
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 12), min_size=1, max_size=25),
+    streams=st.integers(1, 8),
+    spare=st.integers(1, 4),
+    batch=st.integers(1, 40),
+    world=st.integers(1, 3),
+    data=st.data(),
+)
+def test_a_ring_gives_the_order_with_any_number_of_slots(
+    counts: list[int], streams: int, spare: int, batch: int, world: int, data: st.DataObject
+) -> None:
+    order = ChunkOrder(counts, streams, seed=5)
+    share = TrainShare(order.n, batch, data.draw(st.integers(0, world - 1)), world, drop_last=False)
+    start = data.draw(st.integers(0, len(share))) * share.global_batch
+    source = Counting(counts)
+    ring = Ring(source, [FIELD], slots=streams + spare, threads=3)
+    for epoch in (0, 1):  # the same slots serve the next epoch
+        source.reads.clear()
+        expected = [order.samples(epoch)[p].tolist() for p in share.batches(start)]
+        assert through(ring, order, share, epoch, start) == expected
+        assert len(source.reads) == len(set(source.reads))
+
+
+def test_an_error_surfaces_with_the_chunk_and_stops_the_threads() -> None:
+    source = Counting([5] * 20, broken=13)
+    order = ChunkOrder(source.counts, 4, seed=0)
+    before = threading.active_count()
+    with pytest.raises(StoreError, match=r"cannot read chunk number 13: ValueError: no such luck"):
+        through(Ring(source, [FIELD], 8, 3), order, TrainShare(100, 10), 0)
+    with pytest.raises(StoreError, match="chunk number 13"):
+        Resident(source, [FIELD], threads=3)
+    assert threading.active_count() == before
+
+
+def test_too_few_slots_are_refused() -> None:
+    source = Counting([5] * 20)
+    order = ChunkOrder(source.counts, 4, seed=0)
+    with pytest.raises(InvalidValueError, match="4 slots for 4 streams"):
+        through(Ring(source, [FIELD], 4, 3), order, TrainShare(100, 10), 0)
+
+
+def test_waiting_reads_run_side_by_side() -> None:
+    source = Counting([10] * 40, wait_s=0.02)
+    order = ChunkOrder(source.counts, 8, seed=0)
+    began = time.perf_counter()
+    through(Ring(source, [FIELD], 20, threads=10), order, TrainShare(400, 50), 0)
+    assert source.most == 10
+    assert time.perf_counter() - began < 0.5 * 40 * 0.02
+
+
+def test_buffers_come_back_only_when_nobody_holds_them() -> None:
+    buffers = Buffers(FIELD, samples=4)
+    held, let_go = buffers.take(4), buffers.take(3)
+    place = let_go.__array_interface__["data"]
+    del let_go
+    again = buffers.take(2)
+    assert again.__array_interface__["data"] == place
+    assert not np.shares_memory(held, again)
+    assert not np.shares_memory(buffers.take(4), held)
