@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -383,6 +384,36 @@ def _label_box(
         labels = plan.label_cells(by_dim)
     canonical = sorted(dims)
     return labels.transpose([canonical.index(dim) for dim in dims])
+
+
+def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
+    """Return the function behind a lazy label, for those who look up box after box.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The cube.
+    name : str
+        Its label.
+
+    Returns
+    -------
+    callable or None
+        Takes the positions of cells along each of the label's dims, as one array each, and
+        returns their labels. None if the label is not lazy, or no longer as it was assigned.
+    """
+    label = ds[name]
+    # dask names an array by what made it: any change of the label would show here
+    if not str(getattr(label.variable._data, "name", "")).startswith("label_box-"):
+        return None
+    plan, _ = _read_recipe(label.attrs[RECIPE_ATTR])
+    view = CubeView.of(ds)
+    if plan.cube_shape != view.canonical or label.dims != view.dims:
+        return None
+    reaches: tuple[Reach, ...] = ()
+    if isinstance(plan, SplitPlan):
+        reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
+    return partial(_label_box, dims=view.dims, plan=plan, reaches=reaches)
 
 
 def check_train_left(
