@@ -34,9 +34,16 @@ from ml4cube.datasets.extractor import (
     float_statistics,
     tiling,
 )
-from ml4cube.datasets.windows import CubeReader, as_dataset, cube_dims, cube_variables
+from ml4cube.datasets.windows import (
+    ComputedSource,
+    CubeReader,
+    as_dataset,
+    cube_dims,
+    cube_variables,
+)
 from ml4cube.preprocessing.cubes import check_decoded, is_mask, split_label
 from ml4cube.splits import assign_block_split
+from ml4cube.splits.assign import label_lookup
 from ml4cube.splits.cube import RECIPE_ATTR
 
 logger = logging.getLogger(__name__)
@@ -190,7 +197,7 @@ class Sampling:
             callback=callback,
             seed=seed,
         )
-        return cls(ds, CubeReader.of(ds, read), extractor, _recipe(ds[label]), left_out, blocks)
+        return cls(ds, _reader(ds, read, label), extractor, _recipe(ds[label]), left_out, blocks)
 
     @property
     def spec(self) -> SampleSpec:
@@ -213,6 +220,17 @@ class Sampling:
         for id in ids:
             cells = self.extractor.cells_of(self.extractor.tiles.block(int(id)))
             yield int(id), self.reader.narrow(cells)
+
+
+def _reader(ds: xr.Dataset, names: Iterable[str], label: str) -> CubeReader:
+    """A reader that looks labels up in the split's plan where that is possible."""
+    reader = CubeReader.of(ds, names)
+    lookup = label_lookup(ds, label)
+    if lookup is None:
+        return reader
+    dims = tuple(str(dim) for dim in ds[label].dims)
+    computed = ComputedSource(dims, lookup, np.dtype(np.uint8))
+    return replace(reader, sources={**reader.sources, label: computed})
 
 
 def _shape(ds: xr.Dataset) -> dict[str, int]:
