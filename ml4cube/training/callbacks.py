@@ -6,6 +6,7 @@ A callback sees the loop at fixed moments, on every rank. What it writes or show
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -305,6 +306,103 @@ class BestModel(Callback):
         if self.path is None or self._weights is None:
             return
         write_file(self.path, self._weights)
+
+
+class ModelCheckpoint(Callback):
+    """Keep the best few epochs as files, each with the full state to go on from.
+
+    A file holds ``model``, ``optimizer``, ``scheduler``, ``scaler``, ``epoch``, ``monitor`` and
+    ``value``; `ml4cube.training.checkpoint.read_file` and ``torch.load(weights_only=True)`` read
+    it. A new file is whole before an old one is removed, and only files of this run are removed.
+
+    Parameters
+    ----------
+    save_dir : str or Path
+        Folder; it is made.
+    monitor : str
+        Column of the History that decides.
+    mode : {"min", "max"}
+        Which way is better.
+    save_top_k : int
+        How many to keep; -1 keeps all. Of equal ones, the earlier stays.
+
+    Raises
+    ------
+    InvalidValueError
+        If `save_top_k` or `mode` cannot work.
+
+    Examples
+    --------
+    >>> ModelCheckpoint("checkpoints", monitor="val_loss", mode="min", save_top_k=3).paths
+    []
+    """
+
+    def __init__(
+        self,
+        save_dir: str | Path = "checkpoints",
+        monitor: str = "val_loss",
+        mode: str = "min",
+        save_top_k: int = 1,
+    ) -> None:
+        check_choice("mode", mode, ["min", "max"])
+        if isinstance(save_top_k, bool) or not isinstance(save_top_k, int) or save_top_k < -1:
+            raise InvalidValueError(
+                f"save_top_k={save_top_k!r} is no number of files; -1 keeps all"
+            )
+        if save_top_k == 0:
+            raise InvalidValueError("save_top_k=0 keeps nothing; leave the checkpoint out instead")
+        self.save_dir, self.monitor, self.mode = Path(save_dir), monitor, mode
+        self.save_top_k = save_top_k
+        self._kept: list[tuple[float, str]] = []  # best first
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files kept, best first."""
+        return [self.save_dir / name for _, name in self._kept]
+
+    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Write this epoch if it is among the best, then remove what no longer is."""
+        value = monitored(row, self.monitor)
+        full = 0 < self.save_top_k <= len(self._kept)
+        if math.isnan(value) or (full and not is_better(value, self._kept[-1][0], self.mode)):
+            return
+        name = loop.world.share(self._free_name(row["epoch"]))
+        if loop.world.is_main:
+            write_file(self.save_dir / name, self._content(loop, row["epoch"], value))
+        self._kept.append((value, name))
+        self._kept.sort(key=lambda entry: entry[0] if self.mode == "min" else -entry[0])
+        while 0 < self.save_top_k < len(self._kept):
+            _, worst = self._kept.pop()
+            if loop.world.is_main:
+                (self.save_dir / worst).unlink(missing_ok=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return names and values of the files kept."""
+        return {"kept": self._kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them back."""
+        self._kept = [(value, name) for value, name in state["kept"]]
+
+    def _free_name(self, epoch: int) -> str:
+        """Name a file that no other run has written."""
+        for version in itertools.count():
+            suffix = f"-v{version}" if version else ""
+            name = f"epoch-{epoch:04d}{suffix}.pt"
+            if not (self.save_dir / name).exists():
+                break
+        return name
+
+    def _content(self, loop: Loop, epoch: int, value: float) -> dict[str, Any]:
+        return {
+            "model": loop.model.state_dict(),
+            "optimizer": loop.optimizer.state_dict(),
+            "scheduler": None if loop.scheduler is None else loop.scheduler.state_dict(),
+            "scaler": loop.scaler.state_dict(),
+            "epoch": epoch,
+            "monitor": self.monitor,
+            "value": value,
+        }
 
 
 class RankReport(Callback):
