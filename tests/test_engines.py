@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, StoreError
-from ml4cube.datasets.engines import check_nproc, local_engine
+from ml4cube.datasets.engines import check_client, check_nproc, choose_engine
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_every_task_once(nproc: int) -> None:
     offset = 100  # functions travel by value, with what they close over
-    with local_engine(nproc) as engine:
+    with choose_engine(nproc) as engine:
         first = dict(engine.run(lambda shared, task: shared + task + offset, 1000, range(30)))
         second = dict(engine.run(lambda shared, task: (shared, task), "again", iter("ab")))
     assert first == {k: 1100 + k for k in range(30)}
@@ -30,7 +30,7 @@ def test_tasks_are_made_as_they_are_needed() -> None:
             made.append(k)
             yield k
 
-    with local_engine(2) as engine:
+    with choose_engine(2) as engine:
         run = engine.run(lambda _, task: task, None, tasks())
         next(run)
         assert len(made) < 20
@@ -44,7 +44,7 @@ def test_an_error_of_a_task_comes_as_it_is(nproc: int) -> None:
             raise StoreError("task 3 by design")
         return task
 
-    with pytest.raises(StoreError, match="task 3 by design"), local_engine(nproc) as engine:
+    with pytest.raises(StoreError, match="task 3 by design"), choose_engine(nproc) as engine:
         list(engine.run(fail, None, range(10)))
 
 
@@ -56,7 +56,7 @@ def test_a_dead_worker_is_noticed() -> None:
 
     with (
         pytest.raises(RunError, match=r"worker process died.*run again"),
-        local_engine(2) as engine,
+        choose_engine(2) as engine,
     ):
         list(engine.run(die, None, range(10)))
 
@@ -65,3 +65,49 @@ def test_a_dead_worker_is_noticed() -> None:
 def test_nproc(nproc: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"nproc={nproc}"):
         check_nproc(nproc)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Any:
+    """Two workers that listen on loopback only."""
+    from distributed import LocalCluster
+
+    options = {
+        "processes": False,
+        "dashboard_address": None,
+        "protocol": "tcp",
+        "host": "127.0.0.1",
+    }
+    with LocalCluster(n_workers=2, threads_per_worker=1, **options) as cluster:
+        yield cluster
+
+
+def test_a_cluster_by_address_by_client_and_by_itself(cluster: Any) -> None:
+    from distributed import Client
+
+    wanted = {k: 1000 + k for k in range(20)}
+    with choose_engine(1, cluster.scheduler_address) as engine:
+        assert dict(engine.run(lambda shared, task: shared + task, 1000, range(20))) == wanted
+    with Client(cluster) as client:
+        for given in (client, None):
+            with choose_engine(1, given) as engine:
+                assert type(engine).__name__ == "DaskCluster"
+                assert dict(engine.run(lambda a, b: a + b, 1000, range(20))) == wanted
+        assert client.status == "running"
+    assert type(choose_engine(1)).__name__ == "InProcess"
+
+
+def test_an_error_on_a_cluster_comes_as_it_is(cluster: Any) -> None:
+    def fail(_: object, task: int) -> int:
+        raise StoreError(f"task {task} by design")
+
+    with (
+        pytest.raises(StoreError, match="by design"),
+        choose_engine(1, cluster.scheduler_address) as engine,
+    ):
+        list(engine.run(fail, None, range(3)))
+
+
+def test_what_is_no_client() -> None:
+    with pytest.raises(InvalidTypeError, match="client=3"):
+        check_client(3)

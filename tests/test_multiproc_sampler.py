@@ -192,6 +192,28 @@ def test_inputs_stay_as_they_are(tmp_path: Path) -> None:
     xr.testing.assert_identical(ds, before)
 
 
+def test_same_bytes_on_a_cluster(tmp_path: Path) -> None:
+    from distributed import LocalCluster
+
+    ds = split_cube(gaps=0.02, dask_chunks={"time": 3, "lat": 4, "lon": 10})
+    options = {
+        "processes": False,
+        "dashboard_address": None,
+        "protocol": "tcp",
+        "host": "127.0.0.1",
+    }
+    sampler(ds, tmp_path / "a", val_cube=tmp_path / "a/v", scale_fn="normalize").run()
+    with LocalCluster(n_workers=2, threads_per_worker=2, **options) as cluster:
+        sampler(
+            ds,
+            tmp_path / "b",
+            val_cube=tmp_path / "b/v",
+            scale_fn="normalize",
+            client=cluster.scheduler_address,
+        ).run()
+    assert tree(tmp_path / "a") == tree(tmp_path / "b")
+
+
 @pytest.mark.parametrize("order", ["shuffled", "grid"])
 def test_same_bytes_for_any_number_of_workers(tmp_path: Path, order: str) -> None:
     ds = split_cube(gaps=0.02, dask_chunks={"time": 3, "lat": 4, "lon": 10})
@@ -463,7 +485,7 @@ def bad(**options: Any) -> Any:
         bad(callback="no function"),
         bad(apply_mask="yes"),
         bad(test_cube="s3://bucket/test.zarr"),
-        bad(client="tcp://nowhere"),
+        bad(client=3),
         bad(val_split=0.1),
     ],
 )

@@ -1,4 +1,4 @@
-"""Where tasks run: in this process or on local worker processes; nothing else knows which.
+"""Where tasks run: here, on local processes or on a dask cluster; nothing else knows which.
 
 Workers are started afresh (loky), never forked: zarr's event loop, dask's pools and native
 decoders hang in forked children. They do not import the user's script again, so calls at module
@@ -11,6 +11,7 @@ import functools
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -91,8 +92,30 @@ def check_nproc(nproc: object) -> int:
     return nproc
 
 
+def choose_engine(nproc: int, client: Any = None) -> Engine:
+    """Choose where to work.
+
+    Parameters
+    ----------
+    nproc : int
+        Local processes, if there is no cluster; 1 works in this process.
+    client : Client or str, optional
+        A dask.distributed client, or the address of a scheduler; by default the active client
+        of this process, if there is one.
+
+    Returns
+    -------
+    Engine
+        A context manager.
+    """
+    client = _active_client() if client is None else client
+    if client is not None:
+        return DaskCluster(client)
+    return local_engine(nproc)
+
+
 def local_engine(nproc: int) -> Engine:
-    """Choose the engine for a number of local processes.
+    """Choose the engine for a number of processes of this machine.
 
     Parameters
     ----------
@@ -105,6 +128,39 @@ def local_engine(nproc: int) -> Engine:
         A context manager.
     """
     return InProcess() if nproc == 1 else LocalProcesses(nproc)
+
+
+def check_client(client: object) -> None:
+    """Refuse what is no way to a cluster.
+
+    Parameters
+    ----------
+    client : Client, str or None
+        What the user gave.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is none of these.
+    """
+    if client is None or (isinstance(client, str) and client):
+        return
+    if not hasattr(client, "submit") or not hasattr(client, "scheduler_info"):
+        raise InvalidTypeError(
+            f"client={client!r} is a {type(client).__name__}; give a dask.distributed Client or "
+            "a scheduler's address"
+        )
+
+
+def _active_client() -> Any:
+    """The client that this process made before, if any; distributed is not imported for it."""
+    distributed = sys.modules.get("distributed")
+    if distributed is None:
+        return None
+    try:
+        return distributed.Client.current(allow_global=True)
+    except ValueError:
+        return None
 
 
 class InProcess:
@@ -243,6 +299,111 @@ class LocalProcesses:
         if self._executor is not None:
             self._executor.shutdown(wait=True, kill_workers=kind is not None)
             self._executor = None
+
+
+class DaskCluster:
+    """Runs tasks as futures on a dask.distributed cluster.
+
+    A task that a lost worker had is run again elsewhere, so tasks must give the same however
+    often they run. Their files must lie where all workers see them.
+
+    Parameters
+    ----------
+    client : Client or str
+        A client, or the address of a scheduler.
+    """
+
+    def __init__(self, client: Any) -> None:
+        """Remember the client, connect to an address only when work starts."""
+        self._given = client
+        self._client: Any = None
+
+    def run(
+        self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        """Run tasks.
+
+        Parameters
+        ----------
+        fn : callable
+            Called with `shared` and a task, in a worker.
+        shared : object
+            The same for all tasks; unpacked once in each worker.
+        tasks : iterable
+            The tasks; made as they are needed, a few ahead of the workers.
+
+        Yields
+        ------
+        (int, object)
+            Position of a task and its result, in the order tasks end.
+
+        Raises
+        ------
+        RunError
+            If the cluster gives up on a task. An error that a task raises comes as it is.
+        """
+        import cloudpickle
+        from distributed import as_completed
+
+        package = cloudpickle.dumps((fn, shared))
+        running: dict[Any, int] = {}
+        # bound to this client's loop, since the client need not be the process's default one
+        ended: Any = as_completed(loop=self._client.loop)  # type: ignore[no-untyped-call]
+        queue = enumerate(tasks)
+
+        def top_up() -> None:
+            room = max(self._threads() * _AHEAD - len(running), 0)
+            for position, task in itertools.islice(queue, room):
+                packed = cloudpickle.dumps(task)
+                future = self._client.submit(_run_packed, package, packed, pure=False)
+                running[future] = position
+                ended.add(future)
+
+        try:
+            top_up()
+            for future in ended:
+                position = running.pop(future)
+                yield position, self._result(future)
+                top_up()
+        finally:
+            self._client.cancel(list(running))
+
+    def _threads(self) -> int:
+        workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
+        return max(1, sum(int(worker["nthreads"]) for worker in workers))
+
+    def _result(self, future: Any) -> Any:
+        from distributed import CancelledError, KilledWorker
+
+        try:
+            return future.result()
+        except (KilledWorker, CancelledError) as error:
+            raise RunError(
+                f"the cluster gave a task up: {_first_line(error)}; if its workers ran out of "
+                "memory, give them more, then run again: what is finished is kept"
+            ) from error
+
+    def __enter__(self) -> Self:
+        """Connect."""
+        from distributed import Client
+
+        given = self._given
+        connect: Any = Client
+        try:
+            self._client = connect(given, set_as_default=False) if isinstance(given, str) else given
+        except (OSError, ValueError) as error:
+            raise RunError(f"client={given!r} cannot be reached: {_first_line(error)}") from error
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Disconnect, if the connection was made here."""
+        if self._client is not self._given:
+            self._client.close()
 
 
 def _first_line(error: BaseException) -> str:

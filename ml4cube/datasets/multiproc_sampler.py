@@ -22,7 +22,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.datasets.draft import StoreDraft, check_overwritable
-from ml4cube.datasets.engines import Engine, check_nproc, local_engine
+from ml4cube.datasets.engines import Engine, check_client, check_nproc, choose_engine
 from ml4cube.datasets.extractor import Callback, Extractor
 from ml4cube.datasets.provenance import fingerprint, provenance
 from ml4cube.datasets.sample_plan import SamplePlan, Sampling, make_plan, seed_of
@@ -122,8 +122,9 @@ class MultiProcSampler:
     order : {"shuffled", "grid"}
         Order of samples: tiles of neighbouring windows in seeded random order, mixed among a
         few dozen tiles; or tile by tile in the cube's order.
-    client : optional
-        Not supported yet; only None.
+    client : dask.distributed Client or str, optional
+        Sends the same tasks to a cluster, by its client or its scheduler's address; an active
+        client is used without being named. Cube and paths must be where its workers see them.
     progress : bool, optional
         Whether to show progress bars; by default on a terminal only.
 
@@ -183,14 +184,12 @@ class MultiProcSampler:
         to_pred: str | Iterable[str] | None = None,
         features: str | Iterable[str] | None = None,
         order: str = "shuffled",
-        client: None = None,
+        client: Any = None,
         progress: bool | None = None,
     ) -> None:
         """Check every argument against the cube; read none of its cells."""
-        if client is not None:
-            raise InvalidValueError(
-                f"client={client!r} is not supported yet; use nproc processes of this machine"
-            )
+        check_client(client)
+        self._client = client
         self.nproc = check_nproc(nproc)
         check_choice("order", order, ORDERS)
         if chunk_batch is not None:
@@ -251,7 +250,7 @@ class MultiProcSampler:
         RunError, StoreError
             If the callback fails, a worker dies, or cells cannot be read.
         """
-        with local_engine(self._workers(len(self.sampling.extractor.tiles))) as engine:
+        with self._engine() as engine:
             return self._plan_on(engine)[1]
 
     def _plan_on(self, engine: Engine) -> tuple[Extractor, SamplePlan]:
@@ -327,7 +326,7 @@ class MultiProcSampler:
         return True
 
     def _write(self, drafts: dict[str, StoreDraft], call: str) -> SamplePlan:
-        with local_engine(self._workers(len(self.sampling.extractor.tiles))) as engine:
+        with self._engine() as engine:
             extractor, plan = self._plan_on(engine)
             scaling = scaling_of(plan.statistics, self.sampling.spec.scale_fn)
             layouts = {
@@ -400,8 +399,9 @@ class MultiProcSampler:
         self.run()
         return tuple(open_store(path) for path in self.targets.values())
 
-    def _workers(self, tasks: int) -> int:
-        return max(1, min(self.nproc, tasks))
+    def _engine(self) -> Engine:
+        tiles = len(self.sampling.extractor.tiles)
+        return choose_engine(min(self.nproc, tiles), self._client)
 
     def _bar(self, what: str, total: int, unit: str) -> Any:
         # None: tqdm itself is silent where the output is no terminal

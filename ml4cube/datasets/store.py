@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -238,7 +239,7 @@ def write_file(path: Path, data: bytes) -> tuple[int, str]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # one name per writer: a task that runs twice at once (a worker thought lost) stays harmless
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with aside.open("wb") as file:
             file.write(data)
