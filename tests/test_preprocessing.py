@@ -167,6 +167,8 @@ def test_wrong_names_and_parts_are_refused() -> None:
         pp.get_statistics(ds, ["a", "b"])
     with pytest.raises(EmptyPartError, match="part 'train'"):
         pp.get_statistics(ds.isel(time=slice(6, None)))
+    with pytest.raises(EmptyPartError, match="part 'all'"):
+        pp.get_statistics(ds.isel(time=slice(0)), split=None)
     with pytest.raises(InvalidTypeError, match="ndarray"):
         pp.get_statistics(ds.a.values)  # type: ignore[arg-type]
 

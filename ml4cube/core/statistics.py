@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 
-# Cells worked on at a time: as float64 they take 512 KiB, which stays in a core's cache.
-_PIECE = 65_536
+# Cells worked on at a time: as float64 they take 1 MiB, which stays in a core's cache.
+_PIECE = 131_072
 # Rows of a dot product: short enough that no BLAS splits one over threads, so that bits do not
 # depend on the number of cores.
 _ROW = 4_096
@@ -99,39 +99,50 @@ class VariableStatistics:
         else:
             flat = array[np.broadcast_to(np.asarray(where, bool), array.shape)]
         total = cls()
+        guess = _rough_mean(flat)
         work = np.empty(min(flat.size, _PIECE))
         for start in range(0, flat.size, _PIECE):
-            total = total.merge(cls._of_piece(flat[start : start + _PIECE], work))
+            stats = cls._of_piece(flat[start : start + _PIECE], guess, work)
+            total = total.merge(stats)
+            guess = stats.mean if stats.count else guess
         return total
 
     @classmethod
-    def _of_piece(cls, piece: NDArray[Any], work: NDArray[np.float64]) -> Self:
-        """Sum up at most `_PIECE` cells, 1-D, with `work` as scratch space."""
-        x = work[: piece.size]
+    def _of_piece(cls, piece: NDArray[Any], guess: float, work: NDArray[np.float64]) -> Self:
+        """Sum up at most `_PIECE` cells, 1-D, by deviations from a guess of the mean.
+
+        Where the guess is so far off that digits of the spread would be lost, deviations are
+        taken again, from the mean found. `work` is scratch space.
+        """
+        finite = np.isfinite(piece)
+        count = int(np.count_nonzero(finite))
         gaps = infs = 0
+        if count < piece.size:
+            gaps = int(np.count_nonzero(np.isnan(piece)))
+            infs = piece.size - count - gaps
+            piece = _selected(piece, finite)
+        if count == 0:
+            return cls(gaps=gaps, infs=infs)
+        low, high = float(piece.min()), float(piece.max())
+        if low == high:
+            return cls(count, low, 0.0, low, high, gaps, infs)
+        x = work[:count]
+        np.copyto(x, piece, casting="same_kind")
         with np.errstate(over="ignore", invalid="ignore"):
-            np.copyto(x, piece, casting="same_kind")
-            total = float(x.sum())
-            if not math.isfinite(total):
-                gaps = int(np.count_nonzero(np.isnan(x)))
-                x = x[np.isfinite(x)]
-                infs = piece.size - gaps - x.size
-                total = float(x.sum())
-            if x.size == 0:
-                return cls(gaps=gaps, infs=infs)
-            low, high = float(x.min()), float(x.max())
-            if low == high:
-                return cls(x.size, low, 0.0, low, high, gaps, infs)
-            guess = total / x.size
             x -= guess
-            rest = float(x.sum())
-            m2 = _square_sum(x) - rest * rest / x.size
+            rest, squares = float(x.sum()), _square_sum(x)
+            shift = 0.0
+            if not rest * rest <= 0.999 * count * squares:
+                shift = rest / count
+                x -= shift
+                rest, squares = float(x.sum()), _square_sum(x)
+            m2 = squares - rest * rest / count
         if not math.isfinite(m2):
             raise InvalidValueError(
                 f"values from {low:g} to {high:g} are too large to be squared in float64; "
                 "is a fill value left undecoded?"
             )
-        return cls(x.size, guess + rest / x.size, max(m2, 0.0), low, high, gaps, infs)
+        return cls(count, guess + (shift + rest / count), max(m2, 0.0), low, high, gaps, infs)
 
     def merge(self, other: VariableStatistics) -> Self:
         """Combine with the statistics of other cells.
@@ -218,6 +229,24 @@ class VariableStatistics:
         """
         values: dict[str, Any] = {k: math.nan if v is None else v for k, v in raw.items()}
         return cls(**values)
+
+
+def _rough_mean(flat: NDArray[Any]) -> float:
+    """Mean of about a thousand finite cells; 0 where they hold none."""
+    some = flat[:: max(flat.size // 1000, 1)].astype(np.float64)
+    some = some[np.isfinite(some)]
+    with np.errstate(over="ignore"):
+        return float(some.mean()) if some.size else 0.0
+
+
+def _selected(values: NDArray[Any], where: NDArray[np.bool_]) -> NDArray[Any]:
+    """Select cells by the faster of two ways that give the same.
+
+    A boolean index is fast where flags come in runs, as land and sea do; `compress` where they
+    are scattered.
+    """
+    changes = np.count_nonzero(where[1:] ^ where[:-1])
+    return values[where] if changes < where.size // 32 else values.compress(where)
 
 
 def _square_sum(x: NDArray[np.float64]) -> float:

@@ -352,8 +352,8 @@ def block_shape(variable: xr.Variable) -> dict[str, int]:
         Whole multiples of the file's chunks, of about two million cells or one chunk.
     """
     sizes = {str(dim): n for dim, n in variable.sizes.items()}
-    tile = _file_chunks(variable) or dict.fromkeys(sizes, 1)
-    tile = {dim: min(tile.get(dim, n), n) for dim, n in sizes.items()}
+    stored = _file_chunks(variable) or {}
+    tile = {dim: min(stored.get(dim, 1), n) for dim, n in sizes.items()}
     # grow from the last dim, in which cells lie side by side
     for dim in reversed(sizes):
         room = _BLOCK_CELLS // math.prod(tile.values())

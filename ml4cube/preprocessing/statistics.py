@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import numpy as np
@@ -182,13 +184,27 @@ def _check_not_empty(name: str, stats: VariableStatistics, part: str) -> None:
 
 def _summed(variable: xr.Variable, where: xr.Variable | None) -> VariableStatistics:
     """Sum up a variable block by block, merging in the order of blocks."""
+    total = VariableStatistics()
+    if variable.size == 0:
+        return total
     if cubes.is_lazy(variable, where):
         return _summed_by_dask(variable, where)
-    total = VariableStatistics()
-    for slices in cubes.blocks(variable):
+
+    def sum_block(slices: dict[str, slice]) -> VariableStatistics:
         cells = None if where is None else where.isel(slices).values
-        total = total.merge(VariableStatistics.of(variable.isel(slices).values, cells))
+        return VariableStatistics.of(variable.isel(slices).values, cells)
+
+    # reading, decoding and summing release the GIL; sums come back in the order of blocks
+    with ThreadPoolExecutor(_threads()) as pool:
+        for stats in pool.map(sum_block, cubes.blocks(variable)):
+            total = total.merge(stats)
     return total
+
+
+def _threads() -> int:
+    """Number of cores this process may use, up to eight."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(count or 1, 8)
 
 
 def _summed_by_dask(variable: xr.Variable, where: xr.Variable | None) -> VariableStatistics:

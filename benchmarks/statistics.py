@@ -1,0 +1,199 @@
+"""One pass of `Statistics` against dask, xarray, scikit-learn and the floor.
+
+Writes `benchmarks/results/statistics.json`. The cube (800 MB of float32 with land gaps, zarr v3 as
+xarray writes it by default) is made in a temporary folder. Every contender runs in a process of
+its own, on one core and on all, in turns; the best CPU time of several counts. The floor decodes
+every chunk once with the same reader and does nothing with it.
+
+Run it as ``python -P benchmarks/statistics.py``: without ``-P`` this file would hide the standard
+library's module of the same name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+SHAPE = {"time": 1000, "lat": 400, "lon": 500}
+CHUNKS = {"time": 25, "lat": 200, "lon": 250}
+RESULTS = Path(__file__).parent / "results" / "statistics.json"
+CONTENDERS = ("floor", "ml4cube", "dask", "xarray", "sklearn")
+
+
+def make_cube(path: Path) -> None:
+    """Sea surface temperature in kelvin, as if: 26 % land, waves, noise; one slab at a time."""
+    rng = np.random.default_rng(0)
+    lat, lon = np.meshgrid(np.linspace(-90, 90, 400), np.linspace(0, 360, 500), indexing="ij")
+    bumps = np.sin(np.deg2rad(lon * 2)) + np.cos(np.deg2rad(lat * 3 + lon)) + 0.4 * np.sin(lat)
+    land = bumps > np.quantile(bumps, 0.74)
+    for start in range(0, SHAPE["time"], CHUNKS["time"]):
+        steps = np.arange(start, start + CHUNKS["time"])[:, None, None]
+        season = np.sin(2 * np.pi * steps / 365) * lat / 10
+        cells = 300 - (lat / 12) ** 2 + season + rng.normal(0, 0.5, (len(steps), *lat.shape))
+        cells = np.where(land, np.nan, cells).astype("float32")
+        slab = xr.Dataset({"sst": (tuple(SHAPE), cells)}, {"time": steps.ravel()})
+        if start == 0:
+            encoding = {"sst": {"chunks": tuple(CHUNKS.values())}}
+            slab.to_zarr(path, encoding=encoding, consolidated=False)
+        else:
+            slab.to_zarr(path, append_dim="time", consolidated=False)
+
+
+def floor(path: str, cores: int) -> float:
+    """Decode every chunk once, on as many threads as cores."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from ml4cube.preprocessing.cubes import blocks
+
+    variable = xr.open_zarr(path, chunks=None, consolidated=False)["sst"].variable
+    with ThreadPoolExecutor(cores) as pool:
+        sizes = pool.map(lambda slices: variable.isel(slices).values.size, blocks(variable))
+        return float(sum(sizes))
+
+
+def ml4cube(path: str, cores: int) -> float:
+    """Ours: mean, std, range and counts in one pass."""
+    from ml4cube.preprocessing import Statistics
+
+    ds = xr.open_zarr(path, chunks=None, consolidated=False)
+    return Statistics.from_cube(ds)["sst"].std
+
+
+def dask(path: str, cores: int) -> float:
+    """Mean and std in one compute."""
+    import dask
+
+    array = xr.open_zarr(path, chunks={}, consolidated=False)["sst"].astype("float64")
+    with dask.config.set(num_workers=cores):
+        _, std = dask.compute(array.mean(), array.std())
+    return float(std)
+
+
+def xarray(path: str, cores: int) -> float:
+    """Mean, then std: two passes, as the ancestor did."""
+    import dask
+
+    array = xr.open_zarr(path, chunks={}, consolidated=False)["sst"].astype("float64")
+    with dask.config.set(num_workers=cores):
+        array.mean().values.item()
+        return float(array.std().values.item())
+
+
+def sklearn(path: str, cores: int) -> float:
+    """`StandardScaler.partial_fit`, block by block, on one thread."""
+    from sklearn.preprocessing import StandardScaler
+
+    from ml4cube.preprocessing.cubes import blocks
+
+    variable = xr.open_zarr(path, chunks=None, consolidated=False)["sst"].variable
+    scaler = StandardScaler()
+    for slices in blocks(variable):
+        scaler.partial_fit(variable.isel(slices).values.reshape(-1, 1))
+    return float(scaler.scale_[0])
+
+
+def run_one(name: str, path: str, cores: int) -> None:
+    """Run one contender in this process and print its figures."""
+    import dask.array  # noqa: F401
+    import sklearn.preprocessing  # noqa: F401
+    import zarr
+
+    import ml4cube.preprocessing  # noqa: F401
+
+    zarr.config.set({"threading.max_workers": cores})
+    # warm up code paths and thread pools, so that only the work is measured
+    globals()["floor"](path + "/../small.zarr", cores)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    start = time.perf_counter()
+    std = globals()[name](path, cores)
+    wall = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    rss = (after.ru_maxrss - before.ru_maxrss) / 1024
+    print(json.dumps({"cpu_s": cpu, "wall_s": wall, "rss_mb": rss, "result": std}))
+
+
+def measure(path: Path, cores: int, repeats: int) -> dict[str, dict[str, float]]:
+    """Best of several runs of each contender, in turns."""
+    allowed = sorted(os.sched_getaffinity(0))[:cores]
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+    env = {**os.environ, "OMP_NUM_THREADS": str(cores), "OPENBLAS_NUM_THREADS": str(cores)}
+    for _ in range(repeats):
+        for name in CONTENDERS:
+            command = [sys.executable, "-P", __file__, "--one", name, str(path), str(cores)]
+            done = subprocess.run(
+                command,
+                env=env,
+                check=True,
+                capture_output=True,
+                text=True,
+                preexec_fn=lambda: os.sched_setaffinity(0, allowed),
+            )
+            runs[name].append(json.loads(done.stdout.splitlines()[-1]))
+    return {
+        name: {
+            "cpu_s": round(min(run["cpu_s"] for run in found), 3),
+            "wall_s": round(min(run["wall_s"] for run in found), 3),
+            "rss_mb": round(max(run["rss_mb"] for run in found), 1),
+            "result": found[0]["result"],
+        }
+        for name, found in runs.items()
+    }
+
+
+def main() -> None:
+    """Make the cube, run the contenders, print the table and write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--one", nargs=3, metavar=("NAME", "PATH", "CORES"), help="internal")
+    args = parser.parse_args()
+    if args.one:
+        run_one(args.one[0], args.one[1], int(args.one[2]))
+        return
+    cores = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "cube.zarr"
+        make_cube(path)
+        small = xr.Dataset({"sst": (("time",), np.zeros(10, "float32"))})
+        small.to_zarr(Path(folder) / "small.zarr", consolidated=False)
+        by_cores = {n: measure(path, n, args.repeats) for n in sorted({1, cores})}
+    report(by_cores, args.out)
+
+
+def report(by_cores: dict[int, dict[str, dict[str, float]]], out: Path) -> None:
+    """Print the table; the keys at the top are the worst over the numbers of cores."""
+    for cores, table in by_cores.items():
+        print(f"\n{cores} core(s)      CPU s   wall s   MB above start   std")
+        for name, row in table.items():
+            print(
+                f"{name:10s} {row['cpu_s']:9.2f} {row['wall_s']:8.2f} {row['rss_mb']:12.0f}"
+                f" {row['result']:14.6f}"
+            )
+    tables = by_cores.values()
+    summary = {
+        "cpu_over_floor": max(t["ml4cube"]["cpu_s"] / t["floor"]["cpu_s"] for t in tables),
+        "dask_cpu_over_ours": min(t["dask"]["cpu_s"] / t["ml4cube"]["cpu_s"] for t in tables),
+        "rss_mb": max(t["ml4cube"]["rss_mb"] for t in tables),
+    }
+    print(json.dumps(summary, indent=2))
+    cube = {"shape": SHAPE, "chunks": CHUNKS, "mb": 4 * int(np.prod(list(SHAPE.values()))) // 10**6}
+    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    full = {**summary, "cube": cube, "machine": machine, "by_cores": by_cores}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(full, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
