@@ -208,6 +208,25 @@ def test_scaling_keeps_everything_but_the_values(chunks: Any, kind: str) -> None
     xr.testing.assert_identical(ds.compute(), before)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_cubes_of_five_dims_and_other_calendars_go_all_the_way(lazy: bool) -> None:
+    shape = {"time": 4, "lat": 3, "lon": 4, "level": 2, "member": 2}
+    ds = cell_id_cube(shape, gaps=0.3, calendar="360_day")
+    cube = ds.chunk(time=2, member=1) if lazy else ds
+    stats = pp.Statistics.from_cube(cube)
+    assert_stats([stats["a"].mean, stats["a"].std], ds.a.values)
+    filled = pp.fill_nan_values(pp.drop_nan_values(cube), method="mean", statistics=stats)
+    assert pp.accounting(filled) == {
+        "total": 192,
+        "kept": stats["a"].count,
+        "gap": stats["a"].gaps,
+        "filled": stats["a"].gaps,
+    }
+    scaled = pp.standardize(filled, stats)
+    assert abs(float(scaled.a.mean())) < 1e-6
+    assert scaled.time.identical(filled.time)
+
+
 def test_statistics_objects_and_missing_variables_are_understood() -> None:
     ds = split_cube()
     stats = pp.Statistics.from_cube(ds)
@@ -465,6 +484,9 @@ def test_means_come_from_the_train_part_unless_told_otherwise() -> None:
         pp.fill_nan_values(samples, ["a"], "constant")
     with pytest.raises(InvalidValueError, match="did you mean 'mean'"):
         pp.fill_nan_values(samples, ["a"], "means")
+    dated = xr.Dataset({"when": ("x", np.array(["NaT"], "M8[ns]"))})
+    with pytest.raises(InvalidTypeError, match=r"'when'.*only numbers"):
+        pp.fill_nan_values(dated, ["when"], "constant", 0)
     with pytest.raises(InvalidValueError, match="not 'a'"):
         pp.fill_nan_values(samples, ["a"], statistics=pp.Statistics.empty(["b"]))
 

@@ -480,6 +480,8 @@ def fill_nan_values(
     ------
     InvalidValueError
         If a name or the method is unknown, or ``"constant"`` has no `const`.
+    InvalidTypeError
+        If a variable listed holds no numbers.
 
     Examples
     --------
@@ -498,6 +500,12 @@ def fill_nan_values(
     listed = None if vars is None else cubes.names("vars", vars)
     given = cubes.as_dataset(ds) if isinstance(ds, xr.DataArray) else ds
     cubes.check_known("vars", listed or (), given)
+    for name in listed or ():
+        if np.dtype(getattr(given[name], "dtype", np.float64)).kind not in "fiub":
+            raise InvalidTypeError(
+                f"variable {name!r} is of dtype {given[name].dtype}, only numbers can be filled; "
+                "leave it out of vars"
+            )
     wanted = _fillable(given, listed)
     if statistics is None and method != "constant" and wanted:
         statistics = Statistics.from_cube(given, wanted, split=split)
