@@ -503,6 +503,49 @@ def test_a_cube_without_a_split_is_all_training() -> None:
     assert len(PTXrDataset(cube, part="test")) == 0
 
 
+@pytest.mark.parametrize("order", ["shuffled", "grid"])
+def test_the_quality_of_the_shuffle_is_told(tmp_path: Path, order: str) -> None:
+    cube = cell_id_cube({"time": 40, "lat": 40, "lon": 40})
+    labelled = assign_block_split(cube, {"time": 4, "lat": 10, "lon": 10}, 0.8)
+    train, _ = MultiProcSampler(
+        labelled,
+        train_cube=tmp_path / "train.zarr",
+        test_cube=tmp_path / "test.zarr",
+        nproc=1,
+        order=order,
+        sample_size={"lat": 4, "lon": 4},
+        chunk_size=64,
+    ).get_datasets()
+    data = PTXrDataset(train, features="a")
+    blocks, unit = data.blocks(range(len(data)))
+    assert unit == "blocks of the split"
+    assert len(np.unique(blocks)) == 128
+    for index in (0, len(data) - 1):
+        place = data.coords(index)
+        along = [place[f"{dim}_index"] // n for dim, n in (("lat", 10), ("lon", 10), ("time", 4))]
+        assert blocks[index] == np.ravel_multi_index(along, (4, 4, 10))
+    whole = prep_dataloader(data, batch_size=32).shuffle_report()
+    assert whole.batch_size == 32
+    assert whole.effective_batch_size > 20
+    few = prep_dataloader(data, batch_size=32, buffer_mb=0.03)
+    report = few.shuffle_report(epoch=3, batches=1000)
+    seen = [data.blocks(np.array(epoch_rows))[0] for epoch_rows in rows_of(few, data, 3)]
+    assert report.least_blocks == min(len(np.unique(batch)) for batch in seen)
+    assert "independent samples" in str(report)
+    assert prep_dataloader(PTXrDataset(labelled), batch_size=8).shuffle_report().unit == "chunks"
+    _, empty = prep_dataloader(data, PTXrDataset(cube, features="a", part="test"))
+    with pytest.raises(InvalidValueError, match="no batch"):
+        empty.shuffle_report()
+
+
+def rows_of(loader: Any, data: PTXrDataset, number: int) -> list[list[int]]:
+    """Which samples the batches of an epoch hold, found by their values."""
+    first = data.take(range(len(data)))[:, 0, 0, 0].tolist()
+    place = {value: k for k, value in enumerate(first)}
+    loader.set_epoch(number)
+    return [[place[v] for v in x[:, 0, 0, 0].tolist()] for x in loader]
+
+
 class Endless(IterableDataset[int]):
     """No map-style data set."""
 

@@ -530,3 +530,65 @@ def effective_batch_size(blocks: Sequence[int] | Ints) -> float:
     """
     _, counts = np.unique(np.asarray(blocks), return_counts=True)
     return math.pow(counts.sum(), 2) / float(np.square(counts, dtype=np.float64).sum())
+
+
+@dataclass(frozen=True)
+class ShuffleReport:
+    """How well batches are mixed: samples of one block resemble one another.
+
+    Parameters
+    ----------
+    batch_size : int
+        Samples in a full batch of one rank.
+    effective_batch_size : float
+        `effective_batch_size` of the batches looked at, their median.
+    least_blocks : int
+        Least number of different blocks in one of these batches.
+    blocks : int
+        Blocks seen in all of them.
+    unit : str
+        What a block is: ``"blocks of the split"`` or ``"chunks"``.
+
+    Examples
+    --------
+    >>> print(ShuffleReport.of([[0, 0, 1, 1], [0, 1, 2, 3]], "chunks"))
+    a batch of 4 is worth 3.0 independent samples, from at least 2 chunks (of 4 seen)
+    """
+
+    batch_size: int
+    effective_batch_size: float
+    least_blocks: int
+    blocks: int
+    unit: str
+
+    @classmethod
+    def of(cls, batches: Sequence[Sequence[int] | Ints], unit: str) -> ShuffleReport:
+        """Sum up batches.
+
+        Parameters
+        ----------
+        batches : sequence of sequence of int
+            Block of each sample, batch by batch; at least one batch.
+        unit : str
+            What a block is.
+
+        Returns
+        -------
+        ShuffleReport
+            The report.
+        """
+        distinct = [np.unique(batch) for batch in batches]
+        return cls(
+            batch_size=max(len(batch) for batch in batches),
+            effective_batch_size=float(np.median([effective_batch_size(b) for b in batches])),
+            least_blocks=min(len(blocks) for blocks in distinct),
+            blocks=len(np.unique(np.concatenate(distinct))),
+            unit=unit,
+        )
+
+    def __str__(self) -> str:
+        """One sentence."""
+        return (
+            f"a batch of {self.batch_size} is worth {self.effective_batch_size:.1f} independent "
+            f"samples, from at least {self.least_blocks} {self.unit} (of {self.blocks} seen)"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, needs_torch
-from ml4cube.core.grid import SizesLike
+from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.shard import (
     ChunkOrder,
     EvalShare,
     Ints,
+    ShuffleReport,
     TrainShare,
     check_whole,
     permutation,
@@ -27,7 +29,7 @@ from ml4cube.core.shard import (
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.cursor import EpochCursor
 from ml4cube.datasets.ring import Buffers, ChunkSource, Field, Resident, Ring, read_chunk
-from ml4cube.datasets.sources import open_source
+from ml4cube.datasets.sources import CubeSource, open_source
 
 with needs_torch("ml4cube.datasets.pytorch"):
     import torch
@@ -215,6 +217,34 @@ class PTXrDataset(Dataset[Any]):
         if ((wanted < 0) | (wanted >= len(self))).any():
             raise IndexError(f"sample {indices} of {len(self)} samples")
         return wanted
+
+    def blocks(self, indices: Sequence[int] | NDArray[Any]) -> tuple[Ints, str]:
+        """Say which samples belong together, to judge how well batches are mixed.
+
+        Parameters
+        ----------
+        indices : sequence of int
+            Which samples.
+
+        Returns
+        -------
+        blocks : ndarray of int64
+            Number of the block in which each sample begins.
+        unit : str
+            What a block is: ``"blocks of the split"`` for a store that knows them, else
+            ``"chunks"``.
+        """
+        rows = self._rows(indices)
+        plan = self.metadata.split.get("plan", {}) if self.metadata else {}
+        if "grid" not in plan or isinstance(self._source, CubeSource):
+            return np.searchsorted(self._starts, rows, side="right") - 1, "chunks"
+        grid = Grid.from_json(json.dumps(plan["grid"]))
+        origins = self._source.coords(rows)
+        along = [
+            origins[f"{dim}_index"] // stride
+            for dim, stride in zip(grid.dims, grid.stride, strict=True)
+        ]
+        return np.ravel_multi_index(along, grid.counts).astype(np.int64), "blocks of the split"
 
     def pack(self, arrays: Sequence[Tensor]) -> Batch:
         """Put the arrays of a batch into the form of an item.
@@ -462,6 +492,51 @@ class SampleLoader:
             If the state belongs to other data or another order.
         """
         self._plan.cursor.load_state_dict(state)
+
+    def shuffle_report(self, epoch: int = 0, batches: int = 32) -> ShuffleReport:
+        """Say how well the batches of this rank are mixed.
+
+        Samples that lie near one another resemble one another, so a batch of few blocks is
+        worth fewer samples than it has. The remedy is a larger `buffer_mb`, or a store written
+        in shuffled order (the sampler's default).
+
+        Parameters
+        ----------
+        epoch : int
+            Which epoch.
+        batches : int
+            How many batches to look at, evenly spaced over the epoch.
+
+        Returns
+        -------
+        ShuffleReport
+            The effective batch size, and the least number of blocks in a batch.
+
+        Raises
+        ------
+        InvalidValueError
+            If the loader has no batch on this rank.
+        """
+        check_whole("batches", batches, 1)
+        share = self._plan.share()
+        if not len(share):
+            raise InvalidValueError("the loader has no batch on this rank, so nothing is mixed")
+        order = self._order(epoch)
+        chosen = set(np.linspace(0, len(share) - 1, batches).astype(int).tolist())
+        found = [
+            self.dataset.blocks(positions if order is None else order[positions])
+            for number, positions in enumerate(share.batches())
+            if number in chosen
+        ]
+        return ShuffleReport.of([blocks for blocks, _ in found], found[0][1])
+
+    def _order(self, epoch: int) -> Ints | None:
+        """All samples in the order of an epoch; None if that is the order they are stored in."""
+        if not self._plan.shuffle:
+            return None
+        if self._memory.fits:
+            return permutation(self._plan.n, self._plan.seed, epoch)
+        return self._memory.order(self._plan.seed).samples(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over one epoch: the one that was set, else the next."""
