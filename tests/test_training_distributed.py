@@ -40,6 +40,14 @@ from tests.training_parts import (
 )
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def raise_interrupt():
     raise Interrupt
 
@@ -66,8 +74,7 @@ class AboveZero(BinaryAUROC):
 def val_loaders(samples):
     """One data set, as users hand it to several ranks."""
     data = dataset(samples, seed=1)
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    size = dist.get_world_size() if dist.is_initialized() else 1
+    rank, size = World.current("cpu").rank, World.current("cpu").size
     own = torch.utils.data.Subset(data, range(rank, samples, size))
     return {
         "whole on each rank": DataLoader(data, batch_size=5),
@@ -106,19 +113,18 @@ def validate_all():
             seen = sum(r["val_n"] for r in ranks)
             mean = sum(r["val_n"] * (r["val_loss"] or 0.0) for r in ranks) / seen
             assert mean == pytest.approx(row["val_loss"][0], rel=1e-12)
-            assert seen == samples * (dist.get_world_size() if "each" in kind else 1)
+            assert seen == samples * (World.current("cpu").size if "each" in kind else 1)
     return rows
 
 
 def test_validation_is_the_same_on_1_2_and_3_ranks():
     """37 samples, and fewer than ranks; loss, plain metric, AUROC, R2 and our own RMSE."""
-    (one,) = on_ranks(1, validate_all)
+    one = validate_all()
     for nproc in (2, 3):
         for rows in on_ranks(nproc, validate_all):
             for case, row in rows.items():
                 truth = one[case[0], "whole on each rank"]
                 for name, value in row.items():
-                    # A mean of batch means of |x| is exact as well: weighted by samples.
                     assert value == pytest.approx(truth[name], rel=1e-5), (nproc, case, name)
 
 
@@ -137,7 +143,7 @@ def test_exact_loader_gives_every_sample_once():
 
 def train_shares(sizes):
     """Train one epoch on batches cut from one data set: `sizes[rank]` samples each step."""
-    rank = dist.get_rank()
+    rank = World.current("cpu").rank
     data, batches, start = dataset(64), [], 0
     for step in zip(*sizes, strict=True):
         own = slice(start + sum(step[:rank]), start + sum(step[: rank + 1]))
@@ -158,7 +164,7 @@ def train_shares(sizes):
 
 
 def test_ranks_train_as_one_process_on_their_joint_batches():
-    (one,) = on_ranks(1, train_shares, [[8, 8, 8, 3]])
+    one = train_shares([[8, 8, 8, 3]])
     for model, loss in on_ranks(2, train_shares, [[4, 1, 4, 2], [4, 7, 4, 1]]):
         assert loss == pytest.approx(one[1], rel=1e-5)
         assert model["weight"][0] == pytest.approx(one[0]["weight"][0], rel=1e-5)

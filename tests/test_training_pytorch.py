@@ -466,12 +466,10 @@ def test_loader_that_knows_its_position_is_asked_for_it(tmp_path):
     assert losses(resumed) == losses(whole)
 
 
-@pytest.mark.parametrize("when", ["training", "validation"])
-def test_sigterm_leaves_a_snapshot_and_ends_the_process(tmp_path, when):
+def test_sigterm_leaves_a_snapshot_and_ends_the_process(tmp_path):
     """In validation too: the run goes on with that validation when it is resumed."""
-    script = f"""
+    script = """
 import os, signal, sys, torch
-from pathlib import Path
 from tests.training_parts import At, dataset, losses, trainer, weights
 from torch.utils.data import DataLoader
 
@@ -480,37 +478,37 @@ class Val(DataLoader):
     def __iter__(self):
         Val.passes += 1
         for number, batch in enumerate(super().__iter__()):
-            if cut and {when!r} == "validation" and Val.passes == 2 and number == 1:
+            if when == "validation" and Val.passes == 2 and number == 1:
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
-cut = sys.argv[1] == "cut"
+when, path = sys.argv[1:]
 torch.set_num_threads(1)
 term = At(13, lambda: os.kill(os.getpid(), signal.SIGTERM))
-run = trainer(val=Val(dataset(17, seed=1), batch_size=5), snapshot_path=sys.argv[2],
-              callbacks=[term] if cut and {when!r} == "training" else [])
+run = trainer(val=Val(dataset(17, seed=1), batch_size=5), snapshot_path=path,
+              callbacks=[term] if when == "training" else [])
 model = run.train()
 print(losses(run), weights(model))
 """
 
-    def run(*arguments):
-        return subprocess.run(
-            [sys.executable, "-c", script, *arguments],
+    def start(when, name):
+        return subprocess.Popen(
+            [sys.executable, "-c", script, when, str(tmp_path / f"{name}.pt")],
             cwd=ROOT,
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
-            timeout=60,
         )
 
-    path = tmp_path / "cut.pt"
-    killed = run("cut", str(path))
-    assert killed.returncode == -signal.SIGTERM, killed.stderr
-    state = torch.load(path, weights_only=True)["state"]
-    assert state["epoch"] == 1
-    assert state["batch"] > 0
-    resumed, whole = run("go on", str(path)), run("go on", str(tmp_path / "whole.pt"))
-    assert resumed.returncode == whole.returncode == 0, resumed.stderr
-    assert resumed.stdout == whole.stdout != ""
+    cut = {when: start(when, when) for when in ("training", "validation")}
+    for when, process in cut.items():
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGTERM
+        state = torch.load(tmp_path / f"{when}.pt", weights_only=True)["state"]
+        assert state["epoch"] == 1
+        assert state["batch"] > 0
+    runs = [start("never", name) for name in ("whole", "training", "validation")]
+    said = [process.communicate(timeout=60)[0] for process in runs]
+    assert said[0] == said[1] == said[2] != ""
 
 
 # --------------------------------------------------------------------- bad input
