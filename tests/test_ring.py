@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidValueError, StoreError
@@ -63,21 +63,28 @@ def through(
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
+@example(counts=[1, 1], streams=1, spare=1, batch=1, rank_of=(1, 2), done=0)
+@example(counts=[1] * 9, streams=1, spare=1, batch=1, rank_of=(2, 3), done=0)
 @given(
     counts=st.lists(st.integers(0, 12), min_size=1, max_size=25),
     streams=st.integers(1, 8),
     spare=st.integers(1, 4),
     batch=st.integers(1, 40),
-    world=st.integers(1, 3),
-    data=st.data(),
+    rank_of=st.sampled_from([(rank, world) for world in (1, 2, 3) for rank in range(world)]),
+    done=st.integers(0, 3),
 )
 def test_a_ring_gives_the_order_with_any_number_of_slots(
-    counts: list[int], streams: int, spare: int, batch: int, world: int, data: st.DataObject
+    counts: list[int],
+    streams: int,
+    spare: int,
+    batch: int,
+    rank_of: tuple[int, int],
+    done: int,
 ) -> None:
     order = ChunkOrder(counts, streams, seed=5)
-    share = TrainShare(order.n, batch, data.draw(st.integers(0, world - 1)), world, drop_last=False)
-    start = data.draw(st.integers(0, len(share))) * share.global_batch
+    share = TrainShare(order.n, batch, *rank_of, drop_last=False)
+    start = min(done, len(share)) * share.global_batch
     source = Counting(counts)
     ring = Ring(source, [FIELD], slots=streams + spare, threads=3)
     for epoch in (0, 1):  # the same slots serve the next epoch

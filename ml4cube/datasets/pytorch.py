@@ -395,9 +395,8 @@ class _Plan:
             )
         return share
 
-    def advance(self, epoch: int, start: int, batches: int) -> None:
+    def advance(self, share: Share, epoch: int, start: int, batches: int) -> None:
         """Note that so many batches were handed out: of all ranks in training, else of this."""
-        share = self.share()
         if isinstance(share, TrainShare):
             done = min(start + batches * share.global_batch, share.stop(start))
         else:
@@ -542,11 +541,11 @@ class SampleLoader:
         """Iterate over one epoch: the one that was set, else the next."""
         share = self._plan.share()
         epoch, start = self._plan.cursor.begin()
-        return self._count(epoch, start, self._batches(share, epoch, start))
+        return self._count(share, epoch, start, self._batches(share, epoch, start))
 
-    def _count(self, epoch: int, start: int, batches: Iterator[Any]) -> Iterator[Any]:
+    def _count(self, share: Share, epoch: int, start: int, batches: Iterator[Any]) -> Iterator[Any]:
         for number, batch in enumerate(batches, 1):
-            self._plan.advance(epoch, start, number)
+            self._plan.advance(share, epoch, start, number)
             yield batch
         self._plan.cursor.finish(epoch)
 
@@ -782,9 +781,10 @@ class MapLoader(DataLoader[Any]):
 
     def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
         plan, begun = self.sampler.plan, None
+        share = plan.share()
         for number, batch in enumerate(batches, 1):
             begun = begun or self.sampler.begun
-            plan.advance(*begun, number)
+            plan.advance(share, *begun, number)
             yield batch
         plan.cursor.finish((begun or self.sampler.begun)[0])
 

@@ -178,6 +178,7 @@ class Buffers:
     def __init__(self, field: Field, samples: int) -> None:
         self._field, self._samples = field, samples
         self._idle: list[Array] = []
+        self._lent: dict[int, tuple[weakref.ref[Array], Array]] = {}
 
     def take(self, rows: int) -> Array:
         """Hand out an array for a batch.
@@ -194,8 +195,12 @@ class Buffers:
         """
         base = self._idle.pop() if self._idle else self._field.empty(self._samples)
         view = base[:rows]
-        weakref.finalize(view, self._idle.append, base).atexit = False
+        key = id(base)
+        self._lent[key] = weakref.ref(view, lambda _: self._take_back(key)), base
         return view
+
+    def _take_back(self, key: int) -> None:
+        self._idle.append(self._lent.pop(key)[1])
 
 
 class Ring:
@@ -320,6 +325,9 @@ class _Trip:
             self._release(int(positions[done]))
             self._read_ahead()
             upto = self._reachable(positions)
+            if upto == done:
+                # the slots hold chunks of which this rank takes nothing: free them first
+                continue
             self._wait(int(positions[upto - 1]))
             go = slice(done, upto)
             slots = self._slot_of_visit[visits[go]]
@@ -353,7 +361,7 @@ class _Trip:
         """Free the slots of chunks that are needed only before a position."""
         while self._released < len(self._by_last):
             visit = int(self._by_last[self._released])
-            if self._tour.last[visit] >= position:
+            if self._tour.last[visit] >= position or visit >= len(self._reads):
                 return
             self._reads[visit].result()
             self._free.append(int(self._slot_of_visit[visit]))
