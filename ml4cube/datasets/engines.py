@@ -268,7 +268,10 @@ class LocalProcesses:
             from loky import ProcessPoolExecutor
 
             self._executor = ProcessPoolExecutor(
-                max_workers=self.nproc, initializer=_watch_parent, env=_WORKER_ENV
+                max_workers=self.nproc,
+                initializer=_watch_parent,
+                initargs=(os.getpid(),),
+                env=_WORKER_ENV,
             )
         return self._executor.submit(_run_packed, package, task)
 
@@ -410,9 +413,8 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _watch_parent() -> None:
-    """End this worker when its parent is gone, whatever killed it."""
-    parent = os.getppid()
+def _watch_parent(parent: int) -> None:
+    """End this worker when its parent is gone, whatever killed it and however early."""
 
     def watch() -> None:
         while os.getppid() == parent:
