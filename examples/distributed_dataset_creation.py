@@ -26,9 +26,10 @@ def made_cube() -> xr.Dataset:
     wet = rng.gamma(2.0, 2.0, size=warm.shape)
     green = 0.02 * (warm - 280) + 0.05 * np.sqrt(wet)
     green[rng.random(green.shape) < 0.005] = np.nan  # clouds
-    variables = {"temperature": warm, "rain": wet, "greenness": green}
+    fields = {"temperature": (warm, "K"), "rain": (wet, "mm d-1"), "greenness": (green, "1")}
+    dims = ("time", "lat", "lon")
     return xr.Dataset(
-        {k: (("time", "lat", "lon"), v.astype("float32")) for k, v in variables.items()},
+        {k: (dims, v.astype("float32"), {"units": units}) for k, (v, units) in fields.items()},
         coords={"time": time, "lat": lat, "lon": lon},
     ).chunk({"time": 24, "lat": 24, "lon": 36})
 

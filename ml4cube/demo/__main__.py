@@ -1,0 +1,294 @@
+"""The whole road: ``python -m ml4cube.demo --out demo-output``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import xarray as xr
+
+from ml4cube.core.errors import StoreExistsError
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.pytorch import PTXrDataset
+from ml4cube.datasets.store import StoreMetadata
+from ml4cube.demo.downscaling import (
+    FEATURES,
+    LAT,
+    LON,
+    TARGET,
+    baselines,
+    build_cube,
+    interpolate,
+    open_truth,
+)
+from ml4cube.demo.report import draw_loss, draw_maps, draw_split, judge, write_report
+from ml4cube.demo.train import build_model
+from ml4cube.evaluation.metrics import score_cube
+from ml4cube.prediction import predict_cube
+from ml4cube.preprocessing import get_statistics
+from ml4cube.splits import assign_time_split
+
+# Months for training (one of them becomes the buffer) and validation; the rest is held out.
+TRAIN_MONTHS, VAL_MONTHS = 34, 6
+# What a run leaves in its folder, and so what the next run may replace.
+OUTPUTS = (
+    "train.zarr", "val.zarr", "test.zarr", "detail.zarr", "sst.zarr", "sst.nc", "model.pt",
+    "history.json", "split_map.png", "loss_curve.png", "maps.png", "report.md", "report.json",
+)  # fmt: skip
+
+
+class Clock:
+    """Seconds spent in each stage, said as they pass."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a stage.
+
+        Parameters
+        ----------
+        name : str
+            What to call it.
+
+        Yields
+        ------
+        None
+            Do the stage inside the block.
+        """
+        print(f"{name} ...", flush=True)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+        print(f"{name}: {self.seconds[name]:.1f} s", flush=True)
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make the folder, or clear it of what an earlier run left; refuse anything else.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the demo writes.
+
+    Raises
+    ------
+    StoreExistsError
+        If there is a file at the path, or a folder that holds what the demo did not make.
+    """
+    import shutil
+
+    if folder.exists() and not folder.is_dir():
+        raise StoreExistsError(f"{folder} is a file; choose another folder with --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    foreign = sorted({entry.name for entry in folder.iterdir()} - set(OUTPUTS))
+    foreign = [name for name in foreign if not name.startswith(".")]
+    if foreign:
+        raise StoreExistsError(
+            f"{folder} holds {', '.join(foreign[:3])}, which the demo did not make; nothing was "
+            "touched, choose another folder with --out"
+        )
+    for name in OUTPUTS:
+        entry = folder / name
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
+
+
+def train(folder: Path, ranks: int, epochs: int) -> None:
+    """Start torchrun on this machine.
+
+    Parameters
+    ----------
+    folder : Path
+        With the stores; gets the model and its history.
+    ranks : int
+        Processes.
+    epochs : int
+        Epochs.
+    """
+    threads = max(1, (os.cpu_count() or 1) // ranks) if not torch.cuda.is_available() else 1
+    subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+            f"--nproc-per-node={ranks}", "-m", "ml4cube.demo.train",
+            "--folder", str(folder), "--epochs", str(epochs),
+        ],
+        check=True,
+        env={"OMP_NUM_THREADS": str(min(threads, 2)), **os.environ},
+    )  # fmt: skip
+
+
+def run(folder: Path, *, ranks: int = 2, epochs: int = 40, nproc: int = 2) -> dict[str, Any]:
+    """Run the main job.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to write.
+    ranks : int
+        Training processes.
+    epochs : int
+        Training epochs.
+    nproc : int
+        Sampling processes.
+
+    Returns
+    -------
+    dict
+        What ``report.json`` holds.
+    """
+    clock = Clock()
+    prepare_folder(folder)
+    with clock.stage("split"):
+        truth = open_truth()
+        steps = truth.sizes["time"]
+        label = assign_time_split(truth, TRAIN_MONTHS / steps, val=VAL_MONTHS / steps, gap=1)
+        draw_split(truth, label["split"], folder / "split_map.png")
+    with clock.stage("statistics"):
+        cube = build_cube(truth, label["split"])
+        statistics = get_statistics(cube)
+        guesses = baselines(truth, label["split"])
+    with clock.stage("sampling"):
+        sampler = MultiProcSampler(
+            cube[[*FEATURES, TARGET, "split"]],
+            sample_size={LAT: truth.sizes[LAT], LON: truth.sizes[LON]},
+            to_pred=TARGET,
+            drop_nan="if_all_nan",  # land stays a gap: the network sees the mean, the loss the sea
+            train_cube=folder / "train.zarr",
+            test_cube=folder / "test.zarr",
+            val_cube=folder / "val.zarr",
+            nproc=nproc,
+        )
+        sampler.run()
+    with clock.stage("training"):
+        train(folder, ranks, epochs)
+    with clock.stage("prediction"):
+        model = build_model(PTXrDataset(folder / "train.zarr", to_pred=TARGET))
+        model.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
+        sea = truth.notnull().all("time")
+        detail = predict_cube(
+            model, cube, folder / "train.zarr", out=folder / "detail.zarr", mask=sea
+        )
+        predicted = interpolate(truth) + cube["mean_detail"] + detail[TARGET]
+        predicted = write_cube(predicted, truth, folder)
+    with clock.stage("scores"):
+        held_out = (label["split"] == False).all([LAT, LON])  # noqa: E712 - 0 is test
+        test_truth = truth.isel(time=held_out.values)
+        candidates = {**guesses.data_vars, "network": predicted}
+        rmse = {
+            str(name): float(
+                score_cube(
+                    guess.isel(time=held_out.values).rename("sst").where(test_truth.notnull()),
+                    test_truth,
+                    metrics=["rmse"],
+                )["rmse"].item()
+            )
+            for name, guess in candidates.items()
+        }
+        verdict = judge(rmse)
+        history = json.loads((folder / "history.json").read_text())
+        best = min(range(len(history["val_loss"])), key=history["val_loss"].__getitem__)
+        draw_loss(history, folder / "loss_curve.png")
+        month = {"time": int(held_out.values.nonzero()[0][0])}
+        draw_maps(
+            truth.isel(month),
+            guesses[verdict["best_baseline"]].isel(month),
+            verdict["best_baseline"],
+            predicted.isel(month),
+            folder / "maps.png",
+        )
+    per_step = label["split"].max([LAT, LON]).values
+    report = {
+        **verdict,
+        "rmse_k": dict(sorted(rmse.items(), key=lambda item: item[1])),
+        "grid": " × ".join(str(n) for n in truth.sizes.values()),
+        "months": {
+            part: int((per_step == code).sum())
+            for part, code in {"train": 1, "excluded": 255, "val": 2, "test": 0}.items()
+        },
+        "statistics": statistics,
+        "accounting": StoreMetadata.of(folder / "train.zarr").accounting,
+        "ranks": ranks,
+        "epochs": len(history["val_loss"]),
+        "best_epoch": best + 1,
+        "rank_table": history["ranks"][best],
+        "seconds": {**clock.seconds, "total": sum(clock.seconds.values())},
+    }
+    write_report(folder, report)
+    return report
+
+
+def write_cube(predicted: xr.DataArray, truth: xr.DataArray, folder: Path) -> xr.DataArray:
+    """Write the prediction as a CF cube, zarr and netCDF.
+
+    Parameters
+    ----------
+    predicted : DataArray
+        In kelvin.
+    truth : DataArray
+        Whose grid and attributes it has.
+    folder : Path
+        Gets ``sst.zarr`` and ``sst.nc``.
+
+    Returns
+    -------
+    DataArray
+        What was written, dims as `truth`, float32.
+    """
+    result = predicted.transpose(*truth.dims).astype("float32").rename("sst")
+    result.attrs = {**truth.attrs, "long_name": "sea surface temperature, downscaled by a network"}
+    cube = result.to_dataset()
+    cube.attrs = {
+        "Conventions": "CF-1.11",
+        "title": "Monthly sea surface temperature, predicted from its means over 6 x 6 cells",
+        "source": "OSTIA monthly means (iris-sample-data), downscaled with ml4cube",
+    }
+    with warnings.catch_warnings():  # readers that know consolidated metadata open it at once
+        warnings.filterwarnings("ignore", message="Consolidated metadata")
+        cube.to_zarr(folder / "sst.zarr", mode="w")
+    cube.to_netcdf(folder / "sst.nc", encoding={"sst": {"zlib": True}})
+    return result
+
+
+def main() -> int:
+    """Run, say how it went, and fail where the network is not good enough.
+
+    Returns
+    -------
+    int
+        Exit code.
+    """
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder to write")
+    parser.add_argument("--ranks", type=int, default=2, help="training processes")
+    parser.add_argument("--epochs", type=int, default=40)
+    args = parser.parse_args()
+    try:
+        report = run(args.out, ranks=args.ranks, epochs=args.epochs)
+    except StoreExistsError as error:
+        print(f"ml4cube.demo: {error}", file=sys.stderr)
+        return 2
+    print(
+        f"\nnetwork {report['rmse_model_k']:.3f} K, strongest baseline "
+        f"({report['best_baseline']}) {report['rmse_best_baseline_k']:.3f} K: "
+        f"{report['improvement']:.1%} less error ({report['needed_improvement']:.0%} needed), "
+        f"{report['seconds']['total']:.0f} s\nsee {args.out / 'report.md'}"
+    )
+    return 0 if report["beats_baseline"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

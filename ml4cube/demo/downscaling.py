@@ -1,0 +1,186 @@
+"""The task: monthly sea surface temperature on a fine grid from its means over 6 × 6 cells.
+
+It is a perfect-model task: the coarse field is made from the fine one, so errors of a real
+coarse product (bias, noise, other land masks) are not part of it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+FACTOR = 6
+LAT, LON = "latitude", "longitude"
+FEATURES = ["coarse_anomaly", "mean_detail", "ocean", "season_sin", "season_cos"]
+TARGET = "detail"
+
+
+def open_truth() -> xr.DataArray:
+    """Open OSTIA monthly means, 54 × 18 × 432 cells around the equator, land as gaps.
+
+    Returns
+    -------
+    DataArray
+        ``sst`` in kelvin, dims (time, latitude, longitude), float32.
+    """
+    import iris_sample_data
+
+    with xr.open_dataset(Path(iris_sample_data.path) / "ostia_monthly.nc") as ds:
+        sst = ds["surface_temperature"].load()
+    sst = sst.drop_vars([name for name in sst.coords if name not in sst.dims]).rename("sst")
+    sst.attrs = {
+        "standard_name": "surface_temperature",
+        "long_name": "sea surface temperature, monthly mean",
+        "units": "K",
+        "cell_methods": "time: mean",
+    }
+    return sst
+
+
+def interpolate(truth: xr.DataArray) -> xr.DataArray:
+    """Average over blocks of cells and interpolate the means back, bilinearly.
+
+    Means are over the sea cells of a block. Where some of the four means around a cell are
+    gaps, the others are weighted up; the longitude goes round the globe.
+
+    Parameters
+    ----------
+    truth : DataArray
+        Dims (time, latitude, longitude).
+
+    Returns
+    -------
+    DataArray
+        On the grid of `truth`, float64; a gap where all four means are gaps.
+    """
+    means = truth.astype("float64").coarsen({LAT: FACTOR, LON: FACTOR}).mean()
+    rows, columns = means.sizes[LAT], means.sizes[LON]
+    fine_rows = (np.arange(truth.sizes[LAT]) + 0.5) / FACTOR - 0.5
+    fine_columns = (np.arange(truth.sizes[LON]) + 0.5) / FACTOR - 0.5
+    # in units of blocks; one more column on either side closes the circle
+    means = means.drop_vars([LAT, LON]).pad({LON: 1}, mode="wrap")
+    means = means.assign_coords({LAT: np.arange(rows), LON: np.arange(-1, columns + 1)})
+    places = {LAT: np.clip(fine_rows, 0, rows - 1), LON: fine_columns}
+    known = means.notnull().astype("float64").interp(places)
+    values = means.fillna(0.0).interp(places)
+    result = (values / known.where(known > 1e-9)).transpose(*truth.dims)
+    return result.assign_coords({LAT: truth[LAT], LON: truth[LON]})
+
+
+def season(truth: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
+    """Place in the year as a point on a circle.
+
+    Parameters
+    ----------
+    truth : DataArray
+        With a dim time.
+
+    Returns
+    -------
+    tuple of DataArray
+        Sine and cosine, dim (time,).
+    """
+    angle = 2 * np.pi * truth["time"].dt.month / 12
+    return xr.apply_ufunc(np.sin, angle), xr.apply_ufunc(np.cos, angle)
+
+
+def train_steps(label: xr.DataArray) -> xr.DataArray:
+    """Tell which time steps are train, for a split along time.
+
+    Parameters
+    ----------
+    label : DataArray
+        A split label.
+
+    Returns
+    -------
+    DataArray of bool
+        Dim (time,).
+    """
+    return (label == True).all([dim for dim in label.dims if dim != "time"])  # noqa: E712
+
+
+def build_cube(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
+    """Put features, target and label into one cube; what is fitted sees train months only.
+
+    Parameters
+    ----------
+    truth : DataArray
+        The fine field.
+    label : DataArray
+        Its split along time.
+
+    Returns
+    -------
+    Dataset
+        The variables of `FEATURES`, ``detail`` (what the fine field has beyond interpolation
+        and its mean detail, in kelvin, gaps on land) and ``split``.
+    """
+    coarse = interpolate(truth)
+    train = train_steps(label)
+    sine, cosine = season(truth)
+    mean_detail = (truth - coarse).where(train).mean("time")
+    cube = xr.Dataset(
+        {
+            "coarse_anomaly": coarse - coarse.where(train).mean("time"),
+            "mean_detail": mean_detail,
+            "ocean": truth.notnull().all("time"),
+            "season_sin": sine,
+            "season_cos": cosine,
+            TARGET: truth - coarse - mean_detail,
+        }
+    ).astype("float32")
+    for name in ("coarse_anomaly", "mean_detail", TARGET):
+        cube[name].attrs = {"units": "K"}
+    return cube.assign(split=label)
+
+
+def baselines(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
+    """Predict the fine field by simple means, each fitted on train months only.
+
+    Parameters
+    ----------
+    truth : DataArray
+        The fine field.
+    label : DataArray
+        Its split along time.
+
+    Returns
+    -------
+    Dataset
+        One variable per baseline, in kelvin, on the grid of `truth`.
+    """
+    train = train_steps(label)
+    past = truth.astype("float64").where(train)
+    coarse = interpolate(truth)
+    detail = (truth - coarse).where(train)
+    mean_detail = detail.mean("time")
+    sine, cosine = season(truth)
+    anomaly = coarse - coarse.where(train).mean("time")
+    slope = (anomaly * (detail - mean_detail)).sum("time") / (anomaly.where(train) ** 2).sum("time")
+    return xr.Dataset(
+        {
+            "monthly climatology": past.groupby("time.month")
+            .mean()
+            .sel(month=truth["time"].dt.month)
+            .drop_vars("month"),
+            "bilinear": coarse,
+            "bilinear + mean detail": coarse + mean_detail,
+            "bilinear + seasonal detail": coarse
+            + _fit(detail, [sine, cosine], train).where(truth.notnull().all("time")),
+            "bilinear + regressed detail": coarse + mean_detail + slope * anomaly,
+        }
+    ).transpose(*truth.dims)
+
+
+def _fit(detail: xr.DataArray, terms: list[xr.DataArray], train: xr.DataArray) -> xr.DataArray:
+    """Least squares of a constant and `terms` along time, cell by cell."""
+    design = xr.concat([xr.ones_like(terms[0]), *terms], "term").transpose("time", "term")
+    inverse = np.linalg.pinv(design.values[train.values])
+    fitted = xr.DataArray(inverse, dims=("term", "time")).assign_coords(
+        time=detail["time"][train.values]
+    )
+    values = detail.isel(time=train.values).fillna(0.0)
+    return design.dot((fitted * values).sum("time"), dim="term")

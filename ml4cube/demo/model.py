@@ -1,0 +1,91 @@
+"""The network of the demo, and a loss for fields with gaps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout2d, gelu, pad
+
+
+class Downscaler(nn.Module):
+    """Three dilated convolutions on a strip that goes round the globe, and learned place maps.
+
+    Parameters
+    ----------
+    inputs : int
+        Number of features.
+    shape : tuple of int
+        Cells along latitude and longitude.
+    channels : int
+        Channels between the convolutions.
+    places : int
+        Learned maps, which let the network know where it is.
+    dilations : tuple of int
+        Of each convolution; 6 cells are one coarse block.
+    dropout : float
+        Share of channels that are dropped in training.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        shape: tuple[int, int],
+        channels: int = 24,
+        places: int = 4,
+        dilations: tuple[int, ...] = (2, 4, 6),
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.dilations = dilations
+        self.dropout = dropout
+        self.places = nn.Parameter(0.1 * torch.randn(places, *shape))
+        widths = [inputs + places, *[channels] * (len(dilations) - 1), 1]
+        self.layers = nn.ModuleList(
+            nn.Conv2d(before, after, 3, dilation=dilation)
+            for before, after, dilation in zip(widths, widths[1:], dilations, strict=False)
+        )
+        # start as the baseline: nothing is added to the mean detail
+        last = self.layers[-1]
+        assert isinstance(last, nn.Conv2d)
+        assert last.bias is not None
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map features (batch, feature, latitude, longitude) to detail (batch, 1, ...).
+
+        Parameters
+        ----------
+        x : Tensor
+            Standardized features; a gap counts as the mean.
+
+        Returns
+        -------
+        Tensor
+            Standardized detail.
+        """
+        x = torch.nan_to_num(x)
+        x = torch.cat([x, self.places.expand(len(x), -1, -1, -1)], dim=1)
+        for number, (layer, reach) in enumerate(zip(self.layers, self.dilations, strict=True), 1):
+            x = pad(x, (reach, reach, 0, 0), mode="circular")
+            x = layer(pad(x, (0, 0, reach, reach), mode="replicate"))
+            if number < len(self.layers):
+                x = dropout2d(gelu(x), self.dropout, self.training)
+        return x
+
+
+def sea_mse(predicted: Tensor, truth: Tensor) -> Tensor:
+    """Mean squared error over the cells where the truth is no gap.
+
+    Parameters
+    ----------
+    predicted, truth : Tensor
+        Of one shape.
+
+    Returns
+    -------
+    Tensor
+        A scalar.
+    """
+    sea = torch.isfinite(truth)
+    return ((predicted - truth)[sea] ** 2).mean()

@@ -1,0 +1,182 @@
+"""What the demo leaves behind: pictures, a page to read and numbers for machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from ml4cube.core.split_plan import PARTS
+from ml4cube.demo.downscaling import LAT, LON
+from ml4cube.plotting import field_maps, loss_curve, split_map
+
+NEEDED_GAIN = 0.15
+
+
+def draw_split(truth: xr.DataArray, label: xr.DataArray, path: Path) -> None:
+    """Draw the split over time, and one month of each part as a map.
+
+    Parameters
+    ----------
+    truth : DataArray
+        The fine field; its gaps are land.
+    label : DataArray
+        The split label.
+    path : Path
+        PNG to write.
+    """
+    per_step = label.max([LAT, LON]).values
+    steps = [int(np.flatnonzero(per_step == code)[0]) for code in (PARTS["train"], 255, 2, 0)]
+    figure = split_map(
+        label, steps=steps, valid=truth.notnull(), title="Months of each part, cells of one month"
+    )
+    figure.savefig(path, dpi=150)
+
+
+def draw_loss(history: Mapping[str, Any], path: Path) -> None:
+    """Draw the losses over the epochs.
+
+    Parameters
+    ----------
+    history : mapping
+        Columns of the training's History.
+    path : Path
+        PNG to write.
+    """
+    figure = loss_curve(
+        history["train_loss"],
+        history["val_loss"],
+        title="Mean squared error of the standardized detail",
+    )
+    figure.savefig(path, dpi=150)
+
+
+def draw_maps(
+    truth: xr.DataArray, baseline: xr.DataArray, name: str, predicted: xr.DataArray, path: Path
+) -> None:
+    """Draw truth, baseline, prediction and both errors for one month.
+
+    Parameters
+    ----------
+    truth, baseline, predicted : DataArray
+        Maps of one month in kelvin, dims (latitude, longitude).
+    name : str
+        What the baseline is called.
+    path : Path
+        PNG to write.
+    """
+    sea = truth.notnull()
+    figure = field_maps(
+        {"truth": truth, f"baseline: {name}": baseline.where(sea), "network": predicted},
+        {
+            "baseline − truth": (baseline - truth).where(sea),
+            "network − truth": (predicted - truth).where(sea),
+        },
+        title=f"Sea surface temperature, {str(truth['time'].values)[:7]} (a held-out month)",
+    )
+    figure.savefig(path, dpi=150)
+
+
+def judge(scores: Mapping[str, float]) -> dict[str, Any]:
+    """Compare the network with the strongest baseline.
+
+    Parameters
+    ----------
+    scores : mapping of str to float
+        Area-weighted RMSE on the held-out months in kelvin, of ``network`` and the baselines.
+
+    Returns
+    -------
+    dict
+        The keys that start a report.
+    """
+    simple = {name: value for name, value in scores.items() if name != "network"}
+    best = min(simple, key=simple.__getitem__)
+    gain = 1 - scores["network"] / simple[best]
+    return {
+        "rmse_model_k": scores["network"],
+        "rmse_bilinear_k": scores["bilinear"],
+        "rmse_best_baseline_k": simple[best],
+        "best_baseline": best,
+        "improvement": gain,
+        "needed_improvement": NEEDED_GAIN,
+        "beats_baseline": bool(gain >= NEEDED_GAIN),
+    }
+
+
+def write_report(folder: Path, report: Mapping[str, Any]) -> None:
+    """Write ``report.json`` and ``report.md``.
+
+    Parameters
+    ----------
+    folder : Path
+        Where to.
+    report : mapping
+        What `ml4cube.demo.__main__` gathered.
+    """
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    (folder / "report.md").write_text(_page(report))
+
+
+def _page(report: Mapping[str, Any]) -> str:
+    verdict = "beats" if report["beats_baseline"] else "does **not** beat"
+    epoch = report["best_epoch"]
+    return f"""# Sea surface temperature, six times finer
+
+The network {verdict} the strongest simple baseline ({report["best_baseline"]}) by the
+{report["needed_improvement"]:.0%} that are asked for: {report["rmse_model_k"]:.3f} K against
+{report["rmse_best_baseline_k"]:.3f} K, {report["improvement"]:.1%} less, on
+{report["months"]["test"]} held-out months.
+
+OSTIA monthly means on {report["grid"]} cells are averaged over 6 × 6 cells and predicted back.
+This is **perfect-model downscaling**: the coarse field is made from the fine one, so a real
+coarse product would add errors that are not seen here.
+
+| prediction | RMSE (K), weighted by cell area |
+|---|---|
+{_rows((name, f"{value:.4f}") for name, value in report["rmse_k"].items())}
+
+## Split
+
+Months in the order of time: {", ".join(f"{n} {part}" for part, n in report["months"].items())}
+(excluded is the buffer between train and the rest). What is fitted, the baselines included, saw
+train months only.
+
+![split](split_map.png)
+
+| samples | |
+|---|---|
+{_rows(report["accounting"].items())}
+
+## Training
+
+{report["ranks"]} ranks, best epoch {epoch}. What every rank did in that epoch:
+
+{_table(report["rank_table"])}
+
+The losses of the ranks, weighted by their samples, are the loss of the epoch.
+
+![loss](loss_curve.png)
+
+## Result
+
+![maps](maps.png)
+
+| stage | seconds |
+|---|---|
+{_rows((name, f"{seconds:.1f}") for name, seconds in report["seconds"].items())}
+"""
+
+
+def _rows(pairs: Any) -> str:
+    return "\n".join(f"| {' | '.join(map(str, pair))} |" for pair in pairs)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    names = list(rows[0])
+    body = ([f"{v:.4g}" if isinstance(v, float) else v for v in row.values()] for row in rows)
+    return "\n".join([_rows([names]), "|---" * len(names) + "|", _rows(body)])

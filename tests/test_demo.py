@@ -1,0 +1,149 @@
+"""The demo: its science against loops, its manners with folders, and the whole of it."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from ml4cube.demo.__main__ import prepare_folder
+from ml4cube.demo.downscaling import (
+    FACTOR,
+    TARGET,
+    baselines,
+    build_cube,
+    interpolate,
+    open_truth,
+)
+from ml4cube.demo.report import judge
+from ml4cube.errors import StoreExistsError
+from ml4cube.splits import assign_time_split
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return open_truth()
+
+
+@pytest.fixture(scope="module")
+def label(truth):
+    return assign_time_split(truth, 34 / 54, val=6 / 54, gap=1)["split"]
+
+
+def test_the_split_is_the_one_that_is_reported(label):
+    months = label.max(["latitude", "longitude"]).values
+    assert months.tolist() == [1] * 33 + [255] + [2] * 6 + [0] * 14
+
+
+def test_interpolation_equals_a_loop_over_cells(truth):
+    month = truth.isel(time=slice(3, 4))
+    field = month.values[0].astype("float64")
+    rows, columns = (n // FACTOR for n in field.shape)
+    means = np.full((rows, columns), np.nan)
+    for i in range(rows):
+        for j in range(columns):
+            block = field[i * FACTOR : (i + 1) * FACTOR, j * FACTOR : (j + 1) * FACTOR]
+            if np.isfinite(block).any():
+                means[i, j] = np.nanmean(block)
+    got = interpolate(month).values[0]
+    for i in range(0, field.shape[0], 2):
+        for j in [0, 1, 2, 3, 100, 215, 216, 428, 430, 431]:
+            y = min(max((i + 0.5) / FACTOR - 0.5, 0), rows - 1)
+            x = (j + 0.5) / FACTOR - 0.5
+            total = weight = 0.0
+            for a in {int(np.floor(y)), int(np.floor(y)) + 1}:
+                for b in (int(np.floor(x)), int(np.floor(x)) + 1):
+                    share = max(0.0, 1 - abs(y - a)) * (1 - abs(x - b))
+                    value = means[min(a, rows - 1), b % columns]
+                    if share > 0 and np.isfinite(value):
+                        total, weight = total + share * value, weight + share
+            expected = total / weight if weight > 1e-9 else np.nan
+            assert got[i, j] == pytest.approx(expected, abs=1e-9, nan_ok=True)
+
+
+def test_what_is_fitted_sees_train_months_only(truth, label):
+    later = (label != 1).any(["latitude", "longitude"])
+    changed = truth.where(~later, truth + 1000)
+    for make in (build_cube, baselines):
+        before, after = make(truth, label), make(changed, label)
+        train = ~later
+        for name in before.data_vars:
+            if "time" in before[name].dims:
+                same = before[name].isel(time=train.values), after[name].isel(time=train.values)
+            else:
+                same = before[name], after[name]
+            xr.testing.assert_equal(*same)
+
+
+def test_the_bilinear_error_written_out(truth, label):
+    test = (label == 0).all(["latitude", "longitude"]).values
+    error = (interpolate(truth) - truth).values[test].astype("float64")
+    weight = np.broadcast_to(np.cos(np.deg2rad(truth.latitude.values))[:, None], error.shape[1:])
+    sea = np.isfinite(error)
+    expected = np.sqrt((np.where(sea, error, 0) ** 2 * weight).sum() / (sea * weight).sum())
+    assert expected == pytest.approx(0.2783, abs=2e-4)
+
+
+def test_the_verdict_takes_the_strongest_baseline():
+    verdict = judge({"network": 0.8, "bilinear": 2.0, "other": 1.0})
+    assert verdict["best_baseline"] == "other"
+    assert verdict["improvement"] == pytest.approx(0.2)
+    assert verdict["beats_baseline"]
+    assert not judge({"network": 0.9, "bilinear": 2.0, "other": 1.0})["beats_baseline"]
+
+
+def test_a_folder_with_foreign_things_is_refused_untouched(tmp_path):
+    (tmp_path / "thesis.docx").write_text("years of work")
+    (tmp_path / "report.md").write_text("mine")
+    with pytest.raises(StoreExistsError, match=r"thesis\.docx"):
+        prepare_folder(tmp_path)
+    assert (tmp_path / "report.md").read_text() == "mine"
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(StoreExistsError, match="is a file"):
+        prepare_folder(file)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_whole_demo_beats_the_baseline(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "ml4cube.demo", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rank  device" in done.stdout + done.stderr
+
+    report = json.loads((out / "report.json").read_text())
+    assert report["beats_baseline"]
+    assert report["rmse_model_k"] <= 0.85 * report["rmse_best_baseline_k"]
+    rows = report["rank_table"]
+    assert [row["rank"] for row in rows] == [0, 1]
+    assert sum(row["val_n"] for row in rows) == 6
+    assert {"split", "statistics", "sampling", "training", "prediction", "scores"} <= set(
+        report["seconds"]
+    )
+    for picture in ("split_map.png", "loss_curve.png", "maps.png"):
+        assert (out / picture).read_bytes()[:4] == b"\x89PNG"
+
+    truth = open_truth()
+    for name in ("sst.zarr", "sst.nc"):
+        with xr.open_dataset(out / name) as cube:
+            assert cube.attrs["Conventions"].startswith("CF-")
+            assert cube["sst"].attrs["units"] == "K"
+            assert cube["sst"].dims == truth.dims
+            xr.testing.assert_equal(cube["time"].drop_attrs(), truth["time"].drop_attrs())
+            assert (cube["sst"].isnull() == truth.isnull()).all()
+
+    (out / "notes.txt").write_text("mine")
+    again = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "notes.txt" in again.stderr
+    assert (out / "report.md").exists()
+
+
+def test_the_target_is_what_is_left(truth, label):
+    cube = build_cube(truth, label)
+    rebuilt = interpolate(truth) + cube["mean_detail"] + cube[TARGET]
+    assert float(abs(rebuilt - truth).max()) < 1e-3
