@@ -127,6 +127,11 @@ def predict_cube(
     RunError
         On the other ranks, if one rank fails.
 
+    Notes
+    -----
+    A store does not hold the `callback` it was made with. Do to `ds` what the callback did to
+    the samples before you predict; results are in the units the targets had after it.
+
     Examples
     --------
     >>> import numpy as np, torch, xarray as xr
