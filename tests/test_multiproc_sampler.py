@@ -726,3 +726,10 @@ def test_nothing_of_a_lazy_cube_is_read_by_the_constructor(tmp_path: Path) -> No
     ds = split_cube(dask_chunks={"time": 2})
     with dask.config.set(scheduler=lambda *_, **__: pytest.fail("computed")):
         sampler(ds, tmp_path, val_cube=tmp_path / "v")
+
+
+def test_a_validation_store_without_a_label_gets_half_of_what_train_leaves(tmp_path):
+    cube = cell_id_cube({"time": 40, "x": 4}, dtype="float64")
+    made = sampler(cube, tmp_path, val_cube=tmp_path / "val.zarr", block_size={"time": 2})
+    train, test, val = made.get_datasets()
+    assert [s.sizes["samples"] for s in (train, test, val)] == [128, 16, 16]

@@ -107,8 +107,9 @@ class MultiProcSampler:
         How float variables are scaled by the train statistics; others never are.
     val_cube : str or path, optional
         Where the validation store will stand; needed if the label has a validation part.
-    val_split : float
-        Fraction of blocks for validation, if the cube has no split label.
+    val_split : float, optional
+        Fraction of blocks for validation, if the cube has no split label. By default, with a
+        `val_cube`, half of what `data_split` leaves.
     seed : int
         Seeds the split, the order, `rand_chunk` and noise.
     overwrite : bool
@@ -177,7 +178,7 @@ class MultiProcSampler:
         scale_fn: str | None = "standardize",
         *,
         val_cube: _PathLike | None = None,
-        val_split: float = 0.0,
+        val_split: float | None = None,
         seed: int = 42,
         overwrite: bool = False,
         resume: bool = True,
@@ -205,6 +206,7 @@ class MultiProcSampler:
             array_dims=array_dims,
             data_split=data_split,
             val_split=val_split,
+            wants_val=val_cube is not None,
             callback=callback,
             block_size=block_size,
             sample_size=sample_size,

@@ -106,7 +106,8 @@ class Sampling:
         filter_var: str | None = "filter_mask",
         block_size: SizesLike | None = None,
         data_split: float = 0.8,
-        val_split: float = 0.0,
+        val_split: float | None = None,
+        wants_val: bool = False,
         seed: int = 42,
         data_fraq: float = 1.0,
         rand_chunk: bool = False,
@@ -124,6 +125,8 @@ class Sampling:
             As `MultiProcSampler` takes them.
         val_split, seed, data_fraq, rand_chunk, callback
             As `MultiProcSampler` takes them.
+        wants_val : bool
+            Whether validation samples are wanted even where `val_split` is not given.
         split_unlabelled : bool
             Whether a cube without a label is split; if not, all of it is train.
         **policy
@@ -175,6 +178,9 @@ class Sampling:
             ds = ds.assign({label: ((), np.uint8(PARTS["train"]))})
         elif label is None:
             sizes = dict(zip(blocks.dims, blocks.tile, strict=True))
+            if val_split is None:
+                halved = wants_val and isinstance(data_split, int | float) and data_split < 1
+                val_split = (1 - data_split) / 2 if halved else 0.0
             ds = assign_block_split(ds, sizes, data_split, val=val_split, seed=seed)
             label = "split"
         elif val_split:

@@ -334,6 +334,12 @@ def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TI
     return world
 
 
+# gloo's threads outlive the group (DistributedDataParallel keeps a reference for good) and may
+# still have to let go of the last collective's tensors, for which they need the interpreter. One
+# that asks for it while the interpreter shuts down aborts the process, so they get it here.
+_GLOO_GRACE_S = 0.25
+
+
 def ddp_cleanup() -> None:
     """Take down the process group that `ddp_init` made; leave one that the caller made.
 
@@ -342,7 +348,10 @@ def ddp_cleanup() -> None:
     >>> ddp_cleanup()
     """
     if _Group.made is not None and dist.is_initialized() and dist.group.WORLD is _Group.made:
+        gloo = dist.get_backend() == "gloo"
         dist.destroy_process_group()
+        if gloo:
+            time.sleep(_GLOO_GRACE_S)
     _Group.made, _Group.store = None, None
 
 
