@@ -5,11 +5,12 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test lint docs clean
+.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite"
 	@echo "make setup   only build $(VENV)/"
+	@echo "make bench-statistics, make bench-loading    measure, into benchmarks/results/"
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml scripts/setup_env.py
@@ -20,6 +21,13 @@ demo: setup
 
 test: lint docs
 	$(PY) -m pytest -n $(JOBS)
+
+test-faults: setup
+	$(PY) -m pytest tests/faults
+
+# -P keeps benchmarks/statistics.py from hiding the standard library's module of that name
+bench-statistics bench-loading: bench-%: setup
+	$(PY) -P benchmarks/$*.py
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -33,9 +33,8 @@ def skip_what_is_not_ours(app, what, name, obj, skip, options):
 
 def escape_shapes(app, what, name, obj, options, lines):
     """Keep the star of a shape such as (samples, *window) from starting an emphasis."""
-    lines[:] = [
-        line if "`" in line else re.sub(r"(?<=[(, ])\*(?=\w)", r"\\*", line) for line in lines
-    ]
+    code_or_star = re.compile(r"(``.*?``|`[^`]*`)|(?<=[(, ])\*(?=\w)")
+    lines[:] = [code_or_star.sub(lambda found: found[1] or r"\*", line) for line in lines]
 
 
 def setup(app):
