@@ -487,6 +487,8 @@ def bad(**options: Any) -> Any:
         bad(test_cube="s3://bucket/test.zarr"),
         bad(client=3),
         bad(val_split=0.1),
+        bad(data_split=1.4),
+        bad(data_split="most"),
     ],
 )
 def test_bad_arguments_are_refused_before_any_work(tmp_path: Path, options: Any) -> None:

@@ -37,7 +37,9 @@ def _explaining(what: str) -> Iterator[None]:
         raise InvalidValueError(f"this is not {what}: {error!r}; make the split anew") from error
 
 
-def check_fractions(split: float, val: float = 0.0) -> dict[str, float]:
+def check_fractions(
+    split: float, val: float = 0.0, names: tuple[str, str] = ("split", "val")
+) -> dict[str, float]:
     """Turn `split` and `val` into the fraction of each part that is asked for.
 
     Parameters
@@ -46,6 +48,8 @@ def check_fractions(split: float, val: float = 0.0) -> dict[str, float]:
         Fraction for training.
     val : float
         Fraction for validation; the rest is the test part.
+    names : tuple of str
+        What the two are called where the user gave them.
 
     Returns
     -------
@@ -64,7 +68,7 @@ def check_fractions(split: float, val: float = 0.0) -> dict[str, float]:
     >>> check_fractions(0.75, 0.25)
     {'train': 0.75, 'val': 0.25}
     """
-    for name, value in (("split", split), ("val", val)):
+    for name, value in zip(names, (split, val), strict=True):
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
             raise InvalidTypeError(
                 f"{name}={value!r} is a {type(value).__name__}; give a fraction from 0 to 1"
@@ -74,8 +78,8 @@ def check_fractions(split: float, val: float = 0.0) -> dict[str, float]:
     rest = 1 - float(split) - float(val)
     if rest < -1e-9:
         raise InvalidValueError(
-            f"split={split} and val={val} add up to {split + val:g}; together they may be 1 at "
-            "most, and the test part gets the rest"
+            f"{names[0]}={split} and {names[1]}={val} add up to {split + val:g}; together they may "
+            "be 1 at most, and the test part gets the rest"
         )
     rest = 0.0 if abs(rest) < 1e-9 else rest
     wanted = {"train": float(split), "val": float(val), "test": rest}

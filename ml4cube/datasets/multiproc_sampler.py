@@ -234,6 +234,7 @@ class MultiProcSampler:
             "rand_chunk": bool(rand_chunk),
             "chunk_size": self._chunk,
             "parts": sorted(self.targets),
+            "callback": None if callback is None else _name_of(callback),
         }
         self._planned: tuple[Extractor, SamplePlan] | None = None
 
@@ -449,3 +450,8 @@ def _write_errors(target: Path) -> Iterator[None]:
             f"{target} cannot be written: {error}; make room or choose another path, then run "
             "again: what is finished is kept"
         ) from error
+
+
+def _name_of(callback: Callback) -> str:
+    """What a callback is called, so that a store says that there was one."""
+    return str(getattr(callback, "__qualname__", type(callback).__name__))

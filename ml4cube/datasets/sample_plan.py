@@ -21,7 +21,7 @@ from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueEr
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
-from ml4cube.core.split_plan import PARTS
+from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.engines import Engine
 from ml4cube.datasets.extractor import (
@@ -146,6 +146,7 @@ class Sampling:
             raise InvalidTypeError(
                 f"callback={callback!r} cannot be called; give a function of a dict of arrays"
             )
+        check_fractions(data_split, val_split or 0.0, ("data_split", "val_split"))
         ds = as_dataset(cube)
         shape = _shape(ds)
         filter_var = _mask_name(ds, filter_var, policy)
@@ -179,8 +180,7 @@ class Sampling:
         elif label is None:
             sizes = dict(zip(blocks.dims, blocks.tile, strict=True))
             if val_split is None:
-                halved = wants_val and isinstance(data_split, int | float) and data_split < 1
-                val_split = (1 - data_split) / 2 if halved else 0.0
+                val_split = (1 - data_split) / 2 if wants_val else 0.0
             ds = assign_block_split(ds, sizes, data_split, val=val_split, seed=seed)
             label = "split"
         elif val_split:
