@@ -1,0 +1,180 @@
+"""Labels on cubes: the same bits whatever the cube's make, one per block, rebuilt from attrs."""
+
+import warnings
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.errors import CubeError, EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.splits import (
+    apply_split,
+    assign_block_split,
+    assign_rand_split,
+    assign_time_split,
+    create_split,
+)
+from tests.cubes import cell_id_cube
+
+SHAPE = {"time": 12, "lat": 9, "lon": 10}
+CHUNKINGS = [None, {"time": 5, "lat": 4}, {"time": 1}, {"lat": 9, "lon": 3}]
+
+
+def label_of(cube, **options):
+    return assign_block_split(cube, **options)["split"].transpose(*SHAPE)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    order=st.permutations(list(SHAPE)),
+    chunks=st.sampled_from(CHUNKINGS),
+    sizes=st.sampled_from([{"time": 4}, {"lon": 3, "time": 5}, {"lat": 2, "lon": 4, "time": 3}]),
+    buffer=st.sampled_from([None, 1, {"time": 1}]),
+    seed=st.integers(0, 5),
+    scheduler=st.sampled_from(["synchronous", "threads"]),
+)
+def test_the_make_of_a_cube_changes_no_bit(order, chunks, sizes, buffer, seed, scheduler):
+    options = {"block_size": sizes, "split": 0.6, "val": 0.1, "seed": seed, "buffer": buffer}
+    plain = label_of(cell_id_cube(SHAPE, "float64"), **options)
+    other = cell_id_cube(SHAPE, "float64", dim_order=tuple(order), dask_chunks=chunks)
+    with dask.config.set(scheduler=scheduler):
+        made = label_of(other, **options)
+        np.testing.assert_array_equal(made.values, plain.values)
+        part = {"time": slice(3, 9), "lon": slice(2, 7)}
+        np.testing.assert_array_equal(made.isel(part).values, plain.isel(part).values)
+    assert made.attrs["ml4cube_split"] == plain.attrs["ml4cube_split"]
+
+
+def test_one_label_per_block_and_fractions_within_a_block():
+    cube = cell_id_cube({"time": 40, "lat": 30, "lon": 30}, "float64")
+    label = assign_block_split(cube, [("lat", 3), ("time", 4), ("lon", 3)], 0.7, val=0.1)["split"]
+    label = label.transpose("time", "lat", "lon").values
+    blocks = label.reshape(10, 4, 10, 3, 10, 3).transpose(0, 2, 4, 1, 3, 5).reshape(1000, -1)
+    assert (blocks == blocks[:, :1]).all()
+    for code, share in {1: 0.7, 2: 0.1, 0: 0.2}.items():
+        assert abs((label == code).mean() - share) <= 0.001
+    assert ((label == True) == (label == 1)).all()  # noqa: E712 - as users write it
+    assert ((label == False) == (label == 0)).all()  # noqa: E712
+
+
+def test_fractions_are_of_valid_cells():
+    cube = cell_id_cube({"time": 50, "x": 20}, "float64")
+    land = xr.DataArray(np.arange(20) < 5, dims="x")
+    cube["a"] = cube["a"].where(~land)
+    label = assign_block_split(cube, {"time": 2, "x": 5}, 0.7, valid="a")["split"]
+    valid = cube["a"].notnull()
+    assert abs(float((label == 1).where(valid).mean()) - 0.7) <= 0.01
+    by_mask = assign_block_split(cube, {"time": 2, "x": 5}, 0.7, valid=valid)["split"]
+    np.testing.assert_array_equal(by_mask.values, label.values)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_the_label_survives_a_store_and_is_rebuilt_from_it(tmp_path, zarr_format):
+    cube = cell_id_cube(SHAPE, "float64", dask_chunks={"time": 4, "lat": 5}, calendar="360_day")
+    made = assign_block_split(cube, {"time": 3, "lon": 4}, val=0.1, buffer={"time": 1})
+    made.to_zarr(tmp_path / "cube.zarr", zarr_format=zarr_format, consolidated=False)
+    again = xr.open_zarr(tmp_path / "cube.zarr", consolidated=False)
+    assert again["split"].dtype == np.uint8
+    np.testing.assert_array_equal(again["split"].values, made["split"].values)
+    assert list(again["split"].attrs["flag_values"]) == [1, 0, 2, 255]
+    assert again["split"].attrs["flag_meanings"] == "train test val excluded"
+    rebuilt = apply_split(cube, again["split"].attrs["ml4cube_split"])["split"]
+    np.testing.assert_array_equal(rebuilt.values, made["split"].values)
+
+
+def test_label_is_lazy_where_the_cube_is_and_the_cube_is_left_alone():
+    cube = cell_id_cube(SHAPE, "float64", dask_chunks={"time": 5, "lat": 4})
+    before = cube.copy()
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("computed")
+
+    with dask.config.set(scheduler=forbidden):
+        made = assign_block_split(cube, {"time": 4})
+        forward = assign_time_split(cube, 0.6)
+    assert made["split"].chunksizes["time"] == cube["a"].chunksizes["time"]
+    assert forward["split"].chunks is not None
+    assert "split" not in cube
+    xr.testing.assert_identical(cube, before)
+
+
+def test_no_block_size_means_the_chunks():
+    cube = cell_id_cube(SHAPE, "float64", dask_chunks={"time": 4, "lat": 3, "lon": 5})
+    sizes = {"time": 4, "lat": 3, "lon": 5}
+    np.testing.assert_array_equal(label_of(cube).values, label_of(cube, block_size=sizes).values)
+
+
+@pytest.mark.parametrize("calendar", [None, "360_day"])
+@pytest.mark.parametrize("gap", [None, 2, "61D"])
+def test_time_split_is_forward_with_a_gap(calendar, gap):
+    cube = cell_id_cube({"time": 20, "x": 3}, "float64").drop_vars("time", errors="ignore")
+    time = xr.date_range(
+        "2000-01-01", periods=20, freq="MS", calendar=calendar or "standard",
+        use_cftime=calendar is not None,
+    )  # fmt: skip
+    made = assign_time_split(cube.assign_coords(time=time), 0.6, val=0.2, gap=gap)["split"]
+    rows = made.transpose("time", ...).values.reshape(20, -1)
+    assert (rows == rows[:, :1]).all()
+    steps = rows[:, 0].tolist()
+    lost = 0 if gap is None else 2
+    assert steps == [1] * (12 - lost) + [255] * lost + [2] * 4 + [0] * 4
+
+
+def test_random_split_warns_and_is_the_same_for_any_chunking():
+    with pytest.warns(UserWarning, match="neighbour"):
+        plain = assign_rand_split(cell_id_cube(SHAPE, "float64"), 0.7, val=0.1)["split"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        other = assign_rand_split(
+            cell_id_cube(SHAPE, "float64", dask_chunks={"lon": 3}), 0.7, val=0.1
+        )["split"]
+    np.testing.assert_array_equal(plain.values, other.values)
+    assert abs((plain.values == 1).mean() - 0.7) < 0.001
+
+
+@pytest.mark.parametrize("as_arrays", [False, True])
+def test_create_split_shares_every_cell_out(as_arrays):
+    cube = cell_id_cube({"time": 10, "x": 4}, "float64", names=("a", "b", "c"))
+    made = assign_block_split(cube, {"time": 2}, 0.6)
+    data = {name: made[name].values for name in made.data_vars} if as_arrays else made
+    X_train, X_test, y_train, y_test = create_split(data, "a", exclude_vars=["c"])
+    assert X_train.shape[-1] == X_test.shape[-1] == 1  # b alone
+    train = made["a"].values[made["split"].broadcast_like(made["a"]).values == 1]
+    assert sorted(np.ravel(y_train)) == sorted(train)
+    assert sorted([*np.ravel(y_train), *np.ravel(y_test)]) == sorted(made["a"].values.ravel())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"block_size": {"latitude": 3}}, "latitude"),
+        ({"block_size": {"lat": 0}}, "lat"),
+        ({"block_size": {"lat": 99}}, "99"),
+        ({"block_size": {"lat": 2.5}}, r"2\.5"),
+        ({"block_size": 4}, "block_size"),
+        ({"split": 1.5}, r"1\.5"),
+        ({"split": 0.9, "val": 0.2}, "val"),
+        ({"buffer": -1}, "-1"),
+        ({"buffer": "30parsec"}, "parsec"),
+        ({"buffer": {"height": 1}}, "height"),
+        ({"valid": "nothing"}, "nothing"),
+    ],
+)
+def test_bad_arguments_are_named(options, says):
+    cube = cell_id_cube(SHAPE, "float64")
+    with pytest.raises((InvalidValueError, InvalidTypeError), match=says) as caught:
+        assign_block_split(cube, **{"block_size": {"time": 3}, **options})
+    assert isinstance(caught.value, CubeError)
+
+
+def test_a_part_that_would_be_empty_is_refused():
+    cube = cell_id_cube({"time": 4, "x": 3}, "float64")
+    with pytest.raises(EmptyPartError):
+        assign_block_split(cube, {"time": 4}, 0.5)
+    with pytest.raises(EmptyPartError):
+        assign_block_split(cube.where(False), {"time": 1}, 0.5, valid="a")
+    with pytest.raises(EmptyPartError):
+        assign_time_split(cube, 0.5, gap=2)
