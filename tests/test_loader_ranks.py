@@ -2,43 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.utils.data import TensorDataset
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from tests.distributed_runner import on_ranks
 from tests.samplestores import numbered, write_store
 
 N = 101
 SMALL_MB = 0.0012
-
-
-def _rank_main(
-    rank: int, world: int, folder: str, job: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
-    os.environ["LOCAL_WORLD_SIZE"] = str(world)
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world
-    )
-    try:
-        torch.save(job(*args), f"{folder}/{rank}.pt")
-    finally:
-        dist.destroy_process_group()
-
-
-def on_ranks(world: int, folder: Path, job: Callable[..., Any], *args: Any) -> list[Any]:
-    """Run `job` on `world` ranks and return what each returned."""
-    folder.mkdir()
-    mp.spawn(_rank_main, (world, str(folder), job, args), nprocs=world)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 
 def numbers(batch: Any) -> list[int]:
@@ -94,10 +71,7 @@ def together(ranks: list[list[list[int]]]) -> list[list[int]]:
 def test_ranks_share_every_epoch_alike(tmp_path: Path, form: str) -> None:
     path = str(write_store(tmp_path / "train.zarr", N)) if form == "store" else None
     args = (path, 12, SMALL_MB)
-    alone, pair, three = (
-        on_ranks(world, tmp_path / f"world{world}", one_epoch_and_a_half, *args)
-        for world in (1, 2, 3)
-    )
+    alone, pair, three = (on_ranks(world, one_epoch_and_a_half, *args) for world in (1, 2, 3))
     for ranks in (alone, pair, three):
         assert together([r["epoch"] for r in ranks]) == together([r["epoch"] for r in alone])
         assert together([r["begun"] for r in ranks]) == together([r["begun"] for r in alone])
@@ -109,8 +83,8 @@ def test_ranks_share_every_epoch_alike(tmp_path: Path, form: str) -> None:
             assert r["sizes"][3] == len(r["test"])
         assert [r["state"] for r in ranks] == [alone[0]["state"]] * len(ranks)
     # the epoch that two ranks began goes on with three, as it would have gone on with one
-    rest = on_ranks(3, tmp_path / "resumed", go_on, *args, pair[0]["state"])
-    whole = on_ranks(1, tmp_path / "whole", go_on, *args, {**alone[0]["state"], "done": 0})
+    rest = on_ranks(3, go_on, *args, pair[0]["state"])
+    whole = on_ranks(1, go_on, *args, {**alone[0]["state"], "done": 0})
     assert together([r["begun"] for r in pair]) + together(rest) == together(whole)
 
 
@@ -123,4 +97,4 @@ def small_test_set(path: str) -> list[int]:
 
 def test_fewer_samples_than_ranks(tmp_path: Path) -> None:
     path = write_store(tmp_path / "test.zarr", 2)
-    assert sorted(on_ranks(3, tmp_path / "ranks", small_test_set, str(path))) == [[], [0], [1]]
+    assert sorted(on_ranks(3, small_test_set, str(path))) == [[], [0], [1]]
