@@ -49,7 +49,7 @@ def refuse_unasked_cuda(python: Path) -> None:
         sys.exit(
             f"{TORCH} would bring {len(cuda)} CUDA packages ({', '.join(cuda[:3])}, ...), and this "
             "machine has no GPU.\nGive pip the CPU index that PyTorch names under 'Get started':\n"
-            "    make setup PIP_INDEX_URL=<that index>\n"
+            "    make setup PIP_EXTRA_INDEX_URL=<that index>\n"
             "or install a torch of your choice into the environment first, or allow CUDA:\n"
             "    make setup ALLOW_CUDA=1"
         )
