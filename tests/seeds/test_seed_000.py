@@ -75,7 +75,9 @@ assert not any(key.startswith("module.") for key in model.state_dict())
 saved = torch.load("best_model.pth", weights_only=True)
 assert all(torch.equal(saved[key], value) for key, value in model.state_dict().items())
 assert not torch.equal(model.linear.weight, torch.zeros_like(model.linear.weight))
-print("samples", len(names["train_ds"]), len(names["test_ds"]))
+# one write, so that lines of two ranks do not mix
+import sys
+sys.stdout.write(f"samples {len(names['train_ds'])} {len(names['test_ds'])}\\n")
 """
 
 

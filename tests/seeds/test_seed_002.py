@@ -20,7 +20,9 @@ AFTERWARDS = """
 import torch.distributed
 rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 trained = dist_train(trainer)
-print("rank", rank, "epochs", len(trainer.history.to_dict()["train_loss"]))
+# one write, so that lines of two ranks do not mix
+import sys
+sys.stdout.write(f"rank {rank} epochs {len(trainer.history.to_dict()['train_loss'])}\\n")
 """
 
 
