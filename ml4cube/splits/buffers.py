@@ -180,7 +180,8 @@ def _no_buffer(argument: str, value: Any) -> InvalidTypeError:
 
 
 def _is_cells(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    # numpy counts a timedelta64 among its integers
+    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
 
 
 def _is_kilometres(value: Any) -> bool:
