@@ -108,7 +108,7 @@ def test_no_block_size_means_the_chunks():
 
 
 @pytest.mark.parametrize("calendar", [None, "360_day"])
-@pytest.mark.parametrize("gap", [None, 2, "61D"])
+@pytest.mark.parametrize("gap", [None, 2, "61D", np.timedelta64(61, "D")])
 def test_time_split_is_forward_with_a_gap(calendar, gap):
     cube = cell_id_cube({"time": 20, "x": 3}, "float64").drop_vars("time", errors="ignore")
     time = xr.date_range(
