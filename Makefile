@@ -5,12 +5,12 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading
+.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite"
 	@echo "make setup   only build $(VENV)/"
-	@echo "make bench-statistics, make bench-loading    measure, into benchmarks/results/"
+	@echo "make bench-statistics, bench-loading, bench-training    measure, into benchmarks/results/"
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml scripts/setup_env.py
@@ -26,8 +26,16 @@ test-faults: setup
 	$(PY) -m pytest tests/faults
 
 # -P keeps benchmarks/statistics.py from hiding the standard library's module of that name
-bench-statistics bench-loading: bench-%: setup
+bench-statistics bench-loading bench-codecs: bench-%: setup
 	$(PY) -P benchmarks/$*.py
+
+# the libraries it compares with live in an environment of their own
+PEERS := benchmarks/.peers-venv
+$(PEERS)/.ready: pyproject.toml benchmarks/peers.py scripts/setup_env.py
+	$(PYTHON) benchmarks/peers.py $(PEERS) lightning accelerate pytorch-ignite
+
+bench-training: $(PEERS)/.ready
+	$(PEERS)/bin/python -P benchmarks/training.py
 
 lint: setup
 	$(VENV)/bin/ruff check .
