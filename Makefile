@@ -5,12 +5,12 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training
+.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training bench-codecs
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite"
 	@echo "make setup   only build $(VENV)/"
-	@echo "make bench-statistics, bench-loading, bench-training    measure, into benchmarks/results/"
+	@echo "make bench-NAME    measure (statistics, loading, training, codecs), into benchmarks/results/"
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml scripts/setup_env.py

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,18 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.datasets.draft import StoreDraft, check_overwritable
+from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.engines import Engine, check_client, check_nproc, choose_engine
 from ml4cube.datasets.extractor import Callback, Extractor
+from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.provenance import fingerprint, provenance
-from ml4cube.datasets.sample_plan import SamplePlan, Sampling, make_plan, seed_of
+from ml4cube.datasets.sample_plan import (
+    MAX_CHUNK_MB,
+    SamplePlan,
+    Sampling,
+    make_plan,
+    seed_of,
+)
 from ml4cube.datasets.shard_writer import (
     ORDERS,
     ShardJob,
@@ -128,6 +137,17 @@ class MultiProcSampler:
         client is used without being named. Cube and paths must be where its workers see them.
     progress : bool, optional
         Whether to show progress bars; by default on a terminal only.
+    compressors : {"lz4", "zstd", None} or zarr.codecs.BloscCodec
+        How chunks are compressed: fast to read, smaller, not at all, or in detail. The names
+        stand for blosc with bitshuffle. A checksum is added always.
+    dtype : dtype or mapping, optional
+        Float dtype to store float variables in, of all or by variable: ``"float16"`` halves a
+        store of scaled float32. Samples are cast after they are scaled.
+    bitround : int or mapping, optional
+        Bits of mantissa to keep of float variables, of all or by variable; the others become
+        zero, which compresses well. 10 bits are about three digits.
+    max_chunk_mb : float
+        Most megabytes that a decoded chunk of the cube may have; a worker holds some at a time.
 
     Raises
     ------
@@ -187,6 +207,10 @@ class MultiProcSampler:
         order: str = "shuffled",
         client: Any = None,
         progress: bool | None = None,
+        compressors: Any = "lz4",
+        dtype: Any = None,
+        bitround: Any = None,
+        max_chunk_mb: float = MAX_CHUNK_MB,
     ) -> None:
         """Check every argument against the cube; read none of its cells."""
         check_client(client)
@@ -220,7 +244,13 @@ class MultiProcSampler:
             const=const,
             drop_nan=drop_nan,
             scale_fn=scale_fn,
+            max_chunk_mb=max_chunk_mb,
         )
+        self._compressor = Compressor.parse(compressors)
+        self._precision = Precision.parse(dtype, bitround)
+        if callback is None:
+            ds_dtypes = {n: self.sampling.ds[n].dtype for n in self.sampling.spec.variables}
+            self._precision.check_names(ds_dtypes)
         self._chunk = chunk_samples(chunk_size, self.sampling.spec)
         self._batch = chunk_batch
         self._order = order
@@ -235,6 +265,8 @@ class MultiProcSampler:
             "chunk_size": self._chunk,
             "parts": sorted(self.targets),
             "callback": None if callback is None else _name_of(callback),
+            "compressor": asdict(self._compressor),
+            "precision": asdict(self._precision),
         }
         self._planned: tuple[Extractor, SamplePlan] | None = None
 
@@ -259,9 +291,11 @@ class MultiProcSampler:
     def _plan_on(self, engine: Engine) -> tuple[Extractor, SamplePlan]:
         if self._planned is None:
             with self._bar("counting", len(self.sampling.extractor.tiles), "tiles") as bar:
-                self._planned = make_plan(
+                extractor, plan = make_plan(
                     self.sampling, engine, self.targets, batch=self._batch, note=bar.update
                 )
+            dims = len(self.sampling.spec.dims)
+            self._planned = extractor, plan.stored_as(self._precision, dims)
         return self._planned
 
     def run(self) -> SamplePlan | None:
@@ -333,7 +367,16 @@ class MultiProcSampler:
             extractor, plan = self._plan_on(engine)
             scaling = scaling_of(plan.statistics, self.sampling.spec.scale_fn)
             layouts = {
-                part: layout_of(self.sampling, plan, part, self._chunk, scaling) for part in drafts
+                part: layout_of(
+                    self.sampling,
+                    plan,
+                    part,
+                    self._chunk,
+                    scaling,
+                    self._precision,
+                    self._compressor,
+                )
+                for part in drafts
             }
             total = sum(layout.shards for layout in layouts.values())
             with self._bar("writing", total, "shards") as bar:
@@ -345,6 +388,7 @@ class MultiProcSampler:
                         layouts[part],
                         scaling,
                         self._order == "shuffled",
+                        self._precision,
                     )
                     with _write_errors(draft.target):
                         self._write_part(engine, job, plan, draft, bar)

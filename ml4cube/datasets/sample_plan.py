@@ -34,6 +34,7 @@ from ml4cube.datasets.extractor import (
     float_statistics,
     tiling,
 )
+from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.windows import (
     ComputedSource,
     CubeReader,
@@ -52,8 +53,12 @@ MIB = 2**20
 # Samples of one shard, all arrays together: what a worker holds in memory at a time.
 _SHARD_BYTES = (4 * MIB, 32 * MIB)
 _SHARDS_WANTED = 64
+#: Megabytes that one decoded chunk of the cube may have, unless asked otherwise.
+MAX_CHUNK_MB = 2048.0
 # A shard is mixed from that many tiles, so that neighbours in a store come from far apart.
 _TILES_PER_SHARD = 16
+# A sample's origin along one dim: a value and an index.
+_ORIGIN_BYTES = 12
 # Work of one counting task, and the most tasks of one pass.
 _COUNT_BYTES = 16 * MIB
 _MAX_TASKS = 20_000
@@ -113,6 +118,7 @@ class Sampling:
         rand_chunk: bool = False,
         split_unlabelled: bool = True,
         callback: Callback | None = None,
+        max_chunk_mb: float = MAX_CHUNK_MB,
         **policy: Any,
     ) -> Sampling:
         """Check a user's wishes against a cube, and split the cube if it has no label.
@@ -123,7 +129,7 @@ class Sampling:
             The cube.
         sample_size, overlap, array_dims, to_pred, features, filter_var, block_size, data_split
             As `MultiProcSampler` takes them.
-        val_split, seed, data_fraq, rand_chunk, callback
+        val_split, seed, data_fraq, rand_chunk, callback, max_chunk_mb
             As `MultiProcSampler` takes them.
         wants_val : bool
             Whether validation samples are wanted even where `val_split` is not given.
@@ -155,6 +161,7 @@ class Sampling:
         names, left_out = cube_variables(ds, exclude=[*masks, *([label] if label else [])])
         for name in names:
             check_decoded(name, ds[name])
+            _check_chunk(name, ds[name].variable, max_chunk_mb)
         if left_out:
             logger.info("left out: %s", "; ".join(f"{n!r} {why}" for n, why in left_out.items()))
         if not names:
@@ -305,6 +312,22 @@ def _source_chunks(variable: xr.Variable) -> dict[str, int]:
     return {str(d): int(n) for d, n in variable.encoding.get("preferred_chunks", {}).items()}
 
 
+def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
+    """Refuse chunks that would not fit a worker, by what the metadata declares."""
+    if isinstance(limit_mb, bool) or not isinstance(limit_mb, int | float):
+        raise InvalidTypeError(f"max_chunk_mb={limit_mb!r} is no number of megabytes")
+    on_file = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
+    for chunks in (_source_chunks(variable), on_file):
+        cells = math.prod(chunks.get(str(d), n) for d, n in variable.sizes.items()) if chunks else 0
+        found = cells * variable.dtype.itemsize / 1e6
+        if found > limit_mb:
+            raise InvalidValueError(
+                f"variable {name!r} lies in chunks of {dict(chunks)}, {found:,.0f} MB once "
+                f"decoded, and a worker holds a chunk whole; max_chunk_mb={limit_mb:g} allows "
+                "less. Rechunk the cube, or give a higher max_chunk_mb"
+            )
+
+
 def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
     chunks: dict[str, int] = {}
     for name in names:
@@ -349,7 +372,9 @@ def sample_bytes(spec: SampleSpec, dtypes: Mapping[str, np.dtype[Any]]) -> int:
     int
         At least 1.
     """
-    return math.prod(spec.size) * sum(d.itemsize for d in dtypes.values()) + 12 * len(spec.dims)
+    return math.prod(spec.size) * sum(d.itemsize for d in dtypes.values()) + _ORIGIN_BYTES * len(
+        spec.dims
+    )
 
 
 def shard_bytes(total: int) -> int:
@@ -493,6 +518,30 @@ class SamplePlan:
     nbytes: Mapping[str, int]
     tile_samples: NDArray[np.int64]
 
+    def stored_as(self, precision: Precision, dims: int) -> SamplePlan:
+        """Tell what the same samples are on disk.
+
+        Parameters
+        ----------
+        precision : Precision
+            What is kept of them.
+        dims : int
+            Dims of the cube, of each of which a sample carries its origin.
+
+        Returns
+        -------
+        SamplePlan
+            With the dtypes and bytes on disk.
+
+        Raises
+        ------
+        InvalidValueError
+            If the precision is that of a variable that is not stored.
+        """
+        precision.check_names({name: dtype for name, (_, dtype) in self.schema.items()})
+        schema = {n: (w, precision.dtype(n, d)) for n, (w, d) in self.schema.items()}
+        return replace(self, schema=schema, nbytes=_nbytes(self.samples, schema, dims))
+
     @property
     def samples(self) -> dict[str, int]:
         """Samples of each part."""
@@ -622,16 +671,21 @@ def make_plan(
     check_targets(sampling.spec, schema)
     floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
     statistics = merge.total or Statistics.empty(floats, part="train")
-    one = sum(math.prod(w) * np.dtype(d).itemsize for w, d in schema.values())
-    one += 12 * len(sampling.spec.dims)
+    samples = {part: accounting[part] for part in parts}
     return extractor, SamplePlan(
         parts,
         accounting,
         statistics,
         schema,
-        {part: accounting[part] * one for part in parts},
+        _nbytes(samples, schema, len(sampling.spec.dims)),
         counts[:, [PARTS[part] for part in parts]],
     )
+
+
+def _nbytes(samples: Mapping[str, int], schema: Schema, dims: int) -> dict[str, int]:
+    one = sum(math.prod(w) * np.dtype(d).itemsize for w, d in schema.values())
+    one += _ORIGIN_BYTES * dims
+    return {part: n * one for part, n in samples.items()}
 
 
 class InOrder:

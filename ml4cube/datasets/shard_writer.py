@@ -16,7 +16,9 @@ from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics, scale_parameters, scale_values
+from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.extractor import Arrays, Extractor
+from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.sample_plan import SamplePlan, Sampling, jsonable, shard_bytes
 from ml4cube.datasets.store import ArrayLayout, Files, StoreLayout, write_shard
 from ml4cube.datasets.windows import CubeReader
@@ -69,6 +71,8 @@ class ShardJob:
         Offset and scale of every variable that is scaled.
     mix : bool
         Whether samples are mixed inside a shard.
+    precision : Precision
+        What is kept of the samples.
     """
 
     extractor: Extractor
@@ -77,6 +81,7 @@ class ShardJob:
     layout: StoreLayout
     scaling: Mapping[str, tuple[float, float]]
     mix: bool
+    precision: Precision
 
 
 def scaling_of(statistics: Statistics, scale_fn: str | None) -> dict[str, tuple[float, float]]:
@@ -116,6 +121,8 @@ def layout_of(
     part: str,
     chunk: int | None,
     scaling: Mapping[str, tuple[float, float]],
+    precision: Precision,
+    compressor: Compressor,
 ) -> StoreLayout:
     """Lay out the store of one part.
 
@@ -131,6 +138,10 @@ def layout_of(
         Samples of a chunk, if asked for.
     scaling : dict of str to (float, float)
         Offset and scale of scaled variables.
+    precision : Precision
+        What is kept of the samples.
+    compressor : Compressor
+        Of every chunk.
 
     Returns
     -------
@@ -147,7 +158,9 @@ def layout_of(
     arrays = [
         ArrayLayout(name, _dims(spec, name, window), window, dtype, chunk, attrs)
         for name, (window, dtype) in plan.schema.items()
-        for attrs in [_variable_attrs(sampling, name, scaling.get(name))]
+        for attrs in [
+            _variable_attrs(sampling, name, scaling.get(name)) | precision.attrs(name, dtype)
+        ]
     ]
     samples = (spec.array_dims[0],)
     index = np.dtype(np.int32 if max(spec.shape) < 2**31 else np.int64).str
@@ -156,7 +169,7 @@ def layout_of(
         arrays.append(ArrayLayout(axis.name, samples, (), kind, shard, axis.attrs, True))
         note = {"long_name": f"index along {dim} of the sample's first cell"}
         arrays.append(ArrayLayout(f"{dim}_index", samples, (), index, shard, note, True))
-    return StoreLayout(n, shard, tuple(arrays))
+    return StoreLayout(n, shard, tuple(arrays), compressor)
 
 
 def _dims(spec: SampleSpec, name: str, window: tuple[int, ...]) -> tuple[str, ...]:
@@ -283,6 +296,7 @@ def _piece_samples(job: ShardJob, piece: Piece, reader: CubeReader) -> Arrays:
         samples = {name: values[chosen] for name, values in made.items()}
     for name, (offset, scale) in job.scaling.items():
         samples[name] = scale_values(samples[name], offset, scale, samples[name].dtype)
+    samples = {name: job.precision.apply(name, values) for name, values in samples.items()}
     return samples | extractor.origins(tile, keep[chosen])
 
 

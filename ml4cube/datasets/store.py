@@ -10,7 +10,7 @@ Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
 
     zarr.json                 attributes (see StoreMetadata), metadata of all arrays
     sst/zarr.json             dims (samples, lat, lon); sharding: chunks of whole samples,
-    sst/c/0/0/0               blosc-lz4 with bitshuffle, a crc32c on each
+    sst/c/0/0/0               blosc-lz4 with bitshuffle unless asked, a crc32c on each
     sst/c/1/0/0
     time/c/0, time_index/c/0  origin of each sample along each dim of the cube, as value
     lat_origin/...            and as index; <dim>_origin where the window keeps that dim
@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, StoreError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.encoding import Compressor, join_chunks
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 _HASH = "sha256"
 _MANIFEST = "manifest"
-_UNUSED_CHUNK = np.iinfo(np.uint64).max
 _NO_DATE = np.iinfo(np.int64).min
 
 Files = dict[str, tuple[int, str]]
@@ -102,11 +102,14 @@ class StoreLayout:
         Samples of one shard.
     arrays : tuple of ArrayLayout
         Variables first, then coordinates.
+    compressor : Compressor
+        Of every chunk.
     """
 
     samples: int
     shard: int
     arrays: tuple[ArrayLayout, ...]
+    compressor: Compressor = Compressor()  # noqa: RUF009 (frozen)
 
     @property
     def shards(self) -> int:
@@ -282,7 +285,6 @@ def sync_folder(folder: Path) -> None:
 def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
     """The array's ``zarr.json``, made by zarr itself so that it is what zarr expects."""
     import zarr
-    from zarr.codecs import BloscCodec, Crc32cCodec
     from zarr.storage import MemoryStore
 
     text = array.stored_dtype.kind == "O"
@@ -294,15 +296,7 @@ def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
         shards=(layout.shard, *array.window) if sharded else None,
         dtype=str if text else array.stored_dtype,
         fill_value="" if text else _fill(array),
-        compressors=[
-            BloscCodec(
-                typesize=array.stored_dtype.itemsize if not text else 1,
-                cname="lz4",
-                clevel=5,
-                shuffle="bitshuffle",
-            ),
-            Crc32cCodec(),
-        ],
+        compressors=layout.compressor.codecs(1 if text else array.stored_dtype.itemsize),
         dimension_names=array.dims,
         attributes=_stored_attrs(array, layout.samples),
         zarr_format=3,
@@ -337,25 +331,21 @@ def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
 def _encode_shard(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]) -> bytes:
     """Encode one shard as zarr's sharding codec does, or as a plain chunk if it is one chunk."""
     chunks = [
-        _encode_chunk(array, samples[start : start + array.chunk])
+        _encode_chunk(layout, array, samples[start : start + array.chunk])
         for start in range(0, len(samples), array.chunk)
     ]
     if array.chunk == layout.shard:
         return chunks[0]
-    index = np.full((layout.shard // array.chunk, 2), _UNUSED_CHUNK, dtype="<u8")
-    sizes = np.array([len(chunk) for chunk in chunks], dtype="<u8")
-    index[: len(chunks), 0] = np.cumsum(sizes) - sizes
-    index[: len(chunks), 1] = sizes
-    return b"".join([*chunks, _with_checksum(index.tobytes())])
+    return join_chunks(chunks, layout.shard // array.chunk)
 
 
-def _encode_chunk(array: ArrayLayout, samples: NDArray[Any]) -> bytes:
-    from numcodecs import VLenUTF8, blosc  # type: ignore[import-untyped]
-
+def _encode_chunk(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]) -> bytes:
     lacking = array.chunk - len(samples)
     if array.stored_dtype.kind == "O":
+        from numcodecs import VLenUTF8  # type: ignore[import-untyped]
+
         raw = VLenUTF8().encode(np.append(samples, np.full(lacking, "", dtype=object)))
-        return _with_checksum(blosc.compress(raw, b"lz4", 5, blosc.BITSHUFFLE, typesize=1))
+        return layout.compressor.compress(raw, 1)
     if samples.dtype.kind == "M":
         samples = samples.view(np.int64)
     if lacking:
@@ -363,13 +353,7 @@ def _encode_chunk(array: ArrayLayout, samples: NDArray[Any]) -> bytes:
         samples = np.concatenate([samples, rest])
     # one copy at most: dtype, byte order and layout in memory all at once
     ready = np.ascontiguousarray(samples, dtype=array.stored_dtype)
-    return _with_checksum(blosc.compress(ready, b"lz4", 5, blosc.BITSHUFFLE))
-
-
-def _with_checksum(data: bytes) -> bytes:
-    import google_crc32c
-
-    return data + int(google_crc32c.value(data)).to_bytes(4, "little")
+    return layout.compressor.compress(ready, ready.itemsize)
 
 
 def read_manifest(path: str | os.PathLike[str]) -> Files:

@@ -1,0 +1,161 @@
+"""How samples become bytes: compressor, checksum, shards.
+
+A shard is encoded here as zarr's sharding codec would, without zarr-python's cost per call; the
+metadata beside it is made by zarr itself, so that every reader of zarr v3 understands both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ml4cube.core.errors import InvalidTypeError, check_choice
+
+_UNUSED_CHUNK = np.iinfo(np.uint64).max
+_SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
+_COMPRESSORS = ("lz4", "zstd")
+
+
+@dataclass(frozen=True)
+class Compressor:
+    """The compressor of every chunk of a store; picklable.
+
+    Parameters
+    ----------
+    cname : str or None
+        What blosc compresses with; None stores chunks as they are.
+    clevel : int
+        Its effort, 0 to 9.
+    shuffle : {"noshuffle", "shuffle", "bitshuffle"}
+        How bytes or bits are sorted before.
+    """
+
+    cname: str | None = "lz4"
+    clevel: int = 5
+    shuffle: str = "bitshuffle"
+
+    @classmethod
+    def parse(cls, compressors: Any) -> Compressor:
+        """Read the sampler's `compressors`.
+
+        Parameters
+        ----------
+        compressors : {"lz4", "zstd"}, zarr.codecs.BloscCodec or None
+            What the user wrote; a sequence of one of these, too.
+
+        Returns
+        -------
+        Compressor
+            The same, as values.
+
+        Raises
+        ------
+        InvalidTypeError, InvalidValueError
+            If it is something else.
+        """
+        from zarr.codecs import BloscCodec
+
+        if isinstance(compressors, list | tuple) and len(compressors) == 1:
+            (compressors,) = compressors
+        if compressors is None:
+            return cls(cname=None)
+        if isinstance(compressors, BloscCodec):
+            return cls(compressors.cname.value, int(compressors.clevel), compressors.shuffle.value)
+        if not isinstance(compressors, str):
+            raise InvalidTypeError(
+                f"compressors={compressors!r} is a {type(compressors).__name__}; give one of "
+                f"{list(_COMPRESSORS)}, a zarr.codecs.BloscCodec, or None"
+            )
+        check_choice("compressors", compressors, _COMPRESSORS)
+        return cls(cname=compressors)
+
+    def codecs(self, itemsize: int) -> list[Any]:
+        """Name the compressor and the checksum after it to zarr.
+
+        Parameters
+        ----------
+        itemsize : int
+            Bytes of one value.
+
+        Returns
+        -------
+        list of zarr codec
+            For `zarr.create_array`.
+        """
+        from zarr.codecs import BloscCodec, Crc32cCodec
+
+        if self.cname is None:
+            return [Crc32cCodec()]
+        blosc: Any = BloscCodec(
+            typesize=itemsize,
+            cname=self.cname,  # type: ignore[arg-type]
+            clevel=self.clevel,
+            shuffle=self.shuffle,  # type: ignore[arg-type]
+        )
+        return [blosc, Crc32cCodec()]
+
+    def compress(self, data: Any, itemsize: int) -> bytes:
+        """Compress one chunk and add its checksum.
+
+        Parameters
+        ----------
+        data : bytes or contiguous ndarray
+            The chunk.
+        itemsize : int
+            Bytes of one value.
+
+        Returns
+        -------
+        bytes
+            As zarr's blosc and crc32c codecs would give.
+        """
+        from numcodecs import blosc  # type: ignore[import-untyped]
+
+        if self.cname is None:
+            return with_checksum(bytes(memoryview(data).cast("B")))
+        shuffle = _SHUFFLES.index(self.shuffle)
+        return with_checksum(
+            blosc.compress(data, self.cname.encode(), self.clevel, shuffle, typesize=itemsize)
+        )
+
+
+def with_checksum(data: bytes) -> bytes:
+    """Append the CRC-32C of some bytes.
+
+    Parameters
+    ----------
+    data : bytes
+        The bytes.
+
+    Returns
+    -------
+    bytes
+        Four more.
+    """
+    import google_crc32c
+
+    return data + int(google_crc32c.value(data)).to_bytes(4, "little")
+
+
+def join_chunks(chunks: list[bytes], slots: int) -> bytes:
+    """Put encoded chunks into one shard.
+
+    Parameters
+    ----------
+    chunks : list of bytes
+        Encoded chunks, in order.
+    slots : int
+        Chunks that the shard has room for; those that are not given count as empty.
+
+    Returns
+    -------
+    bytes
+        The shard, its index of offsets and sizes at the end.
+    """
+    index = np.full((slots, 2), _UNUSED_CHUNK, dtype="<u8")
+    sizes = np.array([len(chunk) for chunk in chunks], dtype="<u8")
+    index[: len(chunks), 0] = np.cumsum(sizes) - sizes
+    index[: len(chunks), 1] = sizes
+    return b"".join([*chunks, with_checksum(index.tobytes())])

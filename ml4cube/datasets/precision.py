@@ -1,0 +1,210 @@
+"""How much of the samples' float variables is stored: narrower dtypes, fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
+
+_MANTISSA_BITS = {"float16": 10, "float32": 23, "float64": 52}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What is kept of float variables on disk; picklable.
+
+    Make one with `Precision.parse`. Values are rounded to ``keepbits`` bits of mantissa, half to
+    even (Klöwer et al. 2021, doi:10.1038/s43588-021-00156-2), after they were scaled and cast.
+
+    Parameters
+    ----------
+    dtypes : dict of str to str
+        Dtype of variables; under ``""`` that of all others.
+    keepbits : dict of str to int
+        Bits of mantissa that are kept, likewise.
+    """
+
+    dtypes: Mapping[str, str]
+    keepbits: Mapping[str, int]
+
+    @classmethod
+    def parse(cls, dtype: Any, bitround: Any) -> Precision:
+        """Read the sampler's `dtype` and `bitround`.
+
+        Parameters
+        ----------
+        dtype : dtype, mapping or None
+            Float dtype of all float variables, or by variable.
+        bitround : int, mapping or None
+            Bits of mantissa to keep of all float variables, or by variable.
+
+        Returns
+        -------
+        Precision
+            The same, as values.
+
+        Raises
+        ------
+        InvalidTypeError, InvalidValueError
+            If one of them is no float dtype, or no number of bits.
+        """
+        dtypes = {n: _float_dtype("dtype", d) for n, d in _by_name(dtype).items()}
+        bits = {n: _bits(b) for n, b in _by_name(bitround).items()}
+        return cls(dtypes, bits)
+
+    def check_names(self, stored: Mapping[str, DTypeLike]) -> None:
+        """Refuse variables that are not stored or no floats.
+
+        Parameters
+        ----------
+        stored : mapping of str to dtype
+            The variables there are, with the dtype they would have.
+
+        Raises
+        ------
+        InvalidValueError
+            If there is one, or too many bits are to be kept of one.
+        """
+        for argument, wishes in (("dtype", self.dtypes), ("bitround", self.keepbits)):
+            for name in set(wishes) - {""}:
+                if name not in stored:
+                    raise InvalidValueError(
+                        f"{argument} names {name!r}, the samples hold {list(stored)}"
+                    )
+                if np.dtype(stored[name]).kind != "f":
+                    raise InvalidValueError(
+                        f"{argument} names {name!r}, which is of dtype {np.dtype(stored[name])}; "
+                        "only floats can be stored with less precision"
+                    )
+        for name, given in stored.items():
+            bits, kind = self._of(self.keepbits, name), self.dtype(name, given)
+            if np.dtype(given).kind == "f" and bits is not None and bits > _mantissa(kind):
+                raise InvalidValueError(
+                    f"bitround={bits} of {name!r}: {kind} has {_mantissa(kind)} bits of mantissa"
+                )
+
+    def dtype(self, name: str, given: DTypeLike) -> str:
+        """Tell the dtype on disk.
+
+        Parameters
+        ----------
+        name : str
+            A variable.
+        given : dtype
+            The dtype that its samples have.
+
+        Returns
+        -------
+        str
+            As `numpy.dtype.str`; the same unless a float is to be stored as another one.
+        """
+        wish = self._of(self.dtypes, name)
+        return np.dtype(given).str if wish is None or np.dtype(given).kind != "f" else str(wish)
+
+    def attrs(self, name: str, given: DTypeLike) -> dict[str, Any]:
+        """Say in a variable's attributes that it was rounded.
+
+        Parameters
+        ----------
+        name : str
+            A variable.
+        given : dtype
+            The dtype that its samples have.
+
+        Returns
+        -------
+        dict
+            Empty if it was not.
+        """
+        bits = self._of(self.keepbits, name)
+        return {} if bits is None or np.dtype(given).kind != "f" else {"ml4cube_keepbits": bits}
+
+    def apply(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
+        """Cast and round samples.
+
+        Parameters
+        ----------
+        name : str
+            The variable.
+        values : ndarray
+            Its samples, scaled.
+
+        Returns
+        -------
+        ndarray
+            The same array where nothing is to be done.
+
+        Raises
+        ------
+        RunError
+            If a finite value does not fit the dtype.
+        """
+        if values.dtype.kind != "f":
+            return values
+        target = np.dtype(self.dtype(name, values.dtype))
+        if target.itemsize < values.dtype.itemsize:
+            values = _narrowed(name, values, target)
+        elif target != values.dtype:
+            values = values.astype(target)
+        bits = self._of(self.keepbits, name)
+        return values if bits is None else _rounded(values, bits)
+
+    @staticmethod
+    def _of(wishes: Mapping[str, Any], name: str) -> Any:
+        return wishes.get(name, wishes.get(""))
+
+
+def _by_name(wish: Any) -> dict[str, Any]:
+    if wish is None:
+        return {}
+    return {str(n): w for n, w in wish.items()} if isinstance(wish, Mapping) else {"": wish}
+
+
+def _float_dtype(argument: str, dtype: Any) -> str:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise InvalidTypeError(
+            f"{argument}={dtype!r} is no dtype; give one of {list(_MANTISSA_BITS)}"
+        ) from None
+    check_choice(argument, found.name, _MANTISSA_BITS)
+    return str(found.newbyteorder("<").str)
+
+
+def _bits(bits: Any) -> int:
+    if isinstance(bits, bool) or not isinstance(bits, int | np.integer):
+        raise InvalidTypeError(f"bitround={bits!r} is no number of bits; give an integer")
+    if bits < 1:
+        raise InvalidValueError(f"bitround={bits} keeps nothing; give 1 or more bits")
+    return int(bits)
+
+
+def _mantissa(dtype: DTypeLike) -> int:
+    return _MANTISSA_BITS[np.dtype(dtype).name]
+
+
+def _narrowed(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):
+        cast = values.astype(dtype)
+    lost = np.isinf(cast) & np.isfinite(values)
+    if lost.any():
+        raise RunError(
+            f"variable {name!r} holds {values[lost].flat[0]:g}, which is too large for dtype "
+            f"{dtype.name} (at most {np.finfo(dtype).max:g}); scale it, or give a wider dtype"
+        )
+    return cast
+
+
+def _rounded(values: NDArray[Any], bits: int) -> NDArray[Any]:
+    from numcodecs.bitround import BitRound  # type: ignore[import-untyped]
+
+    if bits >= _mantissa(values.dtype):
+        return values
+    rounded = np.asarray(BitRound(bits).encode(np.ascontiguousarray(values))).view(values.dtype)
+    # rounding the bits of a NaN may make a number of it
+    return np.where(np.isfinite(values), rounded.reshape(values.shape), values)

@@ -1,0 +1,78 @@
+"""Narrower dtypes and fewer bits: what is lost is what was asked for, and never a number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from ml4cube.core.errors import CubeError, RunError
+from ml4cube.datasets.precision import Precision
+
+FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+def spacing(value: float, bits: int) -> float:
+    """Distance of neighbours that differ in the last of some bits of mantissa: the oracle."""
+    return float(2.0 ** (np.floor(np.log2(abs(value))) - bits))
+
+
+@given(npst.arrays(np.float32, st.integers(1, 20), elements=FLOATS), st.integers(1, 23))
+def test_rounded_to_the_nearest(values: np.ndarray, bits: int) -> None:
+    rounded = Precision.parse(None, bits).apply("t", values)
+    assert rounded.dtype == values.dtype
+    finite = np.isfinite(values)
+    np.testing.assert_array_equal(rounded[~finite], values[~finite])
+    for before, after in zip(values[finite].tolist(), rounded[finite].tolist(), strict=True):
+        if abs(before) < np.finfo(np.float32).tiny:
+            continue  # fewer bits are there to be kept
+        step = spacing(before, bits)
+        if np.isfinite(after):
+            assert abs(after - before) <= step / 2
+            assert after / step == int(after / step)
+        else:  # rounded up past the largest number
+            assert abs(before) + step / 2 > float(np.finfo(np.float32).max)
+
+
+@given(npst.arrays(np.float64, 8, elements=st.floats(-6e4, 6e4)))
+def test_cast(values: np.ndarray) -> None:
+    stored = Precision.parse({"t": "float16"}, None).apply("t", values)
+    np.testing.assert_array_equal(stored, values.astype(np.float16))
+    assert Precision.parse({"u": "float16"}, None).apply("t", values) is values
+
+
+def test_a_number_is_never_made_infinite() -> None:
+    values = np.array([1.0, np.inf, np.nan, 70_000.0])
+    with pytest.raises(RunError, match=r"'t' holds 70000.*float16 \(at most 65504\).*scale"):
+        Precision.parse("float16", None).apply("t", values)
+    kept = Precision.parse("float16", None).apply("t", values[:3])
+    np.testing.assert_array_equal(kept, values[:3].astype(np.float16))
+
+
+def test_others_than_floats_stay() -> None:
+    numbers = np.arange(4)
+    assert Precision.parse("float32", 5).apply("n", numbers) is numbers
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits", "message"),
+    [
+        ("int16", None, "dtype"),
+        ("flot16", None, "no dtype"),
+        ({"t": "float128x"}, None, "no dtype"),
+        (None, 0, "bitround=0 keeps nothing"),
+        (None, True, "bitround=True"),
+        (None, 2.5, r"bitround=2\.5"),
+        (None, {"x": 5}, "bitround names 'x', the samples hold"),
+        ({"x": "float16"}, None, "dtype names 'x'"),
+        ({"n": "float16"}, None, "'n', which is of dtype int16"),
+        ("float16", 11, "bitround=11 of 't': .*has 10 bits"),
+    ],
+)
+def test_what_cannot_be_is_refused(dtype: Any, bits: Any, message: str) -> None:
+    with pytest.raises(CubeError, match=message):
+        Precision.parse(dtype, bits).check_names({"t": "float32", "n": "int16"})
