@@ -1,0 +1,477 @@
+"""SampleLoader and MapLoader: one epoch of batches, in an order that seed and epoch decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidValueError, needs_torch
+from ml4cube.core.shard import (
+    ChunkOrder,
+    EvalShare,
+    Ints,
+    ShuffleReport,
+    TrainShare,
+    check_whole,
+    permutation,
+    stream_count,
+    worker_seed,
+)
+from ml4cube.datasets.cursor import EpochCursor
+from ml4cube.datasets.ring import Buffers, Resident, Ring
+from ml4cube.datasets.tensors import PTXrDataset
+
+with needs_torch("ml4cube.datasets.pytorch"):
+    import torch
+    import torch.distributed
+    from torch import Tensor
+    from torch.utils.data import DataLoader, Sampler
+
+Share = TrainShare | EvalShare
+Collate = Callable[[list[Any]], Any]
+
+_MB = 1 << 20
+# A remote read mostly waits, so this many may be under way at once.
+_SLOW_READS = 32
+
+
+def _rank_and_world(parallel: bool) -> tuple[int, int]:
+    """This rank and the number of ranks; (0, 1) where no process group was initialised."""
+    dist = torch.distributed
+    if parallel and dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+class Plan:
+    """What the loaders share: whose turn it is, which epoch, and how far."""
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        batch_size: int,
+        train: bool,
+        shuffle: bool,
+        drop_last: bool,
+        parallel: bool,
+        seed: int,
+        order: str,
+    ) -> None:
+        check_whole("seed", seed, 0)
+        self.n, self.batch_size, self.parallel = n, batch_size, parallel
+        self.train, self.shuffle, self.drop_last, self.seed = train, shuffle, drop_last, seed
+        identity: dict[str, Any] = {"samples": n, "train": train}
+        identity |= {"seed": seed, "order": order} if shuffle else {}
+        self.cursor = EpochCursor(identity)
+        assert self.share() is not None  # refuses sizes that cannot work, before any work
+
+    def share(self) -> Share:
+        """Return this rank's positions, in the world as it is now."""
+        rank, world = _rank_and_world(self.parallel)
+        if not self.train:
+            return EvalShare(self.n, self.batch_size, rank, world)
+        share = TrainShare(self.n, self.batch_size, rank, world, self.drop_last)
+        if not len(share):
+            raise InvalidValueError(
+                f"{self.n} training samples make no batch of batch_size={self.batch_size} on "
+                f"{world} rank(s); choose a smaller batch_size"
+                + (" or drop_last=False" if self.n >= world and self.drop_last else "")
+            )
+        return share
+
+    def advance(self, share: Share, epoch: int, start: int, batches: int) -> None:
+        """Note that so many batches were handed out: of all ranks in training, else of this."""
+        if isinstance(share, TrainShare):
+            done = min(start + batches * share.global_batch, share.stop(start))
+        else:
+            done = min(start + batches * share.batch_size, share.num_samples)
+        self.cursor.advance(epoch, done)
+
+
+class SampleLoader:
+    """Batches of a `PTXrDataset`, decoded by threads; made by `prep_dataloader`.
+
+    Iterates like a DataLoader. If the samples fit into `buffer_mb` they are read once and
+    shuffled as a whole; else chunks pass through a ring of slots, and a batch mixes samples
+    of many chunks (see `ml4cube.core.shard.ChunkOrder`).
+
+    Parameters
+    ----------
+    dataset : PTXrDataset
+        Where samples come from.
+    plan : object
+        Whose turn it is; made by `prep_dataloader`.
+    memory : object
+        What of the samples fits into memory; made by `prep_dataloader`.
+    callback : callable, optional
+        Makes a batch of a list of items.
+    threads : int
+        Chunks decoded at once.
+
+    Attributes
+    ----------
+    batch_size : int
+        Samples in a batch of one rank.
+    parallel : bool
+        Whether ranks share the samples.
+    """
+
+    def __init__(
+        self,
+        dataset: PTXrDataset,
+        plan: Plan,
+        memory: Memory,
+        callback: Collate | None,
+        threads: int,
+    ) -> None:
+        self.dataset, self.callback = dataset, callback
+        self.batch_size, self.parallel = plan.batch_size, plan.parallel
+        self._plan, self._threads = plan, threads
+        self._memory = memory
+        self._resident: tuple[range, Resident] | None = None
+        self._idle_ring: tuple[int, Ring] | None = None
+        self._buffers = [Buffers(field, self.batch_size) for field in dataset._fields]
+
+    def __len__(self) -> int:
+        """Batches of this rank in one epoch."""
+        return len(self._plan.share())
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that this rank yields in one epoch."""
+        return self._plan.share().num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is; without it, the next one.
+
+        Parameters
+        ----------
+        epoch : int
+            From 0. The order is a function of the seed and the epoch.
+        """
+        self._plan.cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say how far the epoch is, counted in batches that were handed out.
+
+        Returns
+        -------
+        dict
+            Plain numbers and words, for `load_state_dict`.
+        """
+        return self._plan.cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where a state was taken, on any number of ranks.
+
+        Parameters
+        ----------
+        state : mapping
+            From `state_dict`.
+
+        Raises
+        ------
+        InvalidValueError
+            If the state belongs to other data or another order.
+        """
+        self._plan.cursor.load_state_dict(state)
+
+    def shuffle_report(self, epoch: int = 0, batches: int = 32) -> ShuffleReport:
+        """Say how well the batches of this rank are mixed.
+
+        Samples that lie near one another resemble one another, so a batch of few blocks is
+        worth fewer samples than it has. The remedy is a larger `buffer_mb`, or a store written
+        in shuffled order (the sampler's default).
+
+        Parameters
+        ----------
+        epoch : int
+            Which epoch.
+        batches : int
+            How many batches to look at, evenly spaced over the epoch.
+
+        Returns
+        -------
+        ShuffleReport
+            The effective batch size, and the least number of blocks in a batch.
+
+        Raises
+        ------
+        InvalidValueError
+            If the loader has no batch on this rank.
+        """
+        check_whole("batches", batches, 1)
+        share = self._plan.share()
+        if not len(share):
+            raise InvalidValueError("the loader has no batch on this rank, so nothing is mixed")
+        order = self._order(epoch)
+        chosen = set(np.linspace(0, len(share) - 1, batches).astype(int).tolist())
+        found = [
+            self.dataset.blocks(positions if order is None else order[positions])
+            for number, positions in enumerate(share.batches())
+            if number in chosen
+        ]
+        return ShuffleReport.of([blocks for blocks, _ in found], found[0][1])
+
+    def _order(self, epoch: int) -> Ints | None:
+        """All samples in the order of an epoch; None if that is the order they are stored in."""
+        if not self._plan.shuffle:
+            return None
+        if self._memory.fits:
+            return permutation(self._plan.n, self._plan.seed, epoch)
+        return self._memory.order(self._plan.seed).samples(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over one epoch: the one that was set, else the next."""
+        share = self._plan.share()
+        epoch, start = self._plan.cursor.begin()
+        return self._count(share, epoch, start, self._batches(share, epoch, start))
+
+    def _count(self, share: Share, epoch: int, start: int, batches: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches, 1):
+            self._plan.advance(share, epoch, start, number)
+            yield batch
+        self._plan.cursor.finish(epoch)
+
+    def _batches(self, share: Share, epoch: int, start: int) -> Iterator[Any]:
+        tensors: list[Tensor] = []
+
+        def take(rows: int) -> list[NDArray[Any]]:
+            tensors[:] = self._tensors(rows)
+            return [tensor.numpy() for tensor in tensors]
+
+        chunks = self._memory.resident_chunks(share)
+        if chunks is None:
+            arrays = self._through_ring(share, epoch, start, take)
+        else:
+            arrays = self._from_memory(chunks, share, epoch, start, take)
+        for _ in arrays:
+            batch = self.dataset.pack(tensors)
+            tensors = []
+            yield batch if self.callback is None else self.callback(self.dataset._items(batch))
+            del batch
+
+    def _tensors(self, rows: int) -> list[Tensor]:
+        if torch.cuda.is_available():
+            # torch's own pinned memory knows of copies to the GPU that are still under way
+            return [
+                torch.from_numpy(field.empty(0)).new_empty((rows, *field.shape), pin_memory=True)
+                for field in self.dataset._fields
+            ]
+        return [torch.from_numpy(buffer.take(rows)) for buffer in self._buffers]
+
+    def _from_memory(
+        self, chunks: range, share: Share, epoch: int, start: int, take: Any
+    ) -> Iterator[Any]:
+        if self._resident is None or self._resident[0] != chunks:
+            source, fields = self.dataset._source, self.dataset._fields
+            self._resident = chunks, Resident(source, fields, self._threads, chunks)
+        resident = self._resident[1]
+        order = None
+        if self._plan.shuffle:
+            order = permutation(self._plan.n, self._plan.seed, epoch)
+        for positions in share.batches(start):
+            out = take(len(positions))
+            resident.gather(positions if order is None else order[positions], out)
+            yield out
+
+    def _through_ring(self, share: Share, epoch: int, start: int, take: Any) -> Iterator[Any]:
+        order = self._memory.order(self._plan.seed if self._plan.shuffle else None)
+        if isinstance(share, TrainShare):
+            tour = order.tour(epoch, start, share.stop(start), share.rank, share.world)
+        else:
+            tour = order.tour(epoch, share.begin + start, share.end)
+        slots = self._memory.slots(order, share)
+        threads = self._threads
+        if self.dataset._source.slow:
+            threads = max(threads, min(_SLOW_READS, slots))
+        if self._idle_ring is not None and self._idle_ring[0] == slots:
+            ring, self._idle_ring = self._idle_ring[1], None
+        else:
+            ring = Ring(self.dataset._source, self.dataset._fields, slots, threads)
+        try:
+            yield from ring.batches(tour, share.batches(start), take)
+        finally:
+            self._idle_ring = slots, ring
+
+
+class Memory:
+    """What of a data set fits into a loader's memory, and the order that follows from it."""
+
+    def __init__(self, dataset: PTXrDataset, buffer_mb: float) -> None:
+        self._counts = dataset._source.counts
+        self._starts = dataset._starts
+        self._sample_bytes = max(1, sum(field.nbytes for field in dataset._fields))
+        self._bytes = int(buffer_mb * _MB)
+        self._buffer_mb = buffer_mb
+        chunk_bytes = int(self._counts.max(initial=1)) * self._sample_bytes
+        self._room = self._bytes // max(chunk_bytes, 1)
+        self.fits = int(self._starts[-1]) * self._sample_bytes <= self._bytes
+        if self._room < 2 and not self.fits:
+            raise InvalidValueError(
+                f"buffer_mb={buffer_mb} does not hold two chunks of {chunk_bytes / _MB:.3g} MB; "
+                f"give at least {2 * chunk_bytes / _MB:.3g}, or store smaller chunks"
+            )
+
+    @property
+    def streams(self) -> int:
+        """Chunks that a shuffled batch mixes when the samples do not fit."""
+        return stream_count(int((self._counts > 0).sum()), self._room)
+
+    @property
+    def order_name(self) -> str:
+        """The kind of shuffle, for the loader's state."""
+        return "whole" if self.fits else f"{self.streams} streams"
+
+    def resident_chunks(self, share: Share) -> range | None:
+        """Chunks to hold in memory for good; None if they do not fit."""
+        if isinstance(share, TrainShare):
+            return range(len(self._counts)) if self.fits else None
+        if share.begin == share.end:
+            return range(0)
+        first = int(np.searchsorted(self._starts, share.begin, side="right")) - 1
+        stop = int(np.searchsorted(self._starts, share.end, side="left"))
+        held = int(self._starts[stop] - self._starts[first])
+        return range(first, stop) if held * self._sample_bytes <= self._bytes else None
+
+    def order(self, seed: int | None) -> ChunkOrder:
+        """Return the order of samples that pass through a ring."""
+        return ChunkOrder(self._counts, 1 if seed is None else self.streams, seed)
+
+    def slots(self, order: ChunkOrder, share: Share) -> int:
+        """Chunks in this rank's ring: its share of the memory, and never too few."""
+        used, room = order.streams, self._room
+        if isinstance(share, TrainShare) and used % share.world == 0:
+            used, room = used // share.world, room // share.world
+        return min(max(used + 1, room), max(len(self._counts), used + 1))
+
+
+class ShareSampler(Sampler[int]):
+    """Samples of one rank, in the order of an epoch, for a torch DataLoader.
+
+    Parameters
+    ----------
+    plan : object
+        Whose turn it is; made by `prep_dataloader`.
+    order : callable, optional
+        All samples in the order of an epoch; by default, shuffled as a whole.
+
+    Attributes
+    ----------
+    begun : tuple of int
+        Epoch that was begun last, and samples of it that were done before.
+    """
+
+    def __init__(self, plan: Plan, order: Callable[[int], Ints] | None = None) -> None:
+        self.plan = plan
+        self._order = order
+        self.begun = (0, 0)
+
+    def __len__(self) -> int:
+        """Samples of this rank in one epoch."""
+        return self.plan.share().num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        """Begin an epoch: the one that was set, else the next."""
+        self.begun = epoch, start = self.plan.cursor.begin()
+        samples = self._samples(epoch)
+        for positions in self.plan.share().batches(start):
+            yield from (positions if samples is None else samples[positions]).tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is.
+
+        Parameters
+        ----------
+        epoch : int
+            From 0.
+        """
+        self.plan.cursor.set_epoch(epoch)
+
+    def _samples(self, epoch: int) -> Ints | None:
+        if not self.plan.shuffle:
+            return None
+        if self._order is None:
+            return permutation(self.plan.n, self.plan.seed, epoch)
+        return self._order(epoch)
+
+
+class MapLoader(DataLoader[Any]):
+    """A torch DataLoader over any map-style data set, with a `ShareSampler`.
+
+    Made by `prep_dataloader`; takes the arguments of a DataLoader.
+
+    Attributes
+    ----------
+    sampler : ShareSampler
+        Says which samples are this rank's.
+    """
+
+    sampler: ShareSampler
+
+    @property
+    def parallel(self) -> bool:
+        """Whether ranks share the samples."""
+        return self.sampler.plan.parallel
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that this rank yields in one epoch."""
+        return len(self.sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the next iteration is; without it, the next one.
+
+        Parameters
+        ----------
+        epoch : int
+            From 0. The order is a function of the seed and the epoch.
+        """
+        self.sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Say how far the epoch is, counted in batches that were handed out.
+
+        Returns
+        -------
+        dict
+            Plain numbers and words, for `load_state_dict`.
+        """
+        return self.sampler.plan.cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where a state was taken, on any number of ranks.
+
+        Parameters
+        ----------
+        state : mapping
+            From `state_dict`.
+
+        Raises
+        ------
+        InvalidValueError
+            If the state belongs to other data or another order.
+        """
+        self.sampler.plan.cursor.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Iterate over one epoch: the one that was set, else the next."""
+        plan = self.sampler.plan
+        # torch draws the seed of its workers when it starts: from this generator, so that the
+        # global random state is neither read nor changed
+        assert self.generator is not None
+        self.generator.manual_seed(worker_seed(plan.seed, plan.cursor.coming))
+        return self._count(super().__iter__())
+
+    def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
+        plan, begun = self.sampler.plan, None
+        share = plan.share()
+        for number, batch in enumerate(batches, 1):
+            begun = begun or self.sampler.begun
+            plan.advance(share, *begun, number)
+            yield batch
+        plan.cursor.finish((begun or self.sampler.begun)[0])

@@ -1,0 +1,333 @@
+"""PTXrDataset: samples of a store or a cube as PyTorch tensors."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
+from ml4cube.core.grid import Grid, SizesLike
+from ml4cube.core.sample_spec import parse_names
+from ml4cube.core.shard import Ints
+from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.ring import ChunkSource, Field, read_chunk
+from ml4cube.datasets.sources import CubeSource, open_source
+
+with needs_torch("ml4cube.datasets.pytorch"):
+    import torch
+    from torch import Tensor
+    from torch.utils.data import Dataset
+
+Batch = Any
+
+_MB = 1 << 20
+
+
+class PTXrDataset(Dataset[Any]):
+    """Samples of a store or a cube as tensors; reads chunks when they are asked for.
+
+    Parameters
+    ----------
+    ds : Dataset, str, path or zarr group
+        A sample store (opened, by path or URL, or a Dataset made by hand whose variables have
+        the dim ``samples``), or a cube, which is cut into windows as it is read: the samples
+        that `MultiProcSampler` would write for the same arguments. The cube is read once
+        beforehand, to count samples and for the statistics. A path is taken for a sample
+        store unless one of the arguments for cubes is given.
+    to_pred : str or list of str, optional
+        Target variables. Items are then pairs ``(X, y)``.
+    features : str or list of str, optional
+        Feature variables; by default all that are no targets. Without `to_pred`, items are X.
+    block_size : mapping or pairs, optional
+        For a cube without a split, with `data_split` below 1: blocks of the split.
+    sample_size : mapping or pairs, optional
+        For a cube: cells of a window by dim.
+    overlap : mapping, pairs or float, optional
+        For a cube: fraction of a window that neighbours share, by dim.
+    block_sizes : mapping or pairs, optional
+        The same as `block_size`.
+    part : {"train", "test", "val"}
+        For a cube: whose samples. Without a split, all windows are training samples.
+    dtype : str or dtype
+        Type of the values.
+    target_dtype : str or dtype, optional
+        Type of the targets, if another (``"int64"`` for classes).
+    cache_mb : float
+        Memory for decoded chunks when samples are asked for one by one.
+    **cutting
+        For a cube, as `MultiProcSampler` takes them: `apply_mask`, `drop_sample`,
+        `fill_method`, `const`, `filter_var`, `drop_nan`, `scale_fn`, `callback`,
+        `data_split` (1.0 unless given), `val_split`, `data_fraq`, `rand_chunk`, `seed`,
+        `nproc`.
+
+    Attributes
+    ----------
+    features, targets : tuple of str
+        Variables of X and of y, in channel order.
+    metadata : StoreMetadata or None
+        What a store says about itself, or the same about a cube; None for samples made by
+        hand.
+
+    Raises
+    ------
+    StoreError
+        If a store is not whole: a shard is missing or has the wrong size. A flipped bit is
+        noticed when its chunk is read; the message names the chunk.
+    InvalidValueError
+        If a variable is unknown, or stacked variables differ in their windows.
+
+    Notes
+    -----
+    With `to_pred` an item is ``(X, y)``, with `features` alone X, with neither a dict
+    ``{variable: tensor}``. Variables are stacked as channels first: X has the shape
+    (channels, *window), for points (channels,).
+
+    Examples
+    --------
+    >>> a, b = np.ones((4, 3)), np.arange(4)
+    >>> import xarray as xr
+    >>> ds = xr.Dataset({"a": (("samples", "lat"), a), "b": ("samples", b)})
+    >>> PTXrDataset(ds, to_pred="b")[2]
+    (tensor([[1., 1., 1.]]), tensor([2.]))
+    >>> PTXrDataset(ds)[2]["b"]
+    tensor(2.)
+    """
+
+    def __init__(
+        self,
+        ds: Any,
+        to_pred: str | Sequence[str] | None = None,
+        features: str | Sequence[str] | None = None,
+        block_size: SizesLike | None = None,
+        sample_size: SizesLike | None = None,
+        overlap: SizesLike | float | None = None,
+        *,
+        block_sizes: SizesLike | None = None,
+        part: str = "train",
+        dtype: Any = "float32",
+        target_dtype: Any = None,
+        cache_mb: float = 256,
+        **cutting: Any,
+    ) -> None:
+        if block_size is not None and block_sizes is not None:
+            raise InvalidTypeError("block_size and block_sizes are the same; give one of them")
+        self._source, self.metadata = open_source(
+            ds,
+            part=part,
+            sample_size=sample_size,
+            overlap=overlap,
+            block_size=block_size if block_size is not None else block_sizes,
+            options=cutting,
+        )
+        self._choose_variables(parse_names("to_pred", to_pred), parse_names("features", features))
+        self._fields = self._make_fields(np.dtype(dtype), np.dtype(target_dtype or dtype))
+        self._starts = np.concatenate([[0], np.cumsum(self._source.counts)])
+        self._cache = _ChunkCache(self._source, self._fields, int(cache_mb * _MB))
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Statistics that scaled the samples; None if they are not known."""
+        return self.metadata.statistics if self.metadata else None
+
+    def __len__(self) -> int:
+        """How many samples."""
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample at `index`; negative counts from the end."""
+        return self._items(self.take([index]))[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Several samples at once, each chunk read once; torch's loaders call this."""
+        return self._items(self.take(indices))
+
+    def take(self, indices: Sequence[int] | NDArray[Any]) -> Batch:
+        """Read several samples as one batch.
+
+        Parameters
+        ----------
+        indices : sequence of int
+            Which samples; negative numbers count from the end.
+
+        Returns
+        -------
+        tuple of Tensor, Tensor or dict of str to Tensor
+            As an item, with a leading axis of samples.
+
+        Raises
+        ------
+        IndexError
+            If there is no such sample.
+        """
+        wanted = self._rows(indices)
+        chunks = np.searchsorted(self._starts, wanted, side="right") - 1
+        out = [field.empty(len(wanted)) for field in self._fields]
+        for chunk in np.unique(chunks).tolist():
+            here = np.flatnonzero(chunks == chunk)
+            inside = wanted[here] - self._starts[chunk]
+            for target, values in zip(out, self._cache.get(chunk), strict=True):
+                target[here] = values[inside]
+        return self.pack([torch.from_numpy(array) for array in out])
+
+    def coords(self, index: int | Sequence[int]) -> dict[str, Any]:
+        """Where samples come from.
+
+        Parameters
+        ----------
+        index : int or sequence of int
+            Which sample, or samples.
+
+        Returns
+        -------
+        dict of str to value or ndarray
+            Every coordinate along the samples: the origin along each cube dim, as value and
+            as integer index (``lat``, ``lat_index``, ...). Empty if the data has none.
+        """
+        rows = np.atleast_1d(self._rows(index))
+        found = self._source.coords(rows)
+        return {k: v if np.ndim(index) else v[0] for k, v in found.items()}
+
+    def _rows(self, indices: Any) -> Ints:
+        """Count negative indices from the end, and refuse those that do not exist."""
+        wanted = np.asarray(indices, np.int64)
+        wanted = np.where(wanted < 0, wanted + len(self), wanted)
+        if ((wanted < 0) | (wanted >= len(self))).any():
+            raise IndexError(f"sample {indices} of {len(self)} samples")
+        return wanted
+
+    def blocks(self, indices: Sequence[int] | NDArray[Any]) -> tuple[Ints, str]:
+        """Say which samples belong together, to judge how well batches are mixed.
+
+        Parameters
+        ----------
+        indices : sequence of int
+            Which samples.
+
+        Returns
+        -------
+        blocks : ndarray of int64
+            Number of the block in which each sample begins.
+        unit : str
+            What a block is: ``"blocks of the split"`` for a store that knows them, else
+            ``"chunks"``.
+        """
+        rows = self._rows(indices)
+        plan = self.metadata.split.get("plan", {}) if self.metadata else {}
+        if "grid" not in plan or isinstance(self._source, CubeSource):
+            return np.searchsorted(self._starts, rows, side="right") - 1, "chunks"
+        grid = Grid.from_json(json.dumps(plan["grid"]))
+        origins = self._source.coords(rows)
+        along = [
+            origins[f"{dim}_index"] // stride
+            for dim, stride in zip(grid.dims, grid.stride, strict=True)
+        ]
+        return np.ravel_multi_index(along, grid.counts).astype(np.int64), "blocks of the split"
+
+    def pack(self, arrays: Sequence[Tensor]) -> Batch:
+        """Put the arrays of a batch into the form of an item.
+
+        Parameters
+        ----------
+        arrays : sequence of Tensor
+            X, or X and y, or one per variable.
+
+        Returns
+        -------
+        tuple of Tensor, Tensor or dict of str to Tensor
+            A pair, X alone, or a dict.
+        """
+        if self.targets:
+            return tuple(arrays)
+        if self._stacked:
+            return arrays[0]
+        return {field.variables[0]: a for field, a in zip(self._fields, arrays, strict=True)}
+
+    def _items(self, batch: Batch) -> list[Any]:
+        """Take a batch apart into samples."""
+        if isinstance(batch, Tensor):
+            return list(batch)
+        if isinstance(batch, tuple):
+            return list(zip(*batch, strict=True))
+        return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+
+    def _choose_variables(self, targets: tuple[str, ...], chosen: tuple[str, ...]) -> None:
+        """Settle which variables are X and which are y, and whether they are stacked."""
+        stored = tuple(self._source.schema)
+        for argument, names in (("to_pred", targets), ("features", chosen)):
+            unknown = [name for name in names if name not in stored]
+            if unknown:
+                raise InvalidValueError(
+                    f"{argument} names {unknown}, the samples have {list(stored)}; choose of these"
+                )
+        both = set(targets) & set(chosen)
+        if both:
+            raise InvalidValueError(f"{sorted(both)} are in to_pred and in features; drop them")
+        self.targets = targets
+        self.features = chosen or tuple(name for name in stored if name not in targets)
+        self._stacked = bool(chosen or targets)
+        if not self.features:
+            raise InvalidValueError(
+                f"no variable is left to predict {list(targets)} from, the samples have "
+                f"{list(stored)}; name fewer in to_pred"
+            )
+
+    def _make_fields(self, dtype: np.dtype[Any], target_dtype: np.dtype[Any]) -> tuple[Field, ...]:
+        windows = {name: self._window(name) for name in (*self.features, *self.targets)}
+        if not self._stacked:
+            return tuple(Field((n,), windows[n], dtype, stacked=False) for n in self.features)
+        fields = []
+        for names, kind in ((self.features, dtype), (self.targets, target_dtype)):
+            sizes = {name: windows[name] for name in names}
+            if len(set(sizes.values())) > 1:
+                raise InvalidValueError(
+                    f"variables with different windows cannot be stacked: {sizes}; choose some "
+                    "with features="
+                )
+            if names:
+                fields.append(Field(names, windows[names[0]], kind))
+        return tuple(fields)
+
+    def _window(self, name: str) -> tuple[int, ...]:
+        window, dtype = self._source.schema[name]
+        if np.dtype(dtype).kind not in "fiub":
+            raise InvalidTypeError(
+                f"variable {name!r} is of dtype {np.dtype(dtype)}, which no tensor can hold; "
+                "leave it out with features="
+            )
+        return window
+
+
+class _ChunkCache:
+    """The chunks used last, decoded; bounded, shared by threads, empty after pickling."""
+
+    def __init__(self, source: ChunkSource, fields: tuple[Field, ...], limit: int) -> None:
+        self._source, self._fields, self._limit = source, fields, limit
+        self._chunks: OrderedDict[int, list[NDArray[Any]]] = OrderedDict()
+        self._lock = Lock()
+        self._held = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ChunkCache, (self._source, self._fields, self._limit)
+
+    def get(self, chunk: int) -> list[NDArray[Any]]:
+        """Return the arrays of a chunk, one per field."""
+        with self._lock:
+            if chunk in self._chunks:
+                self._chunks.move_to_end(chunk)
+                return self._chunks[chunk]
+        arrays = [field.empty(int(self._source.counts[chunk])) for field in self._fields]
+        read_chunk(self._source, chunk, self._fields, arrays)
+        with self._lock:
+            if chunk not in self._chunks:
+                self._chunks[chunk] = arrays
+                self._held += sum(array.nbytes for array in arrays)
+            while self._held > self._limit and len(self._chunks) > 1:
+                _, oldest = self._chunks.popitem(last=False)
+                self._held -= sum(array.nbytes for array in oldest)
+        return arrays
