@@ -1,0 +1,484 @@
+"""Loggers: files exact through kills and resumes, services called as their packages allow.
+
+The stand-ins for W&B, MLflow and Neptune below take exactly the arguments listed in them. Each
+call was made once with the real packages: wandb 0.31 offline, mlflow-skinny 3.17 on a file store
+(a run continued by its id, its steps read back), neptune 1.14 offline.
+"""
+
+import builtins
+import csv
+import json
+import logging
+import math
+import sys
+import types
+
+import cloudpickle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreExistsError
+from ml4cube.training.loggers import (
+    CSVLogger,
+    JSONLLogger,
+    MLflowLogger,
+    NeptuneLogger,
+    TensorBoardLogger,
+    WandBLogger,
+)
+from tests.distributed_runner import on_ranks
+from tests.training_parts import At, Interrupt, trainer
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return [{k: v for k, v in row.items() if v != ""} for row in csv.DictReader(file)]
+
+
+def read_jsonl(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def events(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return found
+
+
+# ------------------------------------------------------------------------- files
+
+
+NAMES = ["loss", 'a "b", c', "näher", "lr"]
+ROWS = st.lists(st.dictionaries(st.sampled_from(NAMES), st.floats(-9, 9), min_size=1), max_size=6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lives=st.lists(st.tuples(st.integers(0, 6), ROWS, st.booleans()), min_size=1, max_size=4))
+def test_files_hold_every_step_once_whatever_was_resumed(tmp_path_factory, lives):
+    folder = tmp_path_factory.mktemp("logs")
+    logs = [CSVLogger(folder / "log.csv"), JSONLLogger(folder / "log.jsonl")]
+    truth = {}
+    for number, (start, rows, killed) in enumerate(lives):
+        start = start if number else 0
+        truth = {step: row for step, row in truth.items() if step <= start and start}
+        new = dict(enumerate(rows, start=start + 1))
+        for log in logs:
+            log.start(start)
+            for step, row in new.items():
+                log.log(row, step)
+            log.close()
+        truth |= new
+        if killed and truth:  # while the last line is written
+            del truth[max(truth)]
+            for log in logs:
+                whole = log.path.read_bytes()
+                log.path.write_bytes(whole[: whole[:-1].rfind(b"\n") + 1 + 4])
+    for log in logs:
+        log.start(99)
+    as_text = [{"step": str(n), **{k: str(v) for k, v in row.items()}} for n, row in truth.items()]
+    assert read_csv(folder / "log.csv") == as_text
+    assert read_jsonl(folder / "log.jsonl") == [{"step": n, **row} for n, row in truth.items()]
+
+
+def test_a_line_cut_short_is_written_again(tmp_path):
+    for kind, read in ((CSVLogger, read_csv), (JSONLLogger, read_jsonl)):
+        path = tmp_path / kind.__name__
+        log = kind(path)
+        for step in (1, 2, 3):
+            log.log({"loss": step / 2}, step)
+        path.write_bytes(path.read_bytes()[:-4])
+        again = kind(path)
+        again.start(2)
+        again.log({"loss": 1.5}, 3)
+        assert [float(row["loss"]) for row in read(path)] == [0.5, 1.0, 1.5]
+        assert [int(row["step"]) for row in read(path)] == [1, 2, 3]
+
+
+def test_a_new_column_fills_the_rows_before_with_nothing(tmp_path):
+    log = CSVLogger(tmp_path / "deep" / "log.csv")
+    log.log({"a": 1}, 1)
+    log.log({"b": 2.5, "a": 2}, 2)
+    assert log.path.read_text().split() == ["step,a,b", "1,1,", "2,2,2.5"]
+    assert [path.name for path in log.path.parent.iterdir()] == ["log.csv"]
+
+
+def test_jsonl_has_params_first_and_once_and_null_for_nan(tmp_path):
+    path = tmp_path / "log.jsonl"
+    for start in (0, 1):
+        log = JSONLLogger(path, params={"lr": 0.1, "layers": [3, 8]})
+        log.start(start)
+        log.log({"loss": math.nan, "n": torch.tensor(3)}, start + 1)
+    assert read_jsonl(path) == [
+        {"params": {"lr": 0.1, "layers": [3, 8]}},
+        {"step": 1, "loss": None, "n": 3.0},
+        {"step": 2, "loss": None, "n": 3.0},
+    ]
+    JSONLLogger(path).start(1)  # resumed without naming them again
+    assert [list(row) for row in read_jsonl(path)] == [["params"], ["step", "loss", "n"]]
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
+@pytest.mark.parametrize("text", ["name,age\nann,3\n", "[1, 2]\n", "x", "step,a\nfirst,2\n"])
+def test_a_file_of_someone_else_is_left_alone(tmp_path, kind, text):
+    path = tmp_path / "precious"
+    path.write_text(text)
+    with pytest.raises(StoreExistsError, match="precious was not written by"):
+        kind(path).log({"a": 1}, 1)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
+def test_a_folder_is_no_file(tmp_path, kind):
+    with pytest.raises(InvalidValueError, match="is a folder"):
+        kind(tmp_path)
+
+
+def test_params_must_be_named(tmp_path):
+    with pytest.raises(InvalidTypeError, match="params"):
+        JSONLLogger(tmp_path / "a", params=["lr", 0.1])
+
+
+# ------------------------------------------------------------------- TensorBoard
+
+
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
+    for start, steps in ((0, (4, 8, 12)), (4, (8, 12, 16))):
+        log = TensorBoardLogger(tmp_path / "tb", params={"lr": 0.1})
+        log.start(start)
+        for step in steps:
+            log.log({"val_loss": step / 4}, step)
+        log.close()
+    found = events(tmp_path / "tb")
+    scalars = [(event.step, event.value) for event in found.Scalars("val_loss")]
+    assert scalars == [(4, 1.0), (8, 2.0), (12, 3.0), (16, 4.0)]
+    assert (
+        "| lr | 0.1 |"
+        in found.Tensors("params/text_summary")[0].tensor_proto.string_val[0].decode()
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["tb"]
+
+
+# ---------------------------------------------------------------------- services
+
+
+class FakeWandB(types.ModuleType):
+    """wandb.init(...) → run.log(data, step), run.finish()."""
+
+    def __init__(self):
+        super().__init__("wandb")
+        self.calls = []
+
+    def init(self, *, project, name, dir, id, resume, config, mode=None, group=None):
+        assert resume == "allow"
+        assert isinstance(id, str)
+        self.calls.append(("init", project, name, dir, id, config, mode))
+        return self
+
+    def log(self, data, step=None):
+        assert all(type(value) in (int, float) for value in data.values())
+        self.calls.append(("log", data, step))
+
+    def finish(self):
+        self.calls.append(("finish",))
+
+
+class FakeMLflow(types.ModuleType):
+    """MlflowClient with one store for all clients."""
+
+    def __init__(self):
+        super().__init__("mlflow")
+        self.experiments, self.runs, self.uris, self.uri_set = {}, {}, [], False
+        entities = types.ModuleType("mlflow.entities")
+        entities.Metric = lambda key, value, timestamp, step: types.SimpleNamespace(
+            key=key, value=value, timestamp=timestamp, step=step
+        )
+        entities.Param = lambda key, value: (key, value)
+        self.entities = entities
+
+    def is_tracking_uri_set(self):
+        return self.uri_set
+
+    def MlflowClient(self, tracking_uri=None):
+        self.uris.append(tracking_uri)
+        return self
+
+    def get_experiment_by_name(self, name):
+        number = self.experiments.get(name)
+        return None if number is None else types.SimpleNamespace(experiment_id=number)
+
+    def create_experiment(self, name):
+        assert name not in self.experiments
+        return self.experiments.setdefault(name, str(len(self.experiments)))
+
+    def create_run(self, experiment_id, run_name=None):
+        run_id = f"run{len(self.runs)}"
+        self.runs[run_id] = {"metrics": [], "params": [], "status": "RUNNING", "name": run_name}
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_id))
+
+    def get_run(self, run_id):
+        latest = {metric.key: metric.value for metric in self.runs[run_id]["metrics"]}
+        return types.SimpleNamespace(data=types.SimpleNamespace(metrics=latest))
+
+    def get_metric_history(self, run_id, key):
+        return [metric for metric in self.runs[run_id]["metrics"] if metric.key == key]
+
+    def log_batch(self, run_id, metrics=(), params=()):
+        assert all(type(m.value) is float and type(m.timestamp) is int for m in metrics)
+        self.runs[run_id]["metrics"] += metrics
+        self.runs[run_id]["params"] += params
+
+    def update_run(self, run_id, status=None):
+        self.runs[run_id]["status"] = status
+
+    def set_terminated(self, run_id, status=None):
+        self.runs[run_id]["status"] = status
+
+
+class FakeNeptune(types.ModuleType):
+    """neptune.init_run(...) → run[field] = ..., run[field].append(value, step=), run.stop()."""
+
+    def __init__(self):
+        super().__init__("neptune")
+        self.calls = []
+        self.utils = types.ModuleType("neptune.utils")
+        self.utils.stringify_unsupported = lambda value: {k: str(v) for k, v in value.items()}
+
+    def init_run(self, *, project, api_token, name, custom_run_id, mode=None, tags=None):
+        assert len(custom_run_id) <= 36  # what Neptune takes
+        self.calls.append(("init", project, name, custom_run_id, mode))
+        return self
+
+    def __setitem__(self, field, value):
+        self.calls.append(("set", field, value))
+
+    def __getitem__(self, field):
+        def append(value, *, step):
+            assert math.isfinite(value)
+            self.calls.append(("append", field, value, step))
+
+        return types.SimpleNamespace(append=append)
+
+    def stop(self):
+        self.calls.append(("stop",))
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    made = {"wandb": FakeWandB(), "mlflow": FakeMLflow(), "neptune": FakeNeptune()}
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", made["mlflow"].entities)
+    monkeypatch.setitem(sys.modules, "neptune.utils", made["neptune"].utils)
+    return types.SimpleNamespace(**made)
+
+
+def test_wandb_gets_config_numbers_and_the_same_run_when_resumed(fakes, tmp_path):
+    log = WandBLogger("cubes", name="a", dir=tmp_path / "w", params={"lr": 0.1}, mode="offline")
+    assert fakes.wandb.calls == []  # a rank that never logs opens no run
+    log.start(0)
+    log.log({"loss": torch.tensor(0.5), "epoch": 1}, 4)
+    state = log.state_dict()
+    log.close()
+    run = state["run_id"]
+    folder = str(tmp_path / "w")
+    assert fakes.wandb.calls == [
+        ("init", "cubes", "a", folder, run, {"lr": 0.1}, "offline"),
+        ("log", {"loss": 0.5, "epoch": 1}, 4),
+        ("finish",),
+    ]
+    assert (tmp_path / "w").is_dir()
+    again = WandBLogger("cubes")
+    again.load_state_dict(state)
+    again.start(4)
+    assert fakes.wandb.calls[-1] == ("init", "cubes", None, None, run, None, None)
+
+
+def test_mlflow_continues_its_run_without_repeating_a_step(fakes):
+    log = MLflowLogger("sst", tracking_uri="file:/a", run_name="n", params={"lr": 0.1})
+    log.start(0)
+    for step in (4, 8):
+        log.log({"loss": 1 / step, "epoch": step // 4}, step)
+    state = log.state_dict()
+    log.close()
+    assert fakes.mlflow.runs["run0"]["status"] == "FINISHED"
+    again = MLflowLogger("sst", tracking_uri="file:/a", params={"lr": 0.1})
+    again.load_state_dict(state)
+    again.start(4)
+    assert fakes.mlflow.runs["run0"]["status"] == "RUNNING"
+    for step in (8, 12):
+        again.log({"loss": 1 / step, "epoch": step // 4}, step)
+    again.close()
+    (run,) = fakes.mlflow.runs.values()
+    assert run["params"] == [("lr", "0.1")]
+    assert run["name"] == "n"
+    assert [(m.key, m.step) for m in run["metrics"]] == [
+        (name, step) for step in (4, 8, 12) for name in ("loss", "epoch")
+    ]
+    MLflowLogger("sst", tracking_uri="file:/a").start(0)  # another run of the same experiment
+    assert fakes.mlflow.experiments == {"sst": "0"}
+    assert len(fakes.mlflow.runs) == 2
+
+
+def test_mlflow_does_not_choose_a_folder_by_itself(fakes):
+    with pytest.raises(InvalidTypeError, match="tracking_uri"):
+        MLflowLogger("sst")
+    fakes.mlflow.uri_set = True
+    MLflowLogger("sst").start(0)
+    assert fakes.mlflow.uris == [None]  # MLflow's own setting
+
+
+def test_neptune_gets_params_numbers_and_the_same_run_when_resumed(fakes):
+    log = NeptuneLogger("me/cubes", name="a", params={"lr": 0.1}, mode="offline")
+    log.start(0)
+    log.log({"loss": 0.5, "bad": math.nan}, 4)
+    state = log.state_dict()
+    log.close()
+    run = state["run_id"]
+    assert fakes.neptune.calls == [
+        ("init", "me/cubes", "a", run, "offline"),
+        ("set", "parameters", {"lr": "0.1"}),
+        ("append", "loss", 0.5, 4),
+        ("stop",),
+    ]
+    again = NeptuneLogger("me/cubes", params={"lr": 0.1})
+    again.load_state_dict(state)
+    again.log({"loss": 0.25}, 8)
+    assert fakes.neptune.calls[4:] == [
+        ("init", "me/cubes", None, run, None),
+        ("append", "loss", 0.25, 8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "taken"),
+    [
+        (lambda: WandBLogger("p", id="x"), "run_id"),
+        (lambda: WandBLogger("p", config={}), "params"),
+        (lambda: NeptuneLogger("p", with_id="x"), "run_id"),
+    ],
+)
+def test_what_a_logger_sets_itself_cannot_be_set_beside_it(fakes, make, taken):
+    with pytest.raises(InvalidTypeError, match=f"use {taken}= instead"):
+        make()
+
+
+def test_a_missing_package_is_one_clear_error_when_the_logger_is_made(monkeypatch, tmp_path):
+    plain = builtins.__import__
+
+    def missing(name, *args, **kwargs):
+        if name.split(".")[0] in ("wandb", "mlflow", "neptune", "tensorboard"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return plain(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    for name in ("wandb", "mlflow", "neptune", "torch.utils.tensorboard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    makers = {
+        "wandb": lambda: WandBLogger("p"),
+        "mlflow-skinny": lambda: MLflowLogger("e", tracking_uri="file:/a"),
+        "neptune": lambda: NeptuneLogger("p"),
+        "tensorboard": lambda: TensorBoardLogger(tmp_path / "tb"),
+    }
+    for package, make in makers.items():
+        with pytest.raises(ModuleNotFoundError, match=f"run `pip install {package}`"):
+            make()
+    assert list(tmp_path.iterdir()) == []
+
+
+def sent(log):
+    return cloudpickle.loads(cloudpickle.dumps(log))
+
+
+def test_loggers_can_be_sent_to_another_process_while_open(fakes, tmp_path):
+    log = WandBLogger("cubes")
+    log.log({"a": 1}, 1)
+    assert sent(log).run_id == log.run_id
+    table = sent(TensorBoardLogger(tmp_path / "tb"))
+    table.log({"a": 1}, 1)
+    table.close()
+    assert events(tmp_path / "tb").Scalars("a")[0].value == 1.0
+
+
+# --------------------------------------------------------------------- in training
+
+
+def test_several_loggers_get_the_history_of_a_run(tmp_path, fakes):
+    logs = [
+        CSVLogger(tmp_path / "a.csv"),
+        JSONLLogger(tmp_path / "a.jsonl", params={"lr": 0.01}),
+        TensorBoardLogger(tmp_path / "tb"),
+        MLflowLogger(tracking_uri="file:/a"),
+    ]
+    ran = trainer(loggers=logs, epochs=2)
+    ran.train()
+    wanted = ran.history["val_loss"]
+    assert [float(row["val_loss"]) for row in read_csv(tmp_path / "a.csv")] == wanted
+    assert [row["val_loss"] for row in read_jsonl(tmp_path / "a.jsonl")[1:]] == wanted
+    shown = [event.value for event in events(tmp_path / "tb").Scalars("val_loss")]
+    assert shown == pytest.approx(wanted)
+    sent = [m.value for m in fakes.mlflow.get_metric_history("run0", "val_loss")]
+    assert sent == wanted
+    assert fakes.mlflow.runs["run0"]["status"] == "FINISHED"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.jsonl", "tb"]
+
+
+def test_a_resumed_run_goes_on_in_the_same_log(tmp_path):
+    def run(**arguments):
+        logs = [CSVLogger(tmp_path / "a.csv")]
+        settings = {"snapshot_path": tmp_path / "s.pt", "save_every": 2, "epochs": 5}
+        ran = trainer(loggers=logs, **settings, **arguments)
+        ran.train()
+        return ran
+
+    def stop():
+        raise Interrupt
+
+    with pytest.raises(Interrupt):
+        run(callbacks=[At(35, stop)])  # in epoch 4; the snapshot is of epoch 2
+    assert len(read_csv(tmp_path / "a.csv")) == 3
+    ran = run()
+    rows = read_csv(tmp_path / "a.csv")
+    assert [row["step"] for row in rows] == ["10", "20", "30", "40", "50"]
+    assert [float(row["val_loss"]) for row in rows] == ran.history["val_loss"]
+
+
+class Broken(CSVLogger):
+    """Fails from its second row on."""
+
+    count = 0
+
+    def log(self, values, step):
+        self.count += 1
+        if self.count > 1:
+            raise OSError("no space left")
+        super().log(values, step)
+
+
+def test_a_logger_that_throws_is_reported_once_and_the_others_go_on(tmp_path, caplog):
+    broken = Broken(tmp_path / "b.csv")
+    with caplog.at_level(logging.ERROR, logger="ml4cube.training"):
+        trainer(loggers=[broken, CSVLogger(tmp_path / "a.csv")], epochs=4).train()
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "b.csv" in said[0]
+    assert "training goes on" in said[0]
+    assert len(read_csv(tmp_path / "a.csv")) == 4
+    assert broken.count == 2
+
+
+def log_on_ranks(folder):
+    log = CSVLogger(f"{folder}/log.csv")
+    ran = trainer(ranks=True, loggers=[log], epochs=2)
+    ran.train()
+    return log._target, ran.history["val_loss"]
+
+
+def test_only_rank_0_logs(tmp_path):
+    results = on_ranks(2, log_on_ranks, str(tmp_path))
+    rows = read_csv(tmp_path / "log.csv")
+    assert [float(row["val_loss"]) for row in rows] == results[0][1]
+    assert len(rows) == 2
