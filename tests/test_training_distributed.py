@@ -206,7 +206,7 @@ class EveryStep(Callback):
     """Let ranks look for signals after every step, so that the test says where."""
 
     def on_step_end(self, loop):
-        loop._next_pulse = 0
+        loop.pulse.hasten()
 
 
 def agree(folder):
@@ -269,7 +269,7 @@ def with_our_loaders(folder):
 
         whole = fresh()
         model = weights(whole.train())
-        assert whole._loop._even
+        assert whole._loop.feed.even
         assert sum(r["val_n"] for r in whole.history["ranks"][0]) == 37
         path = f"{folder}/{kind}.pt"
         told = At(6, lambda: os.kill(os.getpid(), signal.SIGUSR1))

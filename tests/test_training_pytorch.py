@@ -319,7 +319,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, stop_at, generator):
         """Look for signals after every step, so that the test says where."""
 
         def on_step_end(self, loop):
-            loop._next_pulse = 0
+            loop.pulse.hasten()
 
     def stop():
         if stop_at % 10:
@@ -454,7 +454,7 @@ def test_loader_that_knows_its_position_is_asked_for_it(tmp_path):
 
     class Always(Callback):
         def on_step_end(self, loop):
-            loop._next_pulse = 0
+            loop.pulse.hasten()
 
     stop = [At(8, lambda: os.kill(os.getpid(), signal.SIGUSR1)), At(9, raise_interrupt), Always()]
     with pytest.raises(Interrupt):

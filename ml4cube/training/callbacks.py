@@ -274,10 +274,10 @@ class BestModel(Callback):
         if not is_better(value, self.value, self.mode):
             return
         self.value, self.epoch = value, row["epoch"]
+        weights = loop.strategy.model_state(loop.model)
         if loop.world.is_main:
             self._weights = {
-                name: tensor.detach().to("cpu", copy=True)
-                for name, tensor in loop.model.state_dict().items()
+                name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()
             }
             self._write()
 
@@ -291,8 +291,7 @@ class BestModel(Callback):
         if loop.world.is_main and self._weights is not None:
             # After a resume the file may be gone, or another run's.
             self._write()
-            loop.model.load_state_dict(self._weights)
-        loop.world.spread(loop.model.state_dict().values())
+        loop.strategy.share_model(loop.model, self._weights)
 
     def state_dict(self) -> dict[str, Any]:
         """Return value, epoch and weights."""
@@ -367,8 +366,9 @@ class ModelCheckpoint(Callback):
         if math.isnan(value) or (full and not is_better(value, self._kept[-1][0], self.mode)):
             return
         name = loop.world.share(self._free_name(row["epoch"]))
+        content = self._content(loop, row["epoch"], value)
         if loop.world.is_main:
-            write_file(self.save_dir / name, self._content(loop, row["epoch"], value))
+            write_file(self.save_dir / name, content)
         self._kept.append((value, name))
         self._kept.sort(key=lambda entry: entry[0] if self.mode == "min" else -entry[0])
         while 0 < self.save_top_k < len(self._kept):
@@ -395,8 +395,8 @@ class ModelCheckpoint(Callback):
 
     def _content(self, loop: Loop, epoch: int, value: float) -> dict[str, Any]:
         return {
-            "model": loop.model.state_dict(),
-            "optimizer": loop.optimizer.state_dict(),
+            "model": loop.strategy.model_state(loop.model),
+            "optimizer": loop.strategy.optimizer_state(loop.model, loop.optimizer),
             "scheduler": None if loop.scheduler is None else loop.scheduler.state_dict(),
             "scaler": loop.scaler.state_dict(),
             "epoch": epoch,

@@ -202,6 +202,25 @@ class World:
             with torch.no_grad():
                 tensor.copy_(wire)
 
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over the ranks, without reading it on the host.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            Of the same shape on every rank.
+
+        Returns
+        -------
+        torch.Tensor
+            The sum, where `tensor` lies.
+        """
+        if self.size == 1:
+            return tensor
+        wire = tensor.detach().to(self._wire, copy=True)
+        dist.all_reduce(wire)
+        return wire.to(tensor.device)
+
     def raise_alarm(self, message: str | None) -> None:
         """Leave a message that ranks busy on their own can find with `alarm`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,29 +18,41 @@ _ROOM = 512  # values kept before they are summed, so that memory stays flat
 
 
 class Meter:
-    """A mean over samples that reads the device only when asked.
+    """A weighted mean that reads the device only when asked.
 
     Values stay where they were computed until `flush`, because reading one makes the device
     wait.
+
+    Attributes
+    ----------
+    total : float
+        Sum of value × weight.
+    weight : float
+        Sum of the weights.
+    samples : int
+        Sum of the samples.
 
     Examples
     --------
     >>> meter = Meter()
     >>> meter.add(torch.tensor(1.0), 3)
     >>> meter.add(torch.tensor(5.0), 1)
-    >>> meter.flush(), meter.total / meter.samples
+    >>> meter.flush(), meter.total / meter.weight
     (None, 2.0)
     """
 
     def __init__(self) -> None:
-        self.total = 0.0
+        self.total = self.weight = 0.0
         self.samples = 0
         self._seen = 0
         self._bad: tuple[int, float] | None = None
         self._values: list[torch.Tensor] = []
-        self._weights: list[int] = []
+        self._samples: list[int] = []
+        self._weights: list[float | torch.Tensor] = []
 
-    def add(self, value: torch.Tensor, samples: int) -> None:
+    def add(
+        self, value: torch.Tensor, samples: int, weight: float | torch.Tensor | None = None
+    ) -> None:
         """Take in the mean of one batch.
 
         Parameters
@@ -49,9 +61,12 @@ class Meter:
             A detached scalar.
         samples : int
             Samples it is the mean of.
+        weight : float or torch.Tensor, optional
+            What it weighs; default its samples.
         """
         self._values.append(value)
-        self._weights.append(samples)
+        self._samples.append(samples)
+        self._weights.append(samples if weight is None else weight)
         if len(self._values) >= _ROOM:
             self.flush()
 
@@ -64,16 +79,48 @@ class Meter:
             Number (from 0) and value of the first batch ever whose value is not finite.
         """
         if self._values:
-            values = torch.stack(self._values).to("cpu", torch.float64).tolist()
-            for value, samples in zip(values, self._weights, strict=True):
-                self.total += value * samples
-                self.samples += samples
+            for value, weight in zip(_read(self._values), _read(self._weights), strict=True):
+                self.total += value * weight
+                self.weight += weight
                 if self._bad is None and not math.isfinite(value):
                     self._bad = (self._seen, value)
                 self._seen += 1
+            self.samples += sum(self._samples)
             self._values.clear()
+            self._samples.clear()
             self._weights.clear()
         return self._bad
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums.
+
+        Returns
+        -------
+        dict
+            ``total``, ``weight`` and ``samples``.
+        """
+        self.flush()
+        return {"total": self.total, "weight": self.weight, "samples": self.samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back the sums.
+
+        Parameters
+        ----------
+        state : mapping
+            From `state_dict`.
+        """
+        self.total, self.weight = state["total"], state["weight"]
+        self.samples = state["samples"]
+
+
+def _read(values: Sequence[float | torch.Tensor]) -> list[float]:
+    """Bring scalars to the host, those of a device all at once."""
+    if not isinstance(values[0], torch.Tensor):
+        return [float(value) for value in values]
+    stacked = torch.stack([torch.as_tensor(value) for value in values])
+    numbers: list[float] = stacked.to("cpu", torch.float64).tolist()
+    return numbers
 
 
 class Scores:

@@ -14,7 +14,7 @@ from ml4cube.training.state import History, TrainState, capture_rng, restore_rng
 if TYPE_CHECKING:
     from ml4cube.training.loop import Loop
 
-FORMAT = 1
+FORMAT = 2
 
 
 def save(loop: Loop) -> None:
@@ -27,20 +27,22 @@ def save(loop: Loop) -> None:
     """
     ranks = loop.world.gather_objects(to_plain(_rank_state(loop)))
     path = loop.options.snapshot_path
+    model = loop.strategy.model_state(loop.model)
+    optimizer = loop.strategy.optimizer_state(loop.model, loop.optimizer)
     if loop.world.is_main and path is not None:
         write_file(
             path,
             {
                 "ml4cube_snapshot": FORMAT,
-                "model": loop.model.state_dict(),
-                "optimizer": loop.optimizer.state_dict(),
+                "model": model,
+                "optimizer": optimizer,
                 "scheduler": None if loop.scheduler is None else loop.scheduler.state_dict(),
                 "scaler": loop.scaler.state_dict(),
                 "state": loop.state.to_dict(),
                 "history": loop.history.to_dict(),
                 "callbacks": _callback_states(loop),
                 "ranks": ranks,
-                "data": data_facts(loop.train_loader),
+                "data": data_facts(loop.feed.loader),
             },
         )
         logger.info("snapshot of epoch %d written to %s", loop.state.epoch, path)
@@ -85,19 +87,19 @@ def resume(loop: Loop) -> None:
 
 def _rank_state(loop: Loop) -> dict[str, Any]:
     inside = loop.state.batch > 0
-    loader = loop.train_loader
+    loader = loop.feed.loader
     position = loader.state_dict() if inside and hasattr(loader, "load_state_dict") else None
     return {
         "rng": loop.resting_rng or capture_rng(loop.world.device),
-        "epoch_rng": loop.epoch_rng if inside else loop.capture_loader_rng(),
+        "epoch_rng": loop.feed.epoch_rng if inside else loop.feed.capture_rng(),
         "loader": position,
         "state": loop.state.to_dict(),
     }
 
 
 def _load_parts(loop: Loop, content: dict[str, Any]) -> None:
-    loop.model.load_state_dict(content["model"])
-    loop.optimizer.load_state_dict(content["optimizer"])
+    loop.strategy.load_model(loop.model, content["model"])
+    loop.strategy.load_optimizer(loop.model, loop.optimizer, content["optimizer"])
     if (loop.scheduler is None) != (content["scheduler"] is None):
         raise ValueError("one has a scheduler, the other none")
     if loop.scheduler is not None:
@@ -131,9 +133,9 @@ def _load_rank(loop: Loop, ranks: list[dict[str, Any]]) -> None:
         return
     loop.state = TrainState(**mine["state"])
     if loop.state.batch:
-        loop.position = mine
+        loop.feed.position = mine
     else:
-        loop.restore_loader_rng(mine["epoch_rng"])
+        loop.feed.restore_rng(mine["epoch_rng"])
 
 
 def _named(loop: Loop) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,8 @@ class TrainState:
         Batches of the epoch under way that this rank has trained on.
     step : int
         Optimizer steps taken.
-    samples : int
-        Samples this rank has trained on in the epoch under way.
-    loss_sum : float
-        Sum over those samples of their loss.
+    sums : dict
+        What this rank has measured in the epoch under way, by the name of the quantity.
 
     Examples
     --------
@@ -43,12 +41,11 @@ class TrainState:
     epoch: int = 0
     batch: int = 0
     step: int = 0
-    samples: int = 0
-    loss_sum: float = 0.0
+    sums: dict[str, Any] = field(default_factory=dict)
 
     def start_epoch(self) -> None:
         """Forget what was counted inside the last epoch."""
-        self.batch, self.samples, self.loss_sum = 0, 0, 0.0
+        self.batch, self.sums = 0, {}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counters as plain Python values.

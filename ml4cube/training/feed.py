@@ -1,0 +1,241 @@
+"""The training batches of an epoch, in the groups that one optimizer step takes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ml4cube.training.batches import (
+    count_samples,
+    fixed_sizes,
+    loader_generator,
+    set_epoch,
+    to_device,
+)
+from ml4cube.training.callbacks import logger
+from ml4cube.training.dist import World
+from ml4cube.training.options import Options
+from ml4cube.training.state import TrainState, capture_rng, restore_rng
+from ml4cube.training.steps import Weigh
+
+Weight = float | torch.Tensor
+
+
+class Portion(NamedTuple):
+    """One batch on the device, and what it counts.
+
+    Parameters
+    ----------
+    batch : Any
+        As the loader gave it.
+    samples : int
+        Samples in it.
+    weight : float or torch.Tensor
+        What its mean loss weighs: its samples, or what the step weighs it.
+    """
+
+    batch: Any
+    samples: int
+    weight: Weight
+
+
+class Feed:
+    """Opens the loader, knows where the run stands in it, and weighs what it gives.
+
+    Parameters
+    ----------
+    loader : iterable
+        Training batches.
+    world : World
+        The ranks.
+    options : Options
+        How many batches a step takes, and how many steps there are.
+    weigh : callable, optional
+        ``weigh(batch)`` → scalar tensor; without it, a batch weighs its samples.
+
+    Attributes
+    ----------
+    even : bool
+        Whether all ranks are known to get batches of the same sizes, so that no step needs to
+        ask.
+    waited : float
+        Seconds of this epoch in which this rank waited for its loader.
+    asked : float
+        Seconds of this epoch in which it asked the other ranks for weights.
+    epoch_rng : dict
+        The generators as they were when the epoch under way began.
+    position : dict or None
+        Where a snapshot inside an epoch stood, until the epoch goes on.
+    """
+
+    def __init__(
+        self, loader: Any, world: World, options: Options, weigh: Weigh | None = None
+    ) -> None:
+        self.loader, self.even = loader, world.size == 1
+        self.waited = self.asked = 0.0
+        self.epoch_rng: dict[str, Any] = {}
+        self.position: dict[str, Any] | None = None
+        self._world, self._weigh = world, weigh
+        self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
+
+    @property
+    def _asks(self) -> bool:
+        return self._world.size > 1 and (not self.even or self._weigh is not None)
+
+    def agree(self) -> None:
+        """Find out whether all ranks get the same batches; every rank must call this."""
+        sizes = self._world.gather_objects(fixed_sizes(self.loader))
+        self.even = self._world.size == 1 or (None not in sizes and len(set(sizes)) == 1)
+        if not self.even and None not in sizes:
+            logger.warning(
+                "ranks get unequal training batches (batches, size, last) %s; every epoch ends "
+                "with the rank that has least",
+                sizes,
+            )
+
+    def open(self, state: TrainState) -> Iterator[tuple[list[Portion], Weight]]:
+        """Start an epoch, or go on where a snapshot inside the epoch left it.
+
+        Parameters
+        ----------
+        state : TrainState
+            Its epoch is opened; its batches are counted as they are drawn.
+
+        Yields
+        ------
+        tuple of (list of Portion, float or torch.Tensor)
+            The batches of one optimizer step, and what a unit of weight counts in its loss:
+            the mean over ranks of ``sum(loss * weight * unit)`` is the loss of all of them.
+        """
+        batches = self._move(self._open_loader(state), state)
+        while self._max_steps is None or state.step < self._max_steps:
+            started = time.perf_counter()
+            portions = list(itertools.islice(batches, self._size))
+            asking = time.perf_counter()
+            self.waited += asking - started
+            unit = self.unit(portions)
+            if self._asks:
+                self.asked += time.perf_counter() - asking
+            if unit is None:
+                return
+            yield portions, unit
+
+    def portion(self, batch: Any) -> Portion:
+        """Bring a batch to the device and weigh it.
+
+        Parameters
+        ----------
+        batch : Any
+            From a loader.
+
+        Returns
+        -------
+        Portion
+            With 0 samples where a collate function dropped all of them.
+        """
+        samples = count_samples(batch)
+        moved = to_device(batch, self._world.device) if samples else batch
+        return Portion(moved, samples, self.weight(moved, samples))
+
+    def weight(self, batch: Any, samples: int) -> Weight:
+        """Say what a batch weighs.
+
+        Parameters
+        ----------
+        batch : Any
+            On the device.
+        samples : int
+            Samples in it.
+
+        Returns
+        -------
+        float or torch.Tensor
+            What the step weighs it, or its samples.
+        """
+        return float(samples) if self._weigh is None or not samples else self._weigh(batch)
+
+    def unit(self, portions: list[Portion]) -> Weight | None:
+        """Say what a unit of weight counts; every rank must call this.
+
+        Parameters
+        ----------
+        portions : list of Portion
+            This rank's batches of one step.
+
+        Returns
+        -------
+        float, torch.Tensor or None
+            Number of ranks ÷ weight on all ranks, since ranks average their gradients. None
+            where some rank has no batch: all end together, or one would wait for the others.
+        """
+        world, samples = self._world, float(sum(portion.samples for portion in portions))
+        if self.even and not portions:
+            return None
+        if not self.even:
+            samples, ready = world.total([samples, bool(portions)])
+            if ready < world.size:
+                return None
+            samples /= world.size
+        if self._weigh is None:
+            return 1.0 / samples
+        weights = torch.stack([torch.as_tensor(portion.weight) for portion in portions])
+        everywhere = world.add_up(weights.sum().to(world.device, torch.float32))
+        # Nothing counts in a step without weight: its loss is 0 and so are its gradients.
+        return world.size / everywhere.clamp_min(torch.finfo(torch.float32).tiny)
+
+    def capture_rng(self) -> dict[str, Any]:
+        """Return the state of all generators that decide on the order of the next epoch.
+
+        Returns
+        -------
+        dict
+            As `ml4cube.training.state.capture_rng`, and ``loader`` for a generator of the
+            loader's own.
+        """
+        generator = loader_generator(self.loader)
+        own = {} if generator is None else {"loader": generator.get_state()}
+        return capture_rng(self._world.device) | own
+
+    def restore_rng(self, state: Mapping[str, Any]) -> None:
+        """Put all those generators back.
+
+        Parameters
+        ----------
+        state : mapping
+            From `capture_rng`.
+        """
+        restore_rng(state, self._world.device)
+        generator = loader_generator(self.loader)
+        if generator is not None and "loader" in state:
+            generator.set_state(state["loader"])
+
+    def _move(self, batches: Iterable[Any], state: TrainState) -> Iterator[Portion]:
+        for batch in batches:
+            state.batch += 1
+            portion = self.portion(batch)
+            if portion.samples:
+                yield portion
+
+    def _open_loader(self, state: TrainState) -> Iterator[Any]:
+        loader, position = self.loader, self.position
+        self.position = None
+        self.waited = self.asked = 0.0
+        set_epoch(loader, state.epoch)
+        if position is None:
+            self.epoch_rng = self.capture_rng()
+            first: Iterator[Any] = iter(loader)
+            return first
+        self.epoch_rng = position["epoch_rng"]
+        self.restore_rng(self.epoch_rng)
+        if position["loader"] is not None:
+            loader.load_state_dict(position["loader"])
+        batches: Iterator[Any] = iter(loader)
+        if position["loader"] is None:
+            for _ in range(state.batch):
+                next(batches, None)
+        restore_rng(position["rng"], self._world.device)
+        return batches

@@ -1,0 +1,192 @@
+"""How a model lies on the ranks: whole on each, its gradients averaged.
+
+Everything that depends on it stands here, so another way of spreading a model is another class
+with these methods. Methods marked "every rank" are collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ml4cube.training.dist import World
+
+
+class Strategy:
+    """The model is whole on every rank, and gradients are averaged over the ranks.
+
+    Parameters
+    ----------
+    world : World
+        The ranks.
+    find_unused_parameters : bool
+        Whether some parameters may get no gradient in a step.
+    """
+
+    def __init__(self, world: World, *, find_unused_parameters: bool = False) -> None:
+        self.world = world
+        self.find_unused_parameters = find_unused_parameters
+
+    def place(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
+        """Bring the model to the device, before anything is loaded into it.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            As the user gave it.
+        optimizer : torch.optim.Optimizer
+            Over its parameters.
+
+        Returns
+        -------
+        torch.nn.Module
+            The same model.
+        """
+        return model.to(self.world.device)
+
+    def wrap(self, model: nn.Module, forward: nn.Module) -> nn.Module:
+        """Return what training calls; every rank.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that was placed.
+        forward : torch.nn.Module
+            The same, compiled perhaps.
+
+        Returns
+        -------
+        torch.nn.Module
+            Averages gradients over the ranks in its backward pass.
+        """
+        if self.world.size == 1:
+            return forward
+        cuda = self.world.device.type == "cuda"
+        return DistributedDataParallel(
+            forward,
+            device_ids=[self.world.device] if cuda else None,
+            find_unused_parameters=self.find_unused_parameters,
+            gradient_as_bucket_view=True,
+        )
+
+    def no_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward passes keep their gradients on their rank.
+
+        Parameters
+        ----------
+        module : torch.nn.Module
+            From `wrap`.
+
+        Returns
+        -------
+        context manager
+            For all batches of a window but its last.
+        """
+        return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+
+    def clip(self, model: nn.Module, norm: float) -> torch.Tensor:
+        """Shorten the gradients to a norm; every rank.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that was placed.
+        norm : float
+            Largest norm over all parameters.
+
+        Returns
+        -------
+        torch.Tensor
+            The norm before, on the device.
+        """
+        return nn.utils.clip_grad_norm_(model.parameters(), norm)
+
+    def align(self, model: nn.Module) -> None:
+        """Give every rank the buffers of rank 0, before the model is evaluated; every rank.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that was placed.
+        """
+        self.world.spread(model.buffers())
+
+    def model_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the model's state dict; every rank, rank 0's answer is used.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that was placed.
+
+        Returns
+        -------
+        dict
+            Whole tensors under the names that the model itself gives.
+        """
+        return model.state_dict()
+
+    def optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the optimizer's state dict; every rank, rank 0's answer is used.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that was placed.
+        optimizer : torch.optim.Optimizer
+            Its optimizer.
+
+        Returns
+        -------
+        dict
+            Whole tensors.
+        """
+        return optimizer.state_dict()
+
+    def load_model(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+        """Take back what `model_state` returned; every rank, with the same state.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that was placed.
+        state : mapping
+            Whole tensors.
+        """
+        model.load_state_dict(state)
+
+    def load_optimizer(
+        self, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]
+    ) -> None:
+        """Take back what `optimizer_state` returned; every rank, with the same state.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that was placed.
+        optimizer : torch.optim.Optimizer
+            Its optimizer.
+        state : mapping
+            Whole tensors.
+        """
+        optimizer.load_state_dict(dict(state))
+
+    def share_model(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
+        """Load a state that only rank 0 holds into the models of all ranks; every rank.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that was placed.
+        state : mapping or None
+            Whole tensors; None on the other ranks.
+        """
+        if self.world.is_main and state is not None:
+            model.load_state_dict(state)
+        self.world.spread(model.state_dict().values())
