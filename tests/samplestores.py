@@ -8,6 +8,7 @@ import numpy as np
 
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.folders import LocalFolder
 from ml4cube.datasets.store import (
     ArrayLayout,
     StoreLayout,
@@ -48,11 +49,11 @@ def write_store(
     ]
     index = {f"{dim}_index": np.arange(n) * size for dim, size in window.items()}
     layout = StoreLayout(n, shard, tuple(arrays))
-    files = create(root, layout)
+    files = create(LocalFolder(root), layout)
     for k in range(layout.shards):
         first, last = layout.bounds(k)
         rows = {name: v[first:last] for name, v in (values | index).items()}
-        files |= write_shard(root, layout, k, rows)
+        files |= write_shard(LocalFolder(root), layout, k, rows)
     shape = {"time": max(n, 1), **window}
     spec = SampleSpec.parse(shape, list(names), sample_size=window, to_pred=targets)
     metadata = StoreMetadata(
@@ -64,5 +65,5 @@ def write_store(
         provenance={"variables": {name: {} for name in names}},
         variables=names,
     )
-    finish(root, layout, metadata.to_attrs(), files)
+    finish(LocalFolder(root), layout, metadata.to_attrs(), files)
     return root

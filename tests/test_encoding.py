@@ -12,6 +12,7 @@ from zarr.codecs import BloscCodec, GzipCodec
 
 from ml4cube.core.errors import CubeError
 from ml4cube.datasets.encoding import Compressor
+from ml4cube.datasets.folders import LocalFolder
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.datasets.store import ArrayLayout, StoreLayout, create, write_shard
@@ -33,10 +34,11 @@ def test_same_bytes_as_zarr(tmp_path: Path, choice: Any, dtype: str) -> None:
         40, 16, (ArrayLayout("v", ("samples", "x"), (3,), dtype, 8),), Compressor.parse(choice)
     )
     values = np.arange(120).reshape(40, 3).astype(dtype)
-    create(tmp_path / "ours", layout)
+    ours_folder = LocalFolder(tmp_path / "ours")
+    create(ours_folder, layout)
     for shard in range(layout.shards):
         first, last = layout.bounds(shard)
-        write_shard(tmp_path / "ours", layout, shard, {"v": values[first:last]})
+        write_shard(ours_folder, layout, shard, {"v": values[first:last]})
     by_zarr = tmp_path / "zarr" / "v"
     by_zarr.mkdir(parents=True)
     (by_zarr / "zarr.json").write_bytes((tmp_path / "ours" / "v" / "zarr.json").read_bytes())

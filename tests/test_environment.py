@@ -13,7 +13,7 @@ CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
 
 
 def normalised(requirement: str) -> str:
-    name, floor = re.fullmatch(r"([\w.-]+)(.*)", requirement.replace(" ", "")).groups()
+    name, floor = re.fullmatch(r"([\w.-]+)(?:\[.*\])?(.*)", requirement.replace(" ", "")).groups()
     name = name.lower().replace("_", "-")
     return CONDA_NAMES.get(name, name) + floor
 

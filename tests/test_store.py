@@ -13,6 +13,7 @@ import zarr
 from ml4cube.core.errors import InvalidTypeError, StoreError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.folders import LocalFolder
 from ml4cube.datasets.store import (
     ArrayLayout,
     StoreLayout,
@@ -74,11 +75,13 @@ def metadata(samples: int = N) -> StoreMetadata:
 
 
 def write(root: Path, plan: StoreLayout) -> Path:
-    files = create(root, plan)
+    files = create(LocalFolder(root), plan)
     for k in range(plan.shards):
         first, last = plan.bounds(k)
-        files |= write_shard(root, plan, k, {n: v[first:last] for n, v in VALUES.items()})
-    finish(root, plan, metadata(plan.samples).to_attrs(), files)
+        files |= write_shard(
+            LocalFolder(root), plan, k, {n: v[first:last] for n, v in VALUES.items()}
+        )
+    finish(LocalFolder(root), plan, metadata(plan.samples).to_attrs(), files)
     return root
 
 
@@ -209,7 +212,7 @@ def test_later_format_is_refused(store: Path) -> None:
     plan = layout()
     files = {n: f for n, f in read_manifest(store).items() if n != "zarr.json"}
     attrs = group["attributes"]
-    finish(store, plan, attrs, files)
+    finish(LocalFolder(store), plan, attrs, files)
     with pytest.raises(StoreError, match="format 99"):
         open_store(store)
 

@@ -2,7 +2,9 @@
 
 ``<path>.partial/`` beside the path holds the files in ``store/``, the call that makes them in
 ``call.json``, finished tasks in ``journal.jsonl`` and a lock. Nothing stands at the path itself
-before the store is complete; then one rename puts it there.
+before the store is complete; then one rename puts it there. Behind a URL, where nothing can be
+renamed, the files are copied and the manifest, without which they are no store, comes last; a
+finished task is an object of its own, and the lock is one that its owner renews.
 """
 
 from __future__ import annotations
@@ -11,18 +13,119 @@ import fcntl
 import json
 import os
 import shutil
+import socket
+import threading
+import time
+import uuid
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from ml4cube.core.errors import RunError, StoreError, StoreExistsError
-from ml4cube.datasets.store import Files, read_manifest, sync_folder, write_file
+from ml4cube.datasets.folders import (
+    Files,
+    Folder,
+    LocalFolder,
+    RemoteFolder,
+    filesystem,
+    sync_folder,
+    write_file,
+)
+from ml4cube.datasets.store import MANIFEST, read_manifest
 
 _KEY = "ml4cube_draft"
+_PUBLISHING = "publishing.json"
+# The owner of a remote lock renews it that often; one that was not for that long is dead.
+_RENEW_S = 20.0
+_DEAD_S = 90.0
+
+Target = Path | str
+"""Where a store will stand: a path on disk, or a URL."""
 
 
-class StoreDraft:
+def open_draft(target: Target, fingerprint: str, resume: bool = True) -> Draft:
+    """Take hold of the store under way at a path or URL, or start one.
+
+    Parameters
+    ----------
+    target : Path or str
+        Where the store will stand.
+    fingerprint : str
+        Hash of the call: a draft of another call is thrown away, one of the same is resumed.
+    resume : bool
+        Whether to resume at all.
+
+    Returns
+    -------
+    Draft
+        A context manager.
+
+    Raises
+    ------
+    StoreExistsError
+        If the work folder exists and is none of ours.
+    RunError
+        If another run holds the work folder.
+    """
+    make = LocalDraft if isinstance(target, Path) else RemoteDraft
+    return make(target, fingerprint, resume)  # type: ignore[arg-type]
+
+
+class Draft(ABC):
     """A store under way, held by one run at a time; a context manager.
+
+    Attributes
+    ----------
+    target : Path or str
+        Where the store will stand.
+    root : Folder
+        Where its files are until then.
+    done : dict of int to Files
+        What finished tasks wrote.
+    """
+
+    target: Target
+    root: Folder
+    done: dict[int, Files]
+
+    @property
+    def files(self) -> Files:
+        """Everything that recorded tasks wrote."""
+        return {name: entry for files in self.done.values() for name, entry in files.items()}
+
+    @abstractmethod
+    def record(self, task: int, files: Files) -> None:
+        """Note durably that a task is finished, and what it wrote."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Put the finished store at its place, and remove the work folder."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Remove the work folder and all that is in it."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the lock back; what is done stays, for the next run to resume."""
+
+    def __enter__(self) -> Draft:
+        """Hold the draft."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+class LocalDraft(Draft):
+    """A store under way on disk.
 
     Parameters
     ----------
@@ -43,10 +146,10 @@ class StoreDraft:
 
     def __init__(self, target: Path, fingerprint: str, resume: bool = True) -> None:
         """Take the lock and read the journal."""
-        self.target = target
+        self.target: Path = target
         self.folder = target.with_name(f"{target.name}.partial")
-        self.root = self.folder / "store"
-        self.done: dict[int, Files] = {}
+        self.root: LocalFolder = LocalFolder(self.folder / "store")
+        self.done = {}
         self._lock = self._take_lock()
         try:
             if not resume or self._read_call() != fingerprint:
@@ -96,9 +199,8 @@ class StoreDraft:
     def _start_over(self, fingerprint: str) -> None:
         for name in ("call.json", "journal.jsonl"):
             (self.folder / name).unlink(missing_ok=True)
-        if self.root.exists():
-            shutil.rmtree(self.root)
-        self.root.mkdir()
+        self.root.clear()
+        self.root.root.mkdir()
         write_file(self.folder / "call.json", json.dumps({_KEY: fingerprint}).encode())
 
     def _read_journal(self) -> None:
@@ -110,17 +212,11 @@ class StoreDraft:
         for line in whole:
             entry = json.loads(line)
             files = {name: (size, hash) for name, (size, hash) in entry["files"].items()}
-            if all(self._is_there(name, size) for name, (size, _) in files.items()):
+            if all(self.root.size(name) == size for name, (size, _) in files.items()):
                 self.done[entry["task"]] = files
         if len(whole) != len(lines):
             # a line that a crash cut off would run into the next one
             path.write_text("".join(whole), encoding="utf-8")
-
-    def _is_there(self, name: str, size: int) -> bool:
-        try:
-            return (self.root / name).stat().st_size == size
-        except OSError:
-            return False
 
     def record(self, task: int, files: Files) -> None:
         """Note in the journal, durably, that a task is finished.
@@ -137,11 +233,6 @@ class StoreDraft:
         self._journal.flush()
         os.fsync(self._journal.fileno())
 
-    @property
-    def files(self) -> Files:
-        """Everything that recorded tasks wrote."""
-        return {name: entry for files in self.done.values() for name, entry in files.items()}
-
     def publish(self) -> None:
         """Put the finished store at its path in one step, and remove the work folder."""
         aside = self.folder / "replaced"
@@ -150,7 +241,7 @@ class StoreDraft:
         if self.target.exists():
             check_overwritable(self.target)
             self.target.rename(aside)
-        self.root.rename(self.target)
+        self.root.root.rename(self.target)
         sync_folder(self.target.parent)
         self.discard()
 
@@ -159,27 +250,171 @@ class StoreDraft:
         self._journal.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def __enter__(self) -> StoreDraft:
-        """Hold the draft."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Give the lock back; what is done stays, for the next run to resume."""
+    def close(self) -> None:
+        """Give the lock back; the kernel does so too if this process dies."""
         self._journal.close()
         self._lock.close()
 
 
-def check_overwritable(target: Path) -> None:
+class RemoteDraft(Draft):
+    """A store under way behind a URL.
+
+    Parameters
+    ----------
+    target : str
+        Where the store will stand.
+    fingerprint : str
+        Hash of the call: a draft of another call is thrown away, one of the same is resumed.
+    resume : bool
+        Whether to resume at all.
+
+    Raises
+    ------
+    StoreExistsError
+        If the work folder exists and is none of ours.
+    RunError
+        If another run holds the work folder.
+    """
+
+    def __init__(self, target: str, fingerprint: str, resume: bool = True) -> None:
+        """Take the lock and read the journal."""
+        self.target: str = target
+        self.folder = RemoteFolder(f"{target}.partial")
+        self.root: RemoteFolder = RemoteFolder(f"{target}.partial/store")
+        self.done = {}
+        self._me = uuid.uuid4().hex
+        self._ended = threading.Event()
+        self._take_lock()
+        threading.Thread(target=self._renew, daemon=True, name="ml4cube-lock").start()
+        try:
+            if not resume or self._read_call() != fingerprint:
+                self._start_over(fingerprint)
+            self._read_journal()
+        except BaseException:
+            self.close()
+            raise
+
+    def _take_lock(self) -> None:
+        there = self.folder.list()
+        if there and not {"lock.json", "call.json"} & set(there):
+            raise StoreExistsError(
+                f"{self.folder} is needed as work folder, but holds something else; move it away"
+            )
+        if not self.folder.create("lock.json", self._lock_note()):
+            owner = self._read_lock()
+            if time.time() - owner.get("time", 0.0) < _DEAD_S:
+                raise RunError(
+                    f"another run is writing {self.target} (on {owner.get('host')}, it holds "
+                    f"{self.folder}); wait for it to end, or {_DEAD_S:.0f} s if it was killed"
+                )
+            self.folder.write("lock.json", self._lock_note())
+        if self._read_lock().get("owner") != self._me:
+            raise RunError(f"another run has just begun to write {self.target}; wait for it to end")
+
+    def _lock_note(self) -> bytes:
+        note = {"owner": self._me, "host": socket.gethostname(), "time": time.time()}
+        return json.dumps(note).encode()
+
+    def _read_lock(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(self.folder.read("lock.json"))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found
+
+    def _renew(self) -> None:
+        while not self._ended.wait(_RENEW_S):
+            self.folder.write("lock.json", self._lock_note())
+
+    def _read_call(self) -> str | None:
+        try:
+            found: str = json.loads(self.folder.read("call.json"))[_KEY]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found
+
+    def _start_over(self, fingerprint: str) -> None:
+        for name in self.folder.list():
+            if name != "lock.json":
+                self.folder.remove(name)
+        self.folder.write("call.json", json.dumps({_KEY: fingerprint}).encode())
+
+    def _read_journal(self) -> None:
+        """Believe every entry whose files are there with their sizes."""
+        there = self.folder.list()
+        for name in sorted(n for n in there if n.startswith("journal/")):
+            entry = json.loads(self.folder.read(name))
+            files = {path: (size, hash) for path, (size, hash) in entry["files"].items()}
+            if all(there.get(f"store/{path}") == size for path, (size, _) in files.items()):
+                self.done[entry["task"]] = files
+
+    def record(self, task: int, files: Files) -> None:
+        """Note that a task is finished, in an object of its own.
+
+        Parameters
+        ----------
+        task : int
+            Number of the task.
+        files : dict
+            What it wrote.
+        """
+        self.done[task] = files
+        note = json.dumps({"task": task, "files": files}).encode()
+        self.folder.write(f"journal/{task}.json", note)
+
+    def publish(self) -> None:
+        """Copy the finished store to its place, the manifest last, and remove the work folder."""
+        place = RemoteFolder(self.target)
+        if place.size(MANIFEST) is not None:
+            check_overwritable(self.target)
+        self.folder.write(_PUBLISHING, b"{}")
+        place.remove(MANIFEST)  # from here on what was there is no store any more
+        place.clear()
+        names = sorted(self.root.list(), key=lambda name: (name == MANIFEST, name == "zarr.json"))
+        place.take(self.root, names[:-2])
+        for name in names[-2:]:
+            place.take(self.root, [name])
+        self.discard()
+
+    def discard(self) -> None:
+        """Remove the work folder and all that is in it."""
+        self._ended.set()
+        self.folder.clear()
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self._ended.set()
+        if self._read_lock().get("owner") == self._me:
+            self.folder.remove("lock.json")
+
+
+def is_taken(target: Target) -> bool:
+    """Tell whether anything stands at a path or URL.
+
+    Parameters
+    ----------
+    target : Path or str
+        Where a store will stand.
+
+    Returns
+    -------
+    bool
+        True for links that lead nowhere, too; false for a store of ours whose copying to its
+        URL was cut off, since its draft will do it again.
+    """
+    if isinstance(target, Path):
+        return target.exists() or target.is_symlink()
+    cut_off = RemoteFolder(f"{target}.partial").size(_PUBLISHING) is not None
+    place = RemoteFolder(target)
+    return bool(place.list()) and not (cut_off and place.size(MANIFEST) is None)
+
+
+def check_overwritable(target: Target) -> None:
     """Refuse to replace anything but a store of ours.
 
     Parameters
     ----------
-    target : Path
+    target : Path or str
         What would be replaced.
 
     Raises
@@ -189,7 +424,8 @@ def check_overwritable(target: Path) -> None:
     """
     try:
         read_manifest(target)
-        attributes: Any = json.loads((target / "zarr.json").read_text())["attributes"]
+        fs, root = filesystem(target)
+        attributes: Any = json.loads(fs.cat_file(f"{root}/zarr.json"))["attributes"]
         ours = "ml4cube_format" in attributes
     except (StoreError, OSError, ValueError, KeyError, TypeError):
         ours = False

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import xarray as xr
+from fsspec.implementations.local import LocalFileSystem
 from tqdm.auto import tqdm
 
 from ml4cube.core.errors import (
@@ -22,10 +23,11 @@ from ml4cube.core.errors import (
     check_choice,
 )
 from ml4cube.core.grid import SizesLike
-from ml4cube.datasets.draft import StoreDraft, check_overwritable
+from ml4cube.datasets.draft import Draft, Target, check_overwritable, is_taken, open_draft
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.engines import Engine, check_client, check_nproc, choose_engine
 from ml4cube.datasets.extractor import Callback, Extractor
+from ml4cube.datasets.folders import filesystem
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.provenance import fingerprint, provenance
 from ml4cube.datasets.sample_plan import (
@@ -91,7 +93,8 @@ class MultiProcSampler:
         Samples of a chunk in the stores (the first number; a chunk holds whole windows). By
         default chosen for training reads.
     train_cube, test_cube : str or path
-        Where the stores will stand. Nothing is there before it is complete.
+        Where the stores will stand: paths, or URLs that fsspec knows (``"s3://..."``;
+        ``"memory://..."`` with one process). Nothing is there before it is complete.
     drop_nan : {"auto", "if_all_nan", "masked", None}
         Which samples are dropped for gaps (NaN, infinite): those with any; those where all
         variables are all gap; those without a cell inside the mask or with a gap there; none.
@@ -219,7 +222,10 @@ class MultiProcSampler:
         check_choice("order", order, ORDERS)
         if chunk_batch is not None:
             _check_batch(chunk_batch)
-        self.targets = _targets({"train": train_cube, "test": test_cube, "val": val_cube})
+        self.targets = _targets(
+            {"train": train_cube, "test": test_cube, "val": val_cube},
+            here=nproc == 1 or client is not None,
+        )
         if val_split and val_cube is None:
             raise InvalidValueError(f"val_split={val_split!r} needs val_cube; give it a path")
         self.sampling = Sampling.of(
@@ -325,7 +331,7 @@ class MultiProcSampler:
             drafts = {}
             for part in wanted:
                 with _write_errors(self.targets[part]):
-                    draft = StoreDraft(self.targets[part], call, self._resume)
+                    draft = open_draft(self.targets[part], call, self._resume)
                 drafts[part] = stack.enter_context(draft)
             try:
                 plan = self._write(drafts, call)
@@ -340,9 +346,9 @@ class MultiProcSampler:
         logger.info("written to %s\n%s", ", ".join(str(self.targets[p]) for p in wanted), plan)
         return plan
 
-    def _stands(self, target: Path, call: str) -> bool:
+    def _stands(self, target: Target, call: str) -> bool:
         """Whether the very store of this call is there; refuse anything that is in the way."""
-        if not target.exists() and not target.is_symlink():
+        if not is_taken(target):
             return False
         if self._overwrite:
             check_overwritable(target)
@@ -362,7 +368,7 @@ class MultiProcSampler:
             )
         return True
 
-    def _write(self, drafts: dict[str, StoreDraft], call: str) -> SamplePlan:
+    def _write(self, drafts: dict[str, Draft], call: str) -> SamplePlan:
         with self._engine() as engine:
             extractor, plan = self._plan_on(engine)
             scaling = scaling_of(plan.statistics, self.sampling.spec.scale_fn)
@@ -403,7 +409,7 @@ class MultiProcSampler:
         return plan
 
     def _write_part(
-        self, engine: Engine, job: ShardJob, plan: SamplePlan, draft: StoreDraft, bar: Any
+        self, engine: Engine, job: ShardJob, plan: SamplePlan, draft: Draft, bar: Any
     ) -> None:
         bar.update(len(draft.done))
         tasks = self._shard_tasks(plan, job.part, job.layout, set(draft.done))
@@ -461,29 +467,41 @@ def _check_batch(batch: object) -> None:
         raise InvalidValueError(f"chunk_batch={batch!r} is no number of tiles; give 1 or more")
 
 
-def _targets(given: dict[str, _PathLike | None]) -> dict[str, Path]:
-    """Paths of the stores by part, all different."""
-    targets: dict[str, Path] = {}
+def _targets(given: dict[str, _PathLike | None], here: bool) -> dict[str, Target]:
+    """Places of the stores by part, all different."""
+    targets: dict[str, Target] = {}
     for part, path in given.items():
         if path is None and part == "val":
             continue
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise InvalidTypeError(f"{part}_cube={path!r} is no path")
-        if "://" in os.fspath(path):
-            raise InvalidValueError(
-                f"{part}_cube={path!r} is a URL; stores are written to local paths only"
-            )
-        absolute = Path(os.path.abspath(path))
-        if absolute in targets.values():
+        place = _place(f"{part}_cube", os.fspath(path), here)
+        if place in targets.values():
             raise InvalidValueError(
                 f"{part}_cube={os.fspath(path)!r} is another part's path too; give each its own"
             )
-        targets[part] = absolute
+        targets[part] = place
     return targets
 
 
+def _place(argument: str, path: str, here: bool) -> Target:
+    if "://" not in path:
+        return Path(os.path.abspath(path))
+    try:
+        fs, root = filesystem(path)
+    except (ImportError, ValueError) as error:
+        raise InvalidValueError(f"{argument}={path!r} cannot be reached: {error}") from error
+    if "memory" in fs.protocol and not here:
+        raise InvalidValueError(
+            f"{argument}={path!r} lives in this process only; write it with nproc=1"
+        )
+    if isinstance(fs, LocalFileSystem):
+        return Path(root)
+    return path.rstrip("/")
+
+
 @contextlib.contextmanager
-def _write_errors(target: Path) -> Iterator[None]:
+def _write_errors(target: Target) -> Iterator[None]:
     """Say where, and what to do, if the file system refuses."""
     try:
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,10 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics, scale_parameters, scale_values
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.extractor import Arrays, Extractor
+from ml4cube.datasets.folders import Files, Folder
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.sample_plan import SamplePlan, Sampling, jsonable, shard_bytes
-from ml4cube.datasets.store import ArrayLayout, Files, StoreLayout, write_shard
+from ml4cube.datasets.store import ArrayLayout, StoreLayout, write_shard
 from ml4cube.datasets.windows import CubeReader
 
 ORDERS = ("shuffled", "grid")
@@ -63,7 +63,7 @@ class ShardJob:
         Makes the samples.
     part : str
         The part.
-    root : Path
+    root : Folder
         Folder of the store under way.
     layout : StoreLayout
         Its layout.
@@ -77,7 +77,7 @@ class ShardJob:
 
     extractor: Extractor
     part: str
-    root: Path
+    root: Folder
     layout: StoreLayout
     scaling: Mapping[str, tuple[float, float]]
     mix: bool

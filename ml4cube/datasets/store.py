@@ -19,13 +19,10 @@ Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,17 +32,15 @@ from ml4cube.core.errors import InvalidTypeError, StoreError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.encoding import Compressor, join_chunks
+from ml4cube.datasets.folders import HASH, Files, Folder, digest, filesystem
 
 if TYPE_CHECKING:
     import xarray as xr
 
 FORMAT = 1
-_HASH = "sha256"
-_MANIFEST = "manifest"
+#: The file that is written last.
+MANIFEST = "manifest/zarr.json"
 _NO_DATE = np.iinfo(np.int64).min
-
-Files = dict[str, tuple[int, str]]
-"""Size and hash of files by their path inside the store, with ``/``."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +127,13 @@ class StoreLayout:
         return shard * self.shard, min((shard + 1) * self.shard, self.samples)
 
 
-def create(root: Path, layout: StoreLayout) -> Files:
+def create(root: Folder, layout: StoreLayout) -> Files:
     """Write the metadata of every array; no samples yet.
 
     Parameters
     ----------
-    root : Path
-        Folder of the store; made if it does not exist.
+    root : Folder
+        Folder of the store.
     layout : StoreLayout
         What the store will hold.
 
@@ -151,18 +146,18 @@ def create(root: Path, layout: StoreLayout) -> Files:
     for array in layout.arrays:
         text = json.dumps(_array_metadata(layout, array), indent=1)
         path = f"{array.name}/zarr.json"
-        files[path] = write_file(root / path, text.encode())
+        files[path] = root.write(path, text.encode())
     return files
 
 
 def write_shard(
-    root: Path, layout: StoreLayout, shard: int, values: Mapping[str, NDArray[Any]]
+    root: Folder, layout: StoreLayout, shard: int, values: Mapping[str, NDArray[Any]]
 ) -> Files:
     """Write one shard of every array; doing it again gives the same bytes.
 
     Parameters
     ----------
-    root : Path
+    root : Folder
         Folder of the store.
     layout : StoreLayout
         What the store holds.
@@ -182,16 +177,16 @@ def write_shard(
         samples = values[array.name]
         assert samples.shape == (last - first, *array.window), (array.name, samples.shape)
         path = "/".join([array.name, "c", str(shard), *("0" for _ in array.window)])
-        files[path] = write_file(root / path, _encode_shard(layout, array, samples))
+        files[path] = root.write(path, _encode_shard(layout, array, samples))
     return files
 
 
-def finish(root: Path, layout: StoreLayout, attrs: Mapping[str, Any], files: Files) -> None:
+def finish(root: Folder, layout: StoreLayout, attrs: Mapping[str, Any], files: Files) -> None:
     """Write the group's metadata and, last of all, the manifest.
 
     Parameters
     ----------
-    root : Path
+    root : Folder
         Folder of the store.
     layout : StoreLayout
         What the store holds.
@@ -201,7 +196,7 @@ def finish(root: Path, layout: StoreLayout, attrs: Mapping[str, Any], files: Fil
         Everything that `create` and `write_shard` wrote.
     """
     names = [array.name for array in layout.arrays if array.coordinate]
-    arrays = {a.name: json.loads((root / a.name / "zarr.json").read_text()) for a in layout.arrays}
+    arrays = {a.name: json.loads(root.read(f"{a.name}/zarr.json")) for a in layout.arrays}
     group = {
         "zarr_format": 3,
         "node_type": "group",
@@ -209,77 +204,16 @@ def finish(root: Path, layout: StoreLayout, attrs: Mapping[str, Any], files: Fil
         "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": arrays},
     }
     listed = dict(sorted(files.items()))
-    listed["zarr.json"] = write_file(root / "zarr.json", _json(group))
-    _remove_strays(root)
-    manifest = {"algorithm": _HASH, "digest": _digest(_json(listed)), "files": listed}
+    listed["zarr.json"] = root.write("zarr.json", _json(group))
+    root.settle()
+    manifest = {"algorithm": HASH, "digest": digest(_json(listed)), "files": listed}
     node = {"zarr_format": 3, "node_type": "group", "attributes": manifest}
-    write_file(root / _MANIFEST / "zarr.json", _json(node))
-    _sync_folders(root)
+    root.write(MANIFEST, _json(node))
+    root.settle()
 
 
 def _json(value: Any) -> bytes:
     return json.dumps(value, indent=1, allow_nan=False).encode()
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.new(_HASH, data).hexdigest()
-
-
-def write_file(path: Path, data: bytes) -> tuple[int, str]:
-    """Write a file whole or not at all, synced to disk.
-
-    Parameters
-    ----------
-    path : Path
-        The file; its folder is made if it does not exist.
-    data : bytes
-        Its content.
-
-    Returns
-    -------
-    (int, str)
-        Its size and hash.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # one name per writer: a task that runs twice at once (a worker thought lost) stays harmless
-    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
-    return len(data), _digest(data)
-
-
-def _remove_strays(root: Path) -> None:
-    """Remove what writers that were killed in mid-file have left."""
-    for stray in root.rglob("*.tmp"):
-        stray.unlink()
-
-
-def _sync_folders(root: Path) -> None:
-    """Make the names of all files durable, not only their contents."""
-    for folder, _, _ in os.walk(root):
-        sync_folder(Path(folder))
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
@@ -374,11 +308,11 @@ def read_manifest(path: str | os.PathLike[str]) -> Files:
     StoreError
         If there is no store of ours, or its manifest is damaged.
     """
-    fs, root = _filesystem(path)
+    fs, root = filesystem(path)
     try:
-        raw = json.loads(fs.cat_file(f"{root}/{_MANIFEST}/zarr.json"))["attributes"]
+        raw = json.loads(fs.cat_file(f"{root}/{MANIFEST}"))["attributes"]
         files = {str(name): (int(size), str(hash)) for name, (size, hash) in raw["files"].items()}
-        sound = raw["algorithm"] == _HASH and raw["digest"] == _digest(_json(files))
+        sound = raw["algorithm"] == HASH and raw["digest"] == digest(_json(files))
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(
             f"{path} is no sample store, or not a complete one (it has no manifest); "
@@ -409,7 +343,7 @@ def verify_store(path: str | os.PathLike[str], *, hashes: bool = True) -> None:
         If a file is missing, has another size or, with `hashes`, another content; the message
         names up to three of them.
     """
-    fs, root = _filesystem(path)
+    fs, root = filesystem(path)
     files = read_manifest(path)
     found = {name[len(root) + 1 :]: info["size"] for name, info in _find(fs, root).items()}
     faults = []
@@ -418,20 +352,13 @@ def verify_store(path: str | os.PathLike[str], *, hashes: bool = True) -> None:
             faults.append(f"{name} is missing")
         elif found[name] != size:
             faults.append(f"{name} has {found[name]} bytes instead of {size}")
-        elif hashes and _digest(fs.cat_file(f"{root}/{name}")) != hash:
+        elif hashes and digest(fs.cat_file(f"{root}/{name}")) != hash:
             faults.append(f"{name} has another content than was written")
     if faults:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise StoreError(
             f"the store {path} is damaged: {'; '.join(faults[:3])}{more}; make it again"
         )
-
-
-def _filesystem(path: str | os.PathLike[str]) -> tuple[Any, str]:
-    from fsspec.core import url_to_fs
-
-    fs, root = url_to_fs(os.fspath(path))
-    return fs, root.rstrip("/")
 
 
 def _find(fs: Any, root: str) -> dict[str, Any]:

@@ -254,6 +254,7 @@ class _LazySource:
     dims: tuple[str, ...]
     array: Any
     dtype: np.dtype[Any]
+    here_only: bool
 
     def take(self, slices: Slices) -> NDArray[Any]:
         from xarray import Variable
@@ -261,7 +262,10 @@ class _LazySource:
         indexers = {dim: slices[dim] for dim in self.dims}
         return np.asarray(Variable(self.dims, self.array).isel(indexers).values)
 
-    def narrow(self, slices: Slices) -> _LazySource:
+    def narrow(self, slices: Slices) -> Source:
+        if self.here_only:
+            # another process would find that memory empty, and take it for gaps
+            return _MemorySource(self.dims, self.take(slices), _starts(slices, self.dims))
         return self
 
 
@@ -332,11 +336,24 @@ def _source(variable: xr.Variable) -> Source:
     if is_dask_collection(variable._data):
         file = _file_behind(variable._data)
         if file is not None:
-            return _LazySource(dims, file, np.dtype(variable.dtype))
+            return _LazySource(dims, file, np.dtype(variable.dtype), _is_here_only(file))
         return _DaskSource(dims, variable._data, (0,) * variable.ndim)
     if variable._in_memory:
         return _MemorySource(dims, np.asarray(variable.values), (0,) * variable.ndim)
-    return _LazySource(dims, variable._data, np.dtype(variable.dtype))
+    array = variable._data
+    return _LazySource(dims, array, np.dtype(variable.dtype), _is_here_only(array))
+
+
+def _is_here_only(array: Any) -> bool:
+    """Whether a lazily indexed zarr array lies in this process's memory."""
+    from zarr.storage import FsspecStore, MemoryStore
+
+    while hasattr(array, "array"):
+        array = array.array
+    store = getattr(getattr(array, "_array", None), "store", None)
+    if isinstance(store, FsspecStore):
+        return "memory" in store.fs.protocol
+    return isinstance(store, MemoryStore)
 
 
 def _file_behind(array: Any) -> Any:
@@ -432,6 +449,21 @@ class CubeReader:
             Takes the same slices as the whole cube's, inside the region.
         """
         return replace(self, sources={n: s.narrow(slices) for n, s in self.sources.items()})
+
+    def only(self, names: Iterable[str]) -> CubeReader:
+        """Return a reader of some of the variables.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Which.
+
+        Returns
+        -------
+        CubeReader
+            Reads no others.
+        """
+        return replace(self, sources={name: self.sources[name] for name in names})
 
     def read(self, slices: Slices) -> dict[str, NDArray[Any]]:
         """Read one region of every variable.

@@ -1,0 +1,364 @@
+"""Folders that files are written to whole: on this machine's disk, or behind a URL."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+HASH = "sha256"
+
+Files = dict[str, tuple[int, str]]
+"""Size and hash of files by their path inside a folder, with ``/``."""
+
+
+class Folder(Protocol):
+    """Where the files of a store under way are put; picklable, and the same in every worker."""
+
+    def write(self, path: str, data: bytes) -> tuple[int, str]:
+        """Write a file whole or not at all, durably; return its size and hash."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """Return what is in a file, FileNotFoundError if it is not there."""
+        ...
+
+    def size(self, path: str) -> int | None:
+        """Bytes of a file, None if it is not there."""
+        ...
+
+    def settle(self) -> None:
+        """Remove what killed writers have left, and make all names durable."""
+        ...
+
+    def clear(self) -> None:
+        """Remove the folder and all that is in it."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder on disk.
+
+    Parameters
+    ----------
+    root : Path
+        Its path; made when the first file is written.
+    """
+
+    root: Path
+
+    def write(self, path: str, data: bytes) -> tuple[int, str]:
+        """Write a file whole or not at all, synced to disk.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the folder.
+        data : bytes
+            Its content.
+
+        Returns
+        -------
+        (int, str)
+            Its size and hash.
+        """
+        return write_file(self.root / path, data)
+
+    def read(self, path: str) -> bytes:
+        """Read a file.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the folder.
+
+        Returns
+        -------
+        bytes
+            Its content.
+        """
+        return (self.root / path).read_bytes()
+
+    def size(self, path: str) -> int | None:
+        """Tell how large a file is.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the folder.
+
+        Returns
+        -------
+        int or None
+            Its bytes; None if it is not there.
+        """
+        try:
+            return (self.root / path).stat().st_size
+        except OSError:
+            return None
+
+    def settle(self) -> None:
+        """Remove what writers that were killed in mid-file have left; make names durable."""
+        for stray in self.root.rglob("*.tmp"):
+            stray.unlink()
+        for folder, _, _ in os.walk(self.root):
+            sync_folder(Path(folder))
+
+    def clear(self) -> None:
+        """Remove the folder and all that is in it."""
+        if self.root.exists():
+            shutil.rmtree(self.root)
+
+    def __str__(self) -> str:
+        """Its path."""
+        return str(self.root)
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """A prefix of an object store or another file system that fsspec knows.
+
+    Credentials and endpoints are those that fsspec finds by itself, in every process (for s3:
+    the environment or the AWS configuration files).
+
+    Parameters
+    ----------
+    url : str
+        Such as ``"s3://bucket/train.zarr"``.
+    """
+
+    url: str
+
+    def write(self, path: str, data: bytes) -> tuple[int, str]:
+        """Put an object, which appears whole or not at all.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the folder.
+        data : bytes
+            Its content.
+
+        Returns
+        -------
+        (int, str)
+            Its size and hash.
+        """
+        fs, root = filesystem(self.url)
+        fs.pipe_file(f"{root}/{path}", data)
+        return len(data), digest(data)
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Put an object unless there is one of that name.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the folder.
+        data : bytes
+            Its content.
+
+        Returns
+        -------
+        bool
+            Whether it was put.
+        """
+        fs, root = filesystem(self.url)
+        try:
+            fs.pipe_file(f"{root}/{path}", data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def read(self, path: str) -> bytes:
+        """Get an object.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the folder.
+
+        Returns
+        -------
+        bytes
+            Its content.
+        """
+        fs, root = filesystem(self.url)
+        fs.invalidate_cache()
+        found: bytes = fs.cat_file(f"{root}/{path}")
+        return found
+
+    def size(self, path: str) -> int | None:
+        """Tell how large an object is.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the folder.
+
+        Returns
+        -------
+        int or None
+            Its bytes; None if it is not there.
+        """
+        fs, root = filesystem(self.url)
+        try:
+            return int(fs.info(f"{root}/{path}")["size"])
+        except FileNotFoundError:
+            return None
+
+    def list(self) -> dict[str, int]:
+        """List all objects.
+
+        Returns
+        -------
+        dict of str to int
+            Bytes by path inside the folder.
+        """
+        fs, root = filesystem(self.url)
+        fs.invalidate_cache()
+        found = fs.find(root, detail=True)
+        return {name[len(root) + 1 :]: int(info["size"]) for name, info in found.items()}
+
+    def take(self, other: RemoteFolder, paths: Sequence[str]) -> None:
+        """Copy objects of another folder of the same file system, without fetching them.
+
+        Parameters
+        ----------
+        other : RemoteFolder
+            Where they are.
+        paths : sequence of str
+            Paths inside both folders.
+        """
+        fs, root = filesystem(self.url)
+        source = filesystem(other.url)[1]
+        fs.copy(
+            [f"{source}/{path}" for path in paths],
+            [f"{root}/{path}" for path in paths],
+            on_error="raise",
+        )
+
+    def remove(self, path: str) -> None:
+        """Remove an object, if it is there.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the folder.
+        """
+        fs, root = filesystem(self.url)
+        try:
+            fs.rm_file(f"{root}/{path}")
+        except FileNotFoundError:
+            return
+
+    def settle(self) -> None:
+        """Do nothing: an object is there, whole and durable, once it was put."""
+
+    def clear(self) -> None:
+        """Remove all objects."""
+        fs, root = filesystem(self.url)
+        fs.invalidate_cache()
+        names = list(fs.find(root))
+        if names:
+            fs.rm(names)
+        if fs.exists(root) and fs.isdir(root):  # file systems that know folders
+            fs.rm(root, recursive=True)
+
+    def __str__(self) -> str:
+        """Its URL."""
+        return self.url
+
+
+@functools.lru_cache(maxsize=32)
+def _filesystem(url: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    fs, root = url_to_fs(url)
+    return fs, root.rstrip("/")
+
+
+def filesystem(path: str | os.PathLike[str]) -> tuple[Any, str]:
+    """Find the file system of a path or URL.
+
+    Parameters
+    ----------
+    path : str or path
+        Path or URL.
+
+    Returns
+    -------
+    fs : fsspec file system
+        The file system.
+    root : str
+        The path inside it.
+    """
+    return _filesystem(os.fspath(path))
+
+
+def digest(data: bytes) -> str:
+    """Hash some bytes.
+
+    Parameters
+    ----------
+    data : bytes
+        The bytes.
+
+    Returns
+    -------
+    str
+        Hexadecimal digits.
+    """
+    return hashlib.new(HASH, data).hexdigest()
+
+
+def write_file(path: Path, data: bytes) -> tuple[int, str]:
+    """Write a file whole or not at all, synced to disk.
+
+    Parameters
+    ----------
+    path : Path
+        The file; its folder is made if it does not exist.
+    data : bytes
+        Its content.
+
+    Returns
+    -------
+    (int, str)
+        Its size and hash.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # one name per writer: a task that runs twice at once (a worker thought lost) stays harmless
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    return len(data), digest(data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

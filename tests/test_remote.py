@@ -1,0 +1,272 @@
+"""Cubes and stores behind URLs: object storage, memory, zarr stores, Icechunk sessions."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from moto.server import ThreadedMotoServer
+
+from ml4cube import open_store
+from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
+from ml4cube.datasets import draft
+from ml4cube.datasets.draft import RemoteDraft
+from ml4cube.datasets.folders import RemoteFolder, filesystem
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from tests.cubes import cell_id_cube
+
+ROOT = Path(__file__).parents[1]
+OPTIONS: dict[str, Any] = {"sample_size": {"lat": 2}, "block_size": {"time": 4}, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """An S3 server on loopback."""
+    with pytest.MonkeyPatch.context() as patch:
+        moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+        moto.start()
+        host, port = moto.get_host_and_port()
+        for name, value in {
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }.items():
+            patch.setenv(name, value)
+        yield host
+        moto.stop()
+
+
+@pytest.fixture
+def bucket(server: str, tmp_path: Path) -> str:
+    """A new bucket."""
+    fsspec.filesystem("s3").clear_instance_cache()
+    _forget()
+    name = f"bucket-{abs(hash(tmp_path))}"
+    fsspec.filesystem("s3").mkdir(name)
+    return f"s3://{name}"
+
+
+def _forget() -> None:
+    from ml4cube.datasets import folders
+
+    folders._filesystem.cache_clear()
+
+
+def cube() -> xr.Dataset:
+    return cell_id_cube({"time": 24, "lat": 6}, "float32", dask_chunks={"time": 4, "lat": 6})
+
+
+def sample(source: Any, place: str, nproc: int, **more: Any) -> MultiProcSampler:
+    return MultiProcSampler(
+        source,
+        train_cube=f"{place}/train.zarr",
+        test_cube=f"{place}/test.zarr",
+        nproc=nproc,
+        **(OPTIONS | more),
+    )
+
+
+def contents(place: str) -> dict[str, bytes]:
+    fs, root = filesystem(place)
+    fs.invalidate_cache()
+    return {name[len(root) + 1 :]: fs.cat_file(name) for name in fs.find(root)}
+
+
+def local_bytes(source: Any, folder: Path) -> dict[str, bytes]:
+    sample(source, str(folder), 1).run()
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_stores_on_s3_are_the_same_bytes(bucket: str, tmp_path: Path, nproc: int) -> None:
+    train, _ = sample(cube(), bucket, nproc).get_datasets()
+    assert contents(bucket) == local_bytes(cube(), tmp_path / "local")
+    loader = prep_dataloader(
+        PTXrDataset(f"{bucket}/train.zarr", features="a"), batch_size=8, drop_last=False
+    )
+    seen = np.concatenate([np.asarray(batch) for batch in loader])
+    assert sorted(seen[:, 0, 0]) == sorted(train["a"].values[:, 0])
+
+
+def test_stores_in_memory(tmp_path: Path) -> None:
+    place = f"memory://{tmp_path.name}"
+    train, _ = sample(cube(), place, 1).get_datasets()
+    again = sample(cube(), place, 1)
+    assert again.run() is None  # they stand already
+    assert train.sizes == again.get_datasets()[0].sizes
+    assert set(fsspec.filesystem("memory").ls(f"/{tmp_path.name}", detail=False)) == {
+        f"/{tmp_path.name}/train.zarr",
+        f"/{tmp_path.name}/test.zarr",
+    }
+    with pytest.raises(CubeError, match="this process only; write it with nproc=1"):
+        sample(cube(), place, 2)
+
+
+def test_file_urls_are_paths(tmp_path: Path) -> None:
+    sample(cube(), f"file://{tmp_path}", 1).run()
+    assert open_store(tmp_path / "train.zarr").sizes["samples"]
+
+
+def test_unknown_file_systems_are_refused() -> None:
+    with pytest.raises(CubeError, match=r"train_cube='gopher://x/train.zarr' cannot be reached"):
+        sample(cube(), "gopher://x", 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "zarr_format"),
+    [*itertools.product(["s3", "memory", "MemoryStore"], [2, 3]), ("icechunk", 3)],
+)
+def test_cubes_anywhere(bucket: str, tmp_path: Path, kind: str, zarr_format: int) -> None:
+    """Two workers read them; what lies in this process's memory is sent, not taken for gaps."""
+    ds = cube()
+    source: Any
+    if kind == "icechunk":
+        source = icechunk_cube(ds, tmp_path / "repository")
+    elif kind == "MemoryStore":
+        source = zarr.storage.MemoryStore()
+        ds.to_zarr(source, zarr_format=zarr_format, consolidated=False)
+    else:
+        source = f"{bucket}/c.zarr" if kind == "s3" else f"memory://{tmp_path.name}/c.zarr"
+        ds.to_zarr(source, zarr_format=zarr_format)
+    found = sample(source, str(tmp_path / "out"), 2).get_datasets()
+    wanted = sample(ds, str(tmp_path / "wanted"), 1).get_datasets()
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(ours["a"].values, theirs["a"].values)
+
+
+def icechunk_cube(ds: xr.Dataset, path: Path) -> Any:
+    import icechunk
+
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    session = repository.writable_session("main")
+    ds.compute().to_zarr(session.store, consolidated=False)
+    session.commit("a cube")
+    return repository.readonly_session("main").store
+
+
+def test_a_run_that_was_cut_off_is_resumed(bucket: str, tmp_path: Path, monkeypatch: Any) -> None:
+    wanted = local_bytes(cube(), tmp_path / "local")
+    put = RemoteFolder.write
+    for allowed in (0, 1, 3, 6, 9, 14):
+        left = allowed
+
+        def fail(self: RemoteFolder, path: str, data: bytes) -> tuple[int, str]:
+            nonlocal left
+            left -= 1
+            if left < 0 and "lock" not in path:
+                raise ConnectionError("the network is gone")
+            return put(self, path, data)
+
+        monkeypatch.setattr(RemoteFolder, "write", fail)
+        with pytest.raises(StoreError, match=r"cannot be written.*network is gone.*run again"):
+            sample(cube(), bucket, 1).run()
+        monkeypatch.setattr(RemoteFolder, "write", put)
+        for part in ("train", "test"):
+            with pytest.raises(StoreError):
+                open_store(f"{bucket}/{part}.zarr")
+    sample(cube(), bucket, 1).run()
+    assert contents(bucket) == wanted
+
+
+def test_cut_off_while_copying(bucket: str, monkeypatch: Any) -> None:
+    take = RemoteFolder.take
+
+    def fail(self: RemoteFolder, other: RemoteFolder, paths: Any) -> None:
+        take(self, other, list(paths)[:2])
+        raise ConnectionError("the network is gone")
+
+    monkeypatch.setattr(RemoteFolder, "take", fail)
+    with pytest.raises(StoreError, match="network is gone"):
+        sample(cube(), bucket, 1).run()
+    with pytest.raises(StoreError, match="no sample store, or not a complete one"):
+        open_store(f"{bucket}/train.zarr")
+    monkeypatch.setattr(RemoteFolder, "take", take)
+    sample(cube(), bucket, 1).run()
+    open_store(f"{bucket}/train.zarr", verify=True)
+    assert not [name for name in contents(bucket) if ".partial" in name]
+
+
+def test_only_our_stores_are_overwritten(bucket: str) -> None:
+    sample(cube(), bucket, 1).run()
+    other = cube() + 1
+    with pytest.raises(StoreExistsError, match="another call or from another cube"):
+        sample(other, bucket, 1).run()
+    before = open_store(f"{bucket}/train.zarr")["a"].values
+    sample(other, bucket, 1, overwrite=True, scale_fn=None).run()
+    assert not np.array_equal(open_store(f"{bucket}/train.zarr")["a"].values, before)
+    fs, root = filesystem(bucket)
+    fs.pipe_file(f"{root}/other/train.zarr/notes.txt", b"mine")
+    with pytest.raises(StoreExistsError, match=r"no sample store of ours"):
+        sample(cube(), f"{bucket}/other", 1, overwrite=True).run()
+    assert fs.cat_file(f"{root}/other/train.zarr/notes.txt") == b"mine"
+
+
+def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
+    target = f"{bucket}/train.zarr"
+    with RemoteDraft(target, "call"):
+        with pytest.raises(RunError, match="another run is writing"):
+            RemoteDraft(target, "call")
+        monkeypatch.setattr(draft, "_DEAD_S", 0.0)  # as if its owner had been killed long ago
+        RemoteDraft(target, "call").close()
+    fs, root = filesystem(bucket)
+    fs.pipe_file(f"{root}/foreign.zarr.partial/notes.txt", b"mine")
+    with pytest.raises(StoreExistsError, match="holds something else"):
+        RemoteDraft(f"{bucket}/foreign.zarr", "call")
+
+
+def test_a_lock_is_renewed(bucket: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(draft, "_RENEW_S", 0.02)
+    with RemoteDraft(f"{bucket}/train.zarr", "call") as held:
+        first = json.loads(held.folder.read("lock.json"))
+        deadline = time.monotonic() + 10
+        while json.loads(held.folder.read("lock.json")) == first:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal
+            from ml4cube.datasets import draft, folders
+            from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+            from tests.test_remote import cube, sample
+            draft._DEAD_S = 0.0
+            put = folders.RemoteFolder.write
+            puts = iter(range(6))
+            def counted(self, path, data):
+                if next(puts, None) is None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return put(self, path, data)
+            folders.RemoteFolder.write = counted
+            sample(cube(), {bucket!r}, 1).run()
+            """
+        )
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run([sys.executable, script], cwd=ROOT, env=env, capture_output=True)
+    assert ran.returncode == -9, ran.stderr
+    with pytest.raises(RunError, match="wait for it to end, or 90 s if it was killed"):
+        sample(cube(), bucket, 1).run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(draft, "_DEAD_S", 0.0)
+        sample(cube(), bucket, 1).run()
+    open_store(f"{bucket}/train.zarr", verify=True)
