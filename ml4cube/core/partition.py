@@ -22,6 +22,7 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 # How many items of each part the refinement looks at: 512 x 512 exchanges find one that is
 # closer than any tolerance of interest, and the cost stays flat in the number of items.
 _CANDIDATES = 512
+_CANDIDATES_OF_CLASSES = 128
 _MAX_EXCHANGES = 200
 
 
@@ -135,7 +136,8 @@ def partition(
         Any integer.
     classes : ndarray of float, shape (items, classes), optional
         Weight of each item in each class; every class is then shared out by the same
-        fractions, as nearly as possible.
+        fractions, as nearly as possible. The shares of the whole weigh more than those of
+        the classes, and are no further off than half the heaviest item with two parts.
 
     Returns
     -------
@@ -165,12 +167,29 @@ def partition(
         )
     parts[light] = cut_in_order(np.ones(light.size), fractions, keep_one=False)
     if classes is None:
-        parts[heavy] = cut_in_order(weights[heavy], fractions, keep_one=True)
-        shares = weights[heavy, None] / weights.sum()
+        cut = cut_in_order(weights[heavy], fractions, keep_one=True)
+        parts[heavy] = _refine(cut, weights[heavy, None] / weights.sum(), np.asarray(fractions))
     else:
-        parts[heavy] = _cut_by_class(weights[heavy], fractions, classes[heavy])
-        shares = _class_shares(weights[heavy], classes[heavy])
-    parts[heavy] = _refine(parts[heavy], shares, np.asarray(fractions))
+        parts[heavy] = _share_by_class(weights[heavy], fractions, classes[heavy])
+    return parts
+
+
+def _share_by_class(
+    weights: NDArray[np.float64], fractions: Sequence[float], classes: NDArray[np.float64]
+) -> NDArray[np.intp]:
+    """Share items out by class; the whole counts ever more until its shares are near enough."""
+    parts = _cut_by_class(weights, fractions, classes)
+    occurring = classes[:, classes.sum(axis=0) > 0]
+    by_class = occurring / occurring.sum(axis=0)
+    whole = weights / weights.sum()
+    wanted = np.asarray(fractions)
+    for factor in (2.0, 8.0, 32.0, 1024.0):
+        # as many columns of classes pull one way or another, the whole must hold against all
+        heavier = factor * np.sqrt(max(by_class.shape[1], 1))
+        parts = _refine(parts, np.column_stack([heavier * whole, by_class]), wanted)
+        held = np.bincount(parts, whole, minlength=wanted.size)
+        if np.abs(held - wanted).max() <= whole.max() / 2:
+            break
     return parts
 
 
@@ -222,14 +241,6 @@ def _cut_by_class(
     return parts
 
 
-def _class_shares(
-    weights: NDArray[np.float64], classes: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Share of each item in the whole (counted double) and in each class that occurs."""
-    totals = classes.sum(axis=0)
-    return np.column_stack([2 * weights / weights.sum(), (classes / np.maximum(totals, 1e-300))])
-
-
 class _Exchange(NamedTuple):
     """Item i of part a against item j of part b (None: nothing), and the change of error."""
 
@@ -247,7 +258,8 @@ def _refine(
     parts = parts.copy()
     wanted = fractions[:, None] * shares.sum(axis=0)
     pairs = list(itertools.combinations(range(fractions.size), 2))
-    for _ in range(_MAX_EXCHANGES):
+    # an exchange takes as long as there are classes: many classes get fewer of them
+    for _ in range(min(_MAX_EXCHANGES, 10_000 // shares.shape[1])):
         held = np.stack([shares[parts == p].sum(axis=0) for p in range(fractions.size)])
         error = held - wanted
         found = [_best_exchange(parts, shares, error[a] - error[b], a, b) for a, b in pairs]
@@ -274,7 +286,8 @@ def _best_exchange(
     change places; an exchange with nothing is a move.
     """
     in_a, in_b = np.flatnonzero(parts == a), np.flatnonzero(parts == b)
-    mine, theirs = in_a[:_CANDIDATES], in_b[:_CANDIDATES]
+    most = _CANDIDATES if shares.shape[1] == 1 else _CANDIDATES_OF_CLASSES
+    mine, theirs = in_a[:most], in_b[:most]
     nothing = np.zeros((1, shares.shape[1]))
     from_a = np.concatenate([nothing, shares[mine]])
     from_b = np.concatenate([nothing, shares[theirs]])

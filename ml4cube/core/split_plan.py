@@ -136,6 +136,8 @@ class SplitPlan:
         on the sphere ("150km") by dim. Train cells nearer than that are excluded.
     cyclic : tuple of str
         Dims along which the first cell follows the last.
+    stratified : str, optional
+        What was shared out evenly too; for the record, since the labels are kept.
 
     Examples
     --------
@@ -153,6 +155,7 @@ class SplitPlan:
     fractions: tuple[tuple[str, float], ...] = ()
     buffer: tuple[tuple[str, int | str], ...] = ()
     cyclic: tuple[str, ...] = ()
+    stratified: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse dims out of order, a wrong number of labels and unknown labels."""
@@ -176,6 +179,7 @@ class SplitPlan:
         classes: NDArray[np.float64] | None = None,
         buffer: tuple[tuple[str, int | str], ...] = (),
         cyclic: tuple[str, ...] = (),
+        stratified: str | None = None,
     ) -> SplitPlan:
         """Share blocks out to parts by their weight, at random.
 
@@ -195,6 +199,8 @@ class SplitPlan:
             See `SplitPlan`; does not change which block gets which part.
         cyclic : tuple of str
             See `SplitPlan`.
+        stratified : str, optional
+            See `SplitPlan`.
 
         Returns
         -------
@@ -211,7 +217,15 @@ class SplitPlan:
         check_enough(flat, list(wanted))
         part = partition(flat, list(wanted.values()), seed, classes)
         labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[part]
-        return cls(grid, labels.tobytes(), int(seed), tuple(wanted.items()), buffer, cyclic)
+        return cls(
+            grid=grid,
+            labels=labels.tobytes(),
+            seed=int(seed),
+            fractions=tuple(wanted.items()),
+            buffer=buffer,
+            cyclic=cyclic,
+            stratified=stratified,
+        )
 
     @classmethod
     def in_order(
@@ -302,17 +316,18 @@ class SplitPlan:
         str
             A JSON object.
         """
-        return json.dumps(
-            {
-                "kind": "blocks",
-                "grid": json.loads(self.grid.to_json()),
-                "labels": base64.b64encode(zlib.compress(self.labels, 9)).decode("ascii"),
-                "seed": self.seed,
-                "fractions": dict(self.fractions),
-                "buffer": dict(self.buffer),
-                "cyclic": list(self.cyclic),
-            }
-        )
+        raw = {
+            "kind": "blocks",
+            "grid": json.loads(self.grid.to_json()),
+            "labels": base64.b64encode(zlib.compress(self.labels, 9)).decode("ascii"),
+            "seed": self.seed,
+            "fractions": dict(self.fractions),
+            "buffer": dict(self.buffer),
+            "cyclic": list(self.cyclic),
+        }
+        if self.stratified is not None:
+            raw["stratified"] = self.stratified
+        return json.dumps(raw)
 
     @classmethod
     def from_json(cls, text: str) -> SplitPlan:
@@ -346,6 +361,7 @@ class SplitPlan:
                 fractions=tuple(raw["fractions"].items()),
                 buffer=tuple(raw["buffer"].items()),
                 cyclic=tuple(raw["cyclic"]),
+                stratified=raw.get("stratified"),
             )
 
 

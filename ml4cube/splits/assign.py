@@ -27,7 +27,8 @@ from ml4cube.core.split_plan import (
 )
 from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
 from ml4cube.splits.cube import RECIPE_ATTR, CubeView, cube_positions, is_label
-from ml4cube.splits.validity import ValidLike, count_by_block, slabs, valid_mask
+from ml4cube.splits.strata import Strata, StratifyLike, class_counts
+from ml4cube.splits.validity import Counts, ValidLike, count_by_block, slabs, valid_mask
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ def assign_block_split(
     buffer: BufferLike | None = None,
     gap: Any = None,
     cyclic: Any = None,
+    stratify: StratifyLike | None = None,
     valid: ValidLike | None = None,
     name: str = "split",
 ) -> xr.Dataset:
@@ -79,11 +81,25 @@ def assign_block_split(
     cyclic : str, list of str or bool, optional
         Dims along which the first cell follows the last. By default a longitude that goes
         all the way round; False for none.
+    stratify : str, DataArray or mapping of str to int, optional
+        Classes that are shared out by the same fractions, as nearly as blocks allow: the name
+        of a class variable, a DataArray of classes (regions) on any of the cube's dims, the
+        "season" (DJF, MAM, ...) or "month" of the time axis, or ``{"t2m": 4}`` for four
+        quantile bins of a variable. Classes may be of any type, 256 at most; cells without a
+        class (gaps) count for `split` and `val` alone. Read once, in bounded memory: quantile
+        bins are exact up to 4 million different values in blocks; beyond, values are rounded
+        to as many leading binary digits as fit. A value lies in one bin, so a variable of
+        many zeros has fewer bins.
     valid : str, list of str or DataArray, optional
         Cells that count for the fractions: a mask of bools, or variables whose gaps (NaN,
         ±inf, NaT) do not count. Reads them once. By default every cell counts.
     name : str
         Name of the label.
+
+    Warns
+    -----
+    UserWarning
+        If a class of `stratify` lies in too few blocks to give every part one.
 
     Returns
     -------
@@ -118,8 +134,19 @@ def assign_block_split(
     wraps = parse_cyclic(cyclic, view)
     reaches = resolve_buffer(keep_away, wraps, view)
     mask = None if valid is None else valid_mask(valid, view)
-    weights = count_by_block(mask, grid)
-    plan = SplitPlan.assign(grid, weights, fractions, seed, buffer=keep_away, cyclic=wraps)
+    weights, strata = weigh_blocks(view, grid, mask, stratify)
+    plan = SplitPlan.assign(
+        grid,
+        weights,
+        fractions,
+        seed,
+        classes=None if strata is None else strata.counts.astype(np.float64),
+        buffer=keep_away,
+        cyclic=wraps,
+        stratified=None if strata is None else strata.said,
+    )
+    if strata is not None:
+        strata.warn_of_missing(plan.table.ravel(), stacklevel=3)
     check_train_left(plan, reaches, weights, mask)
     return with_label(view, plan, reaches, name, "assign_block_split")
 
@@ -297,6 +324,35 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
     return with_label(view, plan, reaches, name, made_by)
 
 
+def weigh_blocks(
+    view: CubeView, grid: Grid, mask: xr.DataArray | None, stratify: StratifyLike | None
+) -> tuple[Counts, Strata | None]:
+    """Count the valid cells of each block, and those of each class; reads the data once.
+
+    Parameters
+    ----------
+    view : CubeView
+        The cube.
+    grid : Grid
+        The blocks.
+    mask : DataArray of bool, optional
+        Valid cells; None if all are.
+    stratify : str, DataArray or mapping, optional
+        As `assign_block_split` takes it.
+
+    Returns
+    -------
+    tuple of (ndarray of int, shape (blocks,)) and (Strata or None)
+        The counts.
+    """
+    if stratify is None:
+        return count_by_block(mask, grid).ravel(), None
+    strata = class_counts(stratify, view, grid, mask)
+    if strata.weights is not None:
+        return strata.weights, strata
+    return count_by_block(mask, grid).ravel(), strata
+
+
 def check_seed(seed: int) -> None:
     """Refuse a seed that is no integer.
 
@@ -357,6 +413,7 @@ def with_label(
             dims=view.dims,
             plan=plan,
             reaches=reaches,
+            align_arrays=False,  # all are in the cube's chunks
             dtype=np.uint8,
             meta=np.empty((0,) * len(view.dims), dtype=np.uint8),
         )

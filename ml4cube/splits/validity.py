@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dask.array as da
@@ -64,16 +64,62 @@ def valid_mask(valid: ValidLike, view: CubeView, argument: str = "valid") -> xr.
     return result
 
 
-def _valid_cells(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
+def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
+    """Check that an array lies on the cells of a cube, and take its coordinates off.
+
+    Parameters
+    ----------
+    array : DataArray
+        Of a subset of the cube's dims.
+    view : CubeView
+        The cube.
+    argument : str
+        Name of the argument, for messages.
+
+    Returns
+    -------
+    DataArray
+        The same values without coordinates; in chunks if they are many.
+
+    Raises
+    ------
+    InvalidValueError
+        If it has other dims, lengths or coordinates than the cube.
+    """
     for dim, n in array.sizes.items():
         if view.sizes.get(str(dim)) != n:
             raise InvalidValueError(
                 f"{argument} {array.name!r} has {n} cells along {dim!r}, the cube has "
                 f"{view.sizes}; select the same cells first"
             )
-    bare = xr.DataArray(array.variable)  # coordinates play no part, and may not align
+        if dim in array.coords and dim in view.ds.coords:
+            _check_same_places(array.coords[dim], view.ds.coords[dim], argument, array.name)
+    bare = xr.DataArray(array.variable, name=array.name)
     if bare.chunks is None and bare.size > _CELLS_AT_ONCE:
         bare = bare.chunk("auto")
+    return bare
+
+
+def _check_same_places(
+    given: xr.DataArray, wanted: xr.DataArray, argument: str, name: Hashable
+) -> None:
+    """Refuse a coordinate that is turned round or shifted: its cells would not be the cube's."""
+    if given.dtype.kind == wanted.dtype.kind == "f":
+        # stores round coordinates to float32; half a cell is far more than that
+        same = np.allclose(given.values, wanted.values, rtol=1e-5, atol=1e-6, equal_nan=True)
+    else:
+        same = np.array_equal(given.values, wanted.values)
+    if not same:
+        raise InvalidValueError(
+            f"{argument} {name!r} has other values of {wanted.name!r} than the cube "
+            f"({given.values[0]} to {given.values[-1]}, the cube {wanted.values[0]} to "
+            f"{wanted.values[-1]}); select the same cells, as with reindex_like, or drop the "
+            "coordinate"
+        )
+
+
+def _valid_cells(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
+    bare = on_cube(array, view, argument)
     if bare.dtype.kind == "b":
         return bare
     if bare.dtype.kind in "fc":
@@ -110,8 +156,29 @@ def count_by_block(codes: xr.DataArray | None, grid: Grid, classes: int = 1) -> 
     counts: Counts = np.ones(classes, dtype=np.int64)
     if codes is not None:
         counts = _count(codes.transpose(*present), grid, classes)
+    return repeat_along_missing(counts, present, grid)
+
+
+def repeat_along_missing(counts: Counts, present: Sequence[str], grid: Grid) -> Counts:
+    """Repeat counts along the dims of the grid that were not counted along.
+
+    Parameters
+    ----------
+    counts : ndarray of int, shape (blocks along each of `present`, classes)
+        Counts by block.
+    present : sequence of str
+        Dims that were counted along, in the grid's order.
+    grid : Grid
+        The blocks.
+
+    Returns
+    -------
+    ndarray of int, shape (blocks, classes)
+        Every cell counts as often as a block is long along the other dims.
+    """
+    classes = counts.shape[-1]
     for axis, (dim, n) in enumerate(zip(grid.dims, grid.counts, strict=True)):
-        if dim not in present:  # every cell is repeated along it, as often as a block is long
+        if dim not in present:
             length = np.bincount(grid.tile_of_cells(dim), minlength=n)
             counts = np.expand_dims(counts, axis)
             counts = counts * length.reshape([-1 if a == axis else 1 for a in range(counts.ndim)])
@@ -157,6 +224,7 @@ def _count_dask(codes: da.Array, blocks: list[NDArray[np.intp]], classes: int) -
         classes=classes,
         new_axes={codes.ndim: classes},
         adjust_chunks=pieces,
+        align_arrays=False,  # all are in the chunks of `codes`
         dtype=np.int64,
         meta=np.empty((0,) * (codes.ndim + 1), dtype=np.int64),
     )
