@@ -112,6 +112,27 @@ def test_blocks_longer_than_a_cache_piece_agree_in_any_memory_order() -> None:
         assert_close(VariableStatistics.of(view), oracle.moments(view))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("centre", "spread", "outlier"),
+    [(0, 1, None), (10, 20, None), (280, 10, None), (-280, 10, None), (280, 0.01, -9999.0)],
+)
+def test_gaps_and_outliers_cost_no_digit_whatever_the_sign(
+    dtype: str, centre: float, spread: float, outlier: float | None
+) -> None:
+    rng = np.random.default_rng(7)
+    cells = rng.normal(centre, spread, 140_001).astype(dtype)
+    cells[rng.random(cells.size) < 0.3] = np.nan
+    cells[1000:9000] = np.nan
+    cells[70_000] = cells[5] if outlier is None else outlier
+    cells[[3, 139_000]] = np.inf, -np.inf
+    stats, expected = VariableStatistics.of(cells), oracle.moments(cells)
+    assert_close(stats, expected)
+    assert abs(stats.std / expected["std"] - 1) <= 1e-11
+    clean = cells[np.isfinite(cells)]
+    assert_close(VariableStatistics.of(clean), oracle.moments(clean))
+
+
 @pytest.mark.parametrize(
     "dtype", ["int8", "uint8", "int16", "int32", "int64", "uint64", "bool", ">f4", ">i2", "f2", "g"]
 )

@@ -1,259 +1,26 @@
 """Statistics that can be merged, and the scaling arithmetic that uses them.
 
-Each block of cells is summed up on its own (float64, corrected two-pass, in pieces that stay in
-cache) and blocks are merged by the formulas of Chan et al. (1979) and Pébay (2008). No sum of
-squares of raw values is ever formed: it loses every digit of a small spread on a large offset.
+`Statistics` maps names of variables to their moments (`core.moments`); what scales a variable by
+them, and back, is here too, on plain arrays.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.moments import VariableStatistics as VariableStatistics
 
 # Cells worked on at a time: as float64 they take 1 MiB, which stays in a core's cache.
 _PIECE = 131_072
-# Rows of a dot product: short enough that no BLAS splits one over threads, so that bits do not
-# depend on the number of cores.
-_ROW = 4_096
 
 SCALE_FNS = ("standardize", "normalize", None)
-
-
-@dataclass(frozen=True, eq=False)
-class VariableStatistics:
-    """Moments and range of one variable's finite cells; two of them merge into one.
-
-    Parameters
-    ----------
-    count : int
-        Finite cells.
-    mean : float
-        Mean of the finite cells, in the variable's units; NaN where `count` is 0.
-    m2 : float
-        Sum of squared deviations from the mean.
-    min, max : float
-        Range of the finite cells; NaN where `count` is 0.
-    gaps : int
-        Cells that are NaN, left out of all the above.
-    infs : int
-        Cells that are +inf or -inf, left out as well.
-
-    Examples
-    --------
-    >>> stats = VariableStatistics.of(np.array([1.0, np.nan, 3.0, np.inf]))
-    >>> stats
-    VariableStatistics(count=2, mean=2.0, m2=2.0, min=1.0, max=3.0, gaps=1, infs=1)
-    >>> stats.std
-    1.0
-    """
-
-    count: int = 0
-    mean: float = math.nan
-    m2: float = 0.0
-    min: float = math.nan
-    max: float = math.nan
-    gaps: int = 0
-    infs: int = 0
-
-    @classmethod
-    def of(cls, values: ArrayLike, where: ArrayLike | None = None) -> Self:
-        """Sum up one block of cells.
-
-        Parameters
-        ----------
-        values : array_like of float, int or bool
-            Any shape. Integers count as numbers, booleans as 0 and 1.
-        where : array_like of bool, optional
-            Cells to use, broadcast against `values`; all if not given. What stands in the other
-            cells has no influence, not on a bit of the result.
-
-        Returns
-        -------
-        VariableStatistics
-            Of the cells used; gaps and infinities among them are counted.
-
-        Raises
-        ------
-        InvalidTypeError
-            If `values` are no real numbers (dates, texts, complex numbers).
-        InvalidValueError
-            If finite values are so large that their squares leave float64's range.
-        """
-        array = np.asarray(values)
-        if array.dtype.kind not in "fiub":
-            raise InvalidTypeError(
-                f"values are of dtype {array.dtype}, statistics need real numbers; "
-                "leave the variable out or convert it"
-            )
-        if where is None:
-            flat = array.ravel(order="K")
-        else:
-            flat = array[np.broadcast_to(np.asarray(where, bool), array.shape)]
-        total = cls()
-        guess = _rough_mean(flat)
-        work = np.empty(min(flat.size, _PIECE))
-        for start in range(0, flat.size, _PIECE):
-            stats = cls._of_piece(flat[start : start + _PIECE], guess, work)
-            total = total.merge(stats)
-            guess = stats.mean if stats.count else guess
-        return total
-
-    @classmethod
-    def _of_piece(cls, piece: NDArray[Any], guess: float, work: NDArray[np.float64]) -> Self:
-        """Sum up at most `_PIECE` cells, 1-D, by deviations from a guess of the mean.
-
-        Where the guess is so far off that digits of the spread would be lost, deviations are
-        taken again, from the mean found. `work` is scratch space.
-        """
-        finite = np.isfinite(piece)
-        count = int(np.count_nonzero(finite))
-        gaps = infs = 0
-        if count < piece.size:
-            gaps = int(np.count_nonzero(np.isnan(piece)))
-            infs = piece.size - count - gaps
-            piece = _selected(piece, finite)
-        if count == 0:
-            return cls(gaps=gaps, infs=infs)
-        low, high = float(piece.min()), float(piece.max())
-        if low == high:
-            return cls(count, low, 0.0, low, high, gaps, infs)
-        x = work[:count]
-        np.copyto(x, piece, casting="same_kind")
-        with np.errstate(over="ignore", invalid="ignore"):
-            x -= guess
-            rest, squares = float(x.sum()), _square_sum(x)
-            shift = 0.0
-            if not rest * rest <= 0.999 * count * squares:
-                shift = rest / count
-                x -= shift
-                rest, squares = float(x.sum()), _square_sum(x)
-            m2 = squares - rest * rest / count
-        if not math.isfinite(m2):
-            raise InvalidValueError(
-                f"values from {low:g} to {high:g} are too large to be squared in float64; "
-                "is a fill value left undecoded?"
-            )
-        return cls(count, guess + (shift + rest / count), max(m2, 0.0), low, high, gaps, infs)
-
-    def merge(self, other: VariableStatistics) -> Self:
-        """Combine with the statistics of other cells.
-
-        Parameters
-        ----------
-        other : VariableStatistics
-            Of cells that `self` has not seen.
-
-        Returns
-        -------
-        VariableStatistics
-            As if all cells had been summed up together, to rounding. ``a.merge(b)`` and
-            ``b.merge(a)`` may differ in the last bit: merge in a fixed order.
-        """
-        gaps, infs = self.gaps + other.gaps, self.infs + other.infs
-        if self.count == 0 or other.count == 0:
-            full = other if self.count == 0 else self
-            return type(self)(
-                full.count, full.mean, full.m2, full.min, full.max, gaps=gaps, infs=infs
-            )
-        count = self.count + other.count
-        delta = other.mean - self.mean
-        share = other.count / count
-        return type(self)(
-            count=count,
-            mean=self.mean + delta * share,
-            m2=self.m2 + other.m2 + delta * delta * self.count * share,
-            min=min(self.min, other.min),
-            max=max(self.max, other.max),
-            gaps=gaps,
-            infs=infs,
-        )
-
-    @property
-    def variance(self) -> float:
-        """Population variance (divided by `count`), in squared units; NaN where `count` is 0."""
-        return self.m2 / self.count if self.count else math.nan
-
-    @property
-    def std(self) -> float:
-        """Population standard deviation, in the variable's units; NaN where `count` is 0."""
-        return math.sqrt(self.variance)
-
-    def _key(self) -> tuple[float | None, ...]:
-        """Fields with None for NaN, which equals itself and can be written as JSON."""
-        values = (getattr(self, field.name) for field in fields(self))
-        return tuple(None if math.isnan(value) else value for value in values)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether every field has the same value; NaN equals NaN."""
-        if not isinstance(other, VariableStatistics):
-            return NotImplemented
-        return self._key() == other._key()
-
-    def __hash__(self) -> int:
-        """The same for equal statistics, in every process."""
-        # + 0 turns -0.0, which equals 0.0, into 0.0
-        return zlib.crc32(repr([v if v is None else v + 0 for v in self._key()]).encode())
-
-    def to_dict(self) -> dict[str, float | None]:
-        """Write the fields as plain JSON values, None for NaN.
-
-        Returns
-        -------
-        dict
-            One entry per field.
-        """
-        return dict(zip((field.name for field in fields(self)), self._key(), strict=True))
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, float | None]) -> Self:
-        """Read what `to_dict` wrote.
-
-        Parameters
-        ----------
-        raw : mapping
-            One entry per field.
-
-        Returns
-        -------
-        VariableStatistics
-            Equal to the one that was written, bit for bit.
-        """
-        values: dict[str, Any] = {k: math.nan if v is None else v for k, v in raw.items()}
-        return cls(**values)
-
-
-def _rough_mean(flat: NDArray[Any]) -> float:
-    """Mean of about a thousand finite cells; 0 where they hold none."""
-    some = flat[:: max(flat.size // 1000, 1)].astype(np.float64)
-    some = some[np.isfinite(some)]
-    with np.errstate(over="ignore"):
-        return float(some.mean()) if some.size else 0.0
-
-
-def _selected(values: NDArray[Any], where: NDArray[np.bool_]) -> NDArray[Any]:
-    """Select cells by the faster of two ways that give the same.
-
-    A boolean index is fast where flags come in runs, as land and sea do; `compress` where they
-    are scattered.
-    """
-    changes = np.count_nonzero(where[1:] ^ where[:-1])
-    return values[where] if changes < where.size // 32 else values.compress(where)
-
-
-def _square_sum(x: NDArray[np.float64]) -> float:
-    """Sum of squares, the same bits on any number of cores."""
-    whole = x.size - x.size % _ROW
-    rows = x[:whole].reshape(-1, _ROW)
-    return float(np.vecdot(rows, rows).sum()) + float(np.vecdot(x[whole:], x[whole:]))
 
 
 class Statistics(Mapping[str, VariableStatistics]):

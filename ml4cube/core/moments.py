@@ -1,0 +1,304 @@
+"""Moments and range of plain arrays: one pass, float64, mergeable.
+
+A block is summed up in pieces that stay in cache: deviations from a shift, taken again from the
+mean where digits of the spread would be lost. Pieces and blocks are merged by the formulas of Chan
+et al. (1979) and Pébay (2008). A sum of squares of raw values is never relied on where the spread
+is small beside the offset: there it has no digit of the spread left.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+
+# Cells worked on at a time: as float64 they take 1 MiB, which stays in a core's cache.
+_PIECE = 131_072
+# Rows of a dot product: short enough that no BLAS splits one over threads, so that bits do not
+# depend on the number of cores.
+_ROW = 1_024
+_ONES = np.ones(_ROW)
+
+# Fields of a VariableStatistics: count, mean, m2, min, max, gaps, infs.
+_Numbers = tuple[int, float, float, float, float, int, int]
+_NOTHING: _Numbers = (0, math.nan, 0.0, math.nan, math.nan, 0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class VariableStatistics:
+    """Moments and range of one variable's finite cells; two of them merge into one.
+
+    Parameters
+    ----------
+    count : int
+        Finite cells.
+    mean : float
+        Mean of the finite cells, in the variable's units; NaN where `count` is 0.
+    m2 : float
+        Sum of squared deviations from the mean.
+    min, max : float
+        Range of the finite cells; NaN where `count` is 0.
+    gaps : int
+        Cells that are NaN, left out of all the above.
+    infs : int
+        Cells that are +inf or -inf, left out as well.
+
+    Examples
+    --------
+    >>> stats = VariableStatistics.of(np.array([1.0, np.nan, 3.0, np.inf]))
+    >>> stats
+    VariableStatistics(count=2, mean=2.0, m2=2.0, min=1.0, max=3.0, gaps=1, infs=1)
+    >>> stats.std
+    1.0
+    """
+
+    count: int = 0
+    mean: float = math.nan
+    m2: float = 0.0
+    min: float = math.nan
+    max: float = math.nan
+    gaps: int = 0
+    infs: int = 0
+
+    @classmethod
+    def of(cls, values: ArrayLike, where: ArrayLike | None = None) -> Self:
+        """Sum up one block of cells.
+
+        Parameters
+        ----------
+        values : array_like of float, int or bool
+            Any shape. Integers count as numbers, booleans as 0 and 1.
+        where : array_like of bool, optional
+            Cells to use, broadcast against `values`; all if not given. What stands in the other
+            cells has no influence, not on a bit of the result.
+
+        Returns
+        -------
+        VariableStatistics
+            Of the cells used; gaps and infinities among them are counted.
+
+        Raises
+        ------
+        InvalidTypeError
+            If `values` are no real numbers (dates, texts, complex numbers).
+        InvalidValueError
+            If finite values are so large that their squares leave float64's range.
+        """
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiub":
+            raise InvalidTypeError(
+                f"values are of dtype {array.dtype}, statistics need real numbers; "
+                "leave the variable out or convert it"
+            )
+        flat = _used(array, where)
+        scratch = _Scratch(flat)
+        total = _NOTHING
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in range(0, flat.size, _PIECE):
+                total = _merged(total, _of_piece(flat[start : start + _PIECE], scratch))
+        return cls(*total)
+
+    def merge(self, other: VariableStatistics) -> Self:
+        """Combine with the statistics of other cells.
+
+        Parameters
+        ----------
+        other : VariableStatistics
+            Of cells that `self` has not seen.
+
+        Returns
+        -------
+        VariableStatistics
+            As if all cells had been summed up together, to rounding. ``a.merge(b)`` and
+            ``b.merge(a)`` may differ in the last bit: merge in a fixed order.
+        """
+        return type(self)(*_merged(self._numbers(), other._numbers()))
+
+    @property
+    def variance(self) -> float:
+        """Population variance (divided by `count`), in squared units; NaN where `count` is 0."""
+        return self.m2 / self.count if self.count else math.nan
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation, in the variable's units; NaN where `count` is 0."""
+        return math.sqrt(self.variance)
+
+    def _numbers(self) -> _Numbers:
+        """Fields in order."""
+        return self.count, self.mean, self.m2, self.min, self.max, self.gaps, self.infs
+
+    def _key(self) -> tuple[float | None, ...]:
+        """Fields with None for NaN, which equals itself and can be written as JSON."""
+        return tuple(None if math.isnan(value) else value for value in self._numbers())
+
+    def __eq__(self, other: object) -> bool:
+        """Whether every field has the same value; NaN equals NaN."""
+        if not isinstance(other, VariableStatistics):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        """The same for equal statistics, in every process."""
+        # + 0 turns -0.0, which equals 0.0, into 0.0
+        return zlib.crc32(repr([v if v is None else v + 0 for v in self._key()]).encode())
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Write the fields as plain JSON values, None for NaN.
+
+        Returns
+        -------
+        dict
+            One entry per field.
+        """
+        return dict(zip((field.name for field in fields(self)), self._key(), strict=True))
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, float | None]) -> Self:
+        """Read what `to_dict` wrote.
+
+        Parameters
+        ----------
+        raw : mapping
+            One entry per field.
+
+        Returns
+        -------
+        VariableStatistics
+            Equal to the one that was written, bit for bit.
+        """
+        values: dict[str, Any] = {k: math.nan if v is None else v for k, v in raw.items()}
+        return cls(**values)
+
+
+def _merged(a: _Numbers, b: _Numbers) -> _Numbers:
+    """Combine the fields of two `VariableStatistics`."""
+    gaps, infs = a[5] + b[5], a[6] + b[6]
+    if a[0] == 0 or b[0] == 0:
+        full = b if a[0] == 0 else a
+        return (*full[:5], gaps, infs)
+    count = a[0] + b[0]
+    delta = b[1] - a[1]
+    share = b[0] / count
+    mean = a[1] + delta * share
+    m2 = a[2] + b[2] + delta * delta * a[0] * share
+    return count, mean, m2, min(a[3], b[3]), max(a[4], b[4]), gaps, infs
+
+
+def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
+    """Sum up at most `_PIECE` cells, 1-D, by deviations from a shift.
+
+    The shift is a number in whose place gaps count nothing: 0, or the least cell. Where it is so
+    far from the mean that digits of the spread would be lost, deviations are taken again, from
+    the mean found.
+    """
+    piece = _workable(piece)
+    low, high, gaps = scratch.range_of(piece)
+    if math.isinf(low) or math.isinf(high):
+        finite = _of_piece(piece[np.isfinite(piece)], scratch)
+        return (*finite[:5], gaps, piece.size - gaps - finite[0])
+    count = piece.size - gaps
+    if count == 0 or low == high:
+        return count, low, 0.0, low, high, gaps, 0
+    # cells that vary about as much as they are large need no shift, which saves a pass
+    shift = 0.0 if low >= 0 and high < 10 * (high - low) else low
+    x = scratch.deviations(piece, shift, gaps > 0)
+    rest, squares = _sums(x)
+    if not rest * rest <= 0.9999 * count * squares:
+        further = rest / count
+        x -= further
+        if gaps:
+            x[np.isnan(piece)] = 0.0
+        shift += further
+        rest, squares = _sums(x)
+    m2 = squares - rest * rest / count
+    if not math.isfinite(m2):
+        raise InvalidValueError(
+            f"values from {low:g} to {high:g} are too large to be squared in float64; "
+            "is a fill value left undecoded?"
+        )
+    return count, shift + rest / count, max(m2, 0.0), low, high, gaps, 0
+
+
+def _used(array: NDArray[Any], where: ArrayLike | None) -> NDArray[Any]:
+    """Cells to use, as one row."""
+    if where is not None:
+        flags = np.broadcast_to(np.asarray(where, bool), array.shape)
+        if not flags.all():
+            used: NDArray[Any] = array[flags]
+            return used
+    return array.ravel(order="K")
+
+
+def _workable(piece: NDArray[Any]) -> NDArray[Any]:
+    """Cells in a dtype that is summed up fast: native float32 and float64, or integers."""
+    kind = piece.dtype
+    if kind.kind == "f" and (kind.itemsize not in (4, 8) or not kind.isnative):
+        return piece.astype(np.float32 if kind.itemsize == 4 else np.float64)
+    return piece
+
+
+class _Scratch:
+    """Buffers that all pieces of a block share."""
+
+    def __init__(self, flat: NDArray[Any]) -> None:
+        """Make room for the longest piece."""
+        size = min(flat.size, _PIECE)
+        dtype = np.float32 if flat.dtype == np.float32 else np.float64
+        self.x = np.empty(size)
+        self.flags = np.empty(size, bool)
+        self.without_gaps: NDArray[Any] = np.empty(size, dtype)
+        self.stand_in: NDArray[Any] = np.zeros(size, dtype)
+        self.gaps_expected = True
+
+    def range_of(self, piece: NDArray[Any]) -> tuple[float, float, int]:
+        """Least and greatest number, NaN where there is none, and the number of gaps."""
+        if piece.dtype.kind != "f":
+            return (float(piece.min()), float(piece.max()), 0) if piece.size else _NO_RANGE
+        if piece.size == 0:
+            return _NO_RANGE
+        low = float(np.fmin.reduce(piece))
+        if not self.gaps_expected:
+            high = float(np.maximum.reduce(piece))
+            if not math.isnan(high):
+                return low, high, 0
+        gaps = int(np.count_nonzero(np.isnan(piece, out=self.flags[: piece.size])))
+        self.gaps_expected = gaps > 0
+        return low, float(np.fmax.reduce(piece)), gaps
+
+    def deviations(self, piece: NDArray[Any], shift: float, gaps: bool) -> NDArray[np.float64]:
+        """Cells less `shift`, which is no more than any of them; 0 in the place of gaps."""
+        x = self.x[: piece.size]
+        if gaps:
+            # a maximum is far cheaper than picking out the cells that are no gaps
+            if self.stand_in[0] != shift:
+                self.stand_in.fill(shift)
+            filled = self.without_gaps[: piece.size]
+            piece = np.fmax(piece, self.stand_in[: piece.size], out=filled)
+        np.copyto(x, piece, casting="same_kind")
+        if shift:
+            x -= shift
+        return x
+
+
+_NO_RANGE = (math.nan, math.nan, 0)
+
+
+def _sums(x: NDArray[np.float64]) -> tuple[float, float]:
+    """Sum and sum of squares, the same bits on any number of cores."""
+    whole = x.size - x.size % _ROW
+    rows = x[:whole].reshape(-1, _ROW)
+    total = float(np.add.reduce(np.vecdot(rows, _ONES)))
+    squares = float(np.add.reduce(np.vecdot(rows, rows)))
+    if whole < x.size:
+        tail = x[whole:]
+        total += float(np.add.reduce(tail))
+        squares += float(np.vecdot(tail, tail))
+    return total, squares
