@@ -12,6 +12,8 @@ from torch.utils.data.distributed import DistributedSampler
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.training.dist import World
 
+_PLAIN = (tuple, list)  # asked by type first, since every batch of every step passes here
+
 
 def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what goes into the model and what should come out.
@@ -42,6 +44,10 @@ def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """
     if isinstance(batch, torch.Tensor):
         return batch, batch
+    if type(batch) in _PLAIN and len(batch) == 2:  # nearly every batch there is
+        features, target = batch
+        if isinstance(features, torch.Tensor) and isinstance(target, torch.Tensor):
+            return features, target
     if isinstance(batch, Mapping) and all(isinstance(v, torch.Tensor) for v in batch.values()):
         stacked = torch.stack(tuple(batch.values()), dim=1)
         return stacked, stacked
@@ -73,7 +79,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
         The same structure; what is no tensor stays.
     """
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch if batch.device == device else batch.to(device, non_blocking=True)
+    if type(batch) in _PLAIN:
+        return type(batch)([to_device(value, device) for value in batch])
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -270,6 +278,8 @@ class _Share(Sampler[int]):
 def _first_tensor(batch: Any) -> torch.Tensor | None:
     if isinstance(batch, torch.Tensor):
         return batch
+    if type(batch) in _PLAIN and batch and isinstance(batch[0], torch.Tensor):
+        return batch[0]
     items: Iterable[Any] = ()
     if isinstance(batch, Mapping):
         items = batch.values()

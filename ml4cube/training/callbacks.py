@@ -62,6 +62,17 @@ class Callback:
             The loop.
         """
 
+    def on_row(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Run after validation, before the row enters the History; add columns here.
+
+        Parameters
+        ----------
+        loop : Loop
+            The loop.
+        row : dict
+            The epoch's row; what is added must be the same on every rank.
+        """
+
     def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
         """Run after validation, before the snapshot.
 

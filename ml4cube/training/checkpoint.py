@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -48,19 +48,25 @@ def write_file(path: str | Path, content: Mapping[str, Any]) -> None:
     """
     target = Path(path)
     plain = to_plain(content)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # The process id keeps two runs that share a path from writing into one another's file.
-    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("w+b") as file:
-            torch.save(plain, file)
-            _seal(file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
-    _sync_folder(target.parent)
+
+    def save(file: BinaryIO) -> None:
+        torch.save(plain, file)
+        _seal(file)
+
+    _replace(target, save)
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a file of another format, so that `path` is always whole: old or new.
+
+    Parameters
+    ----------
+    path : str or Path
+        Where to; folders are made, an existing file is replaced.
+    data : bytes
+        The whole file.
+    """
+    _replace(Path(path), lambda file: file.write(data))
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
@@ -136,6 +142,21 @@ def to_plain(value: Any, name: str = "state") -> Any:
         f"{name} is a {type(value).__name__}, which no safe load can read back; "
         "keep tensors, numbers, strings, lists and dicts in state_dict()"
     )
+
+
+def _replace(target: Path, save: Callable[[BinaryIO], Any]) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # The process id keeps two runs that share a path from writing into one another's file.
+    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("w+b") as file:
+            save(file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+    _sync_folder(target.parent)
 
 
 def _seal(file: Any) -> None:

@@ -19,7 +19,7 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
     model : Any
         Should be a torch.nn.Module.
     optimizer : Any
-        Should be an optimizer over its parameters.
+        Should be an optimizer over its parameters; None for a model that is only evaluated.
     scheduler : Any
         None, or something with ``step()``.
 
@@ -30,6 +30,10 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
     """
     if not isinstance(model, nn.Module):
         raise InvalidTypeError(f"model={model!r} is no torch.nn.Module; give the model itself")
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise InvalidTypeError(f"scheduler={scheduler!r} has no step(); give one of torch's")
+    if optimizer is None:
+        return
     if not isinstance(optimizer, Optimizer):
         raise InvalidTypeError(f"optimizer={optimizer!r} is no torch.optim.Optimizer")
     mine = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
@@ -40,8 +44,6 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
             "optimizer holds none of the model's parameters; make it from model.parameters() of "
             "the model that is trained"
         )
-    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
-        raise InvalidTypeError(f"scheduler={scheduler!r} has no step(); give one of torch's")
 
 
 def check_loader(name: str, loader: Any) -> None:

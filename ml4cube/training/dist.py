@@ -619,3 +619,34 @@ def is_broken_link(error: BaseException | None) -> bool:
         and not isinstance(error, RunError)
         and any(sign in str(error).lower() for sign in signs)
     )
+
+
+@contextmanager
+def explained(world: World) -> Iterator[None]:
+    """Tell the other ranks of an error here, and say here what broke elsewhere.
+
+    Parameters
+    ----------
+    world : World
+        The ranks.
+
+    Yields
+    ------
+    None
+        Nothing; the body runs.
+
+    Raises
+    ------
+    RunError
+        If the body only found that other ranks are gone, with what they said.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = world.alarm()
+        if is_broken_link(error):
+            said = cause or "no rank said why: one was killed or froze"
+            raise RunError(f"rank {world.rank} lost the other ranks: {said}") from error
+        if cause is None:
+            world.raise_alarm(f"rank {world.rank}: {type(error).__name__}: {error}")
+        raise

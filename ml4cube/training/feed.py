@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -108,21 +107,28 @@ class Feed:
         Yields
         ------
         tuple of (list of Portion, float or torch.Tensor)
-            The batches of one optimizer step, and what a unit of weight counts in its loss:
-            the mean over ranks of ``sum(loss * weight * unit)`` is the loss of all of them.
+            The batches of one optimizer step, and their `total` weight.
         """
-        batches = self._move(self._open_loader(state), state)
-        while self._max_steps is None or state.step < self._max_steps:
-            started = time.perf_counter()
-            portions = list(itertools.islice(batches, self._size))
-            asking = time.perf_counter()
-            self.waited += asking - started
-            unit = self.unit(portions)
+        batches = self._open_loader(state)
+        clock, size, max_steps = time.perf_counter, self._size, self._max_steps
+        while max_steps is None or state.step < max_steps:
+            started = clock()
+            portions = []
+            for batch in batches:
+                state.batch += 1
+                portion = self.portion(batch)
+                if portion.samples:
+                    portions.append(portion)
+                    if len(portions) == size:
+                        break
+            drawn = clock()
+            self.waited += drawn - started
+            total = self.total(portions)
             if self._asks:
-                self.asked += time.perf_counter() - asking
-            if unit is None:
+                self.asked += clock() - drawn
+            if total is None:
                 return
-            yield portions, unit
+            yield portions, total
 
     def portion(self, batch: Any) -> Portion:
         """Bring a batch to the device and weigh it.
@@ -138,28 +144,13 @@ class Feed:
             With 0 samples where a collate function dropped all of them.
         """
         samples = count_samples(batch)
-        moved = to_device(batch, self._world.device) if samples else batch
-        return Portion(moved, samples, self.weight(moved, samples))
+        if not samples:
+            return Portion(batch, 0, 0.0)
+        batch = to_device(batch, self._world.device)
+        return Portion(batch, samples, samples if self._weigh is None else self._weigh(batch))
 
-    def weight(self, batch: Any, samples: int) -> Weight:
-        """Say what a batch weighs.
-
-        Parameters
-        ----------
-        batch : Any
-            On the device.
-        samples : int
-            Samples in it.
-
-        Returns
-        -------
-        float or torch.Tensor
-            What the step weighs it, or its samples.
-        """
-        return float(samples) if self._weigh is None or not samples else self._weigh(batch)
-
-    def unit(self, portions: list[Portion]) -> Weight | None:
-        """Say what a unit of weight counts; every rank must call this.
+    def total(self, portions: list[Portion]) -> Weight | None:
+        """Say what the batches of one step weigh; every rank must call this.
 
         Parameters
         ----------
@@ -169,23 +160,24 @@ class Feed:
         Returns
         -------
         float, torch.Tensor or None
-            Number of ranks ÷ weight on all ranks, since ranks average their gradients. None
-            where some rank has no batch: all end together, or one would wait for the others.
+            The mean of their weight over ranks, since ranks average their gradients. None where
+            some rank has no batch: all end together, or one would wait for the others.
         """
-        world, samples = self._world, float(sum(portion.samples for portion in portions))
         if self.even and not portions:
             return None
+        if self.even and self._weigh is None:
+            return portions[0].weight if self._size == 1 else sum(p.samples for p in portions)
+        world, samples = self._world, float(sum(p.samples for p in portions))
         if not self.even:
             samples, ready = world.total([samples, bool(portions)])
             if ready < world.size:
                 return None
-            samples /= world.size
         if self._weigh is None:
-            return 1.0 / samples
+            return samples / world.size
         weights = torch.stack([torch.as_tensor(portion.weight) for portion in portions])
         everywhere = world.add_up(weights.sum().to(world.device, torch.float32))
-        # Nothing counts in a step without weight: its loss is 0 and so are its gradients.
-        return world.size / everywhere.clamp_min(torch.finfo(torch.float32).tiny)
+        # A step in which nothing counts has loss 0 and gradients 0, and not 0 / 0.
+        return everywhere.clamp_min(torch.finfo(torch.float32).tiny) / world.size
 
     def capture_rng(self) -> dict[str, Any]:
         """Return the state of all generators that decide on the order of the next epoch.
@@ -212,13 +204,6 @@ class Feed:
         generator = loader_generator(self.loader)
         if generator is not None and "loader" in state:
             generator.set_state(state["loader"])
-
-    def _move(self, batches: Iterable[Any], state: TrainState) -> Iterator[Portion]:
-        for batch in batches:
-            state.batch += 1
-            portion = self.portion(batch)
-            if portion.samples:
-                yield portion
 
     def _open_loader(self, state: TrainState) -> Iterator[Any]:
         loader, position = self.loader, self.position

@@ -1,15 +1,15 @@
 """THE loop: the only code that runs an epoch or a step.
 
 Everything else in this package translates arguments into a `Loop`, or hangs on its callbacks.
-What it is made of: `Feed` gives the batches, `Forward` runs the model, `Strategy` spreads it over
-ranks, `Pulse` says when ranks meet, `Tally` and `make_row` measure, `snapshot` saves.
+What it is made of: `Feed` gives the batches, `Strategy` spreads the model over ranks, `Pulse` says
+when ranks meet, `Tally` and `make_row` measure, `snapshot` saves.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -17,20 +17,20 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ml4cube.core.errors import InvalidTypeError, RunError
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
 from ml4cube.training import snapshot
-from ml4cube.training.batches import exact_loader, loader_generator
+from ml4cube.training.batches import exact_loader, loader_generator, to_device
 from ml4cube.training.callbacks import Callback, logger
 from ml4cube.training.checks import check_loader, check_parts
-from ml4cube.training.dist import World, is_broken_link
+from ml4cube.training.dist import World, explained
 from ml4cube.training.feed import Feed, Portion, Weight
-from ml4cube.training.options import Options
+from ml4cube.training.options import DTYPES, Options
 from ml4cube.training.pulse import PERIOD_S, Pulse
-from ml4cube.training.rows import Effort, make_row
+from ml4cube.training.rows import Effort, make_row, mean_over_ranks
 from ml4cube.training.scores import Meter, check_metrics
 from ml4cube.training.signals import Signals
-from ml4cube.training.state import History, TrainState, capture_rng, kept_rng
-from ml4cube.training.steps import Forward, Step, StepResult, Supervised
+from ml4cube.training.state import History, TrainState, capture_rng, kept_rng, seeded
+from ml4cube.training.steps import Step, StepResult, Supervised
 from ml4cube.training.strategy import Strategy
 from ml4cube.training.tally import Logs, Tally
 
@@ -40,6 +40,7 @@ _HOOKS = (
     "on_train_start",
     "on_epoch_start",
     "on_step_end",
+    "on_row",
     "on_epoch_end",
     "on_train_end",
     "on_close",
@@ -57,10 +58,10 @@ class Loop:
         ``step(module, batch)`` → `StepResult`, in training and in validation. Where it has a
         method ``weigh(batch)`` → scalar tensor, that is what the batch's mean loss weighs beside
         those of other batches and ranks; else it weighs its samples.
-    optimizer : torch.optim.Optimizer
-        Over the model's parameters.
-    train : iterable
-        Loader of training batches.
+    optimizer : torch.optim.Optimizer, optional
+        Over the model's parameters; a loop without one only evaluates.
+    train : iterable, optional
+        Loader of training batches; a loop without one trains on single batches only.
     val : iterable, optional
         Loader of validation batches; without one, nothing is validated.
     world : World
@@ -84,8 +85,8 @@ class Loop:
         self,
         model: nn.Module,
         step: Step,
-        optimizer: Optimizer,
-        train: Any,
+        optimizer: Optimizer | None = None,
+        train: Any = None,
         val: Any = None,
         *,
         world: World,
@@ -95,9 +96,9 @@ class Loop:
         callbacks: Sequence[Callback] = (),
     ) -> None:
         check_parts(model, optimizer, scheduler)
-        check_loader("train_data", train)
-        if val is not None:
-            check_loader("test_data", val)
+        for name, loader in (("train_data", train), ("test_data", val)):
+            if loader is not None:
+                check_loader(name, loader)
         for callback in callbacks:
             if not isinstance(callback, Callback):
                 raise InvalidTypeError(
@@ -105,9 +106,9 @@ class Loop:
                 )
         self.world, self.options = world, options
         self.strategy = Strategy(world, find_unused_parameters=options.find_unused_parameters)
-        self.model = self.strategy.place(model, optimizer)
+        self.model = self.strategy.place(model)
         self.module: nn.Module = self.model  # what training calls
-        self.optimizer, self.scheduler = optimizer, scheduler
+        self._optimizer, self.scheduler = optimizer, scheduler
         self.feed = Feed(train, world, options, getattr(step, "weigh", None))
         self.val_loader = None if val is None else exact_loader(val, world)
         self.metrics = check_metrics(metrics)
@@ -118,7 +119,8 @@ class Loop:
         self.saved_at: tuple[int, int] | None = None  # epoch and step
         self.stop_reason: str | None = None
         self.resting_rng: dict[str, Any] | None = None  # while validation draws from generators
-        self._forward = Forward(step, options.precision, world.device)
+        self.step = step
+        self._half = DTYPES[options.precision]
         self._scales = self.scaler.is_enabled()
         self._loss, self._logs, self._first_step = Meter(), Logs("train"), 0
         self._prepared = False
@@ -130,6 +132,13 @@ class Loop:
         """Which loss judges an epoch."""
         return "train_loss" if self.val_loader is None else "val_loss"
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """What takes the steps."""
+        if self._optimizer is None:
+            raise InvalidTypeError("training needs an optimizer; this loop was given none")
+        return self._optimizer
+
     def stop(self, reason: str) -> None:
         """End training after the epoch under way; any rank may ask for it.
 
@@ -140,8 +149,13 @@ class Loop:
         """
         self.stop_reason = self.stop_reason or reason
 
-    def run(self) -> nn.Module:
+    def run(self, *, resume: bool = True) -> nn.Module:
         """Train until the end, or from a snapshot on.
+
+        Parameters
+        ----------
+        resume : bool
+            Whether to look for a snapshot; without, the run goes on from memory.
 
         Returns
         -------
@@ -154,13 +168,14 @@ class Loop:
             If a loss is not finite, another rank failed, or a signal asked to stop.
         """
         with ExitStack() as stack:
-            stack.enter_context(self._seeded())
-            stack.enter_context(self._explained())
+            stack.enter_context(seeded(self.options.seed, self.world))
+            stack.enter_context(explained(self.world))
             stack.callback(self._call, "on_close")
             self._signals = stack.enter_context(
                 Signals(active=self.options.snapshot_path is not None)
             )
-            snapshot.resume(self)
+            if resume:
+                snapshot.resume(self)
             self._call("on_train_start")
             while not self._is_finished():
                 self.run_epoch()
@@ -179,6 +194,88 @@ class Loop:
         if self.options.snapshot_path is not None and self.saved_at != now:
             snapshot.save(self)
             self.saved_at = now
+
+    def train_batch(self, batch: Any) -> StepResult:
+        """Take one optimizer step on one batch, outside any epoch; every rank.
+
+        Parameters
+        ----------
+        batch : Any
+            As a loader gives it.
+
+        Returns
+        -------
+        StepResult
+            What its forward pass gave.
+
+        Raises
+        ------
+        EmptyPartError
+            If some rank's batch holds no sample.
+        """
+        self._prepare()
+        self.module.train()
+        portion = self.feed.portion(batch)
+        total = self.feed.total([portion] if portion.samples else [])
+        if total is None:
+            raise EmptyPartError("a batch to train on holds no sample; give one that does")
+        return self.take_step([portion], total)
+
+    def evaluate(self, loader: Any = None) -> dict[str, float]:
+        """Validate once, outside any epoch, exactly on any number of ranks; every rank.
+
+        Parameters
+        ----------
+        loader : iterable, optional
+            Batches; default the loop's own validation loader.
+
+        Returns
+        -------
+        dict
+            ``val_loss``, metrics, and ``val_<name>`` for values that the step logs.
+
+        Raises
+        ------
+        InvalidTypeError
+            If there is no loader.
+        EmptyPartError
+            If it gives no sample.
+        """
+        chosen = self.val_loader if loader is None else exact_loader(loader, self.world)
+        if chosen is None:
+            raise InvalidTypeError("there is nothing to evaluate; give a loader")
+        self.strategy.align(self.model)
+        training = self.model.training
+        with kept_rng(self.world.device):
+            tally, _ = self._evaluate(chosen)
+        self._refuse(tally.loss.flush(), "validation", "batch")
+        self.model.train(training)
+        return {"val_loss": mean_over_ranks(self.world, tally.loss)} | tally.compute(self.world)
+
+    @torch.no_grad()
+    def predict(
+        self, batches: Iterable[Any], fn: Callable[[nn.Module, Any], Any] | None = None
+    ) -> Iterator[Any]:
+        """Run the model in eval mode, in the run's precision, on this rank alone.
+
+        Parameters
+        ----------
+        batches : iterable
+            As a loader gives them.
+        fn : callable, optional
+            ``fn(model, batch)`` → anything; default the step's result.
+
+        Yields
+        ------
+        Any
+            What `fn` returned, one per batch.
+        """
+        call = self.step if fn is None else fn
+        self.model.eval()
+        for batch in batches:
+            with self._autocast():
+                result = call(self.model, to_device(batch, self.world.device))
+            yield result
 
     # ------------------------------------------------------------------ an epoch
 
@@ -204,6 +301,7 @@ class Loop:
             self._columns(tally),
             Effort(seconds, self.feed.waited / max(seconds, 1e-9)),
         )
+        self._call("on_row", row)
         self.history.append(row)
         self.state.epoch += 1
         self.state.start_epoch()
@@ -264,25 +362,25 @@ class Loop:
         self.resting_rng = None
         self.module.train()
         pulse.start(state.step)
-        for portions, unit in self.feed.open(state):
+        for portions, total in self.feed.open(state):
             if not self.model.training:
                 self.module.train()
-            self.take_step(portions, unit)
+            self.take_step(portions, total)
             for hook in step_end:
                 hook(self)
             if pulse.is_due(state.step):
                 self._ask()
         self._ask()
 
-    def take_step(self, portions: Sequence[Portion], unit: Weight) -> StepResult:
+    def take_step(self, portions: Sequence[Portion], total: Weight) -> StepResult:
         """Take one optimizer step over some batches, each by its weight; every rank.
 
         Parameters
         ----------
         portions : sequence of Portion
             The batches of this rank, from `Feed`.
-        unit : float or torch.Tensor
-            What a unit of weight counts, from `Feed`.
+        total : float or torch.Tensor
+            What they weigh together, from `Feed`.
 
         Returns
         -------
@@ -290,19 +388,11 @@ class Loop:
             What the last of the batches gave.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        last = len(portions) - 1
-        for number, (batch, samples, weight) in enumerate(portions):
+        for portion in portions[:-1]:
             # Gradients travel between ranks once, with the last batch.
-            with nullcontext() if number == last else self.strategy.no_sync(self.module):
-                result = self._forward(self.module, batch)
-                share = weight * unit
-                # Only a number may be compared: a tensor would have to be read.
-                whole = isinstance(share, float) and share == 1.0
-                loss = result.loss if whole else result.loss * share
-                torch.autograd.backward(self.scaler.scale(loss) if self._scales else loss)
-            self._loss.add(result.loss.detach(), samples, weight)
-            if result.logs:
-                self._logs.add(result.logs, samples)
+            with self.strategy.no_sync(self.module):
+                self._backward(portion, total)
+        result = self._backward(portions[-1], total)
         if self.options.gradient_clip is not None:
             self.scaler.unscale_(self.optimizer)
             self.strategy.clip(self.model, self.options.gradient_clip)
@@ -314,6 +404,33 @@ class Loop:
         self.state.step += 1
         if self.scheduler is not None and self.options.scheduler_step_on_batch:
             self.scheduler.step()
+        return result
+
+    def _backward(self, portion: Portion, total: Weight) -> StepResult:
+        """Add a batch's share to the gradients, and its loss to what is measured."""
+        result = self._forward(self.module, portion.batch)
+        loss, weight = result.loss, portion.weight
+        # A number is compared, a tensor is not: that would read it from the device.
+        if isinstance(weight, torch.Tensor) or weight != total:
+            loss = loss * (weight / total)
+        torch.autograd.backward(self.scaler.scale(loss) if self._scales else loss)
+        self._loss.add(result.loss.detach(), portion.samples, weight)
+        if result.logs:
+            self._logs.add(result.logs, portion.samples)
+        return result
+
+    def _forward(self, module: nn.Module, batch: Any) -> StepResult:
+        """Run a step forward, in the precision asked for."""
+        if self._half is None:
+            result = self.step(module, batch)
+        else:
+            with self._autocast():
+                result = self.step(module, batch)
+        if result.loss.ndim:
+            raise InvalidValueError(
+                f"loss has shape {tuple(result.loss.shape)}, one number per batch is needed; "
+                "use reduction='mean'"
+            )
         return result
 
     # -------------------------------------------------------------- validation
@@ -337,7 +454,7 @@ class Loop:
 
     @torch.no_grad()
     def _evaluate(self, loader: Any) -> tuple[Tally, bool]:
-        """Run over a loader; whether it was cut off because a signal came, here or elsewhere."""
+        """Run over a loader; whether it was cut off because this rank is wanted elsewhere."""
         tally = Tally(self.metrics, self.world.device)
         self.model.eval()
         asked = time.perf_counter()
@@ -354,6 +471,8 @@ class Loop:
 
     def _is_called(self) -> bool:
         """Whether a signal came here or elsewhere; elsewhere is told without waiting."""
+        if self.resting_rng is None:  # an evaluation outside any run
+            return False
         if self._signals.save:
             self.world.raise_alarm(f"rank {self.world.rank}: received a signal")
             return True
@@ -402,33 +521,14 @@ class Loop:
 
     # ------------------------------------------------------------------- pieces
 
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._half is None:
+            return nullcontext()
+        return torch.autocast(self.world.device.type, dtype=self._half)
+
     def _call(self, hook: str, *args: Any) -> None:
         for method in self._hooks[hook]:
             method(self, *args)
-
-    @contextmanager
-    def _seeded(self) -> Iterator[None]:
-        """Seed the global generators, which dropout reads, and give them back afterwards."""
-        if self.options.seed is None:
-            yield
-            return
-        with kept_rng(self.world.device):
-            torch.manual_seed(self.options.seed + self.world.rank)
-            yield
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Tell the other ranks of an error here, and say here what broke elsewhere."""
-        try:
-            yield
-        except Exception as error:
-            cause = self.world.alarm()
-            if is_broken_link(error):
-                said = cause or "no rank said why: one was killed or froze"
-                raise RunError(f"rank {self.world.rank} lost the other ranks: {said}") from error
-            if cause is None:
-                self.world.raise_alarm(f"rank {self.world.rank}: {type(error).__name__}: {error}")
-            raise
 
 
 def _overridden(callbacks: Sequence[Callback], name: str) -> list[Callable[..., None]]:

@@ -66,7 +66,7 @@ def make_row(
     mine = [*_numbers(train), *_numbers(seen), *effort]
     gathered = world.gather(mine)
     places = world.gather_objects((str(world.device), _host()))
-    _check_seen(gathered, val is not None)
+    _check_seen(gathered, trains=True, validates=val is not None)
     row: dict[str, Any] = {"epoch": epoch, "train_loss": _mean(gathered, 0)}
     if val is not None:
         row["val_loss"] = _mean(gathered, 3)
@@ -77,6 +77,32 @@ def make_row(
         for rank, (place, numbers) in enumerate(zip(places, gathered, strict=True))
     ]
     return world.share(row)
+
+
+def mean_over_ranks(world: World, meter: Meter) -> float:
+    """Reduce one mean; every rank must call this.
+
+    Parameters
+    ----------
+    world : World
+        The ranks.
+    meter : Meter
+        This rank's values.
+
+    Returns
+    -------
+    float
+        Over all ranks, the same bits on each.
+
+    Raises
+    ------
+    EmptyPartError
+        If no rank has seen a sample.
+    """
+    meter.flush()
+    gathered = world.gather([0.0, 0.0, 0.0, *_numbers(meter)])
+    _check_seen(gathered, trains=False, validates=True)
+    return _mean(gathered, 3)
 
 
 @cache
@@ -107,8 +133,8 @@ def _rank_row(rank: int, place: tuple[str, str], numbers: Sequence[float]) -> di
     }
 
 
-def _check_seen(gathered: list[list[float]], validates: bool) -> None:
-    if not sum(g[0] for g in gathered):
+def _check_seen(gathered: list[list[float]], *, trains: bool, validates: bool) -> None:
+    if trains and not sum(g[0] for g in gathered):
         raise EmptyPartError(
             "train_data gave no batch; it is empty, or drop_last dropped its only batch: use a "
             "smaller batch_size"

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.training.dist import World
 
 
 @dataclass
@@ -273,3 +274,27 @@ def kept_rng(device: torch.device) -> Iterator[None]:
         yield
     finally:
         restore_rng(state, device)
+
+
+@contextmanager
+def seeded(seed: int | None, world: World) -> Iterator[None]:
+    """Seed torch's global generators, which dropout reads, and give them back afterwards.
+
+    Parameters
+    ----------
+    seed : int or None
+        Rank r gets ``seed + r``; None leaves them as they are.
+    world : World
+        The ranks.
+
+    Yields
+    ------
+    None
+        Nothing; the body runs.
+    """
+    if seed is None:
+        yield
+        return
+    with kept_rng(world.device):
+        torch.manual_seed(seed + world.rank)
+        yield

@@ -33,15 +33,13 @@ class Strategy:
         self.world = world
         self.find_unused_parameters = find_unused_parameters
 
-    def place(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
+    def place(self, model: nn.Module) -> nn.Module:
         """Bring the model to the device, before anything is loaded into it.
 
         Parameters
         ----------
         model : torch.nn.Module
             As the user gave it.
-        optimizer : torch.optim.Optimizer
-            Over its parameters.
 
         Returns
         -------
