@@ -604,8 +604,12 @@ def test_bad_input_gives_one_clear_error(store: Path, call: Any, error: Any, mes
 
 def test_variables_with_other_windows_stand_apart() -> None:
     ds = xr.Dataset({"a": (("samples", "lat"), np.ones((4, 3))), "b": ("samples", np.arange(4))})
+    ds["c"] = (("samples", "lon"), np.ones((4, 2)))
     with pytest.raises(InvalidValueError, match="different windows"):
-        PTXrDataset(ds, features=["a", "b"])
+        PTXrDataset(ds, features=["a", "c"])
+    with pytest.raises(InvalidValueError, match="different windows"):
+        PTXrDataset(ds, to_pred=["a", "b"])
+    ds = ds.drop_vars("c")
     assert PTXrDataset(ds, to_pred="b")[2][1].tolist() == [2.0]
     dated = ds.assign(when=("samples", np.arange(4).astype("datetime64[ns]")))
     with pytest.raises(InvalidTypeError, match="'when' is of dtype datetime64"):

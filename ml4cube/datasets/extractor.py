@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -132,6 +132,30 @@ class Extractor:
             For `CubeReader.read` and `CubeReader.narrow`.
         """
         return tile_cells(self.spec.windows, tile)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Variables of the cube that `samples` needs."""
+        mask = [self.spec.filter_var] if self.spec.filter_var and self._mask_blanks else []
+        return (*self.spec.variables, *mask)
+
+    def only(self, names: Iterable[str]) -> Extractor:
+        """Return an extractor that makes samples of some variables, to spare reading others.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Which. Its `outcomes` no longer know gaps in the others.
+
+        Returns
+        -------
+        Extractor
+            The same if there is a callback, which may need any variable.
+        """
+        chosen = tuple(name for name in self.spec.variables if name in set(names))
+        if self.callback is not None or not chosen:
+            return self
+        return replace(self, spec=self.spec.replace(variables=chosen))
 
     def outcomes(self, cells: Arrays, tile: Block) -> NDArray[np.uint8]:
         """Decide what becomes of each window of a tile.

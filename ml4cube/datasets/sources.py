@@ -7,13 +7,14 @@ samples lie in their cube (`coords`). `open_source` chooses the one that fits wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, RunError, check_choice
+from ml4cube.core.errors import InvalidTypeError, RunError, StoreError, check_choice
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
@@ -21,12 +22,23 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import scale_values
 from ml4cube.datasets.engines import check_nproc, local_engine
 from ml4cube.datasets.extractor import Arrays, Extractor
+from ml4cube.datasets.lead import (
+    Lead,
+    LeadArguments,
+    LeadExtractor,
+    LeadReader,
+    of_inputs,
+    target_name,
+    with_lead,
+    without_targets,
+)
 from ml4cube.datasets.provenance import provenance
 from ml4cube.datasets.ring import ChunkSource
 from ml4cube.datasets.sample_plan import SamplePlan, Sampling, Schema, make_plan
 from ml4cube.datasets.shard_writer import scaling_of
 from ml4cube.datasets.shards import ShardedArray, sharded_arrays
 from ml4cube.datasets.store import StoreMetadata, open_store
+from ml4cube.datasets.views import WindowPair
 from ml4cube.datasets.windows import CubeReader, as_dataset
 
 if TYPE_CHECKING:
@@ -64,8 +76,21 @@ class SampleSource(ChunkSource, Protocol):
         """Window shape and dtype of every variable."""
         ...
 
+    @property
+    def dims(self) -> Mapping[str, tuple[str, ...]]:
+        """Dims of every variable's window."""
+        ...
+
     def coords(self, samples: Ints) -> Arrays:
         """Coordinates of samples, one array per coordinate."""
+        ...
+
+    def places(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
+        """Index of the first cell of samples along cube dims."""
+        ...
+
+    def axes(self) -> dict[str, xr.Variable]:
+        """Coordinate values of every cell along each cube dim, as far as they are known."""
         ...
 
 
@@ -84,12 +109,14 @@ class DatasetSource:
 
     def __init__(self, ds: xr.Dataset, dim: str) -> None:
         self._dim = dim
+        self._places: dict[str, Ints] = {}
         self._coords = ds.drop_vars(list(ds.data_vars))
         names = [str(name) for name, v in ds.data_vars.items() if dim in v.dims]
         self.schema: Schema = {
             name: (tuple(n for d, n in ds[name].sizes.items() if d != dim), ds[name].dtype.str)
             for name in names
         }
+        self.dims = {name: tuple(str(d) for d in ds[name].dims if d != dim) for name in names}
         readable = [name for name in names if ds[name].dtype.kind in "fiub"]
         self._readers = {name: CubeReader.of(ds[[name]], [name]) for name in readable}
         self.counts = _chunk_counts(ds, readable, dim)
@@ -140,9 +167,81 @@ class DatasetSource:
         dict of str to ndarray
             Every coordinate along the samples.
         """
-        chosen = self._coords.isel({self._dim: samples})
         along = [name for name, c in self._coords.coords.items() if c.dims == (self._dim,)]
+        chosen = self._coords[along].isel({self._dim: samples} if along else {})
         return {str(name): np.asarray(chosen[name].values) for name in along}
+
+    def places(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
+        """Look up where samples begin.
+
+        Parameters
+        ----------
+        samples : ndarray of int64
+            Which samples.
+        dims : iterable of str
+            Dims of the cube.
+
+        Returns
+        -------
+        dict of str to ndarray of int64
+            Index of the first cell, by dim.
+        """
+        for dim in dims:
+            if dim not in self._places:
+                self._places[dim] = np.asarray(self._coords[f"{dim}_index"].values, np.int64)
+        return {dim: self._places[dim][samples] for dim in dims}
+
+    def axes(self) -> dict[str, xr.Variable]:
+        """Work out coordinate values along each cube dim from where samples begin.
+
+        Returns
+        -------
+        dict of str to Variable, dims (dim,)
+            Up to the last cell of a sample. Dims are missing whose cells between and after the
+            origins are not known, because the origins are not regular.
+        """
+        found = {}
+        for name in map(str, self._coords.coords):
+            dim = name.removesuffix("_index")
+            origin = next((n for n in (f"{dim}_origin", dim) if n in self._coords.coords), None)
+            if name != dim and origin is not None and self._coords[name].dims == (self._dim,):
+                window = [s[0][ds.index(dim)] for s, ds in self._windows_along(dim)]
+                index = np.asarray(self._coords[name].values)
+                axis = _axis_of(dim, index, self._coords[origin].variable, max(window, default=1))
+                found.update({dim: axis} if axis is not None else {})
+        return found
+
+    def _windows_along(self, dim: str) -> list[tuple[Any, tuple[str, ...]]]:
+        return [(self.schema[n], dims) for n, dims in self.dims.items() if dim in dims]
+
+
+def _axis_of(dim: str, index: Ints, origins: xr.Variable, window: int) -> xr.Variable | None:
+    """Coordinate values of all cells, from those of some; None where they cannot be known."""
+    import xarray as xr
+
+    if not len(index):
+        return None
+    places, first = np.unique(index, return_index=True)
+    values = np.asarray(origins.values)[first]
+    cells = np.arange(places[-1] + window)
+    if len(places) == len(cells):
+        return xr.Variable(dim, values, origins.attrs)
+    if window == 1:  # cells between are never asked for
+        nearest = np.searchsorted(places, cells).clip(max=len(places) - 1)
+        return xr.Variable(dim, values[nearest], origins.attrs)
+    if len(places) < 2 or values.dtype.kind not in "fiuM":
+        return None
+    start, numbers = values[0], values
+    if values.dtype.kind == "M":
+        numbers = (values - start).astype("timedelta64[ns]").astype(np.int64)
+    step = (float(numbers[-1]) - float(numbers[0])) / (places[-1] - places[0])
+    expected = float(numbers[0]) + step * (places - places[0])
+    if np.abs(expected - numbers).max() > 1e-3 * abs(step):
+        return None
+    along = float(numbers[0]) + step * (cells - places[0])
+    if values.dtype.kind == "M":
+        along = start + np.round(along).astype("timedelta64[ns]")
+    return xr.Variable(dim, along, origins.attrs)
 
 
 def _chunk_counts(ds: xr.Dataset, variables: list[str], dim: str) -> Ints:
@@ -242,8 +341,8 @@ class CubeSource:
 
     Parameters
     ----------
-    reader : CubeReader
-        Reads the cube.
+    sampling : Sampling
+        How the cube is read.
     extractor : Extractor
         Makes samples of tiles.
     plan : SamplePlan
@@ -252,16 +351,21 @@ class CubeSource:
         Whose samples.
     """
 
-    slow = False
-
     def __init__(
-        self, reader: CubeReader, extractor: Extractor, plan: SamplePlan, part: str
+        self, sampling: Sampling, extractor: Extractor, plan: SamplePlan, part: str
     ) -> None:
-        self._reader, self._extractor, self._label = reader, extractor, PARTS[part]
+        self._reader, self._extractor, self._label = sampling.reader, extractor, PARTS[part]
         self._scaling = scaling_of(plan.statistics, extractor.spec.scale_fn)
+        reader = sampling.reader
+        self.lead: Lead | None = reader.lead if isinstance(reader, LeadReader) else None
+        self._axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
+        self.slow = "://" in str(sampling.ds.encoding.get("source", ""))
         self.schema = plan.schema
+        self.dims = {name: _window_dims(extractor, name, w) for name, (w, _) in self.schema.items()}
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
         self._starts = np.concatenate([[0], np.cumsum(self.counts)])
+        # which windows of a tile are samples, one bit each, from the first reading on
+        self._kept: dict[int, NDArray[np.uint8]] = {}
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the samples of a tile into one array per variable.
@@ -273,25 +377,38 @@ class CubeSource:
         out : mapping of str to ndarray, shape (samples, ...)
             Where to write; values are cast.
         """
-        cells, keep = self._windows(chunk)
-        samples = self._extractor.samples(cells, self._extractor.tiles.block(chunk), keep)
+        extractor, tile = self._extractor, self._extractor.tiles.block(chunk)
+        if chunk in self._kept:
+            # only the first reading needs the other variables, to look for gaps
+            extractor = extractor.only(out)
+            cells = self._reader.only(extractor.reads).read(extractor.cells_of(tile))
+        else:
+            cells = self._look(chunk)
+        samples = extractor.samples(cells, tile, self._keep(chunk))
         for name, target in out.items():
             values = samples[name]
             if name in self._scaling:
                 values = scale_values(values, *self._scaling[name], values.dtype)
             target[...] = values
 
-    def _windows(self, chunk: int) -> tuple[Arrays, NDArray[np.intp]]:
-        """Cells of a tile, and which of its windows are samples."""
+    def _keep(self, chunk: int) -> NDArray[np.intp]:
+        """Which windows of a tile are samples."""
+        if chunk not in self._kept:
+            self._look(chunk)
+        return np.flatnonzero(np.unpackbits(self._kept[chunk]))
+
+    def _look(self, chunk: int) -> Arrays:
+        """Read all cells of a tile, and note which of its windows are samples."""
         tile = self._extractor.tiles.block(chunk)
         cells = self._reader.read(self._extractor.cells_of(tile))
-        keep = np.flatnonzero(self._extractor.outcomes(cells, tile) == self._label)
-        if len(keep) != self.counts[chunk]:
+        keep = self._extractor.outcomes(cells, tile) == self._label
+        if keep.sum() != self.counts[chunk]:
             raise RunError(
                 f"{self.describe(chunk)} gave {self.counts[chunk]} samples when they were counted "
-                f"and {len(keep)} now: the cube changed meanwhile; open it again"
+                f"and {keep.sum()} now: the cube changed meanwhile; open it again"
             )
-        return cells, keep
+        self._kept[chunk] = np.packbits(keep)
+        return cells
 
     def describe(self, chunk: int) -> str:
         """Name a tile for an error message.
@@ -310,7 +427,7 @@ class CubeSource:
         return "block " + ", ".join(f"{dim} {s.start}:{s.stop}" for dim, s in cells.items())
 
     def coords(self, samples: Ints) -> Arrays:
-        """Find out where samples come from; reads their tiles again.
+        """Find out where samples come from; reads their tiles if they were never read.
 
         Parameters
         ----------
@@ -324,14 +441,7 @@ class CubeSource:
         """
         import xarray as xr
 
-        chunks = np.searchsorted(self._starts, samples, side="right") - 1
-        result: Arrays = {}
-        for chunk in np.unique(chunks).tolist():
-            here = np.flatnonzero(chunks == chunk)
-            keep = self._windows(chunk)[1][samples[here] - self._starts[chunk]]
-            origins = self._extractor.origins(self._extractor.tiles.block(chunk), keep)
-            for name, values in origins.items():
-                result.setdefault(name, np.empty(len(samples), values.dtype))[here] = values
+        result = self._origins(samples)
         attrs = {axis.name: axis.attrs for axis in self._extractor.axes}
         encoded = {
             name: xr.Variable(SAMPLE_DIM, values, attrs.get(name, {}))
@@ -339,6 +449,57 @@ class CubeSource:
         }
         decoded = xr.decode_cf(xr.Dataset(encoded), decode_timedelta=False)
         return {str(name): np.asarray(v.values) for name, v in decoded.variables.items()}
+
+    def _origins(self, samples: Ints) -> Arrays:
+        """Where samples begin, as the extractor gives it."""
+        chunks = np.searchsorted(self._starts, samples, side="right") - 1
+        result: Arrays = {}
+        for chunk in np.unique(chunks).tolist():
+            here = np.flatnonzero(chunks == chunk)
+            keep = self._keep(chunk)[samples[here] - self._starts[chunk]]
+            origins = self._extractor.origins(self._extractor.tiles.block(chunk), keep)
+            for name, values in origins.items():
+                result.setdefault(name, np.empty(len(samples), values.dtype))[here] = values
+        return result
+
+    def places(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
+        """Find out where samples begin; reads their tiles if they were never read.
+
+        Parameters
+        ----------
+        samples : ndarray of int64
+            Which samples.
+        dims : iterable of str
+            Dims of the cube.
+
+        Returns
+        -------
+        dict of str to ndarray of int64
+            Index of the first cell, by dim.
+        """
+        origins = self._origins(samples)
+        return {dim: origins[f"{dim}_index"].astype(np.int64) for dim in dims}
+
+    def axes(self) -> dict[str, xr.Variable]:
+        """Coordinate values along each cube dim that has some.
+
+        Returns
+        -------
+        dict of str to Variable, dims (dim,)
+            As the cube has them.
+        """
+        return dict(self._axes)
+
+
+def _window_dims(extractor: Extractor, name: str, window: tuple[int, ...]) -> tuple[str, ...]:
+    """Dims of a sample's window; a callback may make windows that no dim of the cube has."""
+    spec = extractor.spec
+    if isinstance(extractor, LeadExtractor) and name.endswith(target_name("")):
+        assert extractor.target is not None
+        spec = extractor.target.spec
+    if spec.window_shape == window:
+        return spec.window_dims
+    return tuple(f"{name}_{axis}" for axis in range(1, len(window) + 1))
 
 
 def open_source(
@@ -348,6 +509,7 @@ def open_source(
     sample_size: SizesLike | None = None,
     overlap: SizesLike | float | None = None,
     block_size: SizesLike | None = None,
+    lead: LeadArguments | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> tuple[SampleSource, StoreMetadata | None]:
     """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut.
@@ -360,6 +522,8 @@ def open_source(
         For a cube: whose samples.
     sample_size, overlap, block_size : mapping or pairs, optional
         For a cube: how it is cut.
+    lead : LeadArguments, optional
+        Where targets lie, if elsewhere than the inputs.
     options : mapping, optional
         For a cube: values of `CUTTING_OPTIONS`.
 
@@ -387,37 +551,62 @@ def open_source(
             )
     sizes = {"sample_size": sample_size, "overlap": overlap, "block_size": block_size}
     asked = [*(name for name, given in sizes.items() if given is not None), *options]
+    if lead is not None and asked == ["sample_size"] and _holds_samples(ds):
+        asked = []  # it says how many cells of a stored window are inputs
     opened = isinstance(ds, xr.Dataset | xr.DataArray)
     ds = as_dataset(ds) if opened or asked else open_store(ds)
     metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
     dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
     if dim not in ds.dims:
-        return _cut(ds, part, sizes, options)
+        return _cut(ds, part, sizes, lead, options)
     if asked:
         raise InvalidTypeError(
             f"{', '.join(asked)} cut a cube, and ds holds samples already (dim {dim!r}); leave "
             "them out"
         )
-    return (_of_store(ds, dim) if metadata else DatasetSource(ds, dim)), metadata
+    source = _of_store(ds, dim) if metadata else DatasetSource(ds, dim)
+    return (source if lead is None else WindowPair(source, lead, sample_size)), metadata
+
+
+def _holds_samples(ds: Any) -> bool:
+    """Whether samples were cut already."""
+    import xarray as xr
+
+    if isinstance(ds, xr.Dataset):
+        return SAMPLE_DIM in ds.dims or "ml4cube_format" in ds.attrs
+    try:
+        return not isinstance(ds, xr.DataArray) and StoreMetadata.of(ds) is not None
+    except StoreError:
+        return False
 
 
 def _cut(
-    ds: xr.Dataset, part: str, sizes: Mapping[str, Any], options: dict[str, Any]
+    ds: xr.Dataset,
+    part: str,
+    sizes: Mapping[str, Any],
+    lead: LeadArguments | None,
+    options: dict[str, Any],
 ) -> tuple[CubeSource, StoreMetadata]:
     """Count the windows of a cube, reading it once; unless it has a split, all are training."""
     check_choice("part", part, PARTS)
     nproc = check_nproc(options.pop("nproc", 1))
-    sampling = Sampling.of(ds, **sizes, **{"data_split": 1.0, **options})
+    sampling = whole = Sampling.of(ds, **sizes, **{"data_split": 1.0, **options})
+    if lead is not None:
+        sampling = with_lead(whole, lead)
+    counted = sampling
+    if not whole.recipe:
+        # a label made by hand may lack the parts that are not asked for here
+        counted = replace(sampling, recipe={"plan": {"fractions": {part: 1.0}}})
     with local_engine(nproc) as engine:
-        extractor, plan = make_plan(sampling, engine, PARTS)
+        extractor, plan = make_plan(counted, engine, PARTS)
     logger.info("samples cut as they are read:\n%s", plan)
     metadata = StoreMetadata(
         part=part,
-        spec=sampling.spec,
-        statistics=plan.statistics,
+        spec=whole.spec,
+        statistics=without_targets(plan.statistics),
         accounting=plan.accounting,
-        split=sampling.recipe,
-        provenance=provenance(sampling, {}, ""),
-        variables=tuple(plan.schema),
+        split=whole.recipe,
+        provenance=provenance(whole, {}, ""),
+        variables=whole.spec.variables if lead is not None else tuple(plan.schema),
     )
-    return CubeSource(sampling.reader, extractor, plan, part), metadata
+    return CubeSource(sampling, extractor, of_inputs(plan), part), metadata

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +16,20 @@ from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.shard import Ints
 from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.coordinates import WithCoordinates
+from ml4cube.datasets.lead import LeadArguments, target_name
 from ml4cube.datasets.ring import ChunkSource, Field, read_chunk
-from ml4cube.datasets.sources import CubeSource, open_source
+from ml4cube.datasets.sources import CubeSource, SampleSource, open_source
+from ml4cube.datasets.unbatch import known_scaling, to_dataset
+from ml4cube.datasets.views import WEIGHT, Broadcast, Weighted
 
 with needs_torch("ml4cube.datasets.pytorch"):
     import torch
     from torch import Tensor
     from torch.utils.data import Dataset
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 Batch = Any
 
@@ -52,6 +59,22 @@ class PTXrDataset(Dataset[Any]):
         For a cube: fraction of a window that neighbours share, by dim.
     block_sizes : mapping or pairs, optional
         The same as `block_size`.
+    target_offset : mapping or pairs, optional
+        Cells from the first cell of X to the first cell of y, by dim: ``{"time": 1}`` to
+        forecast one step ahead. All variables are features then unless `features` says
+        otherwise, targets too. In a cube, both windows must lie in the same part; those whose
+        targets would pass the cube's end are counted as ``edge``. In a store, whose samples
+        must have several cells along that dim, X are the first cells of each sample and y
+        those `target_offset` later.
+    target_size : mapping or pairs, optional
+        Cells of y, by dim, if others than those of X (`sample_size`).
+    coord_features : str or list of str, optional
+        Coordinates to add to X as channels, two each, sine and cosine: ``"lat"``, ``"lon"``,
+        ``"dayofyear"``, ``"hour"``, or a dim in degrees by its own name.
+    weights : str, mapping or array_like, optional
+        Items are then ``(X, y, w)``: a variable of the samples (unscaled), ``{class: weight}``
+        by the value of the target in each of its cells (0 in a gap), or one number per sample.
+        w of samples has the shape () and w of cells (1, *window of y).
     part : {"train", "test", "val"}
         For a cube: whose samples. Without a split, all windows are training samples.
     dtype : str or dtype
@@ -70,6 +93,10 @@ class PTXrDataset(Dataset[Any]):
     ----------
     features, targets : tuple of str
         Variables of X and of y, in channel order.
+    channels : tuple of str
+        All channels of X: the features, then those of `coord_features`.
+    layout : tuple of tuple of str
+        Dims of each array of a batch, without samples and channels: of X, of y ...
     metadata : StoreMetadata or None
         What a store says about itself, or the same about a cube; None for samples made by
         hand.
@@ -86,7 +113,8 @@ class PTXrDataset(Dataset[Any]):
     -----
     With `to_pred` an item is ``(X, y)``, with `features` alone X, with neither a dict
     ``{variable: tensor}``. Variables are stacked as channels first: X has the shape
-    (channels, *window), for points (channels,).
+    (channels, *window), for points (channels,). A feature that lacks a dim of the others, such
+    as a static field beside a series, is repeated along it.
 
     Examples
     --------
@@ -109,6 +137,10 @@ class PTXrDataset(Dataset[Any]):
         overlap: SizesLike | float | None = None,
         *,
         block_sizes: SizesLike | None = None,
+        target_offset: SizesLike | None = None,
+        target_size: SizesLike | None = None,
+        coord_features: str | Sequence[str] | None = None,
+        weights: Any = None,
         part: str = "train",
         dtype: Any = "float32",
         target_dtype: Any = None,
@@ -117,16 +149,27 @@ class PTXrDataset(Dataset[Any]):
     ) -> None:
         if block_size is not None and block_sizes is not None:
             raise InvalidTypeError("block_size and block_sizes are the same; give one of them")
+        targets, chosen = parse_names("to_pred", to_pred), parse_names("features", features)
+        lead = None
+        if target_offset is not None or target_size is not None:
+            lead = LeadArguments(targets, target_offset, target_size)
+        self._source: SampleSource
         self._source, self.metadata = open_source(
             ds,
             part=part,
             sample_size=sample_size,
             overlap=overlap,
             block_size=block_size if block_size is not None else block_sizes,
+            lead=lead,
             options=cutting,
         )
-        self._choose_variables(parse_names("to_pred", to_pred), parse_names("features", features))
+        self._whole_blocks = not isinstance(self._source, CubeSource)
+        weighing = weights if isinstance(weights, str) else None
+        self._choose_variables(targets, chosen, weighing, apart=lead is not None)
+        self._add_features(coord_features)
+        self._add_weights(weights)
         self._fields = self._make_fields(np.dtype(dtype), np.dtype(target_dtype or dtype))
+        self.layout = tuple(self._source.dims[field.variables[0]] for field in self._fields)
         self._starts = np.concatenate([[0], np.cumsum(self._source.counts)])
         self._cache = _ChunkCache(self._source, self._fields, int(cache_mb * _MB))
 
@@ -193,6 +236,45 @@ class PTXrDataset(Dataset[Any]):
         found = self._source.coords(rows)
         return {k: v if np.ndim(index) else v[0] for k, v in found.items()}
 
+    def to_dataset(
+        self, batch: Batch, index: int | Sequence[int] | NDArray[Any], *, unscale: bool = False
+    ) -> xr.Dataset:
+        """Turn a batch back into an xarray Dataset, with names and coordinates.
+
+        Parameters
+        ----------
+        batch : tuple of Tensor, Tensor or dict of str to Tensor
+            Samples as `take` or a loader gives them, or something of that shape: a model's
+            prediction in the place of y.
+        index : int or sequence of int
+            Which samples they are.
+        unscale : bool
+            Whether to give values in physical units, with their attributes.
+
+        Returns
+        -------
+        Dataset
+            Variables (samples, *window); where each sample begins, as `coords`; by
+            ``<dim>_cells`` the coordinate of every cell of a window, where it is known. Targets
+            that are features too are called ``<name>_target``.
+
+        Raises
+        ------
+        InvalidValueError
+            If the batch has other shapes, or the scaling is not known.
+
+        Examples
+        --------
+        >>> import xarray as xr
+        >>> cube = xr.Dataset({"t": (("time", "x"), np.arange(6.0).reshape(2, 3))})
+        >>> data = PTXrDataset(cube, features="t", sample_size={"x": 3})
+        >>> data.to_dataset(data.take([1]), [1], unscale=True)["t"].values
+        array([[3., 4., 5.]])
+        """
+        rows = np.atleast_1d(self._rows(index))
+        arrays = [tensor.detach().cpu().numpy() for tensor in self.unpack(batch)]
+        return to_dataset(self._source, self._fields, arrays, rows, self.metadata, unscale=unscale)
+
     def _rows(self, indices: Any) -> Ints:
         """Count negative indices from the end, and refuse those that do not exist."""
         wanted = np.asarray(indices, np.int64)
@@ -219,14 +301,11 @@ class PTXrDataset(Dataset[Any]):
         """
         rows = self._rows(indices)
         plan = self.metadata.split.get("plan", {}) if self.metadata else {}
-        if "grid" not in plan or isinstance(self._source, CubeSource):
+        if "grid" not in plan or not self._whole_blocks:
             return np.searchsorted(self._starts, rows, side="right") - 1, "chunks"
         grid = Grid.from_json(json.dumps(plan["grid"]))
-        origins = self._source.coords(rows)
-        along = [
-            origins[f"{dim}_index"] // stride
-            for dim, stride in zip(grid.dims, grid.stride, strict=True)
-        ]
+        places = self._source.places(rows, grid.dims)
+        along = [places[dim] // n for dim, n in zip(grid.dims, grid.stride, strict=True)]
         return np.ravel_multi_index(along, grid.counts).astype(np.int64), "blocks of the split"
 
     def pack(self, arrays: Sequence[Tensor]) -> Batch:
@@ -248,6 +327,29 @@ class PTXrDataset(Dataset[Any]):
             return arrays[0]
         return {field.variables[0]: a for field, a in zip(self._fields, arrays, strict=True)}
 
+    def unpack(self, batch: Batch) -> list[Tensor]:
+        """Take a batch apart into its arrays; undoes `pack`.
+
+        Parameters
+        ----------
+        batch : tuple of Tensor, Tensor or dict of str to Tensor
+            A batch.
+
+        Returns
+        -------
+        list of Tensor
+            X, or X and y, or one per variable.
+        """
+        if isinstance(batch, Tensor):
+            return [batch]
+        found = batch.values() if isinstance(batch, Mapping) else batch
+        tensors = [torch.as_tensor(array) for array in found]
+        if len(tensors) != len(self._fields):
+            raise InvalidValueError(
+                f"the batch has {len(tensors)} arrays, this data set gives {len(self._fields)}"
+            )
+        return tensors
+
     def _items(self, batch: Batch) -> list[Any]:
         """Take a batch apart into samples."""
         if isinstance(batch, Tensor):
@@ -256,9 +358,17 @@ class PTXrDataset(Dataset[Any]):
             return list(zip(*batch, strict=True))
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
-    def _choose_variables(self, targets: tuple[str, ...], chosen: tuple[str, ...]) -> None:
+    def _choose_variables(
+        self,
+        targets: tuple[str, ...],
+        chosen: tuple[str, ...],
+        weighing: str | None,
+        *,
+        apart: bool,
+    ) -> None:
         """Settle which variables are X and which are y, and whether they are stacked."""
-        stored = tuple(self._source.schema)
+        ending = target_name("")
+        stored = tuple(name for name in self._source.schema if not name.endswith(ending))
         for argument, names in (("to_pred", targets), ("features", chosen)):
             unknown = [name for name in names if name not in stored]
             if unknown:
@@ -266,10 +376,16 @@ class PTXrDataset(Dataset[Any]):
                     f"{argument} names {unknown}, the samples have {list(stored)}; choose of these"
                 )
         both = set(targets) & set(chosen)
-        if both:
-            raise InvalidValueError(f"{sorted(both)} are in to_pred and in features; drop them")
+        if both and not apart:
+            raise InvalidValueError(
+                f"{sorted(both)} are in to_pred and in features; drop them, or say by "
+                "target_offset that the targets lie elsewhere"
+            )
         self.targets = targets
-        self.features = chosen or tuple(name for name in stored if name not in targets)
+        # the values that y is made of, which at a lead time are other ones than those of X
+        self._answers = tuple(map(target_name, targets)) if apart else targets
+        left = [name for name in stored if name not in self._answers and name != weighing]
+        self.features = chosen or tuple(left)
         self._stacked = bool(chosen or targets)
         if not self.features:
             raise InvalidValueError(
@@ -277,12 +393,45 @@ class PTXrDataset(Dataset[Any]):
                 f"{list(stored)}; name fewer in to_pred"
             )
 
+    def _add_features(self, coord_features: str | Sequence[str] | None) -> None:
+        """Repeat static features along the dims they lack, and add coordinates."""
+        self.channels = self.features
+        if self._stacked:
+            for name in (*self.features, *self._answers):
+                self._window(name)
+            if len({self._source.schema[name][0] for name in self.features}) > 1:
+                self._source = Broadcast(self._source, self.features)
+        if coord_features is None:
+            return
+        if not self._stacked:
+            raise InvalidTypeError(
+                "coord_features are channels of X; name features or to_pred, so that there is an X"
+            )
+        first = self.features[0]
+        window, dims = self._source.schema[first][0], self._source.dims[first]
+        self._source = source = WithCoordinates(self._source, coord_features, window, dims)
+        self.channels = (*self.features, *source.channels)
+
+    def _add_weights(self, weights: Any) -> None:
+        self._weighted = weights is not None
+        if weights is None:
+            return
+        if not self.targets:
+            raise InvalidTypeError("weights are for the loss of y; name targets by to_pred")
+        if isinstance(weights, Mapping) and len(self.targets) != 1:
+            raise InvalidTypeError(
+                f"weights of classes need one target, there are {list(self.targets)}; give a "
+                "variable of weights"
+            )
+        scaling = known_scaling(self.metadata)
+        self._source = Weighted(self._source, weights, self._answers[0], scaling)
+
     def _make_fields(self, dtype: np.dtype[Any], target_dtype: np.dtype[Any]) -> tuple[Field, ...]:
-        windows = {name: self._window(name) for name in (*self.features, *self.targets)}
+        windows = {name: self._window(name) for name in (*self.channels, *self._answers)}
         if not self._stacked:
             return tuple(Field((n,), windows[n], dtype, stacked=False) for n in self.features)
         fields = []
-        for names, kind in ((self.features, dtype), (self.targets, target_dtype)):
+        for names, kind in ((self.channels, dtype), (self._answers, target_dtype)):
             sizes = {name: windows[name] for name in names}
             if len(set(sizes.values())) > 1:
                 raise InvalidValueError(
@@ -291,6 +440,15 @@ class PTXrDataset(Dataset[Any]):
                 )
             if names:
                 fields.append(Field(names, windows[names[0]], kind))
+        if self._weighted:
+            # one channel that stands for all of y's; weights of samples have no axis but theirs
+            window = self._window(WEIGHT)
+            if window not in ((), fields[-1].window):
+                raise InvalidValueError(
+                    f"weights have the window {window}, the targets {fields[-1].window}; give one "
+                    "weight per sample, or per cell of the target"
+                )
+            fields.append(Field((WEIGHT,), window, np.dtype("float32"), stacked=window != ()))
         return tuple(fields)
 
     def _window(self, name: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,6 +195,11 @@ class Source(Protocol):
         """Read the cells inside `slices` (of the whole cube)."""
         ...
 
+    @property
+    def sent_whole(self) -> bool:
+        """Whether `narrow` returns it as it is."""
+        ...
+
     def narrow(self, slices: Slices) -> Source:
         """Return a source that knows only the cells inside `slices`, cheap to send away."""
         ...
@@ -207,6 +212,7 @@ class _MemorySource:
     dims: tuple[str, ...]
     values: NDArray[Any]
     origin: tuple[int, ...]
+    sent_whole = False
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -227,6 +233,7 @@ class _DaskSource:
     dims: tuple[str, ...]
     array: Any
     origin: tuple[int, ...]
+    sent_whole = False
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -255,6 +262,10 @@ class _LazySource:
     array: Any
     dtype: np.dtype[Any]
     here_only: bool
+
+    @property
+    def sent_whole(self) -> bool:
+        return not self.here_only
 
     def take(self, slices: Slices) -> NDArray[Any]:
         from xarray import Variable
@@ -286,6 +297,7 @@ class ComputedSource:
     dims: tuple[str, ...]
     function: Callable[..., NDArray[Any]]
     dtype: np.dtype[Any]
+    sent_whole = True
 
     def take(self, slices: Slices) -> NDArray[Any]:
         """Compute the cells inside `slices`.
@@ -435,7 +447,7 @@ class CubeReader:
         """Dtype of each variable."""
         return {name: source.dtype for name, source in self.sources.items()}
 
-    def narrow(self, slices: Slices) -> CubeReader:
+    def narrow(self, slices: Slices) -> Self:
         """Return a reader that knows only one region, cheap to send to another process.
 
         Parameters
@@ -464,6 +476,49 @@ class CubeReader:
             Reads no others.
         """
         return replace(self, sources={name: self.sources[name] for name in names})
+
+    def common(self) -> CubeReader:
+        """Return a reader of what all regions have in common, to be sent once and not by region.
+
+        Returns
+        -------
+        CubeReader
+            Of files, and of what is computed from positions.
+        """
+        whole = {n: source for n, source in self.sources.items() if source.sent_whole}
+        return CubeReader(self.dims, self.shape, whole)
+
+    def own(self, slices: Slices) -> Self:
+        """Return what `common` lacks of one region.
+
+        Parameters
+        ----------
+        slices : mapping of str to slice
+            The region; one slice with start and stop for every dim.
+
+        Returns
+        -------
+        CubeReader
+            To be joined with the common one where it is read.
+        """
+        narrow = self.narrow(slices)
+        own = {n: s for n, s in narrow.sources.items() if not self.sources[n].sent_whole}
+        return replace(narrow, sources=own)
+
+    def joined(self, common: CubeReader) -> Self:
+        """Put together what was sent apart.
+
+        Parameters
+        ----------
+        common : CubeReader
+            From `common`.
+
+        Returns
+        -------
+        CubeReader
+            Reads both.
+        """
+        return replace(self, sources={**common.sources, **self.sources})
 
     def read(self, slices: Slices) -> dict[str, NDArray[Any]]:
         """Read one region of every variable.

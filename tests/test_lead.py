@@ -1,0 +1,322 @@
+"""Targets at a lead time: the right cells, in the right part, every pair counted."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from tests.cubes import cell_id_cube
+
+SHAPE = {"time": 13, "lat": 4, "lon": 5}
+LABELS = {"test": 0, "train": 1, "val": 2}
+
+
+def labelled(label: Any, gaps: float = 0.0, dim_order: Any = None, chunks: Any = None) -> Any:
+    """A cube whose label is given by time step."""
+    cube = cell_id_cube(
+        SHAPE, "float32", gaps=gaps, names=("a", "b"), dim_order=dim_order, dask_chunks=chunks
+    )
+    return cube.assign(split=("time", np.asarray(label, np.uint8)))
+
+
+def pairs(
+    cube: xr.Dataset, part: str, size: Any, stride: Any, offset: Any, target_size: Any, mask: Any
+) -> list[tuple[tuple[int, ...], Any, Any]]:
+    """Origin, X of a and b, and y of b, of every pair: one loop over all first cells."""
+    dims = ("time", "lat", "lon")
+    cube = cube.transpose(*dims, missing_dims="ignore")
+    found = []
+    for start in itertools.product(*(range(0, SHAPE[d], stride[d]) for d in dims)):
+        near = {d: slice(s, s + size[d]) for d, s in zip(dims, start, strict=True)}
+        far = {
+            d: slice(s + offset.get(d, 0), s + offset.get(d, 0) + target_size[d])
+            for d, s in zip(dims, start, strict=True)
+        }
+        if any(w[d].stop > SHAPE[d] for w in (near, far) for d in dims):
+            continue
+        inputs, answers = cube.isel(near), cube.isel(far)
+        if not all((w.split == LABELS[part]).all() for w in (inputs, answers)):
+            continue
+        if inputs[["a", "b"]].to_array().isnull().any() or answers["b"].isnull().any():
+            continue
+        if mask is not None and not (inputs["m"].all() and answers["m"].all()):
+            continue
+        found.append((start, inputs[["a", "b"]].to_array().values, answers["b"].values))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    label=st.lists(st.sampled_from([1, 1, 1, 0, 255]), min_size=13, max_size=13),
+    steps=st.integers(1, 4),
+    overlap=st.booleans(),
+    offset=st.fixed_dictionaries({"time": st.integers(0, 6)}, optional={"lat": st.just(1)}),
+    target_steps=st.none() | st.integers(1, 3),
+    gaps=st.sampled_from([0.0, 0.03]),
+    dim_order=st.sampled_from([None, ("lon", "time", "lat")]),
+    chunks=st.sampled_from([None, {"time": 4}]),
+    masked=st.booleans(),
+)
+def test_pairs_are_those_of_a_plain_loop(
+    label: list[int],
+    steps: int,
+    overlap: bool,
+    offset: dict[str, int],
+    target_steps: int | None,
+    gaps: float,
+    dim_order: Any,
+    chunks: Any,
+    masked: bool,
+) -> None:
+    label[0:6] = [1] * 6  # some part is there in any case
+    cube = labelled(label, gaps, dim_order, chunks)
+    if masked:
+        cube = cube.assign(m=("time", np.arange(13) != 3))
+    size = {"time": steps, "lat": 2, "lon": 5}
+    shared = steps // 2 if overlap else 0
+    stride = {"time": steps - (max(shared, 1) if overlap and steps > 1 else 0), "lat": 2, "lon": 5}
+    target_size = size | ({"time": target_steps} if target_steps else {})
+    lost: Any = "m" if masked else None
+    wanted = pairs(cube, "train", size, stride, offset, target_size, lost)
+    if not wanted:
+        return
+    data = PTXrDataset(
+        cube,
+        to_pred="b",
+        features=["a", "b"],
+        sample_size=size,
+        overlap={"time": shared / steps}
+        if overlap and shared
+        else ({"time": 0.01} if overlap else None),
+        target_offset=offset,
+        target_size={"time": target_steps} if target_steps else None,
+        scale_fn=None,
+        filter_var=lost,
+        part="train",
+        dtype="float64",
+    )
+    assert len(data) == len(wanted)
+    X, y = data.take(range(len(data)))
+    where = data.coords(range(len(data)))
+    found = {
+        tuple(int(where[f"{d}_index"][k]) for d in ("time", "lat", "lon")): k
+        for k in range(len(data))
+    }
+    kept = [d for d in (dim_order or ("time", "lat", "lon")) if size[d] > 1]
+    kept_y = [d for d in (dim_order or ("time", "lat", "lon")) if target_size[d] > 1]
+    for start, x_true, y_true in wanted:
+        k = found[start]
+        x_true = xr.DataArray(x_true, dims=("variable", "time", "lat", "lon"))
+        y_true = xr.DataArray(y_true, dims=("time", "lat", "lon"))
+        x_true = x_true.transpose("variable", *kept, ...).values.reshape(X[k].shape)
+        y_true = y_true.transpose(*kept_y, ...).values.reshape(y[k].shape)
+        np.testing.assert_array_equal(X[k].numpy(), x_true)
+        np.testing.assert_array_equal(y[k].numpy(), y_true)
+    assert data.metadata is not None
+    counts = dict(data.metadata.accounting)
+    total = counts.pop("total")
+    assert total == sum(counts.values()) == int(np.prod([-(-SHAPE[d] // stride[d]) for d in SHAPE]))
+    assert counts["train"] == len(wanted)
+
+
+def test_a_target_never_comes_from_another_part() -> None:
+    label = [1] * 6 + [0] * 7
+    for part, steps in (("train", range(6)), ("test", range(6, 13))):
+        data = PTXrDataset(
+            labelled(label),
+            to_pred="b",
+            sample_size={"lat": 4, "lon": 5},
+            target_offset={"time": 2},
+            scale_fn=None,
+            part=part,
+        )
+        cells = data.to_dataset(data.take(range(len(data))), range(len(data)))
+        days = (cells["time_target"] - np.datetime64("2000-01-01")).dt.days
+        assert set(days.values) <= set(steps)
+        assert len(data) == len(steps) - 2
+        assert data.metadata is not None
+        assert data.metadata.accounting["edge"] == 2
+        assert data.metadata.accounting["straddle"] == 2
+
+
+def test_inputs_and_targets_are_scaled_alike_and_back() -> None:
+    cube = labelled([1] * 9 + [0] * 4)
+    data = PTXrDataset(cube, to_pred="b", features="b", target_offset={"time": 1}, part="train")
+    assert data.targets == data.features == ("b",)
+    assert data.statistics is not None
+    assert set(data.statistics) == {"a", "b"}
+    batch = data.take(range(len(data)))
+    shown = data.to_dataset(batch, range(len(data)), unscale=True)
+    place = {d: xr.DataArray(shown[f"{d}_index"].values, dims="samples") for d in SHAPE}
+    np.testing.assert_allclose(shown["b"], cube["b"].isel(place), rtol=1e-6)
+    ahead = place | {"time": place["time"] + 1}
+    np.testing.assert_allclose(shown["b_target"], cube["b"].isel(ahead), rtol=1e-6)
+
+
+def test_filled_gaps_of_targets_use_train_means_and_noise_by_cell() -> None:
+    cube = labelled([1] * 13, gaps=0.1)
+    for method in ("mean", "noise", "sample_mean"):
+        data = PTXrDataset(
+            cube,
+            to_pred="b",
+            features="b",
+            sample_size={"lat": 4, "lon": 5},
+            target_offset={"time": 1},
+            drop_nan=None,
+            fill_method=method,
+            scale_fn=None,
+        )
+        X, y = data.take(range(len(data)))
+        assert np.isfinite(X.numpy()).all()
+        # the cell is the same whether it is an input or a target, and so is what stands in for it
+        np.testing.assert_array_equal(y[:-1].numpy(), X[1:].numpy())
+
+
+def test_several_processes_count_the_same_pairs() -> None:
+    cube = labelled([1] * 9 + [0] * 4, gaps=0.02, chunks={"time": 3})
+    options: dict[str, Any] = {
+        "to_pred": "b",
+        "target_offset": {"time": 3},
+        "sample_size": {"lat": 2},
+    }
+    one, two = (PTXrDataset(cube, nproc=n, **options) for n in (1, 2))
+    assert one.metadata is not None
+    assert two.metadata is not None
+    assert one.metadata.accounting == two.metadata.accounting
+    everything = range(len(one))
+    for ours, theirs in zip(one.take(everything), two.take(everything), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    copied = pickle.loads(pickle.dumps(one))  # noqa: S301
+    np.testing.assert_array_equal(copied.take(everything)[1], one.take(everything)[1])
+
+
+class Counted:
+    """An array that counts the cells that are read."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.cells = values, 0
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        self.cells += self.values[key].size
+        return self.values[key]
+
+
+def test_cells_of_inputs_and_targets_are_read_once() -> None:
+    import dask.array
+
+    values = np.random.default_rng(0).normal(size=(64, 4, 5)).astype("f4")
+    counted = Counted(values)
+    lazy = dask.array.from_array(counted, chunks=(16, 4, 5), meta=values[:0])
+    cube = xr.Dataset({"b": (("time", "lat", "lon"), lazy)})
+    data = PTXrDataset(
+        cube, to_pred="b", sample_size={"lat": 4, "lon": 5}, target_offset={"time": 1}
+    )
+    loader = prep_dataloader(data, batch_size=8, buffer_mb=64)
+    counted.cells = 0
+    assert sum(len(y) for _, y in loader) == 56
+    tiles = len(data._source.counts)
+    # a tile needs one step more than it has windows, and dask reads whole chunks
+    assert counted.cells <= values.size + tiles * 16 * 4 * 5
+
+
+STORED = {"time": 5, "lat": 2, "lon": 5}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lead")
+    static = (("lat", "lon"), np.arange(20.0).reshape(4, 5))
+    MultiProcSampler(
+        labelled([1] * 13).drop_vars("split").assign(s=static),
+        sample_size=STORED,
+        overlap={"time": 0.8},
+        train_cube=folder / "train.zarr",
+        test_cube=folder / "test.zarr",
+        data_split=1.0,
+        scale_fn=None,
+        nproc=1,
+    ).run()
+    return folder / "train.zarr"
+
+
+@pytest.mark.parametrize(
+    ("offset", "target", "inputs", "shape_x", "shape_y"),
+    [
+        ({"time": 1}, None, None, (3, 4, 2, 5), (1, 4, 2, 5)),
+        ({"time": 4}, {"time": 1}, {"time": 4}, (3, 4, 2, 5), (1, 1, 2, 5)),
+        ([("time", 2)], {"time": 3}, {"time": 1}, (3, 1, 2, 5), (1, 3, 2, 5)),
+    ],
+)
+def test_stored_windows_hold_inputs_and_targets(
+    store: Path, offset: Any, target: Any, inputs: Any, shape_x: Any, shape_y: Any
+) -> None:
+    whole = PTXrDataset(store, features=["a", "b", "s"]).take(range(18)).numpy()
+    data = PTXrDataset(
+        store, to_pred="b", target_offset=offset, target_size=target, sample_size=inputs
+    )
+    assert len(data) == 18
+    assert data.features == ("a", "b", "s")
+    X, y = data.take(range(18))
+    assert (X.shape[1:], y.shape[1:]) == (shape_x, shape_y)
+    k, n = dict(offset)["time"], shape_y[1]
+    np.testing.assert_array_equal(X, whole[:, :, : shape_x[1]])
+    np.testing.assert_array_equal(y, whole[:, 1:2, k : k + n])
+    shown = data.to_dataset((X, y), range(18))
+    np.testing.assert_array_equal(
+        shown["time_target_cells"][:, 0], shown["time_origin"] + np.timedelta64(k, "D")
+    )
+    for batch in prep_dataloader(data, batch_size=4):
+        assert (batch[0].shape[1:], batch[1].shape[1:]) == (shape_x, shape_y)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"target_offset": {"time": 1}}, InvalidTypeError, "need to_pred"),
+        ({"to_pred": "b", "target_offset": {"tine": 1}}, InvalidValueError, "'tine'"),
+        ({"to_pred": "b", "target_offset": {"time": -1}}, InvalidValueError, "at least 0"),
+        ({"to_pred": "b", "target_offset": {"time": 1.5}}, InvalidTypeError, "whole number"),
+        ({"to_pred": "b", "target_size": {"time": 0}}, InvalidValueError, "at least 1"),
+        ({"to_pred": "b", "target_offset": {"time": 13}}, InvalidValueError, "together span"),
+        ({"to_pred": "c", "target_offset": {"time": 1}}, InvalidValueError, "to_pred names"),
+    ],
+)
+def test_leads_that_cannot_be_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        PTXrDataset(labelled([1] * 13), **options)
+
+
+def test_a_callback_of_the_sampler_cannot_see_targets() -> None:
+    with pytest.raises(InvalidTypeError, match="callback cannot be combined"):
+        PTXrDataset(
+            labelled([1] * 13), to_pred="b", target_offset={"time": 1}, callback=lambda s: s
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target_offset": {"time": 5}}, "passes the stored window of 5 cells"),
+        ({"target_offset": {"depth": 1}}, "no dim 'depth'"),
+        ({"target_offset": {"time": 3}, "target_size": {"time": 3}}, "together span"),
+    ],
+)
+def test_stores_that_do_not_hold_the_targets_say_so(
+    store: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        PTXrDataset(store, to_pred="b", **options)

@@ -1,0 +1,280 @@
+"""What a data set adds to its samples: static features, coordinates, weights, names again."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from tests.cubes import cell_id_cube
+
+SHAPE = {"time": 6, "lat": 4, "lon": 6}
+WINDOW = {"time": 2, "lat": 2, "lon": 3}
+
+
+def cube(calendar: str | None = None) -> xr.Dataset:
+    """A cube of numbered cells, a static field, classes and weights of points."""
+    ds = cell_id_cube(SHAPE, "float32", names=("a", "b"), calendar=calendar)
+    ids = np.arange(24).reshape(4, 6)
+    ds["static"] = (("lat", "lon"), ids.astype("f4"))
+    ds["kind"] = (("time", "lat", "lon"), np.tile(ids % 3, (6, 1, 1)).astype("i4"))
+    ds["trust"] = (("time", "lat", "lon"), 1 + np.tile(ids / 10, (6, 1, 1)))
+    return ds
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("views")
+    paths = {"train_cube": folder / "train.zarr", "test_cube": folder / "test.zarr"}
+    MultiProcSampler(cube(), sample_size=WINDOW, data_split=1.0, nproc=1, **paths).run()
+    return folder / "train.zarr"
+
+
+def data_of(form: str, store: Path, **options: Any) -> PTXrDataset:
+    if form == "store":
+        return PTXrDataset(store, **options)
+    return PTXrDataset(cube(), sample_size=WINDOW, **options)
+
+
+def phases(name: str, times: Any) -> np.ndarray:
+    """The angle of a coordinate, one value at a time."""
+    found = []
+    for t in times:
+        if name == "hour":
+            found.append((t.hour + t.minute / 60) / 24)
+        else:
+            begin = t.replace(month=1, day=1, hour=0, minute=0, second=0)
+            year = t.replace(year=t.year + 1, month=1, day=1, hour=0, minute=0, second=0) - begin
+            found.append((t - begin) / year)
+    return 2 * np.pi * np.array(found)
+
+
+@pytest.mark.parametrize("form", ["cube", "store"])
+def test_coordinates_are_channels(store: Path, form: str) -> None:
+    data = data_of(form, store, features=["a"], coord_features=["lat", "lon", "dayofyear"])
+    names = [f"{f}({n})" for n in ("lat", "lon", "dayofyear") for f in ("sin", "cos")]
+    assert data.channels == ("a", *names)
+    assert data.features == ("a",)
+    X = data.take(range(len(data))).numpy()
+    assert X.shape == (len(data), 7, 2, 2, 3)
+    where = data.coords(range(len(data)))
+    ds = cube()
+    times = [t.to_pydatetime() for t in ds.indexes["time"]]
+    tables = {
+        "lat": np.deg2rad(ds["lat"].values),
+        "lon": np.deg2rad(ds["lon"].values),
+        "dayofyear": phases("dayofyear", times),
+    }
+    for sample in range(len(data)):
+        start = {d: int(where[f"{d}_index"][sample]) for d in SHAPE}
+        for cell in np.ndindex(2, 2, 3):
+            t, i, j = (start[d] + k for d, k in zip(("time", "lat", "lon"), cell, strict=True))
+            expected = [
+                f(tables[n][k])
+                for n, k in (("lat", i), ("lon", j), ("dayofyear", t))
+                for f in (np.sin, np.cos)
+            ]
+            np.testing.assert_allclose(X[(sample, slice(1, None), *cell)], expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("calendar", [None, "360_day", "noleap", "standard"])
+@pytest.mark.parametrize("name", ["dayofyear", "hour"])
+def test_time_turns_in_every_calendar(calendar: str | None, name: str) -> None:
+    n = 900
+    cftime = calendar is not None
+    times = xr.date_range(
+        "2003-12-30T06", periods=n, freq="31h", calendar=calendar or "standard", use_cftime=cftime
+    )
+    ds = xr.Dataset({"a": ("time", np.arange(n, dtype="f4"))}, {"time": times})
+    X = PTXrDataset(ds, features="a", coord_features=name).take(range(n)).numpy()
+    angle = phases(name, times if cftime else [t.to_pydatetime() for t in times])
+    np.testing.assert_allclose(X[:, 1], np.sin(angle), atol=1e-6)
+    np.testing.assert_allclose(X[:, 2], np.cos(angle), atol=1e-6)
+
+
+def test_coordinates_of_points_and_of_other_names(tmp_path: Path) -> None:
+    ds = cube().rename(lat="latitude", lon="x")
+    data = PTXrDataset(ds, features="a", coord_features=["lat", "x", "hour"])
+    X = data.take(range(len(data))).numpy()
+    where = data.coords(range(len(data)))
+    np.testing.assert_allclose(X[:, 1], np.sin(np.deg2rad(where["latitude"])), atol=1e-6)
+    np.testing.assert_allclose(X[:, 4], np.cos(np.deg2rad(where["x"])), atol=1e-6)
+    assert np.ptp(X[:, 5]) == 0
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ("level", "fits no coordinate; known at every cell are"),
+        ("time", "is no angle"),
+        (["lat", "lat"], "twice"),
+    ],
+)
+def test_coordinates_that_are_none(wanted: Any, message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        PTXrDataset(cube(), features="a", coord_features=wanted)
+    with pytest.raises(InvalidTypeError, match="channels of X"):
+        PTXrDataset(cube(), coord_features="lat")
+
+
+def test_a_store_says_when_cells_between_origins_are_unknown(tmp_path: Path) -> None:
+    ds = cube().assign_coords(lat=[0.0, 1.0, 5.0, 30.0, 31.0, 60.0][:4])
+    ds = xr.concat([ds, ds.assign_coords(lat=ds.lat + 40)], "lat")
+    paths = {"train_cube": tmp_path / "train.zarr", "test_cube": tmp_path / "test.zarr"}
+    MultiProcSampler(ds, sample_size=WINDOW, data_split=1.0, nproc=1, **paths).run()
+    with pytest.raises(InvalidValueError, match="give the cube itself"):
+        PTXrDataset(tmp_path / "train.zarr", features="a", coord_features="lat")
+    data = PTXrDataset(tmp_path / "train.zarr", features="a", coord_features="lon")
+    assert data[0].shape == (3, 2, 2, 3)
+
+
+@pytest.mark.parametrize("form", ["cube", "store"])
+def test_static_features_are_repeated_along_time(store: Path, form: str) -> None:
+    data = data_of(form, store, features=["a", "static"])
+    X = data.take(range(len(data)))
+    assert X.shape == (len(data), 2, 2, 2, 3)
+    assert torch.equal(X[:, 1, 0], X[:, 1, 1])
+
+
+def test_static_features_of_samples_made_by_hand() -> None:
+    rng = np.random.default_rng(0)
+    ds = xr.Dataset(
+        {
+            "series": (("samples", "time", "lat"), rng.normal(size=(5, 3, 2))),
+            "soil": (("samples", "lat"), rng.normal(size=(5, 2))),
+            "height": ("samples", rng.normal(size=5)),
+            "y": ("samples", np.arange(5.0)),
+        }
+    )
+    data = PTXrDataset(ds, to_pred="y", dtype="float64")
+    X, y = data.take([3, 1])
+    assert X.shape == (2, 3, 3, 2)
+    assert y.tolist() == [[3.0], [1.0]]
+    for row, sample in enumerate((3, 1)):
+        for t in range(3):
+            np.testing.assert_array_equal(X[row, 0, t], ds["series"][sample, t])
+            np.testing.assert_array_equal(X[row, 1, t], ds["soil"][sample])
+            assert (X[row, 2, t] == float(ds["height"][sample])).all()
+
+
+@pytest.mark.parametrize("form", ["cube", "store"])
+def test_weights_by_variable_class_and_sample(store: Path, form: str) -> None:
+    pair = {"to_pred": "kind", "target_dtype": "int64"}
+    data = data_of(form, store, weights="trust", **pair)
+    assert "trust" not in data.features
+    _, y, w = data.take(range(len(data)))
+    assert w.shape == y.shape == (len(data), 1, 2, 2, 3)
+    whole = data_of(form, store, features="trust").take(range(len(data)))
+    assert data.statistics is not None
+    plain = whole * data.statistics["trust"].std + data.statistics["trust"].mean
+    np.testing.assert_allclose(w, plain, rtol=1e-5)
+
+    table = {0: 1.0, 1: 5.0, 2: 0.0}
+    data = data_of(form, store, weights=table, **pair)
+    _, y, w = data.take(range(len(data)))
+    np.testing.assert_array_equal(w, np.vectorize(table.get)(y))
+
+    own = np.random.default_rng(1).random(len(data))
+    data = data_of(form, store, weights=own, **pair)
+    _, _, w = data.take([4, 0, 7])
+    np.testing.assert_array_equal(w, own[[4, 0, 7]].astype("f4"))
+    again = pickle.loads(pickle.dumps(data))  # noqa: S301
+    assert torch.equal(again.take([4])[2], w[:1])
+    seen = [w for _, _, w in prep_dataloader(data, batch_size=len(data))]
+    np.testing.assert_array_equal(np.sort(seen[0]), np.sort(own.astype("f4")))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "trust"}, "name targets by to_pred"),
+        ({"to_pred": "a", "weights": "thrust"}, "weights names 'thrust'"),
+        ({"to_pred": "a", "weights": {0: 1}}, "was scaled as a number"),
+        ({"to_pred": ["a", "b"], "weights": {0: 1}}, "need one target"),
+        ({"to_pred": "a", "weights": [1.0, 2.0]}, "there are 144 samples"),
+        ({"to_pred": "a", "weights": [-1.0] * 144}, "finite and not negative"),
+        ({"to_pred": "a", "weights": ["x"] * 144}, "holds no numbers"),
+    ],
+)
+def test_weights_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CubeError, match=message):
+        PTXrDataset(cube(), **options)
+
+
+def test_a_class_without_a_weight_is_named(store: Path) -> None:
+    data = PTXrDataset(store, to_pred="kind", weights={0: 1.0, 1: 2.0})
+    with pytest.raises(InvalidValueError, match=r"'kind' holds 2\.0 in samples"):
+        data.take(range(len(data)))
+
+
+@pytest.mark.parametrize("form", ["cube", "store"])
+@pytest.mark.parametrize("unscale", [True, False])
+def test_a_batch_is_a_dataset_again(store: Path, form: str, unscale: bool) -> None:
+    ds = cube()
+    ds["a"].attrs["units"] = "K"
+    data = data_of(form, store, to_pred="b", features=["a", "static"], coord_features="lat")
+    samples = [5, 0, 2]
+    batch = data.take(samples)
+    shown = data.to_dataset(batch, samples, unscale=unscale)
+    assert dict(shown["a"].sizes) == {"samples": 3, "time": 2, "lat": 2, "lon": 3}
+    assert set(shown) == {"a", "static", "b", "sin(lat)", "cos(lat)"}
+    assert shown["sample"].values.tolist() == samples
+    where = data.coords(samples)
+    for row in range(3):
+        start = {d: int(where[f"{d}_index"][row]) for d in SHAPE}
+        box = ds.isel({d: slice(start[d], start[d] + WINDOW[d]) for d in SHAPE})
+        one = shown.isel(samples=row)
+        for d in SHAPE:
+            assert one[f"{d}_origin"] == box[d][0]
+            np.testing.assert_allclose(
+                one[f"{d}_cells"].astype(float), box[d].astype(float), rtol=1e-6
+            )
+        if unscale:
+            for name in ("a", "b"):
+                np.testing.assert_allclose(one[name], box[name], rtol=1e-5, atol=1e-4)
+        else:
+            np.testing.assert_array_equal(one["a"], batch[0][row, 0])
+    with pytest.raises(InvalidValueError, match="has the shape"):
+        data.to_dataset(batch, [1, 2])
+    plain = data_of(form, store)
+    shown = plain.to_dataset(plain.take([1]), [1])
+    assert set(shown) == set(cube())
+
+
+def test_samples_made_by_hand_do_not_know_their_scaling() -> None:
+    ds = xr.Dataset({"a": ("samples", np.arange(4.0))})
+    data = PTXrDataset(ds, features="a")
+    assert data.to_dataset(data.take([2]), [2])["a"].values.tolist() == [2.0]
+    with pytest.raises(InvalidValueError, match="do not say how they were scaled"):
+        data.to_dataset(data.take([2]), [2], unscale=True)
+
+
+def test_later_epochs_over_a_cube_read_only_what_is_asked_for() -> None:
+    ds = cube()
+    ds["a"][2, 1, 1] = np.nan
+    data = PTXrDataset(ds, features=["static"], sample_size=WINDOW, cache_mb=0)
+    whole = PTXrDataset(ds.drop_vars(["b"]), features=["static"], sample_size=WINDOW, cache_mb=0)
+    first = data.take(range(len(data)))
+    data._cache._chunks.clear()
+    read: list[str] = []
+    reader = type(data._source._reader)  # type: ignore[attr-defined]
+    real = reader._read_one
+
+    def noting(self: Any, name: str, slices: Any) -> Any:
+        read.append(name)
+        return real(self, name, slices)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "_read_one", noting)
+        second = data.take(range(len(data)))
+    assert set(read) == {"static"}
+    assert torch.equal(first, second)
+    assert torch.equal(first, whole.take(range(len(whole))))
