@@ -23,6 +23,7 @@ from ml4cube.preprocessing import standardize as standardize
 from ml4cube.splits import apply_split as apply_split
 from ml4cube.splits import assign_block_split as assign_block_split
 from ml4cube.splits import assign_rand_split as assign_rand_split
+from ml4cube.splits import assign_region_split as assign_region_split
 from ml4cube.splits import assign_time_split as assign_time_split
 from ml4cube.splits import create_split as create_split
 

@@ -270,14 +270,14 @@ def test_the_recipe_says_so_and_rebuilds_the_label_without_the_classes():
     cube = cell_id_cube(SHAPE, "float64", dask_chunks={"time": 5})
     label = assign_block_split(cube, SIZES, 0.6, stratify={"a": 3})["split"]
     recipe = label.attrs["ml4cube_split"]
-    assert json.loads(recipe)["plan"]["stratified"] == "3 quantile bins of a"
+    assert json.loads(recipe)["plan"]["note"] == "stratified by 3 quantile bins of a"
     other = cell_id_cube(SHAPE, "float32", names=("b",))
     xr.testing.assert_identical(
         apply_split(other, recipe)["split"].drop_vars(["time", "lat", "lon"]),
         label.compute().drop_vars(["time", "lat", "lon"]),
     )
     plain = assign_block_split(cube, SIZES, 0.6)["split"].attrs["ml4cube_split"]
-    assert "stratified" not in json.loads(plain)["plan"]
+    assert "note" not in json.loads(plain)["plan"]
 
 
 BAD = [

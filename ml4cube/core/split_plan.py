@@ -136,8 +136,8 @@ class SplitPlan:
         on the sphere ("150km") by dim. Train cells nearer than that are excluded.
     cyclic : tuple of str
         Dims along which the first cell follows the last.
-    stratified : str, optional
-        What was shared out evenly too; for the record, since the labels are kept.
+    note : str, optional
+        What else decided about the labels, in words, for the record.
 
     Examples
     --------
@@ -155,7 +155,7 @@ class SplitPlan:
     fractions: tuple[tuple[str, float], ...] = ()
     buffer: tuple[tuple[str, int | str], ...] = ()
     cyclic: tuple[str, ...] = ()
-    stratified: str | None = None
+    note: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse dims out of order, a wrong number of labels and unknown labels."""
@@ -165,7 +165,8 @@ class SplitPlan:
             raise InvalidValueError(
                 f"a plan of {len(self.grid)} blocks needs as many labels, found {len(self.labels)}"
             )
-        if unknown := set(self.labels) - {TRAIN, TEST, VAL, EXCLUDED}:
+        occurring = np.bincount(np.frombuffer(self.labels, dtype=np.uint8), minlength=256)
+        if unknown := set(np.flatnonzero(occurring).tolist()) - {TRAIN, TEST, VAL, EXCLUDED}:
             raise InvalidValueError(f"labels are 0, 1, 2 or 255, found {sorted(unknown)}")
 
     @classmethod
@@ -179,7 +180,7 @@ class SplitPlan:
         classes: NDArray[np.float64] | None = None,
         buffer: tuple[tuple[str, int | str], ...] = (),
         cyclic: tuple[str, ...] = (),
-        stratified: str | None = None,
+        note: str | None = None,
     ) -> SplitPlan:
         """Share blocks out to parts by their weight, at random.
 
@@ -199,7 +200,7 @@ class SplitPlan:
             See `SplitPlan`; does not change which block gets which part.
         cyclic : tuple of str
             See `SplitPlan`.
-        stratified : str, optional
+        note : str, optional
             See `SplitPlan`.
 
         Returns
@@ -224,7 +225,7 @@ class SplitPlan:
             fractions=tuple(wanted.items()),
             buffer=buffer,
             cyclic=cyclic,
-            stratified=stratified,
+            note=note,
         )
 
     @classmethod
@@ -272,6 +273,10 @@ class SplitPlan:
         ordered = np.searchsorted(starts, np.arange(flat.size), side="right")
         labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[ordered][::step]
         return cls(grid, labels.tobytes(), None, tuple(wanted.items()), buffer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as JSON, whose labels are compressed: a map of regions has millions."""
+        return SplitPlan.from_json, (self.to_json(),)
 
     @property
     def cube_shape(self) -> dict[str, int]:
@@ -325,8 +330,8 @@ class SplitPlan:
             "buffer": dict(self.buffer),
             "cyclic": list(self.cyclic),
         }
-        if self.stratified is not None:
-            raw["stratified"] = self.stratified
+        if self.note is not None:
+            raw["note"] = self.note
         return json.dumps(raw)
 
     @classmethod
@@ -361,7 +366,7 @@ class SplitPlan:
                 fractions=tuple(raw["fractions"].items()),
                 buffer=tuple(raw["buffer"].items()),
                 cyclic=tuple(raw["cyclic"]),
-                stratified=raw.get("stratified"),
+                note=raw.get("note"),
             )
 
 

@@ -5,3 +5,4 @@ from ml4cube.splits.assign import apply_split as apply_split
 from ml4cube.splits.assign import assign_block_split as assign_block_split
 from ml4cube.splits.assign import assign_rand_split as assign_rand_split
 from ml4cube.splits.assign import assign_time_split as assign_time_split
+from ml4cube.splits.regions import assign_region_split as assign_region_split

@@ -125,7 +125,7 @@ def assign_block_split(
     0.75
     """
     view = CubeView.of(ds)
-    _check_name(name, view)
+    check_name(name, view)
     check_seed(seed)
     fractions = check_fractions(split, val)
     grid = Grid.blocks(view.canonical, _block_sizes(block_size, view))
@@ -143,7 +143,7 @@ def assign_block_split(
         classes=None if strata is None else strata.counts.astype(np.float64),
         buffer=keep_away,
         cyclic=wraps,
-        stratified=None if strata is None else strata.said,
+        note=None if strata is None else f"stratified by {strata.said}",
     )
     if strata is not None:
         strata.warn_of_missing(plan.table.ravel(), stacklevel=3)
@@ -200,7 +200,7 @@ def assign_rand_split(
     10
     """
     view = CubeView.of(ds)
-    _check_name(name, view)
+    check_name(name, view)
     check_seed(seed)
     fractions = check_fractions(split, val)
     plan = CellPlan(tuple(view.canonical.items()), tuple(fractions.items()), int(seed))
@@ -264,7 +264,7 @@ def assign_time_split(
     [1, 1, 1, 1, 1, 255, 2, 2, 0, 0]
     """
     view = CubeView.of(ds)
-    _check_name(name, view)
+    check_name(name, view)
     fractions = check_fractions(split, val)
     dim = view.time_dim("dim") if dim is None else dim
     if dim not in view.dims:
@@ -311,7 +311,7 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
     True
     """
     view = CubeView.of(ds)
-    _check_name(name, view)
+    check_name(name, view)
     plan, made_by = _read_recipe(recipe)
     if plan.cube_shape != view.canonical:
         raise InvalidValueError(
@@ -497,8 +497,10 @@ def check_train_left(
     if not reaches:
         return
     train = np.flatnonzero((plan.table.ravel() == TRAIN) & (np.ravel(weights) > 0))
-    for id in train:
-        for box in slabs(plan.cube_shape, plan.grid.block(int(id)).slices):
+    # of many blocks the whole cube is looked through, which takes fewer steps
+    boxes = [plan.grid.block(int(id)).slices for id in train] if train.size < 1000 else [{}]
+    for within in boxes:
+        for box in slabs(plan.cube_shape, within):
             positions = {dim: np.arange(s.start, s.stop) for dim, s in box.items()}
             left = plan.label_cells(positions, reaches) == TRAIN
             if mask is not None:
@@ -531,7 +533,23 @@ def _block_sizes(block_size: SizesLike | None, view: CubeView) -> dict[str, int]
     return {dim: max(sizes) for dim, sizes in view.chunks.items()}
 
 
-def _check_name(name: str, view: CubeView) -> None:
+def check_name(name: str, view: CubeView) -> None:
+    """Refuse a name that a label cannot have.
+
+    Parameters
+    ----------
+    name : str
+        Name of the label.
+    view : CubeView
+        The cube.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no text.
+    InvalidValueError
+        If something else in the cube has it.
+    """
     if not isinstance(name, str) or not name:
         raise InvalidTypeError(f"name={name!r} is no name; give a string such as 'split'")
     if name in view.ds.dims or name in view.ds.coords:

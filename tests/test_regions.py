@@ -1,0 +1,254 @@
+"""Whole regions left out: named or drawn, with buffers, rebuilt from the recipe alone."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube import MultiProcSampler
+from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.splits import apply_split, assign_region_split, regions
+from tests import oracle_splits as oracle
+from tests.cubes import cell_id_cube
+
+SHAPE = {"time": 6, "lat": 8, "lon": 10}
+
+
+def map_of(kind, rng=None, dims=("lat", "lon")):
+    """Ids of each cell of the map and the same as numbers; about a tenth are gaps."""
+    rng = rng or np.random.default_rng(0)
+    shape = tuple(SHAPE[dim] for dim in dims)
+    codes = rng.integers(-1, 5, shape)
+    words = np.array(["bog", "fen", "heath", "lake", "moor", None], dtype=object)
+    ids = {
+        "int": codes,  # -1 is a region of its own here
+        "float": np.where(codes < 0, np.nan, codes * 0.1).astype("float32"),
+        "word": words[codes],
+    }[kind]
+    return xr.DataArray(ids, dims=dims, name="biome"), codes
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    kind=st.sampled_from(["int", "float", "word"]),
+    dims=st.sampled_from([("lat", "lon"), ("lon",), ("time", "lat"), ("lon", "time", "lat")]),
+    chunks=st.sampled_from([None, {"time": 4, "lat": 3}, {"lon": 1}]),
+    order=st.permutations(list(SHAPE)),
+    buffer=st.sampled_from([None, 1, {"lon": 2}, {"lat": 1, "time": 1}]),
+    background=st.sampled_from(["train", "excluded"]),
+    seed=st.integers(0, 99),
+)
+def test_named_regions_cell_by_cell(kind, dims, chunks, order, buffer, background, seed):
+    ids, codes = map_of(kind, np.random.default_rng(seed), dims)
+    cube = cell_id_cube(SHAPE, "float64", dim_order=tuple(order), dask_chunks=chunks)
+    named = {"int": ([1], [2, 0]), "float": (0.1, [0.2, 0.0]), "word": ("fen", ["heath", "bog"])}
+    test, val = named[kind]
+    of_code = {1: 0, 2: 2, 0: 2, -1: 1 if kind == "int" or background == "train" else 255}
+    flat = np.vectorize(lambda code: of_code.get(code, 1))(codes).astype("uint8")
+    plain = xr.DataArray(flat, dims=dims).broadcast_like(cube["a"]).transpose(*SHAPE).values
+    steps = dict.fromkeys(SHAPE, 0)
+    steps.update(dict.fromkeys(dims, buffer) if isinstance(buffer, int) else buffer or {})
+    near = [
+        oracle.near_in_cells(n, steps[dim], cyclic=dim == "lon" and steps[dim] > 0)
+        for dim, n in SHAPE.items()
+    ]
+    expected = oracle.buffered(plain, near) if buffer else plain
+    options = {"test": test, "val": val, "buffer": buffer, "background": background}
+    if {0, 1, 2} - set(codes.ravel().tolist()) or 1 not in expected:
+        # a draw without one of the regions, or a buffer over all of train: an error
+        with pytest.raises(InvalidValueError):
+            assign_region_split(cube, ids, **options)
+        return
+    label = assign_region_split(cube, ids, **options)["split"]
+    np.testing.assert_array_equal(label.transpose(*SHAPE).values, expected)
+    assert label.dtype == np.uint8
+    assert (label.chunks is None) == (chunks is None)
+
+
+def test_a_buffer_of_kilometres_round_a_region_is_that_of_brute_force():
+    lat, lon = np.array([58.0, 66.0, 74.0, 79.0]), np.arange(-180.0, 180.0, 12.0)
+    cube = xr.Dataset(
+        {"t": (("lat", "lon"), np.zeros((4, 30)))},
+        {"lat": ("lat", lat, {"units": "degrees_north"}), "lon": ("lon", lon)},
+    )
+    inside = xr.DataArray(
+        (np.abs(lat)[:, None] > 60) & (np.abs(lon)[None, :] > 160), dims=cube.dims
+    )
+    label = assign_region_split(cube, inside, buffer="900km")["split"]
+    plain = np.where(inside.values, 0, 1).astype("uint8")
+    expected = oracle.buffered(
+        plain,
+        [lambda i, j: True] * 2,
+        lambda a, b: oracle.great_circle_km(lat[a[0]], lon[a[1]], lat[b[0]], lon[b[1]]) <= 900,
+    )
+    np.testing.assert_array_equal(label.values, expected)
+    assert expected[2, 3] == 255
+    assert (expected == 1).any()
+
+
+@pytest.mark.parametrize("order", [("time", "lat", "lon"), ("lon", "time", "lat")])
+@pytest.mark.parametrize("chunks", [None, {"time": 2, "lon": 3}])
+def test_drawn_regions_meet_the_fractions_of_valid_cells(order, chunks):
+    shape = {"time": 4, "lat": 20, "lon": 20}
+    ids = xr.DataArray(np.arange(400).reshape(20, 20) // 2 * 3, dims=("lat", "lon"))
+    cube = cell_id_cube(shape, "float64", gaps=0.3, dim_order=order, dask_chunks=chunks)
+    valid = cube["a"].notnull().transpose(*shape).values
+    seen = set()
+    for seed in range(5):
+        label = assign_region_split(cube, ids, 0.7, val=0.1, seed=seed, valid="a")["split"]
+        cells = label.transpose(*shape).values
+        for code, wanted in {1: 0.7, 2: 0.1, 0: 0.2}.items():
+            assert abs((cells[valid] == code).mean() - wanted) < 0.003
+        for id in np.unique(ids):
+            assert np.unique(cells[:, ids.values == id]).size == 1
+        seen.add(cells.tobytes())
+    assert len(seen) == 5
+    plain = cell_id_cube(shape, "float64", gaps=0.3)
+    again = assign_region_split(plain, ids, 0.7, val=0.1, seed=4, valid="a")["split"]
+    np.testing.assert_array_equal(again.values, cells)
+
+
+def test_a_mask_is_the_test_part_and_a_coordinate_may_be_the_map():
+    cube = cell_id_cube(SHAPE, "float64")
+    south = xr.DataArray(np.arange(8) < 3, dims="lat")
+    label = assign_region_split(cube, south)["split"]
+    np.testing.assert_array_equal(label.isel(time=0, lon=0).values, [0, 0, 0, 1, 1, 1, 1, 1])
+    named = cube.assign_coords(zone=("lat", list("aabbccdd")))
+    label = assign_region_split(named, "zone", test=["b", "d"])["split"]
+    np.testing.assert_array_equal(label.isel(time=0, lon=0).values, [1, 1, 0, 0, 1, 1, 0, 0])
+
+
+def test_no_value_of_the_cube_is_read():
+    cube = cell_id_cube(SHAPE, "float64", dask_chunks={"time": 2})
+    ids, _ = map_of("int")
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("computed")
+
+    with dask.config.set(scheduler=forbidden):
+        label = assign_region_split(cube, ids, test=[1], buffer=1)["split"]
+    assert label.chunksizes["time"] == cube["a"].chunksizes["time"]
+
+
+def test_the_recipe_holds_the_map_and_says_what_is_left_out():
+    cube = cell_id_cube(SHAPE, "float64", dask_chunks={"time": 4})
+    ids, _ = map_of("word")
+    label = assign_region_split(cube, ids, test=["fen"], val="moor", buffer=1)["split"]
+    recipe = json.loads(label.attrs["ml4cube_split"])
+    assert recipe["made_by"] == "assign_region_split"
+    assert recipe["plan"]["note"] == "regions of biome, test: fen; val: moor"
+    shares = recipe["plan"]["fractions"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["test"] == pytest.approx((ids == "fen").sum() / (ids.notnull()).sum())
+    other = cell_id_cube(SHAPE, "float32", dim_order=("lon", "lat", "time"))
+    rebuilt = apply_split(other, recipe)["split"]
+    np.testing.assert_array_equal(rebuilt.transpose(*SHAPE).values, label.values)
+
+
+def test_a_large_map_is_small_in_the_recipe_and_in_a_pickle():
+    lat, lon = np.meshgrid(np.arange(720), np.arange(1440), indexing="ij")
+    ids = xr.DataArray((lat // 30) * 100 + (lon + lat // 7) // 45, dims=("lat", "lon"))
+    cube = xr.Dataset({"t": (("lat", "lon"), np.zeros((720, 1440)))}).chunk({"lat": 180})
+    label = assign_region_split(cube, ids, 0.7, val=0.15)["split"]
+    recipe = label.attrs["ml4cube_split"]
+    assert len(recipe) < 100_000
+    np.testing.assert_array_equal(apply_split(cube, recipe)["split"].values, label.values)
+    assert len(pickle.dumps(label.data)) < 400_000
+
+
+def test_maps_too_large_for_a_recipe_are_refused(monkeypatch):
+    cube = cell_id_cube(SHAPE, "float64")
+    ids, _ = map_of("int")
+    monkeypatch.setattr(regions, "MAX_MAP_CELLS", 79)
+    with pytest.raises(InvalidValueError, match=r"80 cells.* can hold 79.*coarser"):
+        assign_region_split(cube, ids)
+    monkeypatch.undo()
+    monkeypatch.setattr(regions, "MAX_RECIPE_BYTES", 100)
+    with pytest.raises(InvalidValueError, match=r"in the recipe.*coarser"):
+        assign_region_split(cube, ids)
+
+
+BAD = [
+    ({"test": ["tundra"]}, InvalidValueError, "test names region 'tundra', 'biome' has bog, fen"),
+    ({"test": "fen", "val": "tundra"}, InvalidValueError, "val names region 'tundra'"),
+    ({"test": "fen", "val": ["fen"]}, InvalidValueError, "'fen' is named twice"),
+    ({"test": []}, EmptyPartError, "names no region"),
+    ({"test": "fen", "split": 0.7}, InvalidValueError, "exclude one another"),
+    ({"test": "fen", "val": 0.1}, InvalidValueError, "is a fraction"),
+    ({"val": ["fen"]}, InvalidValueError, "test names none"),
+    ({"split": 1.4}, InvalidValueError, "1.4"),
+    ({"test": ["bog", "fen", "heath", "lake", "moor"]}, EmptyPartError, "train part.*background"),
+    ({"test": "fen", "background": "test"}, InvalidValueError, "'excluded', 'train'"),
+    ({"test": "fen", "buffer": 99}, EmptyPartError, "takes every cell"),
+    ({"test": "fen", "buffer": {"height": 1}}, InvalidValueError, "height"),
+    ({"seed": 0.5}, InvalidTypeError, "seed"),
+    ({"valid": "nothing"}, InvalidValueError, "nothing"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "says"), BAD)
+def test_bad_wishes_are_named(options, error, says):
+    ids, _ = map_of("word")
+    with pytest.raises(error, match=says):
+        assign_region_split(cell_id_cube(SHAPE, "float64"), ids, **options)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "says"),
+    [
+        ("biome", InvalidValueError, "'biome' is no variable"),
+        (np.zeros(8), InvalidTypeError, "ndarray"),
+        (xr.DataArray(np.zeros(7), dims="lat"), InvalidValueError, "7 cells along 'lat'"),
+        (xr.DataArray(3), InvalidValueError, "no dim"),
+        (xr.DataArray(np.full(8, np.nan), dims="lat"), InvalidValueError, "all gaps"),
+        (xr.DataArray(np.zeros(8), dims="lat"), EmptyPartError, "1 of 1 regions"),
+        (
+            xr.DataArray(np.arange(8), {"lat": np.arange(8.0)}, dims="lat"),
+            InvalidValueError,
+            "other values of 'lat'",
+        ),
+    ],
+)
+def test_what_is_no_map_is_named(ids, error, says):
+    with pytest.raises(error, match=says):
+        assign_region_split(cell_id_cube(SHAPE, "float64"), ids)
+
+
+def test_a_whole_number_is_not_found_by_a_fraction_of_it():
+    ids, _ = map_of("int")
+    cube = cell_id_cube(SHAPE, "float64")
+    with pytest.raises(InvalidValueError, match=r"2\.5"):
+        assign_region_split(cube, ids, test=[2.5])
+    with pytest.raises(InvalidValueError, match="'2x'"):
+        assign_region_split(cube, ids, test="2x")
+
+
+def test_samples_obey_the_regions(tmp_path):
+    ids, codes = map_of("int", np.random.default_rng(1))
+    ids = ids.isel(lat=xr.DataArray(np.arange(8) // 4, dims="lat"))  # regions of four rows
+    codes = codes[np.arange(8) // 4]
+    cube = cell_id_cube(SHAPE, "float64", dask_chunks={"time": 3})
+    cube = assign_region_split(cube, ids, test=[1], val=[3], buffer={"lon": 1})
+    label = cube["split"].transpose(*SHAPE).values
+    train, test, val = MultiProcSampler(
+        cube,
+        train_cube=tmp_path / "train.zarr",
+        test_cube=tmp_path / "test.zarr",
+        val_cube=tmp_path / "val.zarr",
+        nproc=1,
+        scale_fn=None,
+        sample_size={"lat": 2},
+    ).get_datasets()
+    for store, code in ((train, 1), (test, 0), (val, 2)):
+        cells = store["a"].values.astype(int)
+        assert cells.size
+        i, j, t = np.unravel_index(cells, (8, 10, 6))  # ids count along lat, lon, time
+        assert (label[t, i, j] == code).all()
+    assert np.isin(codes[i, j], 3).all()
