@@ -7,10 +7,15 @@ single flipped bit.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import pickle
+import socket
 import struct
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +26,8 @@ from ml4cube.core.errors import InvalidTypeError, StoreError
 
 _MARK = b"ml4cube sha256 "
 _DIGEST = 64  # hex digits
+_HOST = socket.gethostname()
+_DAY_S = 86_400.0
 
 
 def write_file(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -37,6 +44,8 @@ def write_file(path: str | Path, content: Mapping[str, Any]) -> None:
     ------
     InvalidTypeError
         If a value is of another kind, which loading would have to refuse.
+    StoreError
+        If the file cannot be written.
 
     Examples
     --------
@@ -93,7 +102,13 @@ def read_file(path: str | Path) -> dict[str, Any]:
     _verify(file)
     # Said here and not left to the default: an environment variable can turn the default off,
     # and a pickle from disk could then run code.
-    content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    try:
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # its message says how to load the file all the same
+        raise StoreError(
+            f"{file} holds more than tensors and plain values; it was not written by ml4cube, and "
+            "nothing of it has been executed. Delete it or restore a copy"
+        ) from None
     return content
 
 
@@ -145,18 +160,49 @@ def to_plain(value: Any, name: str = "state") -> Any:
 
 
 def _replace(target: Path, save: Callable[[BinaryIO], Any]) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # The process id keeps two runs that share a path from writing into one another's file.
-    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    # Host and process keep two runs that share a path from writing into one another's file.
+    aside = target.with_name(f".{target.name}.{_HOST}-{os.getpid()}.tmp")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
         with aside.open("w+b") as file:
             save(file)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(target)
+        _sync_folder(target.parent)
+    except (OSError, RuntimeError) as error:
+        # torch raises a RuntimeError about positions when a disk is full.
+        why = f"{error.strerror}" if isinstance(error, OSError) else "the disk took only a part"
+        raise StoreError(
+            f"{target} cannot be written: {why}; make room or give another path, then go on. "
+            "What stood there before is untouched"
+        ) from error
     finally:
-        aside.unlink(missing_ok=True)
-    _sync_folder(target.parent)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed processes left aside: of this machine, or older than a day."""
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        host, _, pid = left.name[len(target.name) + 2 : -len(".tmp")].rpartition("-")
+        mine = host == _HOST and pid.isdigit() and not _is_running(int(pid))
+        with suppress(OSError):  # another rank may have been faster
+            if mine or time.time() - left.stat().st_mtime > _DAY_S:
+                left.unlink()
+
+
+def _is_running(pid: int) -> bool:
+    if os.name != "posix":
+        return True  # asking by a signal would end it there
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _seal(file: Any) -> None:
