@@ -484,7 +484,7 @@ def bad(**options: Any) -> Any:
         bad(array_dims=("lat", "samples")),
         bad(callback="no function"),
         bad(apply_mask="yes"),
-        bad(test_cube="s3://bucket/test.zarr"),
+        bad(test_cube="gopher://bucket/test.zarr"),
         bad(client=3),
         bad(val_split=0.1),
         bad(data_split=1.4),

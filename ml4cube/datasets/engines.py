@@ -348,7 +348,8 @@ class DaskCluster:
         import cloudpickle
         from distributed import as_completed
 
-        package = cloudpickle.dumps((fn, shared))
+        # a task of its own, not data to scatter: the cluster makes it again if it gets lost
+        package = self._client.submit(bytes, cloudpickle.dumps((fn, shared)), pure=False)
         running: dict[Any, int] = {}
         # bound to this client's loop, since the client need not be the process's default one
         ended: Any = as_completed(loop=self._client.loop)  # type: ignore[no-untyped-call]

@@ -395,6 +395,7 @@ class MultiProcSampler:
                         scaling,
                         self._order == "shuffled",
                         self._precision,
+                        self.sampling.reader.common(),
                     )
                     with _write_errors(draft.target):
                         self._write_part(engine, job, plan, draft, bar)

@@ -228,11 +228,11 @@ class Sampling:
         Yields
         ------
         (int, CubeReader)
-            An id, and a reader of no more than that tile's cells.
+            An id, and a reader of what only that tile needs; ``reader.common()`` has the rest.
         """
         for id in ids:
             cells = self.extractor.cells_of(self.extractor.tiles.block(int(id)))
-            yield int(id), self.reader.narrow(cells)
+            yield int(id), self.reader.own(cells)
 
 
 def _reader(ds: xr.Dataset, names: Iterable[str], label: str) -> CubeReader:
@@ -575,9 +575,12 @@ class _TileCount:
     schema: Schema | None
 
 
-def _count_tiles(extractor: Extractor, tiles: list[tuple[int, CubeReader]]) -> list[_TileCount]:
+def _count_tiles(
+    shared: tuple[Extractor, CubeReader], tiles: list[tuple[int, CubeReader]]
+) -> list[_TileCount]:
     """Pass 1 on some tiles, in a worker."""
-    return [_count_tile(extractor, id, reader) for id, reader in tiles]
+    extractor, common = shared
+    return [_count_tile(extractor, id, reader.joined(common)) for id, reader in tiles]
 
 
 def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> _TileCount:
@@ -608,10 +611,11 @@ def _same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
 
 
 def _train_cells(
-    extractor: Extractor, boxes: list[tuple[Any, CubeReader]]
+    shared: tuple[Extractor, CubeReader], boxes: list[tuple[Any, CubeReader]]
 ) -> list[tuple[int, Statistics]]:
     """Raw train statistics of some boxes of cells, in a worker."""
-    return [(box.id, extractor.train_cells(reader, box)) for box, reader in boxes]
+    extractor, common = shared
+    return [(box.id, extractor.train_cells(reader.joined(common), box)) for box, reader in boxes]
 
 
 def make_plan(
@@ -658,7 +662,8 @@ def make_plan(
     counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
     merge = InOrder()
     schemas: dict[int, Schema] = {}
-    for position, results in engine.run(_count_tiles, extractor, tasks):
+    shared = extractor, sampling.reader.common()
+    for position, results in engine.run(_count_tiles, shared, tasks):
         for result in results:
             counts[result.id] = result.outcomes
             if result.schema is not None:
@@ -750,11 +755,12 @@ def fill_statistics(sampling: Sampling, engine: Engine, batch: int | None) -> St
     }
     boxes = Grid.blocks(shape, size)
     tasks = (
-        [(boxes.block(id), sampling.reader.narrow(boxes.block(id).slices)) for id in ids]
+        [(boxes.block(id), sampling.reader.own(boxes.block(id).slices)) for id in ids]
         for ids in _batches(len(boxes), sampling, batch)
     )
     merge = InOrder()
-    for position, results in engine.run(_train_cells, sampling.extractor, tasks):
+    shared = sampling.extractor, sampling.reader.common()
+    for position, results in engine.run(_train_cells, shared, tasks):
         merge.add(position, [statistics for _, statistics in results])
     assert merge.total is not None
     return merge.total

@@ -73,6 +73,8 @@ class ShardJob:
         Whether samples are mixed inside a shard.
     precision : Precision
         What is kept of the samples.
+    common : CubeReader
+        Reads what all tiles have in common.
     """
 
     extractor: Extractor
@@ -82,6 +84,7 @@ class ShardJob:
     scaling: Mapping[str, tuple[float, float]]
     mix: bool
     precision: Precision
+    common: CubeReader
 
 
 def scaling_of(statistics: Statistics, scale_fn: str | None) -> dict[str, tuple[float, float]]:
@@ -243,7 +246,7 @@ def make_shard(
     job : ShardJob
         What all shards of the part have in common.
     task : tuple
-        Number of the shard, its pieces, and a reader of each piece's tile.
+        Number of the shard, its pieces, and a reader of what only each piece's tile needs.
 
     Returns
     -------
@@ -265,7 +268,7 @@ def make_shard(
     places = _places(last - first, run, _shard_seed(job, shard))
     filled = 0
     for piece, reader in zip(pieces, readers, strict=True):
-        samples = _piece_samples(job, piece, reader)
+        samples = _piece_samples(job, piece, reader.joined(job.common))
         where = places[filled : filled + piece.last - piece.first]
         for name, array in values.items():
             array[where] = samples[name]

@@ -1,0 +1,80 @@
+"""On a cluster a worker killed in mid-run costs its tasks and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+
+from ml4cube.core.errors import RunError
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from tests.cubes import cell_id_cube
+from tests.faults.test_sampling_faults import tree
+
+pytestmark = pytest.mark.slow
+
+
+def sample(folder: Path, callback: Any, client: Any = None) -> None:
+    cube = cell_id_cube({"time": 48, "lat": 8}, "float64", dask_chunks={"time": 4, "lat": 8})
+    MultiProcSampler(
+        cube,
+        train_cube=folder / "train.zarr",
+        test_cube=folder / "test.zarr",
+        sample_size={"lat": 2},
+        block_size={"time": 4},
+        callback=callback,
+        nproc=1,
+        client=client,
+    ).run()
+
+
+@pytest.mark.parametrize("when", ["counting", "writing"])
+def test_a_killed_worker(tmp_path: Path, when: str) -> None:
+    flag = tmp_path / "killed"
+    state = str(tmp_path / "out" / "train.zarr.partial" / "journal.jsonl")
+
+    def work(samples: dict[str, Any]) -> dict[str, Any]:
+        writing = os.path.exists(state) and os.path.getsize(state) > 0
+        if os.environ.get("DASK_WORKER_FAULT") and writing == (when == "writing"):
+            try:
+                os.close(os.open(flag, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return samples
+            os.kill(os.getpid(), signal.SIGKILL)
+        return samples
+
+    sample(tmp_path / "wanted", work)
+    env = {"DASK_WORKER_FAULT": "1"}
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address=None,
+            host="127.0.0.1",
+            env=env,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        sample(tmp_path / "out", work, client)
+    assert flag.exists()
+    assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
+
+
+def test_a_task_that_kills_every_worker(tmp_path: Path) -> None:
+    def deadly(samples: dict[str, Any]) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return samples
+
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
+        ) as cluster,
+        Client(cluster) as client,
+        pytest.raises(RunError, match=r"the cluster gave a task up.*run again"),
+    ):
+        sample(tmp_path, deadly, client)
+    assert not (tmp_path / "train.zarr").exists()

@@ -1,0 +1,80 @@
+"""A cube of a million blocks is planned from its metadata, in little memory and few tasks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+SCRIPT = '''
+import json, resource, sys
+import cloudpickle
+import numpy as np
+import xarray as xr
+import zarr
+from ml4cube.core.statistics import Statistics
+from ml4cube.datasets import sample_plan
+from ml4cube.datasets.encoding import Compressor
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.precision import Precision
+from ml4cube.datasets.shard_writer import layout_of, scaling_of, shard_tasks
+from ml4cube.splits import assign_block_split
+
+folder = sys.argv[1]
+BLOCK = {"time": 8, "lat": 64, "lon": 64}
+zarr.create_group(folder + "/cube.zarr").create_array(
+    "t", shape=(8000, 6400, 640), chunks=tuple(BLOCK.values()), dtype="float32",
+    dimension_names=tuple(BLOCK), fill_value=np.nan,
+)
+cube = assign_block_split(xr.open_zarr(folder + "/cube.zarr", consolidated=False), BLOCK, seed=1)
+
+class Pretend:
+    """An engine that takes every task as a cluster would, and makes up what it gives."""
+    tasks = largest = package = 0
+    def run(self, fn, shared, tasks):
+        self.package = len(cloudpickle.dumps((fn, shared)))
+        found = Statistics.of({"t": np.ones(3, np.float32)}, part="train")
+        counts, schema = (5, 16, 0, 0, 0, 0, 0, 0), {"t": ((8, 16, 16), "<f4")}
+        for position, task in enumerate(tasks):
+            self.tasks += 1
+            if position % 500 == 0:
+                self.largest = max(self.largest, len(cloudpickle.dumps(task)))
+            yield position, [sample_plan._TileCount(i, counts, found, schema) for i, _ in task]
+
+sampler = MultiProcSampler(
+    cube, sample_size={"time": 8, "lat": 16, "lon": 16},
+    train_cube=folder + "/train.zarr", test_cube=folder + "/test.zarr",
+)
+engine = Pretend()
+_, plan = sample_plan.make_plan(sampler.sampling, engine, sampler.targets)
+layout = layout_of(
+    sampler.sampling, plan, "train", None, scaling_of(plan.statistics, "standardize"),
+    Precision.parse(None, None), Compressor(),
+)
+shards = sum(1 for _ in shard_tasks(sampler.sampling, plan, "train", layout, "shuffled"))
+print(json.dumps({
+    "blocks": len(sampler.sampling.blocks), "tasks": engine.tasks, "largest": engine.largest,
+    "package": engine.package, "shards": shards, "wanted": layout.shards,
+    "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+}))
+'''
+
+
+@pytest.mark.slow
+def test_a_million_blocks(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert found["blocks"] == 1_000_000
+    assert found["tasks"] <= 20_000
+    assert found["mb"] < 1000
+    assert found["largest"] < 5000  # bytes of a task; what all share travels apart, once
+    assert found["package"] < 2_000_000
+    assert found["shards"] == found["wanted"]
