@@ -23,7 +23,7 @@ test: lint docs
 	$(PY) -m pytest -n $(JOBS)
 
 test-faults: setup
-	$(PY) -m pytest tests/faults
+	$(PY) -m pytest tests/faults -m "soak or not soak"
 
 # -P keeps benchmarks/statistics.py from hiding the standard library's module of that name
 bench-statistics bench-loading bench-codecs: bench-%: setup

@@ -1,0 +1,332 @@
+"""Training survives: killed, told to stop, frozen, out of disk, it ends soon, and goes on later.
+
+All with real processes. Those that torchrun starts run `training_job`, whose plan says what goes
+wrong where; every test ends by looking for processes it has left running.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from ml4cube.training.checkpoint import read_file
+from tests.faults.processes import Launcher, wait_for
+from tests.faults.training_job import EPOCHS, STEPS
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+JOB = HERE / "training_job.py"
+SNAPSHOT_WITHIN_S = 10
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    started = Launcher(tmp_path)
+    yield started
+    started.assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the job gives when nothing disturbs it."""
+    folder = tmp_path_factory.mktemp("calm")
+    launcher = Launcher(folder)
+    run = launcher.torchrun(JOB, folder, {})
+    assert run.finish(90) == 0, run.said
+    launcher.assert_nothing_left()
+    return result(folder)
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """What both ranks wrote, and the best model's file; they agree."""
+    found: list[dict[str, Any]] = [
+        json.loads((folder / f"result-{rank}.json").read_text()) for rank in (0, 1)
+    ]
+    best = torch.load(folder / "best.pt", weights_only=True)
+    assert found[0] == found[1]
+    assert found[0]["weights"] == {name: tensor.tolist() for name, tensor in best.items()}
+    return found[0]
+
+
+def state(folder: Path) -> dict[str, Any]:
+    """Where the snapshot stands."""
+    found: dict[str, Any] = read_file(folder / "snapshot.pt")["state"]
+    return found
+
+
+def harm(when: str, number: int, rank: int | str, act: str, attempt: int = 0) -> dict[str, Any]:
+    """One entry of a plan."""
+    return {"when": when, "number": number, "rank": rank, "act": act, "attempt": attempt}
+
+
+# ---------------------------------------------------------------- killed and restarted
+
+
+def kills(seed: int, number: int) -> list[dict[str, Any]]:
+    """Random steps and ranks, one for every start that is to fail, each later than the last."""
+    chance = random.Random(seed)
+    steps = sorted(chance.sample(range(1, EPOCHS * STEPS + 1), number))
+    return [harm("step", at, chance.randrange(2), "kill", i) for i, at in enumerate(steps)]
+
+
+def check_restarts(launcher: Launcher, plan: list[dict[str, Any]], calm: dict[str, Any]) -> None:
+    run = launcher.torchrun(JOB, launcher.folder, {"harm": plan}, restarts=3)
+    assert run.finish(180) == 0, (plan, run.said)
+    assert run.said.count("exitcode: -9") >= len(plan), run.said
+    assert result(launcher.folder) == calm, plan
+
+
+def test_ranks_killed_twice_end_with_the_weights_of_the_undisturbed_run(
+    launcher: Launcher, calm: dict[str, Any]
+) -> None:
+    """Under ``--max-restarts 3``, as a cluster runs it; here two kills in one run."""
+    check_restarts(launcher, kills(0, 2), calm)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_rank_killed_at_a_random_step(launcher: Launcher, calm: dict[str, Any], seed: int) -> None:
+    check_restarts(launcher, kills(seed, 1), calm)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_killed_three_times(launcher: Launcher, calm: dict[str, Any], seed: int) -> None:
+    check_restarts(launcher, kills(100 + seed, 3), calm)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(3))
+def test_rank_killed_from_outside_at_a_random_time(
+    launcher: Launcher, calm: dict[str, Any], seed: int
+) -> None:
+    """In a step, in validation, in a save or in a collective: wherever the moment falls."""
+    chance = random.Random(seed)
+    folder = launcher.folder
+    plan = {"pace_s": 0.03, "harm": [harm("step", 1, "all", "mark")]}
+    run = launcher.torchrun(JOB, folder, plan, restarts=3)
+    rank = chance.randrange(2)
+    wait_for((folder / f"mark-{rank}").exists, run)
+    time.sleep(chance.uniform(0, 1.5))
+    psutil.Process(int((folder / f"mark-{rank}").read_text())).kill()
+    assert run.finish(180) == 0, run.said
+    assert result(folder) == calm
+
+
+# ------------------------------------------------------------------------ told to stop
+
+
+def stop(launcher: Launcher, when: str, number: int, target: str) -> None:
+    """Start, wait until a rank stands at the moment, send SIGTERM; all end, a snapshot is there."""
+    folder = launcher.folder
+    marks = [folder / f"mark-{rank}" for rank in (0, 1)]
+    for mark in marks:
+        mark.unlink(missing_ok=True)
+    whose: int | str = 0 if when == "saving" else "all"  # rank 0 writes
+    plan = {"pace_s": 0.01, "harm": [harm(when, number, whose, "dwell")]}
+    run = launcher.torchrun(JOB, folder, plan)
+    wait_for(lambda: all(mark.exists() for mark in (marks[:1] if when == "saving" else marks)), run)
+    told, clock = time.monotonic(), time.time()
+    pid = run.process.pid if target == "launcher" else int((folder / f"mark-{target}").read_text())
+    psutil.Process(pid).terminate()
+    assert run.finish(60) != 0, run.said
+    seconds = time.monotonic() - told
+    written = (folder / "snapshot.pt").stat().st_mtime - clock
+    assert 0 < written < SNAPSHOT_WITHIN_S, (when, target, written, run.said)
+    assert seconds < 30, (when, target, seconds)  # torchrun would kill then
+
+
+STOPS = [
+    # the number counts from the start of each run
+    ("step", 10, "launcher"),
+    ("step", 16, "1"),
+    ("validation", 5, "launcher"),
+    ("validation", 25, "1"),
+    ("saving", 1, "launcher"),
+    ("saving", 3, "0"),
+]
+
+
+def test_told_to_stop_again_and_again_it_goes_on_bit_for_bit(
+    launcher: Launcher, calm: dict[str, Any]
+) -> None:
+    """SIGTERM to the launcher and to one rank, in a step, in validation, while saving.
+
+    Each run resumes the one before, so this is resuming in mid-epoch, in a validation and at an
+    epoch's end, six times over, with bf16, dropout, momentum, scheduler, BatchNorm and partial
+    accumulation windows. At last the finished run is started again.
+    """
+    for when, number, target in STOPS:
+        stop(launcher, when, number, target)
+    run = launcher.torchrun(JOB, launcher.folder, {})
+    assert run.finish(90) == 0, run.said
+    assert result(launcher.folder) == calm
+    before = (launcher.folder / "snapshot.pt").read_bytes()
+    again = launcher.torchrun(JOB, launcher.folder, {"harm": [harm("step", 43, 0, "fail")]})
+    assert again.finish(90) == 0, again.said
+    assert result(launcher.folder) == calm
+    assert (launcher.folder / "snapshot.pt").read_bytes() == before
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(4))
+def test_told_to_stop_at_random_times(launcher: Launcher, calm: dict[str, Any], seed: int) -> None:
+    chance = random.Random(seed)
+    folder = launcher.folder
+    for _ in range(3):
+        mark = folder / "mark-1"
+        mark.unlink(missing_ok=True)
+        at = 1 + (state(folder)["step"] if (folder / "snapshot.pt").exists() else 0)
+        plan = {"pace_s": 0.05, "harm": [harm("step", at, "all", "mark")]}
+        run = launcher.torchrun(JOB, folder, plan)
+        wait_for(mark.exists, run)
+        time.sleep(chance.uniform(0, 0.8))
+        told = time.time()
+        whom = run.process.pid if chance.random() < 0.5 else int(mark.read_text())
+        psutil.Process(whom).terminate()
+        assert run.finish(60) != 0, run.said
+        assert (folder / "snapshot.pt").stat().st_mtime - told < SNAPSHOT_WITHIN_S
+    run = launcher.torchrun(JOB, folder, {})
+    assert run.finish(90) == 0, run.said
+    assert result(folder) == calm
+
+
+# -------------------------------------------------------------------- saves cut off
+
+
+def saves(launcher: Launcher, cases: list[tuple[str, str]], offsets: list[int]) -> dict[str, Any]:
+    """Run `saving_job` and return what it found."""
+    folder = launcher.folder / "saves"
+    folder.mkdir()
+    script = str(HERE / "saving_job.py")
+    run = launcher.python(script, str(folder), json.dumps(cases), json.dumps(offsets))
+    assert run.finish(280) == 0, run.said
+    found: dict[str, Any] = json.loads(run.said.splitlines()[-1])
+    return found
+
+
+SNAPSHOT_BYTES = 156_000  # of the job; its other files are smaller
+TARGETS = ("snapshot", "top-1", "best")
+KILLED = (-signal.SIGKILL, -signal.SIGXFSZ)
+
+
+def test_a_save_cut_off_anywhere_leaves_a_valid_file(launcher: Launcher) -> None:
+    """Snapshot, best model and the only file of top-k = 1, at 20 offsets, and between the steps.
+
+    Every file that has its name is whole after each try, the snapshot is the last or the new one,
+    a full disk is an error that names the file, and the run that at last goes on ends as one that
+    nothing disturbed, with nothing lying about.
+    """
+    offsets = [round(SNAPSHOT_BYTES * i / 20) for i in range(20)]
+    cases = [(target, how) for target in TARGETS for how in ("kill", "limit", "sync", "rename")]
+    for name, found in saves(launcher, cases, offsets).items():
+        assert len(found["tries"]) == (20 if name.split()[1] in ("kill", "limit") else 2)
+        for where, code, epoch, files, said in found["tries"]:
+            if name.endswith("limit"):
+                assert code == 3, (name, where, code, said)  # a StoreError
+                assert ".pt cannot be written" in said, (name, where, said)
+            else:
+                ended = code in KILLED or (name, where) == ("snapshot rename", 2)
+                assert ended, (name, where, code, said)
+            assert epoch in (1, 2), (name, where)
+            assert "snapshot.pt" in files
+            if name.startswith("top-1"):
+                assert any(file.startswith("top/") for file in files), (name, where, files)
+            if name.startswith("best"):
+                assert "best.pt" in files
+        assert found["as_undisturbed"], name
+        assert found["left_aside"] == [], name
+
+
+# --------------------------------------------------------------------- one rank goes
+
+
+def test_frozen_rank_is_noticed_within_its_timeout(launcher: Launcher) -> None:
+    """SIGSTOP, as of a rank whose disk is gone: the other says so, and both are ended."""
+    plan = {"timeout": 10, "harm": [harm("step", 9, 1, "freeze")]}
+    run = launcher.torchrun(JOB, launcher.folder, plan)
+    wait_for((launcher.folder / "mark-1").exists, run)
+    froze = time.monotonic()
+    assert run.finish(90) != 0
+    assert time.monotonic() - froze < 60  # torchrun gives a rank 30 s to end before it kills
+    assert "rank 0 lost the other ranks" in run.said, run.said
+    assert state(launcher.folder)["epoch"] == 1
+
+
+def test_error_of_one_rank_ends_all_and_is_named(launcher: Launcher) -> None:
+    run = launcher.torchrun(JOB, launcher.folder, {"harm": [harm("step", 9, 1, "fail")]})
+    assert run.finish(60) != 0
+    assert "ZeroDivisionError: division by zero, as planned" in run.said
+    assert "rank 0 lost the other ranks: rank 1: ZeroDivisionError" in run.said, run.said
+
+
+SPAWN = """
+import os, sys, time
+from ml4cube.training.pytorch_distributed import dist_train
+def work(folder):
+    import torch.distributed as dist
+    from pathlib import Path
+    from tests.faults.training_job import Harm, make_trainer
+    harm = Harm(Path(folder), {"harm": [
+        {"when": "step", "number": 9, "rank": "all", "act": "mark"},
+        {"when": "step", "number": 10, "rank": "all", "act": "dwell"},
+    ]}, dist.get_rank())
+    make_trainer(Path(folder), harm, {"pace_s": 0.05}).train()
+dist_train(work, 2, sys.argv[1])
+"""
+
+
+def test_killed_parent_of_spawned_ranks_leaves_none(launcher: Launcher) -> None:
+    run = launcher.python("-c", SPAWN, str(launcher.folder))
+    wait_for(lambda: all((launcher.folder / f"mark-{rank}").exists() for rank in (0, 1)), run)
+    ranks = [psutil.Process(int((launcher.folder / f"mark-{r}").read_text())) for r in (0, 1)]
+    run.process.kill()
+    run.process.wait()
+    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+
+
+# ------------------------------------------------------------------- files of strangers
+
+
+PLANT = """
+import os, sys, torch
+from pathlib import Path
+from ml4cube.training import checkpoint
+from tests.faults.training_job import Harm, make_trainer
+folder, sealed = Path(sys.argv[1]), sys.argv[2] == "sealed"
+class Evil:
+    def __reduce__(self):
+        return open, (str(folder / "executed"), "w")
+with (folder / "snapshot.pt").open("w+b") as file:
+    torch.save({"ml4cube_snapshot": 1, "model": Evil()}, file)
+    if sealed:
+        checkpoint._seal(file)
+make_trainer(folder, Harm(folder, {}, 0), {}).train()
+"""
+
+
+@pytest.mark.parametrize("kind", ["sealed", "plain"])
+def test_planted_snapshot_is_refused_by_name_and_never_executed(
+    launcher: Launcher, kind: str
+) -> None:
+    """Not even when its checksum is right and the environment turns torch's safe default off."""
+    run = launcher.python(
+        "-c", PLANT, str(launcher.folder), kind, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1"
+    )
+    assert run.finish(60) != 0
+    assert not (launcher.folder / "executed").exists()
+    assert "StoreError" in run.said.splitlines()[-1], run.said
+    assert "snapshot.pt" in run.said.splitlines()[-1]
