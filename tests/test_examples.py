@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import xarray as xr
+from distributed import LocalCluster
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -49,3 +50,27 @@ def test_predict_cube(tmp_path):
     run(tmp_path, str(EXAMPLES / "predict_cube.py"))
     written = [xr.open_zarr(path) for path in tmp_path.rglob("*.zarr")]
     assert any("units" in cube[name].attrs for cube in written for name in cube.data_vars)
+
+
+@pytest.mark.slow
+def test_sample_on_a_cluster_and_on_a_scheduler_that_runs(tmp_path):
+    script = str(EXAMPLES / "sample_on_cluster.py")
+    assert "train and" in run(tmp_path, script)
+    options = {"n_workers": 1, "host": "127.0.0.1", "dashboard_address": None}
+    with LocalCluster(**options) as cluster:
+        cube = str(tmp_path / "cluster-stores" / "cube.zarr")
+        run(tmp_path, script, cube, "--out", "again", "--scheduler", cluster.scheduler_address)
+    first, again = (
+        {
+            p.relative_to(tmp_path / out): p.read_bytes()
+            for p in shards(tmp_path / out)
+            if p.is_file()
+        }
+        for out in ("cluster-stores", "again")
+    )
+    assert first
+    assert first == again
+
+
+def shards(folder):
+    return sorted((folder / "train.zarr" / "temperature" / "c").rglob("0"))
