@@ -715,6 +715,21 @@ def test_a_plain_script_without_main_guard(tmp_path: Path) -> None:
     assert "it/s" not in done.stderr
 
 
+def test_summary(tmp_path: Path) -> None:
+    ds = cell_id_cube({"time": 24, "lat": 8}, "float64").assign(split=("time", [1] * 16 + [0] * 8))
+    summary = sampler(ds, tmp_path).run()
+    assert summary is not None
+    assert summary.plan.samples == {"train": 16 * 8, "test": 8 * 8}
+    for place, size in summary.nbytes.items():
+        on_disk = [p for p in Path(place).rglob("c/**/*") if p.is_file()]
+        assert size == sum(p.stat().st_size for p in on_disk)
+    written = [p for part in summary.nbytes for p in (Path(part) / "a" / "c").rglob("0")]
+    assert (summary.resumed, summary.shards) == (0, len([p for p in written if p.is_file()]))
+    assert f" {summary.shards} shards, " in str(summary)
+    assert "samples/s" in str(summary)
+    assert sampler(ds, tmp_path).run() is None
+
+
 def test_plan_writes_nothing(tmp_path: Path) -> None:
     made = sampler(split_cube(gaps=0.1), tmp_path, val_cube=tmp_path / "v")
     plan = made.plan()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from ml4cube.datasets.draft import Draft, Target, check_overwritable, is_taken, 
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.engines import Engine, check_client, check_nproc, choose_engine
 from ml4cube.datasets.extractor import Callback, Extractor
-from ml4cube.datasets.folders import filesystem
+from ml4cube.datasets.folders import Files, filesystem
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.provenance import fingerprint, provenance
 from ml4cube.datasets.sample_plan import (
@@ -51,6 +52,42 @@ from ml4cube.datasets.store import StoreLayout, StoreMetadata, create, finish, o
 logger = logging.getLogger(__name__)
 
 _PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What a run of the sampler wrote.
+
+    Parameters
+    ----------
+    plan : SamplePlan
+        Samples of each part, drops by reason, statistics.
+    nbytes : dict of str to int
+        Bytes of samples on disk, by store.
+    resumed : int
+        Shards that an earlier, interrupted run of the same call had written.
+    shards : int
+        All shards.
+    seconds : float
+        Wall time of this run.
+    """
+
+    plan: SamplePlan
+    nbytes: Mapping[str, int]
+    resumed: int
+    shards: int
+    seconds: float
+
+    def __str__(self) -> str:
+        """A table for people."""
+        rows = [str(self.plan)]
+        rows += [f"{size / 1e6:>14,.1f} MB on disk: {place}" for place, size in self.nbytes.items()]
+        earlier = f", {self.resumed} of them by an earlier run" if self.resumed else ""
+        rate = sum(self.plan.samples.values()) / max(self.seconds, 1e-9)
+        rows.append(
+            f"{self.seconds:>14,.1f} s, {self.shards} shards{earlier}, {rate:,.0f} samples/s"
+        )
+        return "\n".join(rows)
 
 
 class MultiProcSampler:
@@ -304,13 +341,14 @@ class MultiProcSampler:
             self._planned = extractor, plan.stored_as(self._precision, dims)
         return self._planned
 
-    def run(self) -> SamplePlan | None:
+    def run(self) -> RunSummary | None:
         """Write the stores that are not there yet; all of them, with ``overwrite=True``.
 
         Returns
         -------
-        SamplePlan or None
-            What was written; None if every store stood there already, made by the same call.
+        RunSummary or None
+            What was written, also logged; None if every store stood there already, made by the
+            same call.
 
         Raises
         ------
@@ -320,6 +358,7 @@ class MultiProcSampler:
             As `plan`; or if another run writes to the same path, or the disk is full. Nothing
             stands at the paths then, and the same call goes on where this one stopped.
         """
+        started = time.perf_counter()
         call = fingerprint(self.sampling, self._settings)
         wanted = [p for p, path in self.targets.items() if not self._stands(path, call)]
         if not wanted:
@@ -333,6 +372,7 @@ class MultiProcSampler:
                 with _write_errors(self.targets[part]):
                     draft = open_draft(self.targets[part], call, self._resume)
                 drafts[part] = stack.enter_context(draft)
+            resumed = sum(len(draft.done) for draft in drafts.values())
             try:
                 plan = self._write(drafts, call)
             except BaseException:
@@ -343,8 +383,15 @@ class MultiProcSampler:
                 raise
         # once written, the stores of this object are there to be opened, not replaced again
         self._overwrite = False
-        logger.info("written to %s\n%s", ", ".join(str(self.targets[p]) for p in wanted), plan)
-        return plan
+        summary = RunSummary(
+            plan,
+            {str(draft.target): _size(draft.files) for draft in drafts.values()},
+            resumed,
+            sum(len(draft.done) for draft in drafts.values()),
+            time.perf_counter() - started,
+        )
+        logger.info("%s", summary)
+        return summary
 
     def _stands(self, target: Target, call: str) -> bool:
         """Whether the very store of this call is there; refuse anything that is in the way."""
@@ -461,6 +508,10 @@ class MultiProcSampler:
         # None: tqdm itself is silent where the output is no terminal
         disable = None if self._progress is None else not self._progress
         return tqdm(total=total, desc=what, unit=f" {unit}", disable=disable)
+
+
+def _size(files: Files) -> int:
+    return sum(size for size, _ in files.values())
 
 
 def _check_batch(batch: object) -> None:
