@@ -723,7 +723,7 @@ def test_summary(tmp_path: Path) -> None:
     for place, size in summary.nbytes.items():
         on_disk = [p for p in Path(place).rglob("c/**/*") if p.is_file()]
         assert size == sum(p.stat().st_size for p in on_disk)
-    written = [p for part in summary.nbytes for p in (Path(part) / "a" / "c").rglob("0")]
+    written = [p for part in summary.nbytes for p in (Path(part) / "a" / "c").rglob("*")]
     assert (summary.resumed, summary.shards) == (0, len([p for p in written if p.is_file()]))
     assert f" {summary.shards} shards, " in str(summary)
     assert "samples/s" in str(summary)
