@@ -1,5 +1,7 @@
 """Labels on cubes: the same bits whatever the cube's make, one per block, rebuilt from attrs."""
 
+import subprocess
+import sys
 import warnings
 
 import dask
@@ -178,3 +180,38 @@ def test_a_part_that_would_be_empty_is_refused():
         assign_block_split(cube.where(False), {"time": 1}, 0.5, valid="a")
     with pytest.raises(EmptyPartError):
         assign_time_split(cube, 0.5, gap=2)
+
+
+LARGE = """
+import resource, sys, time
+import numpy as np, xarray as xr, zarr
+from ml4cube.splits import apply_split, assign_block_split
+
+group = zarr.open_group(sys.argv[1], mode="w", zarr_format=3)
+group.create_array(
+    "a", shape=(8000, 6400, 640), chunks=(8, 64, 64), dtype="float32",
+    dimension_names=("time", "lat", "lon"),
+)
+ds = xr.open_zarr(sys.argv[1], chunks=None, consolidated=False)
+start = time.monotonic()
+made = assign_block_split(ds, val=0.1, buffer=1)
+assert made["split"].chunks is not None and made["split"].chunksizes["lat"][0] % 64 == 0
+corner = made["split"].isel(time=slice(0, 16), lat=slice(0, 64), lon=slice(0, 64)).values
+assert set(np.unique(corner)) <= {0, 1, 2, 255}
+again = apply_split(ds, made["split"].attrs["ml4cube_split"])["split"]
+np.testing.assert_array_equal(again[:16, :64, :64].values, corner)
+took = time.monotonic() - start
+print(took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def test_a_huge_cube_opened_without_dask_gets_a_lazy_label(tmp_path):
+    # 33e9 cells in a million blocks, of which the store holds the metadata alone
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE, str(tmp_path / "huge.zarr")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    seconds, megabytes = map(float, done.stdout.split())
+    assert megabytes < 500
+    assert seconds < 60

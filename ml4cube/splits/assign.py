@@ -105,7 +105,8 @@ def assign_block_split(
     -------
     Dataset
         The cube with the label added: uint8 on the cube's dims, train 1, test 0, val 2,
-        excluded 255, lazy and chunked like the cube. Its attrs say what the numbers mean and
+        excluded 255, lazy and chunked like the cube; in memory where the cube is, or is small.
+        Its attrs say what the numbers mean and
         hold the recipe from which `apply_split` makes it again.
 
     Raises
@@ -396,9 +397,12 @@ def with_label(
     positions = cube_positions(view.canonical)
     data: Any
     if view.chunks is None:
-        data = _label_box(
-            *(positions[d] for d in view.dims), dims=view.dims, plan=plan, reaches=reaches
-        )
+        data = np.empty(tuple(view.sizes.values()), dtype=np.uint8)
+        for box in slabs(view.sizes):  # what a buffer needs on the way takes more than labels do
+            here = [positions[dim][box[dim]] for dim in view.dims]
+            data[tuple(box.values())] = _label_box(
+                *here, dims=view.dims, plan=plan, reaches=reaches
+            )
     else:
         arguments: list[Any] = []
         for axis, dim in enumerate(view.dims):
@@ -525,12 +529,12 @@ def _align(mask: xr.DataArray, dims: tuple[str, ...]) -> np.ndarray[Any, np.dtyp
 def _block_sizes(block_size: SizesLike | None, view: CubeView) -> dict[str, int]:
     if block_size is not None:
         return parse_sizes("block_size", block_size, view.sizes)
-    if view.chunks is None:
+    if view.chunk_size is None:
         raise InvalidValueError(
             f"block_size is missing, and the cube of {view.sizes} has no chunks to stand in; "
             f"give it, as in block_size={{{view.dims[0]!r}: 10}}"
         )
-    return {dim: max(sizes) for dim, sizes in view.chunks.items()}
+    return view.chunk_size
 
 
 def check_name(name: str, view: CubeView) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,15 @@ from typing import Any
 import cftime
 import numpy as np
 import xarray as xr
+from dask.array.core import normalize_chunks
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
 RECIPE_ATTR = "ml4cube_split"
+
+# Labels, of one byte, that are made together where a cube was opened without dask.
+_LABELS_AT_ONCE = 1 << 24
 
 _LON_NAMES = {"lon", "long", "longitude"}
 _LAT_NAMES = {"lat", "latitude"}
@@ -33,12 +38,16 @@ class CubeView:
     dims : tuple of str
         Dims of its largest data variable, in that variable's order.
     chunks : dict of str to tuple of int, optional
-        Chunks along every dim, None for a cube in memory.
+        Chunks for a label along every dim: those of dask, or several of the file's together
+        where a large cube was opened without dask; None for other cubes.
+    chunk_size : dict of str to int, optional
+        Size of a chunk of the cube along every dim, of dask or of the file; None if it has none.
     """
 
     ds: xr.Dataset
     dims: tuple[str, ...]
     chunks: dict[str, tuple[int, ...]] | None
+    chunk_size: dict[str, int] | None
 
     @classmethod
     def of(cls, cube: xr.Dataset | xr.DataArray) -> CubeView:
@@ -73,7 +82,7 @@ class CubeView:
         if empty := [dim for dim in main.dims if ds.sizes[dim] == 0]:
             raise InvalidValueError(f"the cube has no cells along {empty}")
         dims = tuple(str(dim) for dim in main.dims)
-        return cls(ds, dims, _chunks(dims, ds, [main, *variables]))
+        return cls(ds, dims, *_chunks(dims, ds, [main, *variables]))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -269,15 +278,35 @@ def _data_variables(ds: xr.Dataset) -> list[xr.DataArray]:
 
 def _chunks(
     dims: tuple[str, ...], ds: xr.Dataset, variables: list[xr.DataArray]
-) -> dict[str, tuple[int, ...]] | None:
-    """Chunks of the first variable that has any along each dim."""
+) -> tuple[dict[str, tuple[int, ...]] | None, dict[str, int] | None]:
+    """Chunks for a label along every dim, and the size of the cube's; None where there are none."""
     known: dict[str, tuple[int, ...]] = {}
     for variable in variables:
         for dim, sizes in variable.chunksizes.items():
             known.setdefault(str(dim), tuple(sizes))
-    if not known:
-        return None
-    return {dim: known.get(dim, (ds.sizes[dim],)) for dim in dims}
+    if known:
+        chunks = {dim: known.get(dim, (ds.sizes[dim],)) for dim in dims}
+        return chunks, {dim: max(sizes) for dim, sizes in chunks.items()}
+    # opened without dask, and not read yet: a label of all cells might not fit in memory
+    lazy = [variable for variable in variables if not variable.variable._in_memory]
+    stored: dict[str, int] = {}
+    for variable in lazy:
+        for name, size in (variable.encoding.get("preferred_chunks") or {}).items():
+            if name in variable.sizes and isinstance(size, int | np.integer) and size > 0:
+                stored.setdefault(str(name), int(size))
+    shape = tuple(ds.sizes[dim] for dim in dims)
+    size_of_chunk = {dim: min(stored.get(dim, n), n) for dim, n in zip(dims, shape, strict=True)}
+    if not lazy or math.prod(shape) <= _LABELS_AT_ONCE:
+        return None, size_of_chunk if stored else None
+    # labels are small: several chunks of the file make one of theirs, or there are too many
+    sizes = normalize_chunks(  # type: ignore[no-untyped-call]
+        "auto",
+        shape=shape,
+        limit=_LABELS_AT_ONCE,
+        dtype=np.dtype(np.uint8),
+        previous_chunks=tuple(size_of_chunk.values()) if stored else None,
+    )
+    return dict(zip(dims, sizes, strict=True)), size_of_chunk if stored else None
 
 
 def _is_kind(coord: xr.DataArray, kind: str) -> bool:
