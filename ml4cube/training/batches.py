@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -160,6 +161,44 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
     return batches, size, last if batches else 0
 
 
+def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
+    """Return how many batches of a loader to use at most.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+    limit : int, float or None
+        A count, or a share of what the loader has: rounded down, at least one batch.
+    name : str
+        What the limit is called in messages.
+
+    Returns
+    -------
+    int or None
+        None for all.
+
+    Raises
+    ------
+    InvalidTypeError
+        If a share is asked of a loader without length.
+
+    Examples
+    --------
+    >>> limit_of([1, 2, 3, 4, 5], 0.5, "limit_train_batches")
+    2
+    """
+    if limit is None or isinstance(limit, int):
+        return limit
+    try:
+        batches = len(loader)
+    except TypeError:
+        raise InvalidTypeError(
+            f"{name}={limit!r} is a share of a loader that does not know its length; give a count"
+        ) from None
+    return max(1, int(batches * limit))
+
+
 def exact_loader(loader: Any, world: World) -> Any:
     """Return a loader for validation that gives no sample twice over all ranks.
 
@@ -233,6 +272,29 @@ def loader_generator(loader: Any) -> torch.Generator | None:
         if isinstance(generator, torch.Generator):
             return generator
     return None
+
+
+@contextmanager
+def kept_generators(loaders: Iterable[Any]) -> Iterator[None]:
+    """Leave the generators that loaders were given as they were.
+
+    Parameters
+    ----------
+    loaders : iterable of iterable
+        Any loaders.
+
+    Yields
+    ------
+    None
+        Nothing; the body runs.
+    """
+    found = [loader_generator(loader) for loader in loaders]
+    states = [(g, g.get_state()) for g in found if g is not None]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
 
 
 def data_facts(loader: Any) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Callback:
     ...         print(row["train_loss"])
     """
 
+    writes = False  # whether it leaves something behind; left out of a fast_dev_run
+
     def on_train_start(self, loop: Loop) -> None:
         """Run before the first step, after a snapshot was resumed.
 
@@ -290,10 +292,13 @@ class BestModel(Callback):
             self._weights = {
                 name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()
             }
-            self._write()
+            self._write(loop)
 
     def on_train_end(self, loop: Loop) -> None:
         """Load the best weights into the model, on every rank."""
+        if not len(loop.history):
+            logger.warning("no epoch was finished in time; the model is as the last step left it")
+            return
         if self.value is None:
             raise RunError(
                 f"no epoch gave a {self.monitor} that is a number, so there is no best model; "
@@ -301,7 +306,7 @@ class BestModel(Callback):
             )
         if loop.world.is_main and self._weights is not None:
             # After a resume the file may be gone, or another run's.
-            self._write()
+            self._write(loop)
         loop.strategy.share_model(loop.model, self._weights)
 
     def state_dict(self) -> dict[str, Any]:
@@ -312,8 +317,8 @@ class BestModel(Callback):
         """Take back value, epoch and weights."""
         self.value, self.epoch, self._weights = state["value"], state["epoch"], state["weights"]
 
-    def _write(self) -> None:
-        if self.path is None or self._weights is None:
+    def _write(self, loop: Loop) -> None:
+        if self.path is None or self._weights is None or loop.options.fast_dev_run:
             return
         write_file(self.path, self._weights)
 
@@ -346,6 +351,8 @@ class ModelCheckpoint(Callback):
     >>> ModelCheckpoint("checkpoints", monitor="val_loss", mode="min", save_top_k=3).paths
     []
     """
+
+    writes = True
 
     def __init__(
         self,
@@ -521,12 +528,14 @@ class LossPlot(Callback):
         The picture.
     """
 
+    writes = True
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def on_train_end(self, loop: Loop) -> None:
         """Draw."""
-        if not loop.world.is_main:
+        if not loop.world.is_main or not len(loop.history):
             return
         # Imported here: drawing libraries are loaded by those who draw.
         from ml4cube.plotting import loss_curve
@@ -546,34 +555,64 @@ class LoggerCallback(Callback):
         Each with ``log(values, step)`` and, if it likes, ``close()``.
     """
 
+    writes = True
+
     def __init__(self, loggers: Iterable[Any]) -> None:
         self._loggers = list(loggers)
+        self._dropped: set[int] = set()
         for target in self._loggers:
             if not callable(getattr(target, "log", None)):
                 raise InvalidTypeError(
                     f"loggers has {target!r}, which has no method log(values, step)"
                 )
 
+    def on_train_start(self, loop: Loop) -> None:
+        """Tell them at which step the run starts or goes on."""
+        for target in self._alive(loop):
+            if hasattr(target, "start"):
+                self._try(target, "start", loop.state.step)
+
     def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
         """Hand over the row, without the table of ranks."""
-        if not loop.world.is_main:
-            return
         values = {name: value for name, value in row.items() if isinstance(value, int | float)}
-        for target in list(self._loggers):
+        for target in self._alive(loop):
             self._try(target, "log", values, loop.state.step)
 
     def on_close(self, loop: Loop) -> None:
         """Close them."""
-        for target in list(self._loggers):
-            if loop.world.is_main and hasattr(target, "close"):
+        for target in self._alive(loop):
+            if hasattr(target, "close"):
                 self._try(target, "close")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what each says of itself; one that was dropped, or says nothing, is empty."""
+        return {
+            "loggers": [
+                target.state_dict()
+                if hasattr(target, "state_dict") and number not in self._dropped
+                else {}
+                for number, target in enumerate(self._loggers)
+            ]
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give each its own back, as far as there are as many."""
+        for target, own in zip(self._loggers, state.get("loggers", ()), strict=False):
+            if own and hasattr(target, "load_state_dict"):
+                target.load_state_dict(own)
+
+    def _alive(self, loop: Loop) -> list[Any]:
+        """Those that get values: on rank 0, and not dropped."""
+        if not loop.world.is_main:
+            return []
+        return [t for number, t in enumerate(self._loggers) if number not in self._dropped]
 
     def _try(self, target: Any, method: str, *args: Any) -> None:
         try:
             getattr(target, method)(*args)
         except Exception:
             logger.exception("%s failed and gets no more values; training goes on", target)
-            self._loggers.remove(target)
+            self._dropped |= {n for n, other in enumerate(self._loggers) if other is target}
 
 
 class _Console:

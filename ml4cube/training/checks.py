@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -47,7 +47,7 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
 
 
 def check_loader(name: str, loader: Any) -> None:
-    """Refuse a loader that cannot give every epoch its batches.
+    """Refuse a loader, or a dict of loaders, that cannot give every epoch its batches.
 
     Parameters
     ----------
@@ -58,9 +58,19 @@ def check_loader(name: str, loader: Any) -> None:
 
     Raises
     ------
-    InvalidTypeError
+    InvalidTypeError, InvalidValueError
         If it is not.
     """
+    if isinstance(loader, Mapping) and name == "test_data":
+        if not loader:
+            raise InvalidValueError(f"{name} is an empty dict; give {{'name': loader}}, or None")
+        for key, item in loader.items():
+            if not isinstance(key, str) or not key or "/" in key:
+                raise InvalidValueError(
+                    f"{name} has the name {key!r}; name each set by a text without '/'"
+                )
+            check_loader(f"{name}[{key!r}]", item)
+        return
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise InvalidTypeError(f"{name}={loader!r} cannot be iterated; give a loader of batches")
     if isinstance(loader, Iterator):

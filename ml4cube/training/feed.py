@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import torch
 from ml4cube.training.batches import (
     count_samples,
     fixed_sizes,
+    limit_of,
     loader_generator,
     set_epoch,
     to_device,
@@ -80,6 +82,7 @@ class Feed:
         self.position: dict[str, Any] | None = None
         self._world, self._weigh = world, weigh
         self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
+        self._limit = limit_of(loader, options.limit_train_batches, "limit_train_batches")
 
     @property
     def _asks(self) -> bool:
@@ -87,7 +90,7 @@ class Feed:
 
     def agree(self) -> None:
         """Find out whether all ranks get the same batches; every rank must call this."""
-        sizes = self._world.gather_objects(fixed_sizes(self.loader))
+        sizes = self._world.gather_objects(self._sizes())
         self.even = self._world.size == 1 or (None not in sizes and len(set(sizes)) == 1)
         if not self.even and None not in sizes:
             logger.warning(
@@ -205,6 +208,12 @@ class Feed:
         if generator is not None and "loader" in state:
             generator.set_state(state["loader"])
 
+    def _sizes(self) -> tuple[int, int, int] | None:
+        sizes = fixed_sizes(self.loader)
+        if sizes is None or self._limit is None or self._limit >= sizes[0]:
+            return sizes
+        return self._limit, sizes[1], sizes[1]
+
     def _open_loader(self, state: TrainState) -> Iterator[Any]:
         loader, position = self.loader, self.position
         self.position = None
@@ -212,8 +221,7 @@ class Feed:
         set_epoch(loader, state.epoch)
         if position is None:
             self.epoch_rng = self.capture_rng()
-            first: Iterator[Any] = iter(loader)
-            return first
+            return itertools.islice(loader, self._limit)
         self.epoch_rng = position["epoch_rng"]
         self.restore_rng(self.epoch_rng)
         if position["loader"] is not None:
@@ -223,4 +231,5 @@ class Feed:
             for _ in range(state.batch):
                 next(batches, None)
         restore_rng(position["rng"], self._world.device)
-        return batches
+        left = None if self._limit is None else max(0, self._limit - state.batch)
+        return itertools.islice(batches, left)

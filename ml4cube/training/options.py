@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ml4cube.core.errors import InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _COUNTS = ("epochs", "max_steps", "gradient_accumulation_steps", "save_every")
+_LIMITS = ("limit_train_batches", "limit_val_batches")
+_UNITS_S = (1, 60, 3600, 86400)  # of seconds, minutes, hours and days, from the right
 
 
 @dataclass(frozen=True)
@@ -39,16 +45,33 @@ class Options:
         Epochs between snapshots.
     find_unused_parameters : bool
         Whether some parameters may get no gradient in a step, on several ranks.
+    max_time : float, str or timedelta, optional
+        Time after which to end: seconds, ``"HH:MM:SS"`` or ``"DD:HH:MM:SS"``. It counts from the
+        call that trains, also of a resumed run.
+    limit_train_batches, limit_val_batches : int or float, optional
+        Batches of each loader to use at most: a count, or a share of it between 0 and 1.0 (at
+        least one batch).
+    fast_dev_run : bool or int
+        Try everything once and write nothing: one epoch of that many batches (True: one) in
+        training and in each validation set.
+    ema : float, optional
+        Decay of a moving average of the weights, which is then evaluated and saved.
+    compile : bool, str or mapping
+        Whether to run the model through `torch.compile`: its backend, or its arguments.
+    log_grad_norm : bool
+        Whether the History gets the norm of the gradients, mean and largest of each epoch.
 
     Raises
     ------
-    InvalidValueError
+    InvalidTypeError, InvalidValueError
         If a value cannot work.
 
     Examples
     --------
     >>> Options(epochs=3).precision
     'fp32'
+    >>> Options(max_time="00:30:00").max_seconds
+    1800.0
     """
 
     epochs: int = 10
@@ -61,16 +84,87 @@ class Options:
     snapshot_path: str | Path | None = None
     save_every: int = 10
     find_unused_parameters: bool = False
+    max_time: float | str | timedelta | None = None
+    limit_train_batches: float | None = None
+    limit_val_batches: float | None = None
+    fast_dev_run: bool | int = False
+    ema: float | None = None
+    compile: bool | str | Mapping[str, Any] = False
+    log_grad_norm: bool = False
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, DTYPES)
         for name in _COUNTS:
-            value = getattr(self, name)
-            if value is None and name == "max_steps":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidValueError(f"{name}={value!r} is not a count; use 1 or more")
+            _check_count(name, getattr(self, name), optional=name == "max_steps")
+        for name in _LIMITS:
+            _check_limit(name, getattr(self, name))
         if self.gradient_clip is not None and not self.gradient_clip > 0:
             raise InvalidValueError(
                 f"gradient_clip={self.gradient_clip!r} is not a positive norm; None clips nothing"
             )
+        if self.ema is not None and (isinstance(self.ema, bool) or not 0 < self.ema < 1):
+            raise InvalidValueError(
+                f"ema={self.ema!r} is no decay between 0 and 1; use e.g. 0.999, or None"
+            )
+        if not isinstance(self.compile, bool | str | Mapping):
+            raise InvalidTypeError(
+                f"compile={self.compile!r}; use True, the name of a backend, or a dict of "
+                "torch.compile's arguments"
+            )
+        self._shorten()
+        _ = self.max_seconds
+
+    @property
+    def max_seconds(self) -> float | None:
+        """The time limit in seconds."""
+        return None if self.max_time is None else _as_seconds(self.max_time)
+
+    def _shorten(self) -> None:
+        """Make the settings those of a fast_dev_run, where it is one."""
+        if self.fast_dev_run is False:
+            return
+        batches = 1 if self.fast_dev_run is True else self.fast_dev_run
+        _check_count("fast_dev_run", batches)
+        for name, value in (
+            ("epochs", 1),
+            ("snapshot_path", None),
+            *((n, batches) for n in _LIMITS),
+        ):
+            object.__setattr__(self, name, value)  # the dataclass is frozen
+
+
+def _check_count(name: str, value: Any, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidValueError(f"{name}={value!r} is not a count; use 1 or more")
+
+
+def _check_limit(name: str, value: Any) -> None:
+    if value is None:
+        return
+    count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    share = isinstance(value, float) and 0 < value <= 1
+    if not count and not share:
+        raise InvalidValueError(
+            f"{name}={value!r}; use a count of batches (an int from 1) or a share of them (a float "
+            "above 0, up to 1.0)"
+        )
+
+
+def _as_seconds(value: Any) -> float:
+    seconds = math.nan
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, str):
+        fields = value.split(":")
+        if 3 <= len(fields) <= 4 and all(field.strip().isdigit() for field in fields):
+            numbers = [int(field) for field in reversed(fields)]
+            seconds = float(sum(n * u for n, u in zip(numbers, _UNITS_S, strict=False)))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    if not 0 < seconds < math.inf:
+        raise InvalidValueError(
+            f"max_time={value!r} is no time; use seconds, 'HH:MM:SS', 'DD:HH:MM:SS' or a timedelta"
+        )
+    return seconds

@@ -66,7 +66,7 @@ def make_row(
     mine = [*_numbers(train), *_numbers(seen), *effort]
     gathered = world.gather(mine)
     places = world.gather_objects((str(world.device), _host()))
-    _check_seen(gathered, trains=True, validates=val is not None)
+    _check_seen(gathered, "test_data", trains=True, validates=val is not None)
     row: dict[str, Any] = {"epoch": epoch, "train_loss": _mean(gathered, 0)}
     if val is not None:
         row["val_loss"] = _mean(gathered, 3)
@@ -79,7 +79,7 @@ def make_row(
     return world.share(row)
 
 
-def mean_over_ranks(world: World, meter: Meter) -> float:
+def mean_over_ranks(world: World, meter: Meter, name: str = "test_data") -> float:
     """Reduce one mean; every rank must call this.
 
     Parameters
@@ -88,6 +88,8 @@ def mean_over_ranks(world: World, meter: Meter) -> float:
         The ranks.
     meter : Meter
         This rank's values.
+    name : str
+        What the data is called in messages.
 
     Returns
     -------
@@ -101,7 +103,7 @@ def mean_over_ranks(world: World, meter: Meter) -> float:
     """
     meter.flush()
     gathered = world.gather([0.0, 0.0, 0.0, *_numbers(meter)])
-    _check_seen(gathered, trains=False, validates=True)
+    _check_seen(gathered, name, trains=False, validates=True)
     return _mean(gathered, 3)
 
 
@@ -133,15 +135,17 @@ def _rank_row(rank: int, place: tuple[str, str], numbers: Sequence[float]) -> di
     }
 
 
-def _check_seen(gathered: list[list[float]], *, trains: bool, validates: bool) -> None:
+def _check_seen(
+    gathered: list[list[float]], val_name: str, *, trains: bool, validates: bool
+) -> None:
     if trains and not sum(g[0] for g in gathered):
         raise EmptyPartError(
             "train_data gave no batch; it is empty, or drop_last dropped its only batch: use a "
             "smaller batch_size"
         )
     if validates and not sum(g[3] for g in gathered):
-        raise EmptyPartError("test_data gave no sample; give a part that is not empty, or None")
-    for name, start in (("train_data", 0), ("test_data", 3)):
+        raise EmptyPartError(f"{val_name} gave no sample; give a part that is not empty, or None")
+    for name, start in (("train_data", 0), (val_name, 3)):
         if sum(g[start] for g in gathered) and not sum(g[start + 2] for g in gathered) > 0:
             raise EmptyPartError(
                 f"{name} gave samples, but not one value that counts in the loss; look at the "

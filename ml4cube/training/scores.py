@@ -13,7 +13,16 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.dist import World
 
 Metric = Callable[[torch.Tensor, torch.Tensor], Any]
-_RESERVED = {"epoch", "train_loss", "val_loss", "lr", "seconds", "ranks"}
+_RESERVED = {
+    "epoch",
+    "train_loss",
+    "val_loss",
+    "lr",
+    "grad_norm",
+    "grad_norm_max",
+    "seconds",
+    "ranks",
+}
 _ROOM = 512  # values kept before they are summed, so that memory stays flat
 
 
@@ -112,6 +121,80 @@ class Meter:
         """
         self.total, self.weight = state["total"], state["weight"]
         self.samples = state["samples"]
+
+
+class Norms:
+    """Mean and largest of one number per step, read from the device only when asked.
+
+    Values that are not finite are left out: in fp16 they mark steps that were skipped.
+
+    Examples
+    --------
+    >>> norms = Norms()
+    >>> for value in (1.0, 3.0, math.inf):
+    ...     norms.add(torch.tensor(value))
+    >>> norms.columns()
+    {'grad_norm': 2.0, 'grad_norm_max': 3.0}
+    """
+
+    def __init__(self) -> None:
+        self._total, self._steps, self._highest = 0.0, 0, 0.0
+        self._values: list[torch.Tensor] = []
+
+    def add(self, value: torch.Tensor) -> None:
+        """Take in a step's number.
+
+        Parameters
+        ----------
+        value : torch.Tensor
+            A scalar.
+        """
+        self._values.append(value)
+        if len(self._values) >= _ROOM:
+            self._flush()
+
+    def columns(self) -> dict[str, float | None]:
+        """Return what the History keeps of an epoch.
+
+        Returns
+        -------
+        dict
+            ``grad_norm`` and ``grad_norm_max``; None where there is none.
+        """
+        self._flush()
+        if not self._steps:
+            return {"grad_norm": None, "grad_norm_max": None}
+        return {"grad_norm": self._total / self._steps, "grad_norm_max": self._highest}
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the sums.
+
+        Returns
+        -------
+        dict
+            ``total``, ``steps`` and ``highest``.
+        """
+        self._flush()
+        return {"total": self._total, "steps": self._steps, "highest": self._highest}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back the sums.
+
+        Parameters
+        ----------
+        state : mapping
+            From `state_dict`.
+        """
+        self._total, self._steps = state["total"], state["steps"]
+        self._highest = state["highest"]
+
+    def _flush(self) -> None:
+        if self._values:
+            for value in filter(math.isfinite, _read(self._values)):
+                self._total += value
+                self._steps += 1
+                self._highest = max(self._highest, value)
+            self._values.clear()
 
 
 def _read(values: Sequence[float | torch.Tensor]) -> list[float]:

@@ -29,6 +29,7 @@ def save(loop: Loop) -> None:
     path = loop.options.snapshot_path
     model = loop.strategy.model_state(loop.model)
     optimizer = loop.strategy.optimizer_state(loop.model, loop.optimizer)
+    ema = None if loop.ema is None else loop.ema.state_dict(loop.strategy.whole)
     if loop.world.is_main and path is not None:
         write_file(
             path,
@@ -38,6 +39,7 @@ def save(loop: Loop) -> None:
                 "optimizer": optimizer,
                 "scheduler": None if loop.scheduler is None else loop.scheduler.state_dict(),
                 "scaler": loop.scaler.state_dict(),
+                "ema": ema,
                 "state": loop.state.to_dict(),
                 "history": loop.history.to_dict(),
                 "callbacks": _callback_states(loop),
@@ -105,6 +107,10 @@ def _load_parts(loop: Loop, content: dict[str, Any]) -> None:
     if loop.scheduler is not None:
         loop.scheduler.load_state_dict(content["scheduler"])
     loop.scaler.load_state_dict(content["scaler"])
+    if (loop.ema is None) != (content["ema"] is None):
+        raise ValueError("one has a moving average (ema), the other none")
+    if loop.ema is not None:
+        loop.ema.load_state_dict(content["ema"])
     loop.state = TrainState(**content["state"])
     loop.history = History(content["history"])
     for name, callback in _named(loop).items():

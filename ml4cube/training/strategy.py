@@ -105,6 +105,23 @@ class Strategy:
         """
         return nn.utils.clip_grad_norm_(model.parameters(), norm)
 
+    def grad_norm(self, model: nn.Module) -> torch.Tensor:
+        """Return the norm of the gradients; every rank.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that was placed.
+
+        Returns
+        -------
+        torch.Tensor
+            Over all parameters, on the device.
+        """
+        norms = [torch.linalg.vector_norm(p.grad) for p in model.parameters() if p.grad is not None]
+        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return total
+
     def align(self, model: nn.Module) -> None:
         """Give every rank the buffers of rank 0, before the model is evaluated; every rank.
 
@@ -174,6 +191,21 @@ class Strategy:
             Whole tensors.
         """
         optimizer.load_state_dict(dict(state))
+
+    def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return tensors laid out as the model's parameters in one piece each; every rank.
+
+        Parameters
+        ----------
+        tensors : mapping of str to torch.Tensor
+            Such as an average of the weights.
+
+        Returns
+        -------
+        dict
+            Whole tensors; rank 0's are used.
+        """
+        return dict(tensors)
 
     def share_model(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
         """Load a state that only rank 0 holds into the models of all ranks; every rank.

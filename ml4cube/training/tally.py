@@ -1,15 +1,17 @@
-"""Loss, metrics and logged values of one validation pass, reduced once."""
+"""What an epoch of training and a pass of validation measure, reduced once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from ml4cube.training.dist import World
 from ml4cube.training.feed import Portion
-from ml4cube.training.scores import Meter, Scores
+from ml4cube.training.rows import mean_over_ranks
+from ml4cube.training.scores import Meter, Norms, Scores
+from ml4cube.training.state import TrainState
 from ml4cube.training.steps import StepResult
 
 
@@ -94,13 +96,18 @@ class Tally:
         As checked by `check_metrics`.
     device : torch.device
         Where predictions lie.
+    sets : iterable of str
+        Names of validation sets, where there are several: each has a tally of its own too.
     """
 
-    def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
+    def __init__(
+        self, metrics: Mapping[str, Any], device: torch.device, sets: Iterable[str] = ()
+    ) -> None:
         self.loss, self.logs = Meter(), Logs("val")
         self._scores = Scores(metrics, device) if metrics else None
+        self._sets = {name: Tally(metrics, device) for name in sets}
 
-    def add(self, result: StepResult, portion: Portion) -> None:
+    def add(self, result: StepResult, portion: Portion, name: str | None = None) -> None:
         """Take in one batch.
 
         Parameters
@@ -109,7 +116,11 @@ class Tally:
             What its forward pass gave.
         portion : Portion
             The batch, its samples and its weight.
+        name : str, optional
+            The set it is from, where there are several.
         """
+        if name is not None:
+            self._sets[name].add(result, portion)
         self.loss.add(result.loss.detach(), portion.samples, portion.weight)
         if result.logs:
             self.logs.add(result.logs, portion.samples)
@@ -127,10 +138,98 @@ class Tally:
         Returns
         -------
         dict
-            ``{name: value}``.
+            ``{name: value}``, and ``{name/set: value}`` with ``val_loss/set`` where there are
+            several sets; without a set in its name, a value is of all sets together.
+
+        Raises
+        ------
+        EmptyPartError
+            If one of several sets gave no sample.
         """
         scores = {} if self._scores is None else self._scores.compute(world)
-        return scores | self.logs.compute(world)
+        columns = scores | self.logs.compute(world)
+        for name, tally in self._sets.items():
+            loss = mean_over_ranks(world, tally.loss, f"test_data[{name!r}]")
+            own = {"val_loss": loss} | tally.compute(world)
+            columns |= {f"{column}/{name}": value for column, value in own.items()}
+        return columns
+
+
+class Measures:
+    """What this rank's training measures in one epoch, read from the device only when asked.
+
+    Parameters
+    ----------
+    state : TrainState
+        Where the epoch begins, or goes on with what a snapshot inside it had measured.
+    """
+
+    def __init__(self, state: TrainState) -> None:
+        self.loss, self.logs, self.norms = Meter(), Logs("train"), Norms()
+        self._first_step = state.step
+        for name, part in self._parts().items():
+            if name in state.sums:
+                part.load_state_dict(state.sums[name])
+
+    def add(self, result: StepResult, portion: Portion) -> None:
+        """Take in one batch.
+
+        Parameters
+        ----------
+        result : StepResult
+            What its forward pass gave.
+        portion : Portion
+            The batch, its samples and its weight.
+        """
+        self.loss.add(result.loss.detach(), portion.samples, portion.weight)
+        if result.logs:
+            self.logs.add(result.logs, portion.samples)
+
+    def bad_step(self, batches: int) -> tuple[int, float] | None:
+        """Return number (from 0) and loss of the first step whose loss is not finite.
+
+        Parameters
+        ----------
+        batches : int
+            Batches per step.
+
+        Returns
+        -------
+        tuple of (int, float) or None
+            None while all are finite.
+        """
+        bad = self.loss.flush()
+        return None if bad is None else (self._first_step + bad[0] // batches, bad[1])
+
+    def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
+        """Reduce over all ranks, but for the loss; every rank must call this.
+
+        Parameters
+        ----------
+        world : World
+            The ranks.
+        log_grad_norm : bool
+            Whether norms were measured; they are the same on every rank.
+
+        Returns
+        -------
+        dict
+            Columns of the History.
+        """
+        return self.logs.compute(world) | (self.norms.columns() if log_grad_norm else {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums.
+
+        Returns
+        -------
+        dict
+            For `TrainState.sums`.
+        """
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def _parts(self) -> dict[str, Meter | Logs | Norms]:
+        return {"loss": self.loss, "logs": self.logs, "norms": self.norms}
 
 
 def _full(value: Any) -> Any:

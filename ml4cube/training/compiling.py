@@ -1,0 +1,65 @@
+"""torch.compile, tried out before training relies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ml4cube.core.errors import RunError
+
+
+def compiled(
+    model: nn.Module, how: bool | str | Mapping[str, Any], device: torch.device
+) -> nn.Module:
+    """Return a model that computes the same through `torch.compile`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        It stays as it is and shares its tensors with what is returned.
+    how : bool, str or mapping
+        False returns the model itself; True, a backend, or arguments of `torch.compile`.
+    device : torch.device
+        What it will run on.
+
+    Returns
+    -------
+    torch.nn.Module
+        Compiled when it is called first, for each shape of batch.
+
+    Raises
+    ------
+    RunError
+        If this backend cannot compile anything here.
+
+    Examples
+    --------
+    >>> model = nn.Linear(2, 1)
+    >>> compiled(model, False, torch.device("cpu")) is model
+    True
+    """
+    if how is False:
+        return model
+    arguments = {} if how is True else {"backend": how} if isinstance(how, str) else dict(how)
+    try:
+        # The smallest thing there is. Without it, a missing compiler shows after all loaders have
+        # started, as an error from deep inside the first step.
+        trial = torch.compile(_double, **arguments)(torch.ones(2, device=device))
+        works = bool((trial == 2).all())
+    except Exception as error:
+        # Backends and what they call raise all kinds of errors.
+        first = str(error).strip().split("\n")[0]
+        raise RunError(
+            f"compile={how!r}: torch.compile does not work here ({type(error).__name__}: {first}); "
+            "install a C++ compiler (on GPUs Triton), or leave compile out"
+        ) from error
+    if not works:
+        raise RunError(f"compile={how!r}: this backend computes 1 * 2 = {trial[0].item()}")
+    return cast(nn.Module, torch.compile(model, **arguments))
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
