@@ -98,3 +98,47 @@ def sample_means(values: NDArray[Any], fallback: float) -> NDArray[np.float64]:
         finite = [float(x) for x in np.ravel(sample) if not is_gap(x)]
         means.append(math.fsum(finite) / len(finite) if finite else fallback)
     return np.array(means)
+
+
+def weighted_moments(values: Sequence[float], weights: Sequence[float]) -> dict[str, Any]:
+    """Two passes in long double over pairs of value and weight; weight 0 is left out."""
+    used = [(np.longdouble(x), np.longdouble(w)) for x, w in zip(values, weights, strict=True) if w]
+    finite = [(x, w) for x, w in used if np.isfinite(x)]
+    gaps = sum(1 for x, _ in used if np.isnan(x))
+    result = {"count": len(finite), "gaps": gaps, "infs": len(used) - len(finite) - gaps}
+    if not finite:
+        return {**result, "mean": math.nan, "std": math.nan, "min": math.nan, "max": math.nan}
+    weight = sum(w for _, w in finite)
+    mean = sum(x * w for x, w in finite) / weight
+    std = np.sqrt(sum(w * (x - mean) ** 2 for x, w in finite) / weight)
+    numbers = [x for x, _ in finite]
+    return {**result, "mean": mean, "std": std, "min": min(numbers), "max": max(numbers)}
+
+
+def quantile_bounds(
+    values: Sequence[float], weights: Sequence[float], probability: float
+) -> tuple[float, float]:
+    """Least and greatest value that may be called the quantile: the cells' own, not between."""
+    pairs = sorted((x, w) for x, w in zip(values, weights, strict=True) if w and math.isfinite(x))
+    total, below = math.fsum(w for _, w in pairs), 0.0
+    fits = []
+    for x, w in pairs:
+        # at least a share p of the weight is at or below x, at least 1 - p at or above it
+        slack = 1e-9 * total
+        if below + w >= probability * total - slack and below <= probability * total + slack:
+            fits.append(x)
+        below += w
+    return (fits[0], fits[-1]) if fits else (math.nan, math.nan)
+
+
+# --- climatology ------------------------------------------------------------------------------
+
+
+def group_of(date: Any, by: str) -> Any:
+    """Label of the group that a date (pandas or cftime) belongs to."""
+    if by == "month":
+        return date.month
+    if by == "dayofyear":
+        return date.timetuple().tm_yday if hasattr(date, "timetuple") else date.dayofyr
+    return {12: "DJF", 1: "DJF", 2: "DJF", 3: "MAM", 4: "MAM", 5: "MAM", 6: "JJA", 7: "JJA",
+            8: "JJA", 9: "SON", 10: "SON", 11: "SON"}[date.month]  # fmt: skip

@@ -118,7 +118,17 @@ class VariableStatistics:
         VariableStatistics
             As if all cells had been summed up together, to rounding. ``a.merge(b)`` and
             ``b.merge(a)`` may differ in the last bit: merge in a fixed order.
+
+        Raises
+        ------
+        InvalidValueError
+            If `other` is of another form, as `FieldStatistics` are.
         """
+        if type(other) is not type(self):
+            raise InvalidValueError(
+                "cannot merge statistics of whole variables with those that keep dims, follow a "
+                "climatology or are weighted; compute both alike"
+            )
         return type(self)(*_merged(self._numbers(), other._numbers()))
 
     @property

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.fields import FieldStatistics
 from ml4cube.core.moments import VariableStatistics as VariableStatistics
 
 # Cells worked on at a time: as float64 they take 1 MiB, which stays in a core's cache.
@@ -200,7 +201,7 @@ class Statistics(Mapping[str, VariableStatistics]):
         """
         try:
             raw = json.loads(text)
-            table = {n: VariableStatistics.from_dict(d) for n, d in raw["variables"].items()}
+            table = {name: _entry(fields) for name, fields in raw["variables"].items()}
             return cls(table, raw["part"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidValueError(
@@ -238,6 +239,12 @@ class Statistics(Mapping[str, VariableStatistics]):
         return f"{type(self).__name__}({self._table!r}, part={self.part!r})"
 
 
+def _entry(fields: Mapping[str, Any]) -> VariableStatistics:
+    """Read statistics of one variable, with or without dims."""
+    kind = FieldStatistics if "dims" in fields else VariableStatistics
+    return kind.from_dict(fields)
+
+
 def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[float, float]:
     """Offset and scale so that ``(x - offset) / scale`` is the scaled variable.
 
@@ -267,6 +274,11 @@ def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[f
     check_choice("scale_fn", scale_fn, SCALE_FNS)
     if scale_fn is None:
         return 0.0, 1.0
+    if isinstance(stats, FieldStatistics):
+        raise InvalidTypeError(
+            f"cannot {scale_fn} here by statistics that keep dims or are weighted "
+            f"({stats.dims or 'one place'}); use CubeScaler, or statistics of whole variables"
+        )
     if stats.count == 0:
         raise InvalidValueError(
             f"cannot {scale_fn} by statistics of no finite cell "

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Self
 
-from ml4cube.core.errors import InvalidValueError, RunError, check_choice
-from ml4cube.core.statistics import scale_parameters, scale_values, unscale_values
-from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.scaling import rescale
-from ml4cube.preprocessing.statistics import Statistics
+import xarray as xr
 
-METHODS = ("standardize", "normalize")
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
+from ml4cube.core.statistics import scale_values, unscale_values
+from ml4cube.preprocessing import cubes
+from ml4cube.preprocessing.climatology import check_group
+from ml4cube.preprocessing.scaling import Parameters, no_zero, pairs, rescale
+from ml4cube.preprocessing.statistics import Statistics
+from ml4cube.preprocessing.weights import Weights
+
+METHODS = ("standardize", "normalize", "robust")
+_QUARTILES = (0.25, 0.5, 0.75)
 
 
 class CubeScaler:
@@ -22,8 +28,19 @@ class CubeScaler:
 
     Parameters
     ----------
-    method : {"standardize", "normalize"}
-        To mean 0 and standard deviation 1, or to the range 0 to 1.
+    method : {"standardize", "normalize", "robust"}
+        To mean 0 and standard deviation 1; to the range 0 to 1; or to median 0 and interquartile
+        range 1, which a few extremes do not move. Quartiles are read from a histogram: off by
+        at most 1/32767 of the range of the variable (``statistics_[name].quantile_error`` says
+        how much; more at many places).
+    per : sequence of str
+        What has numbers of its own: ``("variable",)``, and any dims, e.g. ``("variable",
+        "level")``, or ``("variable", "lat", "lon")`` for each pixel. Variables always have.
+    climatology : {"month", "season", "dayofyear"}, optional
+        Whether each month, season or day of the year has numbers of its own, so that what is
+        left is the (standardized) anomaly.
+    weights : {"area"} or DataArray, optional
+        Weights of cells in the statistics, as in `get_statistics`.
 
     Attributes
     ----------
@@ -44,9 +61,18 @@ class CubeScaler:
 
     statistics_: Statistics
 
-    def __init__(self, method: str = "standardize") -> None:
+    def __init__(
+        self,
+        method: str = "standardize",
+        per: str | Sequence[str] = ("variable",),
+        climatology: str | None = None,
+        weights: Weights = None,
+    ) -> None:
         """Store the parameters; they are checked by `fit`."""
         self.method = method
+        self.per = per
+        self.climatology = climatology
+        self.weights = weights
 
     def fit(self, X: cubes.Cube, y: object = None) -> Self:
         """Learn the statistics of a cube, of its training part if it has a split label.
@@ -66,10 +92,11 @@ class CubeScaler:
         Raises
         ------
         InvalidValueError
-            If `method` is unknown, or there is nothing to learn from.
+            If a parameter is unknown, or there is nothing to learn from.
+        InvalidTypeError
+            If dims are named, but `X` is a dict of arrays, which have none.
         """
-        self._check()
-        self.statistics_ = Statistics.from_cube(X)
+        self.statistics_ = self._learned(X)
         return self
 
     def partial_fit(self, X: cubes.Cube, y: object = None) -> Self:
@@ -90,10 +117,9 @@ class CubeScaler:
         Raises
         ------
         InvalidValueError
-            If `method` is unknown, or the variables are not those seen before.
+            If a parameter is unknown, or variables or coordinates are not those seen before.
         """
-        self._check()
-        new = Statistics.from_cube(X)
+        new = self._learned(X)
         self.statistics_ = self.statistics_.merge(new) if self._is_fitted() else new
         return self
 
@@ -117,7 +143,7 @@ class CubeScaler:
         RunError
             If one of the two is not fitted.
         """
-        if self.get_params() != other.get_params():
+        if not self._same_parameters(other):
             raise InvalidValueError(f"cannot merge {self!r} with {other!r}; give equal parameters")
         merged = type(self)(**self.get_params())
         merged.statistics_ = self._fitted().merge(other._fitted())
@@ -134,12 +160,14 @@ class CubeScaler:
         Returns
         -------
         Dataset, DataArray or dict
-            Of the kind given, without units. Gaps stay gaps.
+            Of the kind given, without units. Gaps stay gaps. A place (level, pixel, ...) without
+            a training cell becomes a gap; one that was constant is shifted to 0.
 
         Raises
         ------
         InvalidValueError
-            If no variable was fitted, or one was fitted to gaps only.
+            If no variable was fitted, one was fitted to gaps only, or a coordinate or month of
+            `X` has no statistics.
         RunError
             If the scaler is not fitted.
         """
@@ -240,7 +268,12 @@ class CubeScaler:
 
     def __repr__(self) -> str:
         """Text that evaluates back to an unfitted copy."""
-        given = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
+        unset = type(self)()
+        given = ", ".join(
+            f"{name}={value!r}"
+            for name, value in self.get_params().items()
+            if name == "method" or value is not getattr(unset, name)
+        )
         return f"{type(self).__name__}({given})"
 
     @classmethod
@@ -248,9 +281,35 @@ class CubeScaler:
         """Names of the constructor's parameters."""
         return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
 
-    def _check(self) -> None:
-        """Refuse unknown parameters before any work starts."""
+    def _learned(self, X: cubes.Cube) -> Statistics:
+        """Statistics of a cube, in the form that the parameters ask for."""
         check_choice("method", self.method, METHODS)
+        check_group("climatology", self.climatology)
+        cubes.check_cube(X)
+        per = [name for name in cubes.names("per", self.per) if name != "variable"]
+        along = None
+        if per and isinstance(X, xr.Dataset | xr.DataArray):
+            cubes.check_known("per", per, X.dims)
+            along = [str(dim) for dim in X.dims if dim not in per]
+        elif per:
+            raise InvalidTypeError(
+                f"per={self.per!r} names dims, but a dict of arrays has none; give a Dataset"
+            )
+        return Statistics.from_cube(
+            X,
+            dims=along,
+            by=self.climatology,
+            weights=self.weights,
+            quantiles=_QUARTILES if self.method == "robust" else (),
+        )
+
+    def _same_parameters(self, other: CubeScaler) -> bool:
+        """Whether two scalers are made alike; weights may be DataArrays."""
+        mine, theirs = self.get_params(), other.get_params()
+        weights, others = mine.pop("weights"), theirs.pop("weights")
+        if isinstance(weights, xr.DataArray) and isinstance(others, xr.DataArray):
+            return mine == theirs and weights.equals(others)
+        return mine == theirs and type(weights) is type(others) and weights == others
 
     def _is_fitted(self) -> bool:
         """Whether there are statistics."""
@@ -262,6 +321,15 @@ class CubeScaler:
             raise RunError(f"{self!r} is not fitted; call fit first")
         return self.statistics_
 
-    def _parameters(self) -> dict[str, tuple[float, float]]:
+    def _parameters(self) -> Parameters:
         """Offset and scale by variable."""
-        return {name: scale_parameters(s, self.method) for name, s in self._fitted().items()}
+        statistics = self._fitted()
+        if self.method == "standardize":
+            found = pairs(statistics.mean_std(), "fitted", lambda mean, std: no_zero(std))
+        elif self.method == "normalize":
+            found = pairs(statistics.range(), "fitted", lambda low, high: no_zero(high - low))
+        else:
+            quartiles = statistics.quantiles(_QUARTILES)
+            middle = {name: [q[1], q[2] - q[0]] for name, q in quartiles.items()}
+            found = pairs(middle, "fitted", lambda median, spread: no_zero(spread))
+        return found

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.statistics import scale_values, scaled_dtype
 from ml4cube.preprocessing import cubes
+from ml4cube.preprocessing.climatology import GROUPS, group_ids
+from ml4cube.preprocessing.cubes import UNNAMED
 from ml4cube.preprocessing.samples import Samples
+from ml4cube.preprocessing.statistics import Statistics
 
 Parameters = Mapping[str, tuple[Any, Any]]
 Rescale = Callable[..., Any]
@@ -31,7 +35,8 @@ def standardize(
     ds : Dataset, DataArray or dict of arrays (samples, *window)
         Left as it is; a lazy cube stays lazy.
     stats_dict : mapping of str to [mean, std], or Statistics
-        From `get_statistics`. Variables that it lacks are not scaled.
+        From `get_statistics`, also per level, per pixel or by month. Variables that it lacks are
+        not scaled.
     filter_var : str, optional
         Name of a mask, never scaled, like split labels.
 
@@ -44,7 +49,8 @@ def standardize(
     Raises
     ------
     InvalidValueError
-        If no variable has statistics, or the statistics of one are NaN (a part that is all gaps).
+        If no variable has statistics, the statistics of one are NaN (a part that is all gaps), or
+        they are not of the data's coordinates or dates.
 
     Examples
     --------
@@ -53,7 +59,7 @@ def standardize(
     {'t': array([-2.,  2.])}
     """
     if isinstance(stats_dict, core.Statistics):
-        stats_dict = stats_dict.mean_std()
+        stats_dict = Statistics.of_core(stats_dict).mean_std()
     return rescale(ds, pairs(stats_dict, "stats_dict", _spread_of_std), scale_values, filter_var)
 
 
@@ -92,33 +98,49 @@ def normalize(
     {'t': array([0. , 0.5])}
     """
     if isinstance(range_dict, core.Statistics):
-        range_dict = range_dict.range()
+        range_dict = Statistics.of_core(range_dict).range()
     return rescale(ds, pairs(range_dict, "range_dict", _spread_of_range), scale_values, filter_var)
 
 
-def _spread_of_std(_mean: float, std: float) -> float:
+def _spread_of_std(_mean: Any, std: Any) -> Any:
     """Divisor of `standardize`."""
-    return std or 1.0
+    return no_zero(std)
 
 
-def _spread_of_range(low: float, high: float) -> float:
+def _spread_of_range(low: Any, high: Any) -> Any:
     """Divisor of `normalize`."""
-    return (high - low) or 1.0
+    return no_zero(high - low)
+
+
+def no_zero(scale: Any) -> Any:
+    """Put 1 for a scale of 0: a constant is shifted only, to 0, and so comes back exactly.
+
+    Parameters
+    ----------
+    scale : float or DataArray
+        Of one place, or of many.
+
+    Returns
+    -------
+    float or DataArray
+        NaN where it was NaN.
+    """
+    return scale.where(scale != 0, 1.0) if isinstance(scale, xr.DataArray) else scale or 1.0
 
 
 def pairs(
-    given: Mapping[str, Sequence[float]], argument: str, spread: Callable[[float, float], float]
+    given: Mapping[str, Sequence[Any]], argument: str, spread: Callable[[Any, Any], Any]
 ) -> Parameters:
     """Turn a user's ``{variable: [a, b]}`` into offsets and scales.
 
     Parameters
     ----------
-    given : mapping of str to [float, float]
+    given : mapping of str to [float, float] or [DataArray, DataArray]
         What the user gave.
     argument : str
         Name of the argument, for messages.
     spread : callable
-        Gives the scale from the two numbers.
+        Gives the scale from the two.
 
     Returns
     -------
@@ -130,23 +152,29 @@ def pairs(
     InvalidTypeError
         If it is no mapping of pairs of numbers.
     InvalidValueError
-        If a number is NaN or infinite.
+        If a number is NaN or infinite; of a DataArray, if all are.
     """
     if not isinstance(given, Mapping):
         raise InvalidTypeError(f"{argument} is a {type(given).__name__}; give {{variable: [a, b]}}")
     parameters = {}
     for name, entry in given.items():
         try:
-            first, second = (float(number) for number in entry)
+            first, second = (x if isinstance(x, xr.DataArray) else float(x) for x in entry)
         except (TypeError, ValueError):
             raise InvalidTypeError(f"{argument}[{name!r}] is {entry!r}; give two numbers") from None
-        if not (math.isfinite(first) and math.isfinite(second)):
+        usable = np.isfinite(first) & np.isfinite(second)
+        if not np.any(usable):
             raise InvalidValueError(
-                f"{argument}[{name!r}] is [{first}, {second}], as of a variable that is all "
-                "gaps; drop the variable or take it out of the statistics"
+                f"{argument}[{name!r}] is [{_shown(first)}, {_shown(second)}], as of a variable "
+                "that is all gaps; drop the variable or take it out of the statistics"
             )
         parameters[name] = (first, spread(first, second))
     return parameters
+
+
+def _shown(number: Any) -> str:
+    """A number in a message, or what stands for many."""
+    return f"{number.sizes} numbers" if isinstance(number, xr.DataArray) else str(number)
 
 
 def rescale(
@@ -178,7 +206,7 @@ def rescale(
     cubes.check_cube(ds)
     if not isinstance(ds, xr.Dataset | xr.DataArray):
         scaled = {
-            name: arithmetic(np.asarray(ds[name]), *parameters[name])
+            name: arithmetic(np.asarray(ds[name]), *_numbers(name, parameters[name]))
             for name in _to_scale(ds, parameters, {"split", filter_var})
         }
         return Samples({**ds, **scaled}, getattr(ds, "accounting", None))
@@ -191,6 +219,16 @@ def rescale(
         name: rescale_array(cube[name], *parameters[name], arithmetic) for name in wanted
     }
     return cubes.like_given(cube.assign(scaled_vars), ds)
+
+
+def _numbers(name: str, pair: tuple[Any, Any]) -> tuple[float, float]:
+    """Parameters of an array without names of dims: two numbers, no more."""
+    if any(isinstance(one, xr.DataArray) for one in pair):
+        raise InvalidTypeError(
+            f"statistics of {name!r} keep dims, but a dict of arrays has no names of dims; give a "
+            "Dataset"
+        )
+    return pair
 
 
 def _to_scale(present: Mapping[Any, Any], parameters: Parameters, apart: set[Any]) -> list[str]:
@@ -211,22 +249,106 @@ def rescale_array(array: xr.DataArray, offset: Any, scale: Any, arithmetic: Resc
     ----------
     array : DataArray
         Left as it is.
-    offset, scale : float
-        Of the variable.
+    offset, scale : float or DataArray
+        Of the variable, or of each place: matched by the names of dims and by coordinates, and
+        by the date along the dim of a climatology.
     arithmetic : callable
         `scale_values` or `unscale_values`.
 
     Returns
     -------
     DataArray
-        With the attributes of `array`.
+        With the attributes of `array`. NaN at places without statistics.
+
+    Raises
+    ------
+    InvalidValueError
+        If dims or coordinates do not fit.
     """
     cubes.check_decoded(str(array.name), array)
+    options: dict[str, Any] = {
+        "dask": "parallelized",
+        "output_dtypes": [scaled_dtype(array.dtype)],
+        "keep_attrs": "override",
+    }
+    if not isinstance(offset, xr.DataArray):
+        numbers = {"offset": offset, "scale": scale}
+        return xr.apply_ufunc(arithmetic, array, kwargs=numbers, **options)
+    by = next((dim for dim in offset.dims if dim in GROUPS and dim not in array.dims), None)
+    offset, scale = _matched(offset, array, by), _matched(scale, array, by)
+    if by is None:
+        return xr.apply_ufunc(arithmetic, array, offset, scale, **options)
+    cube = array.to_dataset(name=UNNAMED)
+    groups = group_ids(cube, str(by))
+    _check_groups(groups, offset, str(by))
+    time = groups.dims[0]
+    if array.chunks is not None:
+        groups = groups.chunk({time: array.chunksizes[time]})
     return xr.apply_ufunc(
-        arithmetic,
+        partial(_scale_by_group, arithmetic, array.dims.index(time)),
         array,
-        kwargs={"offset": offset, "scale": scale},
-        dask="parallelized",
-        output_dtypes=[scaled_dtype(array.dtype)],
-        keep_attrs=True,
+        groups,
+        offset,
+        scale,
+        input_core_dims=[[], [], [by], [by]],
+        **options,
     )
+
+
+def _matched(field: xr.DataArray, array: xr.DataArray, by: Any) -> xr.Variable:
+    """Parameters at the places of an array, in its order."""
+    for dim in field.dims:
+        if dim == by:
+            continue
+        if dim not in array.dims:
+            raise InvalidValueError(
+                f"statistics of {array.name!r} keep the dims {list(field.dims)}, the data have "
+                f"{list(array.dims)}; compute them of this cube, or without {dim!r}"
+            )
+        if dim in field.indexes and dim in array.indexes:
+            position = field.indexes[dim].get_indexer(array.indexes[dim])
+            if (position < 0).any():
+                missing = list(array.indexes[dim][position < 0][:3])
+                raise InvalidValueError(
+                    f"there are no statistics of {array.name!r} at {dim} {missing}, only at "
+                    f"{list(field.indexes[dim][:3])} ...; compute them of cells there too"
+                )
+            field = field.isel({dim: position})
+        elif field.sizes[dim] != array.sizes[dim]:
+            raise InvalidValueError(
+                f"statistics of {array.name!r} have {field.sizes[dim]} places along {dim!r}, the "
+                f"data {array.sizes[dim]}; compute them of this cube"
+            )
+    dims = [dim for dim in (by, *array.dims) if dim in field.dims]
+    return field.variable.transpose(*dims)
+
+
+def _check_groups(groups: xr.Variable, offset: xr.Variable, by: str) -> None:
+    """Refuse dates of which no statistics were made at any place."""
+    spare = [dim for dim in offset.dims if dim != by]
+    empty = offset.isnull().all(spare).values
+    wanted = np.unique(groups.values)
+    missing = [GROUPS[by][group].item() for group in wanted if empty[group]]
+    if missing:
+        raise InvalidValueError(
+            f"there are no statistics of {by} {missing[:6]}: no training cell lies there; "
+            "choose a split that has some, or a coarser climatology"
+        )
+
+
+def _scale_by_group(
+    arithmetic: Rescale,
+    axis: int,
+    values: NDArray[Any],
+    groups: NDArray[Any],
+    offset: NDArray[Any],
+    scale: NDArray[Any],
+) -> NDArray[Any]:
+    """Scale one block by the parameters, groups last, of each step's group along `axis`."""
+    result = np.empty(values.shape, scaled_dtype(values.dtype))
+    front = (slice(None),) * axis
+    steps_of = groups.ravel()
+    for group in np.unique(steps_of):
+        steps: tuple[Any, ...] = (*front, np.flatnonzero(steps_of == group))
+        result[steps] = arithmetic(values[steps], offset[..., group], scale[..., group])
+    return result

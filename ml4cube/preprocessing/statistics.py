@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
@@ -14,9 +13,13 @@ from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.fields import FieldStatistics
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
 from ml4cube.preprocessing import cubes
+from ml4cube.preprocessing.blocks import threads
+from ml4cube.preprocessing.fields import Form, field_statistics, form_of, labelled
+from ml4cube.preprocessing.weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +59,12 @@ class Statistics(core.Statistics):
         *,
         exclude_vars: Iterable[str] = (),
         split: str | None = "train",
+        dims: str | Iterable[str] | None = None,
+        by: str | None = None,
+        weights: Weights = None,
+        quantiles: Sequence[float] = (),
     ) -> Self:
-        """Read each variable once and sum it up, with memory for a few blocks only.
+        """Read each variable once and sum it up, with memory for a few blocks and the result.
 
         Parameters
         ----------
@@ -71,37 +78,78 @@ class Statistics(core.Statistics):
         split : {"train", "val", "test", None}
             Part to use if `ds` has a split label; None for all cells. ``"train"`` on a cube
             without a label means all cells.
+        dims : str or iterable of str, optional
+            Dims to sum up along, as xarray's ``dim``; the others are kept. All if not given. A
+            variable that lacks one of them is summed up along the rest.
+        by : {"month", "season", "dayofyear"}, optional
+            Climatology: statistics of each of the 12 months, of DJF, MAM, JJA and SON, or of
+            each of 366 days of the year, along a dim of that name. Any calendar.
+        weights : {"area"} or DataArray, optional
+            Weights of cells: the cosine of latitude, or numbers matched by the names of dims,
+            not negative. Cells of weight 0 are left out.
+        quantiles : sequence of float
+            If any are given, the variables are read a second time and a histogram is kept, from
+            which ``stats[name].quantile(p)`` reads these and any other quantile, with an error
+            below ``stats[name].quantile_error``.
 
         Returns
         -------
         Statistics
-            One entry per variable; gaps and infinities are left out and counted.
+            One entry per variable; gaps and infinities are left out and counted. With `dims`,
+            `by`, `weights` or `quantiles` entries are `FieldStatistics`, whose numbers are
+            arrays.
 
         Raises
         ------
         InvalidValueError
-            If a name or the part is unknown, nothing is left to sum up, or a variable holds
-            packed integers that were not decoded.
+            If a name, dim or the part is unknown, nothing is left to sum up, a variable holds
+            packed integers that were not decoded, or there are no dates or latitudes where
+            they are needed.
         InvalidTypeError
-            If a variable asked for by name holds no real numbers.
+            If a variable asked for by name holds no real numbers, or dims of unnamed arrays are
+            asked for.
         EmptyPartError
             If the part has no cell.
         """
         cubes.check_cube(ds)
         excluded = cubes.names("exclude_vars", exclude_vars)
         wanted = None if variables is None else cubes.names("variables", variables)
+        along = None if dims is None else cubes.names("dims", dims)
+        counted = _check_quantiles(quantiles)
         if not isinstance(ds, xr.Dataset | xr.DataArray):
-            return cls._from_samples(ds, wanted, excluded, split)
+            if not (along is None and by is None and weights is None):
+                raise InvalidTypeError(
+                    "dims, by and weights need names of dims, ds is a dict of arrays; give a "
+                    "Dataset"
+                )
+            return cls._from_samples(ds, wanted, excluded, split, counted)
         cube = cubes.as_dataset(ds)
         chosen = _chosen(cube, wanted, excluded, isinstance(ds, xr.DataArray))
         cells, part = cubes.cells_of_part(cube, split)
+        form = form_of(cube, along, by, weights, counted)
         table = {}
         for name in chosen:
             variable = cube.variables[name]
             where = None if cells is None else cubes.spread(cells, variable)
-            table[name] = _named_errors(name, _summed, variable, where)
+            table[name] = _named_errors(name, _summed, variable, where, form)
             _check_not_empty(name, table[name], part)
         return cls(table, part)
+
+    @classmethod
+    def of_core(cls, statistics: core.Statistics) -> Self:
+        """View statistics from elsewhere, e.g. from a sample store, as those of a cube.
+
+        Parameters
+        ----------
+        statistics : core.statistics.Statistics
+            Of any variables.
+
+        Returns
+        -------
+        Statistics
+            The same numbers.
+        """
+        return statistics if isinstance(statistics, cls) else cls(statistics, statistics.part)
 
     @classmethod
     def _from_samples(
@@ -110,6 +158,7 @@ class Statistics(core.Statistics):
         wanted: tuple[str, ...] | None,
         excluded: tuple[str, ...],
         split: str | None,
+        counted: bool,
     ) -> Self:
         """Sum up a dict of arrays (samples, *window)."""
         check_choice("split", split, (*PARTS, None))
@@ -132,9 +181,85 @@ class Statistics(core.Statistics):
                 label = arrays["split"] == PARTS[part]
                 label = cubes.with_samples(label, arrays[name].shape, "split")
                 where = cubes.to_shape(label, arrays[name].shape, "split")
-            table[name] = _named_errors(name, VariableStatistics.of, arrays[name], where)
+            if counted:
+                dims = [f"axis{i}" for i in range(arrays[name].ndim)]
+                cells = None if where is None else xr.Variable(dims, where)
+                cube = xr.Variable(dims, arrays[name])
+                table[name] = _named_errors(name, _summed, cube, cells, Form(counted=True))
+            else:
+                table[name] = _named_errors(name, VariableStatistics.of, arrays[name], where)
             _check_not_empty(name, table[name], part)
         return cls(table, part)
+
+    def mean_std(self) -> dict[str, list[Any]]:
+        """Mean and population standard deviation by variable.
+
+        Returns
+        -------
+        dict of str to [float, float] or [DataArray, DataArray]
+            ``{variable: [mean, std]}``; DataArrays where dims are kept. NaN where there is no
+            finite cell.
+        """
+        return {name: [labelled(s, s.mean), labelled(s, s.std)] for name, s in self.items()}
+
+    def range(self) -> dict[str, list[Any]]:
+        """Least and greatest finite value by variable.
+
+        Returns
+        -------
+        dict of str to [float, float] or [DataArray, DataArray]
+            ``{variable: [min, max]}``; DataArrays where dims are kept. NaN where there is no
+            finite cell.
+        """
+        return {name: [labelled(s, s.min), labelled(s, s.max)] for name, s in self.items()}
+
+    def quantiles(self, probabilities: Sequence[float]) -> dict[str, list[Any]]:
+        """Quantiles by variable, of statistics that were computed with some.
+
+        Parameters
+        ----------
+        probabilities : sequence of float
+            From 0 to 1.
+
+        Returns
+        -------
+        dict of str to list of float or DataArray
+            One value per probability, each off by less than the variable's ``quantile_error``.
+
+        Raises
+        ------
+        InvalidValueError
+            If the statistics were computed without quantiles.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> stats = Statistics.from_cube({"t": np.arange(101.0)}, quantiles=(0.5,))
+        >>> abs(stats.quantiles([0.5])["t"][0] - 50) <= stats["t"].quantile_error
+        np.True_
+        """
+        return {
+            name: [labelled(s, _counted(name, s).quantile(p)) for p in probabilities]
+            for name, s in self.items()
+        }
+
+
+def _counted(name: str, stats: VariableStatistics) -> FieldStatistics:
+    """Statistics with a histogram."""
+    if not isinstance(stats, FieldStatistics):
+        raise InvalidValueError(
+            f"the statistics of {name!r} have no histogram; compute them with "
+            "quantiles=(0.25, 0.5, 0.75)"
+        )
+    return stats
+
+
+def _check_quantiles(quantiles: Sequence[float]) -> bool:
+    """Whether quantiles are wanted; refuse what is none."""
+    for probability in quantiles:
+        if not isinstance(probability, int | float | np.number) or not 0 <= probability <= 1:
+            raise InvalidValueError(f"quantiles={quantiles!r}; give numbers from 0 to 1")
+    return len(quantiles) > 0
 
 
 def _chosen(
@@ -173,17 +298,19 @@ def _named_errors(name: str, work: Any, *arguments: Any) -> VariableStatistics:
 
 def _check_not_empty(name: str, stats: VariableStatistics, part: str) -> None:
     """Refuse a part without cells, and say when there are cells but no value."""
-    if stats.count + stats.gaps + stats.infs == 0:
+    if np.sum(stats.count) + np.sum(stats.gaps) + np.sum(stats.infs) == 0:
         raise EmptyPartError(
             f"variable {name!r} has no cell in part {part!r}; choose another split, or "
             "split=None for all cells"
         )
-    if stats.count == 0:
+    if np.sum(stats.count) == 0:
         logger.warning("variable %r has no finite cell in part %r", name, part)
 
 
-def _summed(variable: xr.Variable, where: xr.Variable | None) -> VariableStatistics:
+def _summed(variable: xr.Variable, where: xr.Variable | None, form: Form) -> VariableStatistics:
     """Sum up a variable block by block, merging in the order of blocks."""
+    if not form.plain:
+        return field_statistics(variable, where, form)
     total = VariableStatistics()
     if variable.size == 0:
         return total
@@ -195,16 +322,10 @@ def _summed(variable: xr.Variable, where: xr.Variable | None) -> VariableStatist
         return VariableStatistics.of(variable.isel(slices).values, cells)
 
     # reading, decoding and summing release the GIL; sums come back in the order of blocks
-    with ThreadPoolExecutor(_threads()) as pool:
+    with ThreadPoolExecutor(threads()) as pool:
         for stats in pool.map(sum_block, cubes.blocks(variable)):
             total = total.merge(stats)
     return total
-
-
-def _threads() -> int:
-    """Number of cores this process may use, up to eight."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(count or 1, 8)
 
 
 def _summed_by_dask(variable: xr.Variable, where: xr.Variable | None) -> VariableStatistics:
@@ -241,8 +362,14 @@ def _block_statistics(
 
 
 def get_statistics(
-    ds: cubes.Cube, exclude_vars: Iterable[str] = (), *, split: str | None = "train"
-) -> dict[str, list[float]]:
+    ds: cubes.Cube,
+    exclude_vars: Iterable[str] = (),
+    *,
+    split: str | None = "train",
+    dims: str | Iterable[str] | None = None,
+    by: str | None = None,
+    weights: Weights = None,
+) -> dict[str, list[Any]]:
     """Compute mean and standard deviation of each variable in one pass over the cube.
 
     Parameters
@@ -253,18 +380,26 @@ def get_statistics(
         Variables to leave out; split labels, masks and auxiliary variables are left out anyway.
     split : {"train", "val", "test", None}
         Part to use if `ds` has a split label, which is said in the log; None for all cells.
+    dims : str or iterable of str, optional
+        Dims to reduce over, as xarray's ``dim``; the others are kept: ``dims=["time", "lat",
+        "lon"]`` gives statistics per level, ``dims="time"`` per pixel. All if not given.
+    by : {"month", "season", "dayofyear"}, optional
+        Climatology: one value for each month, season (DJF, MAM, JJA, SON) or day of the year.
+    weights : {"area"} or DataArray, optional
+        Weights of cells: the cosine of latitude, or numbers matched by the names of dims.
 
     Returns
     -------
-    dict of str to [float, float]
+    dict of str to [float, float] or [DataArray, DataArray]
         ``{variable: [mean, std]}`` in the variable's units; the population standard deviation.
-        Gaps and infinities are left out; NaN for a variable that is all gaps.
+        DataArrays where dims are kept or a climatology is asked for, as `standardize` takes
+        them. Gaps and infinities are left out; NaN where there are only such.
 
     Raises
     ------
     InvalidValueError
-        If a name or the part is unknown, nothing is left to sum up, or a variable holds packed
-        integers that were not decoded.
+        If a name, dim or the part is unknown, nothing is left to sum up, or a variable holds
+        packed integers that were not decoded.
     EmptyPartError
         If the part has no cell.
 
@@ -273,13 +408,25 @@ def get_statistics(
     >>> import numpy as np
     >>> get_statistics({"t": np.array([1.0, 3.0, np.nan])})
     {'t': [2.0, 1.0]}
+    >>> ds = xr.Dataset({"t": (("time", "level"), [[1.0, 10.0], [3.0, np.nan]])})
+    >>> mean, std = get_statistics(ds, dims="time")["t"]
+    >>> mean.values, std.values
+    (array([ 2., 10.]), array([1., 0.]))
     """
-    return Statistics.from_cube(ds, exclude_vars=exclude_vars, split=split).mean_std()
+    stats = Statistics.from_cube(
+        ds, exclude_vars=exclude_vars, split=split, dims=dims, by=by, weights=weights
+    )
+    return stats.mean_std()
 
 
 def get_range(
-    ds: cubes.Cube, exclude_vars: Iterable[str] = (), *, split: str | None = "train"
-) -> dict[str, list[float]]:
+    ds: cubes.Cube,
+    exclude_vars: Iterable[str] = (),
+    *,
+    split: str | None = "train",
+    dims: str | Iterable[str] | None = None,
+    by: str | None = None,
+) -> dict[str, list[Any]]:
     """Find the least and greatest finite value of each variable in one pass over the cube.
 
     Parameters
@@ -290,11 +437,16 @@ def get_range(
         Variables to leave out; split labels, masks and auxiliary variables are left out anyway.
     split : {"train", "val", "test", None}
         Part to use if `ds` has a split label, which is said in the log; None for all cells.
+    dims : str or iterable of str, optional
+        Dims to reduce over, as xarray's ``dim``; the others are kept. All if not given.
+    by : {"month", "season", "dayofyear"}, optional
+        Climatology: one value for each month, season (DJF, MAM, JJA, SON) or day of the year.
 
     Returns
     -------
-    dict of str to [float, float]
-        ``{variable: [min, max]}`` in the variable's units; NaN for a variable that is all gaps.
+    dict of str to [float, float] or [DataArray, DataArray]
+        ``{variable: [min, max]}`` in the variable's units; DataArrays where dims are kept or a
+        climatology is asked for. NaN where there is no finite cell.
 
     Raises
     ------
@@ -310,4 +462,6 @@ def get_range(
     >>> get_range({"t": np.array([1.0, 3.0, np.nan])})
     {'t': [1.0, 3.0]}
     """
-    return Statistics.from_cube(ds, exclude_vars=exclude_vars, split=split).range()
+    return Statistics.from_cube(
+        ds, exclude_vars=exclude_vars, split=split, dims=dims, by=by
+    ).range()

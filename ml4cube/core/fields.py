@@ -1,0 +1,409 @@
+"""Statistics at every place of a field: per level, per pixel, per month, weighted or not.
+
+Deviations are taken from each place's own mean and corrected once more; blocks are merged by the
+formulas of Chan et al. (1979), with weights in the place of counts (West 1979; Pébay et al. 2016).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.moments import VariableStatistics
+from ml4cube.core.quantiles import BinGrid, Floats, Histogram
+
+Ints = NDArray[np.int64]
+
+# Cells summed up at a time: as float64 they take 4 MiB.
+_SLAB_CELLS = 2**19
+
+
+class Moments(NamedTuple):
+    """Count, mean, sum of squared deviations, range, gaps, infinities and weight at each place."""
+
+    count: Ints  # type: ignore[assignment]
+    mean: Floats
+    m2: Floats
+    min: Floats
+    max: Floats
+    gaps: Ints
+    infs: Ints
+    weight: Floats
+
+    @classmethod
+    def empty(cls, shape: Sequence[int]) -> Self:
+        """Moments of no cells."""
+        nothing, none = np.zeros(shape, np.int64), np.full(shape, np.nan)
+        return cls(
+            nothing, none, np.zeros(shape), none.copy(), none.copy(), nothing.copy(),
+            nothing.copy(), np.zeros(shape),
+        )  # fmt: skip
+
+    @classmethod
+    def of(
+        cls,
+        values: NDArray[Any],
+        axes: tuple[int, ...],
+        where: NDArray[np.bool_] | None = None,
+        weights: Floats | None = None,
+    ) -> Moments:
+        """Sum up a block along `axes`, a slab at a time.
+
+        Parameters
+        ----------
+        values : ndarray of float, int or bool
+            Left as they are.
+        axes : tuple of int
+            Axes to sum up along; the others are kept.
+        where : ndarray of bool, optional
+            Cells to use, of the shape of `values`.
+        weights : ndarray of float64, optional
+            Of the shape of `values`, not negative; a cell of weight 0 is left out altogether.
+
+        Returns
+        -------
+        Moments
+            Arrays of the shape kept.
+
+        Raises
+        ------
+        InvalidTypeError
+            If `values` are no real numbers.
+        InvalidValueError
+            If values are too large to be squared, or a weight is negative or not finite.
+        """
+        if values.dtype.kind not in "fiub":
+            raise InvalidTypeError(
+                f"values are of dtype {values.dtype}, statistics need real numbers; "
+                "leave the variable out or convert it"
+            )
+        kept = tuple(n for axis, n in enumerate(values.shape) if axis not in axes)
+        total: Moments = cls.empty(kept)
+        for slab in _slabs(values.shape, axes):
+            chosen = None if where is None else where[slab]
+            weighed = None if weights is None else weights[slab]
+            total = total.merge(_slab_moments(values[slab], axes, chosen, weighed))
+        return total
+
+    def merge(self, other: Moments) -> Moments:
+        """Combine with the moments of other cells at the same places."""
+        weight = self.weight + other.weight
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = other.weight / weight
+            delta = other.mean - self.mean
+            mean = self.mean + delta * share
+            m2 = self.m2 + other.m2 + delta * delta * self.weight * share
+        for_self, for_other = other.count == 0, self.count == 0
+        mean = np.where(for_self, self.mean, np.where(for_other, other.mean, mean))
+        m2 = np.where(for_self, self.m2, np.where(for_other, other.m2, m2))
+        return Moments(
+            np.asarray(self.count + other.count),
+            mean,
+            m2,
+            np.asarray(np.fmin(self.min, other.min)),
+            np.asarray(np.fmax(self.max, other.max)),
+            np.asarray(self.gaps + other.gaps),
+            np.asarray(self.infs + other.infs),
+            np.asarray(weight),
+        )
+
+
+def _slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Cut a block along its longest summed axis into slabs that are quick to work on."""
+    size = int(np.prod(shape))
+    whole = [slice(None)] * len(shape)
+    if not axes or size <= _SLAB_CELLS:
+        if size:
+            yield tuple(whole)
+        return
+    axis = max(axes, key=lambda a: shape[a])
+    step = max(shape[axis] * _SLAB_CELLS // size, 1)
+    for start in range(0, shape[axis], step):
+        yield (*whole[:axis], slice(start, start + step), *whole[axis + 1 :])
+
+
+def _slab_moments(
+    values: NDArray[Any],
+    axes: tuple[int, ...],
+    where: NDArray[np.bool_] | None,
+    weights: Floats | None,
+) -> Moments:
+    """Sum up one slab: mean first, then deviations from it, then what rounding left of them."""
+    x = values.astype(np.float64)
+    ok = np.isfinite(x)
+    used = np.ones(x.shape, bool) if where is None else where
+    if weights is not None:
+        check_weights(weights)
+        used = used & (weights > 0)
+    nan = np.isnan(x)
+    gaps, unusable = (nan & used).sum(axes), (~ok & used).sum(axes)
+    ok &= used
+    count = np.asarray(ok.sum(axes))
+    low = np.asarray(np.min(x, axes, initial=np.inf, where=ok))
+    high = np.asarray(np.max(x, axes, initial=-np.inf, where=ok))
+    x[~ok] = 0.0
+    w = ok.astype(np.float64) if weights is None else np.where(ok, weights, 0.0)
+    weight = np.asarray(w.sum(axes))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        mean = np.asarray((w * x).sum(axes)) / weight
+        x -= np.expand_dims(mean, axes)
+        x[~ok] = 0.0
+        rest = (w * x).sum(axes)
+        m2 = (w * x * x).sum(axes) - rest * rest / weight
+        mean = mean + rest / weight
+    # a constant is its own mean, exactly
+    constant = low == high
+    mean = np.where(constant, low, mean)
+    m2 = np.where((count == 0) | constant, 0.0, np.maximum(m2, 0.0))
+    if not np.isfinite(m2).all():
+        raise InvalidValueError(
+            f"values from {low.min():g} to {high.max():g} are too large to be squared in float64; "
+            "is a fill value left undecoded?"
+        )
+    empty = count == 0
+    low, high = np.where(empty, np.nan, low), np.where(empty, np.nan, high)
+    infs = np.asarray(unusable - gaps)
+    return Moments(count, mean, m2, low, high, np.asarray(gaps), infs, weight)
+
+
+def check_weights(weights: Floats) -> None:
+    """Refuse weights that are negative or not finite.
+
+    Parameters
+    ----------
+    weights : ndarray
+        Any shape.
+
+    Raises
+    ------
+    InvalidValueError
+        If there are such.
+    """
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise InvalidValueError(
+            f"weights from {np.min(weights)} to {np.max(weights)}; give finite ones that are not "
+            "negative (0 leaves a cell out)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class FieldStatistics(VariableStatistics):
+    """`VariableStatistics` at every place of a field: each number is an array over `dims`.
+
+    Parameters
+    ----------
+    count, mean, m2, min, max, gaps, infs : ndarray, shape (*dims)
+        As in `VariableStatistics`. With weights, `mean` and `m2` are weighted sums; cells of
+        weight 0 are left out.
+    weight : ndarray of float64, shape (*dims)
+        Sum of the weights; the count where there are none.
+    dims : tuple of str
+        Names of the dims kept; a climatology's own (``"month"``) comes first.
+    labels : mapping of str to ndarray
+        Coordinate values along dims that have some.
+    histogram : Histogram, optional
+        What quantiles are read from.
+
+    Examples
+    --------
+    >>> m = Moments.of(np.array([[1.0, 3.0], [5.0, np.nan]]), axes=(1,))
+    >>> stats = FieldStatistics(*m, dims=("level",))
+    >>> stats.mean, stats.std, stats.gaps
+    (array([2., 5.]), array([1., 0.]), array([0, 1]))
+    """
+
+    count: Ints = field(default_factory=lambda: np.zeros((), np.int64))  # type: ignore[assignment]
+    mean: Floats = field(default_factory=lambda: np.full((), np.nan))  # type: ignore[assignment]
+    m2: Floats = field(default_factory=lambda: np.zeros(()))  # type: ignore[assignment]
+    min: Floats = field(default_factory=lambda: np.full((), np.nan))  # type: ignore[assignment]
+    max: Floats = field(default_factory=lambda: np.full((), np.nan))  # type: ignore[assignment]
+    gaps: Ints = field(default_factory=lambda: np.zeros((), np.int64))  # type: ignore[assignment]
+    infs: Ints = field(default_factory=lambda: np.zeros((), np.int64))  # type: ignore[assignment]
+    weight: Floats = field(default_factory=lambda: np.zeros(()))
+    dims: tuple[str, ...] = ()
+    labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    histogram: Histogram | None = None
+
+    @property
+    def moments(self) -> Moments:
+        """The numbers as they are merged."""
+        return Moments(
+            self.count, self.mean, self.m2, self.min, self.max, self.gaps, self.infs, self.weight
+        )
+
+    def merge(self, other: VariableStatistics) -> Self:
+        """Combine with the statistics of other cells of the same field.
+
+        Parameters
+        ----------
+        other : FieldStatistics
+            With the same dims and labels, and a histogram if this one has one.
+
+        Returns
+        -------
+        FieldStatistics
+            As if all cells had been summed up together: moments to rounding, counts and
+            unweighted quantiles exactly.
+
+        Raises
+        ------
+        InvalidValueError
+            If dims, labels or histograms do not fit.
+        """
+        mine = self._form()
+        theirs = other._form() if isinstance(other, FieldStatistics) else "one number each"
+        if not isinstance(other, FieldStatistics) or mine != theirs:
+            raise InvalidValueError(
+                f"cannot merge statistics of {mine} with those of {theirs}; compute both with "
+                "the same dims, coordinates, climatology and quantiles"
+            )
+        moments = self.moments.merge(other.moments)
+        histogram = self.histogram
+        if histogram is not None and other.histogram is not None:
+            histogram = histogram.merge(other.histogram, moments.min, moments.max)
+        return type(self)(*moments, self.dims, self.labels, histogram)
+
+    def _form(self) -> str:
+        """What two of them must share to be merged, as text."""
+        labels = {
+            dim: zlib.crc32(json.dumps(_encoded(values)).encode())
+            for dim, values in sorted(self.labels.items())
+        }
+        sizes = dict(zip(self.dims, self.mean.shape, strict=True))
+        bins = self.histogram.grid.bins if self.histogram else "no"
+        return f"{sizes} (labels {labels}, {bins} bins)"
+
+    @property
+    def variance(self) -> Floats:  # type: ignore[override]
+        """Population variance (divided by the weight); NaN where `count` is 0."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(self.m2 / np.where(self.count, self.weight, np.nan))
+
+    @property
+    def std(self) -> Floats:  # type: ignore[override]
+        """Population standard deviation; NaN where `count` is 0."""
+        return np.asarray(np.sqrt(self.variance))
+
+    def quantile(self, probability: float) -> Floats:
+        """Read a quantile of the cells at each place.
+
+        Parameters
+        ----------
+        probability : float
+            From 0 to 1; 0.5 is the median.
+
+        Returns
+        -------
+        ndarray of float64, shape (*dims)
+            Off by less than `quantile_error`; NaN where there is no cell.
+
+        Raises
+        ------
+        InvalidValueError
+            If there is no histogram, or `probability` is not between 0 and 1.
+        """
+        return self._counted().quantile(probability, self.min, self.max)
+
+    @property
+    def quantile_error(self) -> Floats:
+        """Bound on the error of `quantile`: a bin's width, up to twice the range over the bins."""
+        return self._counted().grid.width
+
+    def _counted(self) -> Histogram:
+        """The histogram, or an error that says how to get one."""
+        if self.histogram is None:
+            raise InvalidValueError(
+                "these statistics have no histogram; compute them with quantiles=(0.25, 0.5, 0.75)"
+            )
+        return self.histogram
+
+    def __eq__(self, other: object) -> bool:
+        """Whether every number, dim, label and bin is the same; NaN equals NaN."""
+        if not isinstance(other, FieldStatistics):
+            return NotImplemented
+        return self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        """The same for equal statistics, in every process."""
+        return zlib.crc32(json.dumps(self.to_dict(), sort_keys=True).encode())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Write as plain JSON values; arrays as base64 of their bytes.
+
+        Returns
+        -------
+        dict
+            One entry per field.
+        """
+        arrays = {name: _encoded(values) for name, values in self.moments._asdict().items()}
+        labels = {dim: _encoded(values) for dim, values in self.labels.items()}
+        entry: dict[str, Any] = {"dims": list(self.dims), "labels": labels, **arrays}
+        if self.histogram is not None:
+            grid = self.histogram.grid
+            entry["histogram"] = {
+                "bins": grid.bins,
+                "exponent": _encoded(grid.exponent),
+                "start": _encoded(grid.start),
+                "counts": _encoded(self.histogram.counts),
+            }
+        return entry
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` wrote.
+
+        Parameters
+        ----------
+        raw : mapping
+            One entry per field.
+
+        Returns
+        -------
+        FieldStatistics
+            Equal to the one that was written, bit for bit.
+        """
+        moments = Moments(**{name: _decoded(raw[name]) for name in Moments._fields})
+        labels = {str(dim): _decoded(values) for dim, values in raw["labels"].items()}
+        histogram = None
+        if "histogram" in raw:
+            part = raw["histogram"]
+            grid = BinGrid(_decoded(part["exponent"]), _decoded(part["start"]), int(part["bins"]))
+            histogram = Histogram(grid, _decoded(part["counts"]))
+        return cls(*moments, tuple(raw["dims"]), labels, histogram)
+
+
+def _encoded(values: NDArray[Any]) -> dict[str, Any]:
+    """Write an array as JSON values: its bytes, or a list for texts and objects."""
+    values = np.asarray(values)
+    entry: dict[str, Any] = {"shape": list(values.shape)}
+    if values.dtype.kind in "OU":
+        return {**entry, "dtype": "text", "values": [str(value) for value in values.ravel()]}
+    little = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<")))
+    if little.dtype.kind == "f":
+        # one NaN and one zero, so that equal arrays have equal bytes
+        little = np.where(np.isnan(little), np.array(np.nan, little.dtype), little + 0)
+    content = zlib.compress(little.tobytes(), 1)
+    return {**entry, "dtype": values.dtype.newbyteorder("<").str, "zlib": _text(content)}
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _decoded(entry: Mapping[str, Any]) -> NDArray[Any]:
+    """Read what `_encoded` wrote."""
+    shape = tuple(entry["shape"])
+    if entry["dtype"] == "text":
+        return np.array(entry["values"], dtype=str).reshape(shape)
+    content = zlib.decompress(base64.b64decode(entry["zlib"]))
+    dtype = np.dtype(entry["dtype"])
+    values = np.frombuffer(content, dtype).reshape(shape)
+    return values.astype(dtype.newbyteorder("="))

@@ -1,0 +1,289 @@
+"""Statistics of a cube that keep dims, follow a climatology, are weighted, or know quantiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.fields import FieldStatistics, Moments
+from ml4cube.core.moments import VariableStatistics
+from ml4cube.core.quantiles import BinGrid, Histogram, default_bins
+from ml4cube.preprocessing.blocks import Slices, each_block
+from ml4cube.preprocessing.climatology import GROUPS, check_group, group_ids, time_dim
+from ml4cube.preprocessing.cubes import check_known
+from ml4cube.preprocessing.weights import Weights, cell_weights, spread_weights
+
+
+@dataclass(frozen=True)
+class Form:
+    """What statistics are asked for besides one mean and range per variable.
+
+    Parameters
+    ----------
+    dims : tuple of str or None
+        Dims to sum up along; all if None.
+    by : {"month", "season", "dayofyear", None}
+        Climatology.
+    weights : Variable, optional
+        On some dims of the cube.
+    counted : bool
+        Whether quantiles are wanted.
+    groups : Variable, optional
+        Group of each time step.
+    labels : mapping of str to ndarray
+        Coordinate values of the cube's dims.
+    """
+
+    dims: tuple[str, ...] | None = None
+    by: str | None = None
+    weights: xr.Variable | None = None
+    counted: bool = False
+    groups: xr.Variable | None = None
+    labels: Mapping[str, NDArray[Any]] | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is asked for."""
+        return self.dims is None and self.by is None and self.weights is None and not self.counted
+
+
+def form_of(
+    cube: xr.Dataset, dims: tuple[str, ...] | None, by: str | None, weights: Weights, counted: bool
+) -> Form:
+    """Check what a user asked for.
+
+    Parameters
+    ----------
+    cube : Dataset
+        The cube.
+    dims : tuple of str or None
+        Dims to sum up along.
+    by : str or None
+        Climatology.
+    weights : {"area"}, DataArray or None
+        Weights of cells.
+    counted : bool
+        Whether quantiles are wanted.
+
+    Returns
+    -------
+    Form
+        Checked.
+
+    Raises
+    ------
+    InvalidValueError
+        If a dim or climatology is unknown, or time is kept where a climatology sums along it.
+    """
+    check_group("by", by)
+    if dims is not None:
+        check_known("dims", dims, cube.dims)
+    groups = None
+    if by is not None:
+        if dims is not None and time_dim(cube) not in dims:
+            raise InvalidValueError(
+                f"by={by!r} sums along {time_dim(cube)!r}, but dims={list(dims)} keeps it; "
+                "name it in dims too"
+            )
+        groups = group_ids(cube, by)
+    labels = {str(name): cube[str(name)].values for name in cube.indexes if name in cube.dims}
+    return Form(dims, by, cell_weights(cube, weights), counted, groups, labels)
+
+
+def field_statistics(
+    variable: xr.Variable, where: xr.Variable | None, form: Form
+) -> FieldStatistics:
+    """Sum up one variable as the form asks.
+
+    Parameters
+    ----------
+    variable : Variable
+        Of numbers.
+    where : Variable of bool, optional
+        Cells to use, on the same dims.
+    form : Form
+        What is wanted.
+
+    Returns
+    -------
+    FieldStatistics
+        Memory needed is that of the result and of a few blocks.
+    """
+    plan = _Plan.of(variable, form)
+    weights = None if form.weights is None else spread_weights(form.weights, variable)
+    groups = None
+    if plan.grouped and form.groups is not None:
+        groups = _spread_groups(form.groups, variable)
+    others = [where, weights, groups]
+    shape = tuple(plan.sizes.values())
+    total = Moments.empty(shape)
+    for slices, found in each_block(variable, others, partial(_block_moments, plan)):
+        for group, moments in found:
+            target = tuple(array[plan.place(slices, group)] for array in total)
+            merged = Moments(*target).merge(moments)
+            for array, values in zip(target, merged, strict=True):
+                array[...] = values
+    labels = dict(form.labels or {})
+    if plan.grouped:
+        labels[str(form.by)] = GROUPS[str(form.by)]
+    labels = {dim: labels[dim] for dim in plan.sizes if dim in labels}
+    statistics = FieldStatistics(*total, dims=tuple(plan.sizes), labels=labels)
+    if form.counted:
+        histogram = _counted(variable, others, plan, statistics)
+        statistics = replace(statistics, histogram=histogram)
+    return statistics
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a block of one variable is summed up."""
+
+    dims: tuple[str, ...]
+    kept: tuple[str, ...]
+    time_axis: int | None
+    sizes: dict[str, int]
+
+    @classmethod
+    def of(cls, variable: xr.Variable, form: Form) -> _Plan:
+        """Plan for a variable; one that lacks the time has no climatology."""
+        dims = tuple(str(dim) for dim in variable.dims)
+        kept = tuple(d for d in dims if form.dims is not None and d not in form.dims)
+        sizes = {dim: variable.sizes[dim] for dim in kept}
+        axis = None
+        if form.groups is not None and form.groups.dims[0] in dims:
+            axis = dims.index(str(form.groups.dims[0]))
+            sizes = {str(form.by): len(GROUPS[str(form.by)]), **sizes}
+        return cls(dims, kept, axis, sizes)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the first dim is that of the climatology."""
+        return self.time_axis is not None
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Axes of the variable that are summed along."""
+        return tuple(i for i, dim in enumerate(self.dims) if dim not in self.kept)
+
+    def place(self, slices: Slices, group: int) -> tuple[Any, ...]:
+        """Where a block's sums belong in the field; `...` keeps a view of a single place."""
+        front: tuple[Any, ...] = (group,) if self.grouped else ()
+        return (*front, *(slices[dim] for dim in self.kept), ...)
+
+    def of_group(
+        self, arrays: tuple[NDArray[Any] | None, ...], groups: NDArray[Any] | None
+    ) -> list[tuple[int, tuple[NDArray[Any] | None, ...]]]:
+        """Cut a block by groups."""
+        if self.time_axis is None or groups is None:
+            return [(0, arrays)]
+        axis = self.time_axis
+        along = np.moveaxis(groups, axis, 0).reshape(groups.shape[axis], -1)[:, 0]
+        cut = []
+        for group in np.unique(along):
+            steps = np.flatnonzero(along == group)
+            if len(steps) == len(along):
+                cut.append((int(group), arrays))
+                continue
+            taken = tuple(None if a is None else np.take(a, steps, axis) for a in arrays)
+            cut.append((int(group), taken))
+        return cut
+
+
+def _spread_groups(groups: xr.Variable, variable: xr.Variable) -> xr.Variable:
+    """Group of each cell, as a view that takes no room."""
+    sizes = {dim: n for dim, n in variable.sizes.items() if dim not in groups.dims}
+    full: xr.Variable = groups.set_dims({**sizes, **groups.sizes})  # type: ignore[no-untyped-call]
+    return full.transpose(*variable.dims)
+
+
+def _block_moments(
+    plan: _Plan,
+    slices: Slices,
+    values: NDArray[Any],
+    where: NDArray[Any] | None,
+    weights: NDArray[Any] | None,
+    groups: NDArray[Any] | None,
+) -> list[tuple[int, Moments]]:
+    """Sum up one block, group by group."""
+    return [
+        (group, Moments.of(arrays[0], plan.axes, arrays[1], arrays[2]))  # type: ignore[arg-type]
+        for group, arrays in plan.of_group((values, where, weights), groups)
+    ]
+
+
+def _counted(
+    variable: xr.Variable, others: list[xr.Variable | None], plan: _Plan, stats: FieldStatistics
+) -> Histogram:
+    """Read the variable once more and count its cells by bins between the least and greatest."""
+    places = stats.mean.size
+    bins = default_bins(places)
+    grid = BinGrid.spanning(stats.min, stats.max, bins)
+    dtype = np.int64 if others[1] is None else np.float64
+    counts = np.zeros(places * bins, dtype)
+    numbers = np.arange(places).reshape(stats.mean.shape)
+    work = partial(_block_counts, plan, grid, numbers)
+    for _, (where, found) in each_block(variable, others, work):
+        counts[where] += found
+    return Histogram(grid, counts.reshape(*stats.mean.shape, bins))
+
+
+def _block_counts(
+    plan: _Plan,
+    grid: BinGrid,
+    numbers: NDArray[np.int64],
+    slices: Slices,
+    values: NDArray[Any],
+    where: NDArray[Any] | None,
+    weights: NDArray[Any] | None,
+    groups: NDArray[Any] | None,
+) -> tuple[slice | NDArray[np.int64], NDArray[Any]]:
+    """Counters that one block adds to, each once, and what it adds."""
+    counters, added = [], []
+    for group, arrays in plan.of_group((values, where, weights), groups):
+        cells, chosen, weighed = arrays
+        assert cells is not None
+        x = cells.astype(np.float64)
+        ok = np.isfinite(x)
+        if chosen is not None:
+            ok &= chosen
+        if weighed is not None:
+            ok &= weighed > 0
+        place = np.expand_dims(numbers[plan.place(slices, group)], plan.axes)
+        counters.append(grid.locate(x[ok], np.broadcast_to(place, x.shape)[ok]))
+        if weighed is not None:
+            added.append(weighed[ok])
+    every = np.concatenate(counters)
+    amounts = np.concatenate(added) if added else None
+    total = numbers.size * grid.bins
+    if total <= 4 * values.size:
+        return slice(None), np.bincount(every, amounts, total)
+    located, inverse = np.unique(every, return_inverse=True)
+    return located, np.bincount(inverse, amounts, len(located))
+
+
+def labelled(stats: VariableStatistics, values: Any) -> Any:
+    """Give numbers of statistics their dims and coordinates.
+
+    Parameters
+    ----------
+    stats : VariableStatistics or FieldStatistics
+        Whose numbers they are.
+    values : float or ndarray
+        One number, or one at each place.
+
+    Returns
+    -------
+    float or DataArray
+        A float where there is one place only.
+    """
+    if not isinstance(stats, FieldStatistics) or not stats.dims:
+        return float(values)
+    coords = {dim: (dim, labels) for dim, labels in stats.labels.items()}
+    return xr.DataArray(values, coords, stats.dims)

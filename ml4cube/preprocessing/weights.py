@@ -1,0 +1,115 @@
+"""Weights of cells: by area, or as given."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.fields import check_weights
+from ml4cube.preprocessing import cubes
+
+Weights = str | xr.DataArray | None
+
+_NORTH = ("degrees_north", "degree_north", "degree_n", "degrees_n", "degreen", "degreesn")
+
+
+def cell_weights(cube: xr.Dataset, weights: Weights) -> xr.Variable | None:
+    """Read what a user gave for weights.
+
+    Parameters
+    ----------
+    cube : Dataset
+        Whose cells are weighed.
+    weights : {"area"}, DataArray or None
+        ``"area"`` weighs by the cosine of latitude, as cells of a regular grid cover it. A
+        DataArray is matched by the names of its dims.
+
+    Returns
+    -------
+    Variable of float64 or None
+        On some dims of the cube; lazy if it was given so.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is of another type.
+    InvalidValueError
+        If there is no latitude, a dim is unknown, coordinates differ, or a weight is negative
+        or not finite.
+
+    Examples
+    --------
+    >>> ds = xr.Dataset(coords={"lat": [0.0, 60.0]})
+    >>> cell_weights(ds, "area").values.round(3)
+    array([1. , 0.5])
+    """
+    if weights is None:
+        return None
+    if isinstance(weights, str):
+        check_choice("weights", weights, ("area",))
+        return _area(cube)
+    if not isinstance(weights, xr.DataArray):
+        raise InvalidTypeError(
+            f"weights is a {type(weights).__name__}; give 'area', or a DataArray, whose dims have "
+            "names"
+        )
+    cubes.check_known("weights", (str(dim) for dim in weights.dims), cube.dims)
+    try:
+        xr.align(weights, cube, join="exact", copy=False)
+    except ValueError as error:
+        raise InvalidValueError(
+            f"the weights' coordinates are not those of the cube ({error}); reindex them"
+        ) from error
+    found = weights.variable.astype(np.float64)
+    if found.chunks is None:
+        check_weights(found.values)
+    return found
+
+
+def _area(cube: xr.Dataset) -> xr.Variable:
+    """Cosine of latitude, on the dims of the latitude."""
+    latitude = [c for name, c in cube.coords.items() if _is_latitude(str(name), c)]
+    if not latitude:
+        raise InvalidValueError(
+            f"weights='area' needs latitudes, but none of {list(cube.coords)} is one; name it "
+            "'lat', or give it units='degrees_north'"
+        )
+    # a regular grid has one along a dim; a curvilinear one has them on two
+    degrees = min(latitude, key=lambda c: c.ndim).variable.astype(np.float64)
+    if not bool((abs(degrees) <= 90).all()):
+        raise InvalidValueError("weights='area': latitudes must be finite, from -90 to 90 degrees")
+    area: xr.Variable = np.cos(np.deg2rad(degrees.load()))
+    return xr.Variable(area.dims, np.maximum(area.values, 0.0))
+
+
+def _is_latitude(name: str, coord: xr.DataArray) -> bool:
+    """Whether a coordinate is a latitude, by CF or by name."""
+    units = str(coord.attrs.get("units", "")).lower()
+    named = name.lower() in ("lat", "latitude", "nav_lat")
+    known = coord.attrs.get("standard_name") == "latitude" or units in _NORTH
+    return coord.ndim > 0 and (named or known)
+
+
+def spread_weights(weights: xr.Variable, variable: xr.Variable) -> xr.Variable:
+    """Broadcast weights to a variable's dims, by name.
+
+    Parameters
+    ----------
+    weights : Variable
+        On some dims of the cube.
+    variable : Variable
+        What they are for.
+
+    Returns
+    -------
+    Variable
+        On the dims of `variable`. Along a dim that the variable lacks, its one copy weighs what
+        the others weigh in the mean.
+    """
+    spare = [dim for dim in weights.dims if dim not in variable.dims]
+    if spare:
+        weights = weights.mean(spare)
+    sizes = {dim: n for dim, n in variable.sizes.items() if dim not in weights.dims}
+    full: xr.Variable = weights.set_dims({**sizes, **weights.sizes})  # type: ignore[no-untyped-call]
+    return full.transpose(*variable.dims)

@@ -1,0 +1,362 @@
+"""Statistics that keep dims, follow a climatology, are weighted, or know quantiles."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube import preprocessing as pp
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.fields import FieldStatistics
+from ml4cube.core.quantiles import BinGrid, Histogram
+from ml4cube.core.statistics import scale_parameters
+from tests import oracle
+from tests.cubes import coordinates
+
+SHAPE = {"time": 30, "level": 2, "lat": 4, "lon": 2}
+
+
+def made_cube(calendar: str | None = None, seed: int = 0, dtype: str = "float32") -> xr.Dataset:
+    """About every 25 days for two years: gaps, infinities, a place of gaps, a constant place."""
+    rng = np.random.default_rng(seed)
+    cells = rng.normal(280, 8, tuple(SHAPE.values())).astype(dtype)
+    cells[rng.random(cells.shape) < 0.2] = np.nan
+    cells[rng.random(cells.shape) < 0.02] = -np.inf
+    cells[:, 0, 1, 1] = np.nan
+    cells[:, 1, 2, 0] = 273.15
+    ds = xr.Dataset({"t": (tuple(SHAPE), cells)}, coordinates(SHAPE, calendar))
+    if calendar is None:
+        steps = np.arange(SHAPE["time"]) * np.timedelta64(25, "D")
+        ds["time"] = np.datetime64("2001-11-20", "ns") + steps
+    else:
+        ds["time"] = xr.date_range(
+            "2001-11-20", periods=SHAPE["time"], freq="25D", calendar=calendar, use_cftime=True
+        )
+    label = rng.choice(np.array([1, 1, 1, 0, 2, 255], "uint8"), tuple(SHAPE.values()))
+    ds["split"] = (tuple(SHAPE), label)
+    ds["height"] = (("lat", "lon"), rng.random((4, 2)))
+    return ds
+
+
+def cells_at(ds: xr.Dataset, weights: xr.DataArray, place: dict[str, Any], by: str | None) -> Any:
+    """Values and weights of the train cells at one place, one by one."""
+    dates = [ds.indexes["time"][i] for i in range(ds.sizes["time"])]
+    values, counted = [], []
+    for index in itertools.product(*(range(n) for n in SHAPE.values())):
+        at = dict(zip(SHAPE, index, strict=True))
+        here = all(at[dim] == i for dim, i in place.items() if dim != by)
+        in_group = by is None or oracle.group_of(dates[at["time"]], by) == place[by]
+        if here and in_group and ds.split.values[index] == 1:
+            values.append(float(ds.t.values[index]))
+            counted.append(float(weights.values[index]))
+    return values, counted
+
+
+FORMS: list[tuple[Any, str | None, str | None]] = [
+    (["time", "lat", "lon"], None, None),
+    ("time", None, None),
+    (None, "month", None),
+    (None, "season", "area"),
+    (["time", "lat", "lon"], "season", None),
+    (None, None, "area"),
+    (["lat", "time", "lon"], None, "given"),
+    (["time", "level"], "season", "given"),
+]
+
+
+@pytest.mark.parametrize("calendar", [None, "360_day"])
+@pytest.mark.parametrize(("dims", "by", "weights"), FORMS)
+def test_every_place_has_the_moments_and_quantiles_of_its_train_cells(
+    dims: Any, by: str | None, weights: str | None, calendar: str | None
+) -> None:
+    ds = made_cube(calendar)
+    given: Any = weights
+    if weights == "given":
+        given = xr.DataArray(np.arange(8.0).reshape(2, 4), dims=["lon", "lat"])
+    known = {None: xr.DataArray(1.0), "area": np.cos(np.deg2rad(ds.lat)), "given": given}[weights]
+    full = known.broadcast_like(ds.t).transpose(*ds.t.dims)
+    stats = pp.Statistics.from_cube(ds, ["t"], dims=dims, by=by, weights=given, quantiles=[0.5])
+    found = stats["t"]
+    assert isinstance(found, FieldStatistics)
+    along = set(SHAPE) if dims is None else {dims} if isinstance(dims, str) else set(dims)
+    kept = [dim for dim in SHAPE if dim not in along]
+    assert found.dims == ((by, *kept) if by else tuple(kept))
+    labels = found.labels[by] if by else [None]
+    checked = 0
+    for g, label in enumerate(labels):
+        for index in itertools.product(*(range(SHAPE[dim]) for dim in kept)):
+            place = dict(zip(kept, index, strict=True)) | ({by: label} if by else {})
+            values, w = cells_at(ds, full, place, by)
+            expected = oracle.weighted_moments(values, w)
+            at = (g, *index) if by else index
+            for name in ("count", "gaps", "infs", "min", "max"):
+                np.testing.assert_equal(getattr(found, name)[at], float(expected[name]))
+            for name in ("mean", "std"):
+                np.testing.assert_allclose(
+                    getattr(found, name)[at], float(expected[name]), rtol=1e-13, atol=1e-11
+                )
+            for p in (0.0, 0.25, 0.5, 0.9, 1.0):
+                low, high = oracle.quantile_bounds(values, w, p)
+                read, off = found.quantile(p)[at], found.quantile_error[at]
+                assert (math.isnan(low) and math.isnan(read)) or low - off <= read <= high + off
+            checked += expected["count"]
+    assert checked == found.count.sum() > 50
+
+
+def test_range_over_bins_bounds_the_error_and_fields_have_fewer_bins() -> None:
+    cells = np.random.default_rng(0).lognormal(0, 2, 100_000)
+    one = pp.Statistics.from_cube({"t": cells}, quantiles=[0.5])["t"]
+    assert one.quantile_error <= 2 * np.ptp(cells) / 65_534
+    for p in (0.01, 0.25, 0.5, 0.75, 0.99):
+        exact = np.quantile(cells, p, method="inverted_cdf")
+        assert abs(one.quantile(p) - exact) <= one.quantile_error
+    assert one.quantile(0) == cells.min()
+    assert one.quantile(1) == cells.max()
+    many = pp.Statistics.from_cube(
+        xr.Dataset({"t": (("x", "y"), cells.reshape(50, 2000))}), dims="x", quantiles=[0.5]
+    )["t"]
+    assert many.histogram.grid.bins == 8192
+    exact = np.quantile(cells.reshape(50, 2000), 0.75, axis=0, method="inverted_cdf")
+    assert (abs(many.quantile(0.75) - exact) <= many.quantile_error).all()
+    wide = xr.Dataset({"t": (("x", "y"), np.broadcast_to(np.float32(1), (1, 2**21)))})
+    with pytest.raises(InvalidValueError, match=r"2097152 places.*GB"):
+        pp.Statistics.from_cube(wide, dims="x", quantiles=[0.5])
+
+
+FINITE = st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, -0.0, 273.15, 1e-30, 1e30, -1e30])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(FINITE, min_size=1, max_size=8), min_size=2, max_size=5), st.randoms())
+def test_histograms_merged_in_any_order_are_that_of_the_whole_bit_for_bit(
+    parts: list[list[float]], random: Any
+) -> None:
+    def counted(cells: list[float]) -> Histogram:
+        x = np.array(cells)
+        grid = BinGrid.spanning(x.min(), x.max(), 16)
+        assert np.ptp(x) == 0 or grid.width <= max(2 * np.ptp(x) / 14, np.spacing(abs(x).max()) * 2)
+        return Histogram(grid, np.bincount(grid.locate(x, np.zeros(len(x), int)), minlength=16))
+
+    merged, seen = counted(parts[0]), parts[0]
+    order = parts[1:]
+    random.shuffle(order)
+    for part in order:
+        seen = seen + part
+        merged = merged.merge(counted(part), min(seen), max(seen))
+    whole = counted(seen)
+    np.testing.assert_array_equal(merged.counts, whole.counts)
+    assert merged.grid.exponent == whole.grid.exponent
+    assert merged.grid.start == whole.grid.start
+
+
+@pytest.mark.parametrize(("dims", "by", "weights"), FORMS[:6])
+def test_cells_outside_train_change_no_bit_of_any_form(dims: Any, by: Any, weights: Any) -> None:
+    ds = made_cube()
+    spoiled = ds.assign(t=xr.where(ds.split == 1, ds.t, np.float32(1e9)).astype("f4"))
+    form = {"dims": dims, "by": by, "weights": weights, "quantiles": [0.5]}
+    for chunks in (None, {"time": 7, "lat": 3}):
+        a, b = (cube.chunk(chunks) if chunks else cube for cube in (ds, spoiled))
+        stats = pp.Statistics.from_cube(a, ["t"], **form)
+        assert pp.Statistics.from_cube(b, ["t"], **form) == stats
+        assert stats.part == "train"
+
+
+@pytest.mark.parametrize(("dims", "by", "weights"), FORMS[:6])
+@pytest.mark.parametrize("chunks", [{"time": 7, "lat": 3}, {"lon": 1, "level": 1}])
+def test_chunks_orders_and_schedulers_do_not_matter(
+    dims: Any, by: Any, weights: Any, chunks: Any
+) -> None:
+    ds = made_cube()
+    form = {"dims": dims, "by": by, "weights": weights, "quantiles": [0.5]}
+    plain = pp.Statistics.from_cube(ds, ["t"], **form)["t"]
+    lazy = ds.transpose("lon", "time", "lat", "level", missing_dims="ignore").chunk(chunks)
+    with dask.config.set(scheduler="synchronous"):
+        one = pp.Statistics.from_cube(lazy, ["t"], **form)
+    again = pp.Statistics.from_cube(lazy, ["t"], **form)
+    assert one == again
+    found = one["t"]
+    order = [found.dims.index(dim) for dim in plain.dims]
+    for name in ("count", "gaps", "infs", "min", "max"):
+        np.testing.assert_array_equal(getattr(found, name).transpose(order), getattr(plain, name))
+    for name in ("mean", "std"):
+        close = getattr(found, name).transpose(order)
+        np.testing.assert_allclose(close, getattr(plain, name), rtol=1e-12, atol=1e-12)
+    if weights is None:
+        np.testing.assert_array_equal(found.quantile(0.3).transpose(order), plain.quantile(0.3))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.permutations(range(4)), st.sampled_from(FORMS[:6]))
+def test_parts_merged_in_any_order_are_the_whole(order: list[int], form: Any) -> None:
+    dims, by, weights = form
+    ds = made_cube(seed=1)
+    options = {"dims": dims, "by": by, "weights": weights, "quantiles": [0.5]}
+    parts = [ds.isel(time=slice(i, i + 8)) for i in (0, 8, 16, 24)]
+    whole = pp.Statistics.from_cube(ds, ["t"], **options)["t"]
+    merged: Any = None
+    for i in order:
+        stats = pp.Statistics.from_cube(parts[i], ["t"], **options)
+        merged = stats if merged is None else merged.merge(stats)
+    found = merged["t"]
+    for name in ("count", "gaps", "infs", "min", "max"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
+    np.testing.assert_allclose(found.mean, whole.mean, rtol=1e-13)
+    np.testing.assert_allclose(found.std, whole.std, rtol=1e-12, atol=1e-12)
+    if weights is None:
+        np.testing.assert_array_equal(found.histogram.counts, whole.histogram.counts)
+    else:
+        np.testing.assert_allclose(found.histogram.counts, whole.histogram.counts, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("dims", "by", "weights"), FORMS[:6])
+def test_json_and_pickle_keep_every_bit(dims: Any, by: Any, weights: Any) -> None:
+    ds = made_cube("360_day")
+    ds["plev"] = ("lat", ds.lat.values)
+    for quantiles in ([], [0.5]):
+        stats = pp.Statistics.from_cube(
+            ds, ["t"], dims=dims, by=by, weights=weights, quantiles=quantiles
+        )
+        for copy in (
+            pp.Statistics.from_json(stats.to_json()),
+            pickle.loads(pickle.dumps(stats)),  # noqa: S301
+        ):
+            assert copy == stats
+            assert hash(copy) == hash(stats)
+            np.testing.assert_array_equal(copy["t"].mean, stats["t"].mean)
+            assert copy.merge(stats)["t"].count.sum() == 2 * stats["t"].count.sum()
+    time_kept = pp.Statistics.from_cube(ds, ["t"], dims=["level", "lat", "lon"])
+    assert pp.Statistics.from_json(time_kept.to_json()) == time_kept
+
+
+def test_numbers_come_with_dims_and_coordinates() -> None:
+    ds = made_cube()
+    mean, std = pp.get_statistics(ds, ["height"], dims="time", by="season")["t"]
+    assert mean.dims == ("season", "level", "lat", "lon")
+    assert mean.season.values.tolist() == ["DJF", "MAM", "JJA", "SON"]
+    np.testing.assert_array_equal(mean.lat, ds.lat)
+    train = ds.t.where((ds.split == 1) & np.isfinite(ds.t)).groupby("time.season")
+    expected = train.mean("time").sel(season=mean.season).transpose(*mean.dims)
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
+    assert std.dims == mean.dims
+    low, high = pp.get_range(ds, dims=["time", "lat", "lon"])["t"]
+    assert (low < high).all()
+    # a variable without the time has no climatology, one without a dim to keep is one number
+    by_month, whole = (pp.get_statistics(ds, by=by)["height"] for by in ("month", None))
+    assert by_month == pytest.approx(whole, rel=1e-14)
+    weighted = pp.get_statistics(ds, weights="area")
+    assert all(isinstance(number, float) for number in weighted["t"])
+
+
+def test_per_pixel_statistics_of_a_lazy_cube_hold_few_blocks_at_a_time() -> None:
+    import tracemalloc
+
+    rng = dask.array.random.default_rng(0)
+    cells = rng.normal(size=(400, 64, 64), chunks=(8, 64, 64))
+    ds = xr.Dataset({"t": (("time", "lat", "lon"), cells)})
+    pp.get_statistics(ds.isel(time=slice(80)), dims="time")
+    tracemalloc.start()
+    pp.get_statistics(ds, dims="time")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # the cube is 13 MB, a block's float64 and its results about 0.5 MB each
+    assert peak < 9e6
+
+
+def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
+    def read(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("computed too early")
+
+    ds = made_cube().chunk(time=5)
+    plain = ds.drop_vars("lat").assign_coords(lat=("lat", [1.0, 2.0, 3.0, 95.0]))
+    negative = xr.DataArray([1.0, -1.0, 1.0, 1.0], dims="lat")
+    with dask.config.set(scheduler=read):
+        for options, words in [
+            ({"dims": ["tme"]}, "dims='tme'.*did you mean 'time'"),
+            ({"by": "mnth"}, "by='mnth'.*did you mean 'month'"),
+            ({"by": "month", "dims": ["lat"]}, "name it in dims too"),
+            ({"weights": "aera"}, "weights='aera'.*did you mean 'area'"),
+            ({"weights": negative}, "not negative"),
+            ({"weights": negative.rename(lat="x")}, "weights='x'"),
+            ({"weights": xr.DataArray([1.0], {"lat": [0.5]}, ["lat"])}, "coordinates are not"),
+            ({"quantiles": [50]}, "from 0 to 1"),
+        ]:
+            with pytest.raises(InvalidValueError, match=words):
+                pp.Statistics.from_cube(ds, **options)
+        with pytest.raises(InvalidValueError, match="from -90 to 90"):
+            pp.Statistics.from_cube(plain, weights="area")
+        with pytest.raises(InvalidValueError, match="needs latitudes"):
+            pp.Statistics.from_cube(plain.drop_vars("lat"), weights="area")
+        with pytest.raises(InvalidValueError, match="one dim with dates"):
+            pp.Statistics.from_cube(plain.drop_vars("time"), by="month")
+        with pytest.raises(InvalidTypeError, match="give 'area', or a DataArray"):
+            pp.Statistics.from_cube(ds, weights=np.ones(4))
+    with pytest.raises(InvalidTypeError, match="names of dims"):
+        pp.get_statistics({"t": np.ones(3)}, dims=["x"])
+    lazy = xr.DataArray(np.full(4, np.nan), dims="lat").chunk()
+    with pytest.raises(InvalidValueError, match=r"'t': weights from nan"):
+        pp.get_statistics(ds, weights=lazy)
+
+
+def test_other_forms_neither_merge_nor_scale_where_one_number_is_needed() -> None:
+    ds = made_cube()
+    whole, levels = (
+        pp.Statistics.from_cube(ds, ["t"], dims=d) for d in (None, ["time", "lat", "lon"])
+    )
+    for a, b in ((levels, whole), (whole, levels)):
+        with pytest.raises(InvalidValueError, match="cannot merge"):
+            a.merge(b)
+    other = pp.Statistics.from_cube(
+        ds.assign_coords(level=[5, 6]), ["t"], dims=["time", "lat", "lon"]
+    )
+    with pytest.raises(InvalidValueError, match="same dims, coordinates"):
+        levels.merge(other)
+    with pytest.raises(InvalidValueError, match="no histogram"):
+        levels["t"].quantile(0.5)
+    with pytest.raises(InvalidValueError, match="no histogram"):
+        whole.quantiles([0.5])
+    with pytest.raises(InvalidTypeError, match="use CubeScaler"):
+        scale_parameters(levels["t"], "standardize")
+
+
+@pytest.mark.parametrize("dtype", ["i2", "u1", "bool", ">f4", "f2", "f8"])
+def test_every_real_dtype_is_right_in_every_form(dtype: str) -> None:
+    cells = (np.arange(60).reshape(5, 12) * 7 % 2).astype(dtype)
+    ds = xr.Dataset({"t": (("time", "x"), cells)})
+    stats = pp.Statistics.from_cube(ds, dims="time", quantiles=[0.5])["t"]
+    np.testing.assert_allclose(stats.mean, cells.astype("f8").mean(0), rtol=1e-14)
+    np.testing.assert_array_equal(stats.max, cells.max(0))
+    dated = ds.assign(when=("time", np.zeros(5, "M8[ns]")))
+    with pytest.raises(InvalidTypeError, match=r"'when'.*real numbers"):
+        pp.Statistics.from_cube(dated, ["when"], dims="time")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "centre", "spread", "gaps"),
+    [
+        ("float32", 273.15, 0.01, 0.1),
+        ("float32", 5e5, 50.0, 0.1),
+        ("float32", 101325.0, 1.0, 0.1),
+        ("float64", 1e6, 0.01, 0.1),
+    ],
+)
+def test_small_spreads_on_large_offsets_are_exact_at_every_place(
+    dtype: str, centre: float, spread: float, gaps: float
+) -> None:
+    rng = np.random.default_rng(5)
+    cells = rng.normal(centre, spread, (4000, 6)).astype(dtype)
+    cells[rng.random(cells.shape) < gaps] = np.nan
+    ds = xr.Dataset({"t": (("time", "level"), cells)}).chunk(time=333)
+    stats = pp.Statistics.from_cube(ds, dims="time")["t"]
+    for level in range(6):
+        expected = oracle.moments(cells[:, level])
+        assert abs(stats.mean[level] - expected["mean"]) <= 1e-6 * expected["std"]
+        assert abs(stats.std[level] / expected["std"] - 1) <= 1e-6
