@@ -5,12 +5,12 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training bench-codecs
+.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite"
 	@echo "make setup   only build $(VENV)/"
-	@echo "make bench-NAME    measure (statistics, loading, training, codecs), into benchmarks/results/"
+	@echo "make bench-NAME    measure (statistics, loading, training, codecs, sampling), into benchmarks/results/"
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml scripts/setup_env.py
@@ -36,6 +36,13 @@ $(PEERS)/.ready: pyproject.toml benchmarks/peers.py scripts/setup_env.py
 
 bench-training: $(PEERS)/.ready
 	$(PEERS)/bin/python -P benchmarks/training.py
+
+ANCESTOR := benchmarks/.ancestor-venv
+$(ANCESTOR)/.ready: benchmarks/ancestor.py
+	$(PYTHON) benchmarks/ancestor.py $(ANCESTOR)
+
+bench-sampling: setup $(ANCESTOR)/.ready
+	$(PY) -P benchmarks/sampling.py
 
 lint: setup
 	$(VENV)/bin/ruff check .

@@ -1,0 +1,318 @@
+"""Writing training stores: ours against the floor, the ancestor, return-to-parent and xbatcher.
+
+Writes `benchmarks/results/sampling.json`. Every contender runs in a process of its own on the same
+cube (float32 with gaps, zarr v3 in chunks of half a megabyte) in a temporary folder, in turns; the
+median of several repeats counts. CPU is that of the process and all its workers. The floor decodes
+every chunk once, encodes as many bytes once with the same codec, and writes them once.
+
+Contenders that copy a cube's way of others work on a slice of it, and count by the sample:
+
+- *ancestor*: ml4xcube 1.1.0, in an environment of its own (`make bench-sampling` builds it);
+- *xbatcher*: `BatchGenerator` over a chunk of the cube in memory, patches stacked and appended with
+  `to_zarr`;
+- *return to parent*: workers cut windows, the parent gets the arrays and writes them with zarr.
+
+``python -P benchmarks/sampling.py --quick`` runs it once on a small cube.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results" / "sampling.json"
+ANCESTOR = Path(__file__).parent / ".ancestor-venv" / "bin" / "python"
+CHUNK = {"time": 32, "lat": 64, "lon": 64}
+WINDOWS: dict[str, dict[str, int]] = {
+    "patches": {"time": 1, "lat": 16, "lon": 16},
+    "cuboids": {"time": 8, "lat": 16, "lon": 16},
+    "points": {},
+}
+
+
+def make_cube(path: Path, steps: int) -> None:
+    """Waves, a season and noise to two decimals; one box of land, some clouds."""
+    import xarray as xr
+
+    rng = np.random.default_rng(0)
+    lat, lon = np.meshgrid(np.linspace(-60, 60, 256), np.linspace(0, 360, 256), indexing="ij")
+    for start in range(0, steps, CHUNK["time"]):
+        time_ = np.arange(start, start + CHUNK["time"])[:, None, None]
+        cells = 290 - (lat / 12) ** 2 + np.sin(lon / 20 + time_ / 9) * 5
+        cells = (cells + rng.normal(0, 0.5, cells.shape)).round(2).astype("float32")
+        cells[:, 100:120, 40:80] = np.nan
+        cells[rng.random(cells.shape) < 1e-4] = np.nan
+        slab = xr.Dataset({"t": (tuple(CHUNK), cells)}, {"time": time_.ravel()})
+        if start == 0:
+            encoding = {"t": {"chunks": tuple(CHUNK.values())}}
+            slab.to_zarr(path, encoding=encoding, consolidated=False)
+        else:
+            slab.to_zarr(path, append_dim="time", consolidated=False)
+
+
+def labelled(path: str) -> Any:
+    """The cube with blocks of its chunks dealt out."""
+    import xarray as xr
+
+    from ml4cube.splits import assign_block_split
+
+    cube = xr.open_zarr(path, consolidated=False)
+    return assign_block_split(cube, CHUNK, split=0.8, seed=0)
+
+
+def ours(path: str, out: Path, kind: str, nproc: int) -> dict[str, Any]:
+    """MultiProcSampler as a user calls it."""
+    from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+
+    done = MultiProcSampler(
+        labelled(path),
+        sample_size=WINDOWS[kind] or None,
+        train_cube=out / "train.zarr",
+        test_cube=out / "test.zarr",
+        nproc=nproc,
+        progress=False,
+    ).run()
+    assert done is not None
+    return {"samples": sum(done.plan.samples.values())}
+
+
+def floor(path: str, out: Path, kind: str, nproc: int) -> dict[str, Any]:
+    """Decode, encode, write: each byte once, in this process."""
+    import zarr
+
+    from ml4cube.datasets.encoding import Compressor
+
+    array = zarr.open_array(f"{path}/t", mode="r")
+    codec = Compressor()
+    out.mkdir(parents=True)
+    for start in range(0, array.shape[0], CHUNK["time"]):
+        for y in range(0, array.shape[1], CHUNK["lat"]):
+            for x in range(0, array.shape[2], CHUNK["lon"]):
+                box = (slice(start, start + 32), slice(y, y + 64), slice(x, x + 64))
+                cells = np.asarray(array[box])
+                (out / f"{start}-{y}-{x}").write_bytes(codec.compress(cells, 4))
+    return {"samples": 0}
+
+
+def to_parent(path: str, out: Path, kind: str, nproc: int) -> dict[str, Any]:
+    """Workers cut, the parent writes: the usual way."""
+    import zarr
+    from loky import get_reusable_executor
+
+    size = {"time": 1, "lat": 1, "lon": 1} | WINDOWS[kind]
+    array = zarr.open_array(f"{path}/t", mode="r")
+    boxes = [
+        (s, y, x)
+        for s in range(0, array.shape[0], CHUNK["time"])
+        for y in range(0, array.shape[1], CHUNK["lat"])
+        for x in range(0, array.shape[2], CHUNK["lon"])
+    ]
+
+    def cut(box: tuple[int, int, int]) -> np.ndarray:
+        import zarr
+
+        s, y, x = box
+        cells = zarr.open_array(f"{path}/t", mode="r")[s : s + 32, y : y + 64, x : x + 64]
+        t, h, w = size.values()
+        made = cells.reshape(32 // t, t, 64 // h, h, 64 // w, w).transpose(0, 2, 4, 1, 3, 5)
+        made = made.reshape(-1, t, h, w)
+        return (made[np.isfinite(made).all((1, 2, 3))] - 290.0) / 5.0
+
+    stored = None
+    for made in get_reusable_executor(nproc).map(cut, boxes):
+        if stored is None:
+            stored = zarr.create_array(
+                out,
+                shape=(0, *made.shape[1:]),
+                chunks=(max(1, 2**19 // made[0].nbytes), *made.shape[1:]),
+                dtype="float32",
+            )
+        stored.append(made)
+    assert stored is not None
+    return {"samples": stored.shape[0]}
+
+
+def xbatcher(path: str, out: Path, kind: str, nproc: int) -> dict[str, Any]:
+    """BatchGenerator over the cube in memory, samples appended chunk by chunk."""
+    import xarray as xr
+    from xbatcher import BatchGenerator
+
+    size = {"time": 1, "lat": 1, "lon": 1} | WINDOWS[kind]
+    cube = xr.open_zarr(path, consolidated=False).isel(time=slice(0, 32)).load()
+    batches = BatchGenerator(cube, input_dims=size, preload_batch=False)
+    made, first, samples = [], True, 0
+    for number, patch in enumerate(batches, start=1):
+        values = patch["t"].values
+        if np.isfinite(values).all():
+            made.append((values - 290.0) / 5.0)
+        if len(made) == 1024 or number == len(batches):
+            samples += len(made)
+            stack = xr.Dataset({"t": (("samples", *size), np.stack(made))})
+            stack.to_zarr(out, **({} if first else {"append_dim": "samples"}))
+            made, first = [], False
+    return {"samples": samples}
+
+
+def ancestor(path: str, out: Path, kind: str, nproc: int) -> dict[str, Any]:
+    """ml4xcube 1.1.0 with its defaults, on a slice of the cube."""
+    import contextlib
+    import io
+
+    import xarray as xr
+    from ml4xcube.datasets.multiproc_sampler import MultiProcSampler
+
+    cube = xr.open_zarr(path, consolidated=False).isel(time=slice(0, 64))
+    blocks = list(CHUNK.items())
+    size = WINDOWS[kind]
+    out.mkdir(parents=True)
+    with contextlib.redirect_stdout(io.StringIO()):
+        # without a label, since it crashes on a block whose samples all go to the other part
+        sampler = MultiProcSampler(
+            ds=cube,
+            nproc=nproc,
+            train_cube=str(out / "train.zarr"),
+            test_cube=str(out / "test.zarr"),
+            block_size=blocks,
+            sample_size=list(size.items()) or None,
+            chunk_size=(1024, 16, 16) if size else (65_536,),
+            array_dims=("samples", "lat", "lon") if size else ("samples",),
+            scale_fn="standardize",
+        )
+        train, test = sampler.get_datasets()
+    return {"samples": train.sizes["samples"] + test.sizes["samples"]}
+
+
+CONTENDERS = {f.__name__: f for f in (ours, floor, to_parent, xbatcher, ancestor)}
+
+
+def run_one(name: str, path: str, out: Path, kind: str, nproc: int) -> None:
+    """Run one contender in this process and print what it took."""
+    before = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    started = time.perf_counter()
+    found = CONTENDERS[name](path, out, kind, nproc)
+    wall = time.perf_counter() - started
+    if name == "to_parent":
+        from loky import get_reusable_executor
+
+        get_reusable_executor(nproc).shutdown(wait=True)
+    after = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(
+        a.ru_utime + a.ru_stime - b.ru_utime - b.ru_stime
+        for a, b in zip(after, before, strict=True)
+    )
+    rss = {"parent": after[0].ru_maxrss / 1024, "worker": after[1].ru_maxrss / 1024}
+    print(json.dumps({**found, "wall_s": wall, "cpu_s": cpu, "rss_mb": rss}))
+
+
+def measure(name: str, cube: Path, folder: Path, kind: str, nproc: int) -> dict[str, Any]:
+    """Start a contender in a fresh interpreter."""
+    out = folder / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    python = ANCESTOR if name in ("ancestor", "xbatcher") else sys.executable
+    command = [python, "-P", __file__, "--run", name, str(cube), str(out), kind, str(nproc)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        raise RuntimeError(f"{name} {kind} failed:\n{ran.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def middle(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of wall, CPU and memory."""
+    return {
+        "samples": runs[0]["samples"],
+        "wall_s": statistics.median(r["wall_s"] for r in runs),
+        "cpu_s": statistics.median(r["cpu_s"] for r in runs),
+        "parent_mb": statistics.median(r["rss_mb"]["parent"] for r in runs),
+        "worker_mb": statistics.median(r["rss_mb"]["worker"] for r in runs),
+    }
+
+
+def rate(row: dict[str, Any]) -> float:
+    """Seconds of wall per sample."""
+    return float(row["wall_s"] / row["samples"])
+
+
+def main() -> None:
+    """Measure all, print a table, write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    if args.run:
+        name, cube, out, kind, nproc = args.run
+        run_one(name, cube, Path(out), kind, int(nproc))
+        return
+    repeats = 1 if args.quick else args.repeats
+    steps = [64, 128, 256] if args.quick else [704, 1408, 2816]
+    cores = os.cpu_count() or 1
+    rows: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        cubes = {n: folder / f"cube-{n}.zarr" for n in steps}
+        for n, path in cubes.items():
+            make_cube(path, n)
+        largest = cubes[steps[-1]]
+        jobs = [("floor", "patches", 1, largest)]
+        jobs += [("ours", kind, n, largest) for kind in WINDOWS for n in sorted({1, 4, cores})]
+        jobs += [("ours", "patches", cores, cubes[n]) for n in steps[:-1]]
+        jobs += [("to_parent", "patches", cores, largest), ("xbatcher", "patches", 1, largest)]
+        jobs += [("ancestor", kind, cores, largest) for kind in ("patches", "points")]
+        taken: dict[str, list[dict[str, Any]]] = {}
+        for _ in range(repeats):
+            for name, kind, nproc, cube in jobs:
+                label = f"{name} {kind} x{nproc} {cube.stem}"
+                taken.setdefault(label, []).append(measure(name, cube, folder, kind, nproc))
+        rows = {label: middle(runs) for label, runs in taken.items()}
+    big = f"cube-{steps[-1]}"
+    for label, row in rows.items():
+        print(
+            f"{label:36} {row['samples']:>11,} samples {row['wall_s']:>8.2f} s wall "
+            f"{row['cpu_s']:>8.2f} s cpu {row['worker_mb']:>6.0f} MB a worker"
+        )
+    alone, four = rows[f"ours patches x1 {big}"], rows[f"ours patches x4 {big}"]
+    all_cores = rows[f"ours patches x{cores} {big}"]
+    sizes = [rows[f"ours patches x{cores} cube-{n}"] for n in steps]
+    ancestors = {kind: rows[f"ancestor {kind} x{cores} {big}"] for kind in ("patches", "points")}
+    ours_now = {kind: rows[f"ours {kind} x{cores} {big}"] for kind in ("patches", "points")}
+    results = {
+        "cpu_over_floor": alone["cpu_s"] / rows[f"floor patches x1 {big}"]["cpu_s"],
+        "speedup_4_procs": alone["wall_s"] / four["wall_s"],
+        "rss_mb_per_worker": four["worker_mb"],
+        "rss_mb_over_sizes": [row["worker_mb"] for row in sizes],
+        "cpu_s_per_size": [row["cpu_s"] for row in sizes],
+        **{
+            f"ancestor_over_ours_{kind}": rate(ancestors[kind]) / rate(ours_now[kind])
+            for kind in ancestors
+        },
+        "to_parent_over_ours": rows[f"to_parent patches x{cores} {big}"]["wall_s"]
+        / all_cores["wall_s"],
+        "xbatcher_over_ours": rate(rows[f"xbatcher patches x1 {big}"]) / rate(alone),
+        "machine": {"cores": cores, "python": platform.python_version()},
+        "mb": [n * 256 * 256 * 4 / 1e6 for n in steps],
+        "repeats": repeats,
+        "rows": rows,
+    }
+    for key in list(results)[:9]:
+        print(f"{key:28} {results[key]}")
+    args.out.parent.mkdir(exist_ok=True)
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
