@@ -12,7 +12,7 @@ def test_every_module_is_in_the_picture_and_the_other_way_round():
     for line in PICTURE.splitlines():
         if not line.startswith(" "):
             folder = ""
-        for name in re.findall(r"[a-z_]+(?:\.py|/)", line.split("   ")[0] if folder else line):
+        for name in re.findall(r"[a-z_/]+\.py|[a-z_]+/", line.split("   ")[0] if folder else line):
             if name.endswith("/"):
                 folder = name
                 rooms.add(name)

@@ -1,137 +1,567 @@
-"""AdvancedTrainer and ModelCheckpoint: the best few epochs on file, exactly those."""
+"""The Trainer with steps of one's own: against a hand-written loop, its logs, its modes."""
 
-import os
+import logging
+import math
+import pickle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.errors import (
+    EmptyPartError,
+    InvalidTypeError,
+    InvalidValueError,
+    RunError,
+    StoreError,
+)
 from ml4cube.training.callbacks import Callback
-from ml4cube.training.checkpoint import read_file
-from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator, MultiGPUTrainer
-from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping, ModelCheckpoint
-from tests.training_parts import dataset, losses, network, trainer, weights
+from ml4cube.training.schedulers import CosineAnnealingScheduler
+from ml4cube.training.trainer import EarlyStopping, ModelCheckpoint, ProgressChecker, Trainer
+from tests.distributed_runner import on_ranks
+from tests.training_parts import At, Interrupt, dataset, network, weights
 
 
-class Script(Callback):
-    """Put given values into the History, as if the model had earned them."""
+class Regression(Trainer):
+    """Returns a second number beside the loss."""
 
-    def __init__(self, values):
-        self.values = values
+    def train_step(self, batch):
+        features, target = batch
+        error = self.model(features) - target
+        return {"loss": error.pow(2).mean(), "mae": error.abs().mean()}
 
-    def on_epoch_end(self, loop, row):
-        row["val_loss"] = self.values[row["epoch"] - 1]
+    def test_step(self, batch):
+        return self.train_step(batch)
+
+
+def make(kind=Regression, *, model=None, optimizer=True, schedule=False, **arguments):
+    model = network() if model is None else model
+    if optimizer:
+        arguments["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    if schedule:
+        arguments["scheduler"] = CosineAnnealingScheduler(arguments["optimizer"], 20)
+    return kind(model, **{"device": "cpu", **arguments})
+
+
+def loader(samples=22, batch_size=4, seed=0, **arguments):
+    return DataLoader(dataset(samples, seed), batch_size=batch_size, **arguments)
+
+
+def columns(history, *, besides=()):
+    """What does not depend on the clock."""
+    hidden = ("seconds", "ranks", *besides)
+    return {name: values for name, values in history.to_dict().items() if name not in hidden}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# ------------------------------------------------------------- against a loop by hand
+
+
+@pytest.mark.parametrize("on_batch", [False, True])
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_run_equals_a_loop_written_by_hand(on_batch, clip):
+    torch.manual_seed(5)
+    run = make(schedule=True, scheduler_step_on_batch=on_batch, gradient_clip=clip)
+    history = run.run(n_epoch=3, loader=loader(), valid_loader=loader(9, seed=1))
+
+    torch.manual_seed(5)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    scheduler = CosineAnnealingScheduler(optimizer, 20)
+    train, val = [], []
+    for _ in range(3):
+        model.train()
+        seen = []
+        for x, y in loader():
+            optimizer.zero_grad()
+            error = model(x) - y
+            error.pow(2).mean().backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            if on_batch:
+                scheduler.step()
+            seen.append(error.detach())
+        if not on_batch:
+            scheduler.step()
+        error = torch.cat(seen)
+        train.append((error.pow(2).mean().item(), error.abs().mean().item()))
+        model.eval()
+        x, y = dataset(9, seed=1).tensors
+        with torch.no_grad():
+            error = model(x) - y
+        val.append((error.pow(2).mean().item(), error.abs().mean().item()))
+
+    assert weights(run.model) == weights(model)
+    assert history is run.history
+    for name, expected in (("train", train), ("val", val)):
+        assert history[f"{name}_loss"] == pytest.approx([e[0] for e in expected], rel=1e-6)
+        assert history[f"{name}_mae"] == pytest.approx([e[1] for e in expected], rel=1e-6)
+
+
+def test_a_loss_is_the_same_as_steps_that_compute_it():
+    def trained(**arguments):
+        torch.manual_seed(1)
+        run = make(**arguments)
+        run.run(2, loader(shuffle=True), loader(7, seed=2))
+        return weights(run.model), columns(run.history, besides=("train_mae", "val_mae"))
+
+    assert trained(kind=Trainer, loss=nn.MSELoss()) == trained()
+
+
+def test_metrics_loggers_and_options_are_those_of_the_loop():
+    class Collect:
+        rows = ()
+
+        def log(self, values, step):
+            self.rows = (*self.rows, (step, sorted(values)))
+
+    log = Collect()
+    run = make(
+        Trainer,
+        loss=nn.MSELoss(),
+        metrics={"l1": nn.L1Loss()},
+        loggers=[log],
+        gradient_accumulation_steps=4,
+        max_steps=3,
+        precision="bf16",
+    )
+    history = run.run(5, loader(), loader(9))
+    assert len(history) == 2  # 6 batches are 2 steps
+    assert run.progress_checker.step == 3
+    assert log.rows[0] == (2, ["epoch", "l1", "lr", "seconds", "train_loss", "val_loss"])
+    assert run.precision == "bf16"
+
+
+def test_run_goes_on_where_it_ended():
+    def trained(parts, **arguments):
+        torch.manual_seed(2)
+        run = make(schedule=True, **arguments)
+        for epochs in parts:
+            run.run(epochs, loader(shuffle=True), loader(7, seed=2))
+        return weights(run.model), columns(run.history), run.progress_checker.epoch
+
+    for arguments in ({}, {"seed": 3}, {"gradient_accumulation_steps": 4}):
+        assert trained([4], **arguments) == trained([1, 2, 1], **arguments)
+
+
+def test_run_after_an_early_stop_trains_as_many_epochs_as_asked():
+    stopping = EarlyStopping(patience=1, monitor="train_loss")
+    run = make(callbacks=[stopping])
+    stopping.best = -1.0
+    run.run(5, loader())
+    assert len(run.history) == 1
+    stopping.strikes, stopping.best = 0, math.inf
+    run.run(2, loader())
+    assert len(run.history) == 3
+
+
+# ------------------------------------------------------------------- single batches
+
+
+def test_run_batch_takes_one_step_through_the_same_code():
+    batches = list(loader(12))
+    torch.manual_seed(4)
+    whole = make(scheduler_step_on_batch=True, schedule=True)
+    whole.run_epoch(batches)
+    torch.manual_seed(4)
+    single = make(scheduler_step_on_batch=True, schedule=True)
+    found = [single.run_batch(batch) for batch in batches]
+    assert weights(single.model) == weights(whole.model)
+    assert single.progress_checker.step == 3
+    assert single.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"]
+    mean = sum(f["mae"] for f in found) / 3
+    assert whole.history["train_mae"][0] == pytest.approx(mean, rel=1e-6)
+    assert len(single.log_train["loss"]) == 3
+
+
+def test_steps_of_run_batch_count_in_a_run_that_follows(tmp_path):
+    def trained(path):
+        torch.manual_seed(8)
+        run = make(snapshot_path=path)
+        run.run(1, loader())
+        run.run_batch(next(iter(loader())))
+        assert run.progress_checker.step == 7
+        run.run(1, loader())  # not from the snapshot, which knows nothing of the batch
+        assert run.progress_checker.step == 13
+        return weights(run.model)
+
+    assert trained(tmp_path / "s.pt") == trained(None)
+
+
+def test_run_epoch_gives_the_row():
+    run = make()
+    row = run.run_epoch(loader())
+    assert row["train_mae"] == run.history["train_mae"][0]
+    assert "val_loss" not in row
+    assert (row["epoch"], run.progress_checker.get_epoch()) == (1, 2)
+
+
+# ------------------------------------------------------------------------- test mode
+
+
+def test_test_mode_needs_no_optimizer_and_changes_nothing():
+    model = network(norm=True)
+    run = make(model=model, optimizer=False, mode="test")
+    before = weights(model)
+    state = torch.get_rng_state()
+    tested = run.run(2, loader(9))
+    x, y = dataset(9).tensors
+    error = (model.eval()(x) - y).detach()
+    assert tested["val_loss"] == pytest.approx([error.pow(2).mean().item()] * 2, rel=1e-6)
+    assert tested["val_mae"] == pytest.approx([error.abs().mean().item()] * 2, rel=1e-6)
+    assert weights(model) == before
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (run.progress_checker.epoch, run.progress_checker.step) == (2, 6)
+    assert len(run.log_test["loss"]) == 3
+    assert len(run.history) == 0
+    one = run.run_batch(next(iter(loader(9))))
+    assert one["mae"] == pytest.approx(error[:4].abs().mean().item(), rel=1e-6)
+    with pytest.raises(InvalidTypeError, match="leave valid_loader out"):
+        run.run(1, loader(), loader())
+    run.toggle()
+    with pytest.raises(InvalidTypeError, match="needs; give one, or mode='test'"):
+        run.run(1, loader())
+
+
+def test_toggle_tests_in_between_without_touching_the_history():
+    run = make()
+    run.run(1, loader())
+    run.toggle("test")
+    assert run.run(1, loader(9)).keys()[:2] == ["val_loss", "val_mae"]
+    run.toggle()
+    run.run(1, loader())
+    assert run.history["epoch"] == [1, 2]
+    with pytest.raises(InvalidValueError, match="did you mean 'test'"):
+        run.toggle("tests")
+
+
+def test_inference_is_in_order_on_the_cpu_and_without_dropout():
+    run = make(schedule=True)
+    run.run(1, loader())
+    x, _ = dataset(9).tensors
+    expected = run.model.eval()(x).detach()
+    run.model.train()
+    found = run.inference(loader(9))
+    assert torch.equal(found, expected)
+    assert not found.requires_grad
+    assert run.log_test == {}  # nothing of it is logged
+    with pytest.raises(EmptyPartError, match="no batch to predict"):
+        run.inference([])
+
+    plain = make(Trainer, loss=nn.MSELoss(), model=run.model)
+    assert torch.equal(plain.inference([x[:4], x[4:]]), expected)  # batches without target
+
+
+def test_inference_takes_the_output_of_the_step_and_nested_ones():
+    class Both(Regression):
+        def test_step(self, batch):
+            return {**super().test_step(batch), "output": -batch[0]}
+
+    class Nested(Regression):
+        def predict_step(self, batch):
+            return {"x": batch[0], "pair": (batch[1], self.model(batch[0]))}
+
+    x, y = dataset(9).tensors
+    assert torch.equal(make(Both).inference(loader(9)), -x)
+    nested = make(Nested).inference(loader(9))
+    assert torch.equal(nested["x"], x)
+    assert torch.equal(nested["pair"][0], y)
+
+    class Wrong(Regression):
+        def predict_step(self, batch):
+            return "seven"
+
+    with pytest.raises(InvalidTypeError, match="predict_step returned a str"):
+        make(Wrong).inference(loader(9))
+
+
+# ------------------------------------------------------------------------------ logs
+
+
+class Classify(Trainer):
+    """Keeps its outputs, to judge them once an epoch is over."""
+
+    def train_step(self, batch):
+        features, target = batch
+        output = self.model(features)
+        return {"loss": (output - target).pow(2).mean(), "output": output, "label": target}
+
+    test_step = train_step
+
+    def metric_on_epoch_end(self):
+        assert set(self.log_test) == {"loss", "output", "label"}
+        output, label = torch.cat(self.log_test["output"]), torch.cat(self.log_test["label"])
+        self.lengths = len(self.log_train["loss"]), len(self.log_test["loss"])
+        return {"hits": (output.sign() == label.sign()).float().mean(), "n": len(output)}
+
+
+def test_metric_on_epoch_end_sees_the_logs_and_lands_in_the_history():
+    run = make(Classify, callbacks=[EarlyStopping(patience=1, mode="max", monitor="n")])
+    history = run.run(3, loader(), loader(9))
+    assert history["n"] == [9.0, 9.0]  # stopped after two, since n no longer grew
+    x, y = dataset(9).tensors
+    hits = (run.model.eval()(x).sign() == y.sign()).float().mean().item()
+    assert history["hits"][-1] == pytest.approx(hits)
+    assert run.lengths == (6, 3)
+    assert "val_output" not in history
+    assert all(value.device.type == "cpu" for value in run.log_train["loss"])
+    assert np.mean(run.log_test["loss"]) > 0  # as users of numpy read it
+
+
+def test_logs_survive_loaders_that_use_their_memory_again():
+    class Reuses:
+        def __iter__(self):
+            box = torch.empty(4, 3)
+            for start in range(0, 8, 4):
+                box.copy_(dataset(8).tensors[0][start : start + 4])
+                yield box, box.sum(1, keepdim=True)
+
+    class Keep(Regression):
+        def test_step(self, batch):
+            return {**super().test_step(batch), "x": batch[0]}
+
+    run = make(Keep, mode="test")
+    run.run(1, Reuses())
+    assert torch.equal(torch.cat(run.log_test["x"]), dataset(8).tensors[0])
 
 
 @pytest.mark.parametrize(
-    ("mode", "top", "kept"),
+    ("found", "message"),
     [
-        ("min", 1, [5]),
-        ("min", 2, [5, 2]),
-        ("min", 3, [5, 2, 4]),
-        ("max", 2, [1, 6]),
-        ("min", -1, [5, 2, 4, 3, 1, 6]),
+        ([1.0], "return a dict"),
+        ({"val_loss": 1.0}, r"returned \['val_loss'\], columns of the History"),
     ],
 )
-def test_exactly_the_best_few_are_kept_best_first(tmp_path, mode, top, kept):
-    values = [9.0, 2.0, 5.0, 4.0, 1.0, 9.0]
-    checkpoint = ModelCheckpoint(tmp_path, mode=mode, save_top_k=top)
-    run = trainer(epochs=6, early_stopping=False, callbacks=[Script(values), checkpoint], samples=8)
-    run.train()
-    assert [int(path.stem[6:10]) for path in checkpoint.paths] == kept
-    assert sorted(os.listdir(tmp_path)) == sorted(path.name for path in checkpoint.paths)
-    best = read_file(checkpoint.paths[0])
-    assert best["value"] == values[kept[0] - 1]
-    assert best["optimizer"]["state"]
-    assert best["scheduler"]["last_epoch"] == kept[0]
+def test_bad_metrics_are_refused(found, message):
+    class Bad(Regression):
+        def metric_on_epoch_end(self):
+            return found
+
+    with pytest.raises((InvalidTypeError, InvalidValueError), match=message):
+        make(Bad).run(1, loader())
 
 
-def test_files_of_another_run_are_neither_replaced_nor_removed(tmp_path):
-    first = ModelCheckpoint(tmp_path, save_top_k=1)
-    trainer(epochs=1, callbacks=[first]).train()
-    before = first.paths[0].read_bytes()
-    second = ModelCheckpoint(tmp_path, save_top_k=1)
-    trainer(epochs=1, callbacks=[second]).train()
-    assert first.paths[0].read_bytes() == before
-    assert [p.name for p in (*first.paths, *second.paths)] == ["epoch-0001.pt", "epoch-0001-v1.pt"]
+@pytest.mark.parametrize("returned", [None, 0.5, {"mae": torch.zeros(())}, {"loss": 0.5}])
+def test_a_step_that_returns_no_loss_is_named(returned):
+    class Bad(Trainer):
+        def train_step(self, batch):
+            return returned
+
+    with pytest.raises(InvalidTypeError, match=r"Bad\.train_step returned .* 'loss' is a tensor"):
+        make(Bad).run(1, loader())
 
 
-def test_fit_equals_the_trainer_underneath_and_resumes(tmp_path):
-    data, val = dataset(40), DataLoader(dataset(17, seed=1), batch_size=5)
-    whole = trainer(gradient_accumulation_steps=2, epochs=4)
-    whole.train()
-
-    def fit(epochs):
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        parts = AdvancedTrainer(
-            model,
-            optimizer,
-            nn.MSELoss(),
-            torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9),
-            gradient_accumulation_steps=2,
-            early_stopping=EarlyStopping(patience=10),
-            snapshot_path=tmp_path / "s.pt",
-            seed=3,
-            device="cpu",
+def test_steps_read_nothing_from_the_device(monkeypatch):
+    reads = []
+    for name in ("item", "cpu", "tolist", "numpy", "__float__", "__bool__", "__int__"):
+        own = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor,
+            name,
+            lambda t, *a, n=name, f=own, **k: (reads.append(n), f(t, *a, **k))[1],
         )
-        parts.fit(DataLoader(data, batch_size=4, shuffle=True), val, epochs=epochs)
-        return parts
+    counts = []
 
-    fit(2)
-    history = fit(4).history.to_dict()
-    assert {n: history[n] for n in losses(whole)} == losses(whole)
+    class Watch(Callback):
+        def on_epoch_start(self, loop):
+            reads.clear()
+
+        def on_step_end(self, loop):
+            counts.append(len(reads))
+
+    make(Regression, callbacks=[Watch()], optimizer=True).run(1, loader(400))
+    # A few in the optimizer's and the pulse's first looks, none that grows with the steps.
+    assert counts[-1] == counts[20], counts[-1]
 
 
-def test_bad_parts_are_refused():
+# ----------------------------------------------------------------- what it says and keeps
+
+
+def test_progress_counts_from_one_as_people_do():
+    progress = ProgressChecker()
+    assert (progress.get_epoch(), progress.get_step()) == (1, 1)
+    progress.update_epoch()
+    progress.update_step()
+    assert (progress.epoch, progress.step, progress.get_epoch(), progress.get_step()) == (
+        1,
+        1,
+        2,
+        2,
+    )
+    progress.init_state()
+    assert (progress.epoch, progress.step) == (0, 0)
+
+
+def test_best_weights_are_kept_and_can_be_put_back(tmp_path):
+    class Spoil(Callback):
+        def on_epoch_start(self, loop):
+            if loop.state.epoch == 2:
+                with torch.no_grad():
+                    loop.model[0].weight.mul_(-10)
+
+    data = loader()
+    run = make(callbacks=[Spoil()], gradient_clip=0.1)
+    with pytest.raises(RunError, match="no epoch was trained yet"):
+        run.apply_weights()
+    history = run.run(3, data, data)
+    spoilt = weights(run.model)
+    assert run.best_epoch == 1 + int(np.argmin(history["val_loss"])) < 3
+    run.apply_weights()
+    best = weights(run.model)
+    assert best != spoilt
+    run.toggle("test")
+    assert run.run(1, data)["val_loss"][0] == pytest.approx(run.best_loss, rel=1e-6)
+    run.save_model(tmp_path / "deep" / "best.pt")
+    assert torch.load(tmp_path / "deep" / "best.pt", weights_only=True).keys() == best.keys()
+    other = make(model=network(seed=9))
+    other.load_model(tmp_path / "deep" / "best.pt")
+    assert weights(other.model) == best
+    other.apply_weights(tmp_path / "deep" / "best.pt")
+    with pytest.raises(InvalidValueError, match="weights of another model"):
+        make(model=nn.Linear(3, 1)).load_model(tmp_path / "deep" / "best.pt")
+    with pytest.raises(StoreError, match="does not exist"):
+        other.load_model(tmp_path / "no.pt")
+
+
+def test_checkpoints_of_the_callback_are_read_too(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, monitor="val_mae")
+    run = make(callbacks=[checkpoint])
+    run.run(2, loader(), loader(9))
+    other = make(model=network(seed=9))
+    other.load_model(checkpoint.paths[0])
+    assert weights(other.model).keys() == weights(run.model).keys()
+
+
+@pytest.mark.parametrize("step", [2, 6, 9, 13])
+def test_a_run_cut_off_anywhere_goes_on_bit_for_bit(tmp_path, step):
+    def trained(path, action=None):
+        calls = [At(step, action)] if action else []
+        run = make(schedule=True, seed=3, snapshot_path=path, save_every=1, callbacks=calls)
+        run.run(3, loader(shuffle=True), loader(9))
+        return run
+
+    def stop():
+        raise Interrupt
+
+    whole = trained(None)
+    with pytest.raises(Interrupt):
+        trained(tmp_path / "s.pt", stop)
+    again = trained(tmp_path / "s.pt")
+    assert weights(again.model) == weights(whole.model)
+    assert columns(again.history) == columns(whole.history)
+    assert (again.best_epoch, again.best_loss) == (whole.best_epoch, whole.best_loss)
+    assert again.progress_checker.step == whole.progress_checker.step == 18
+    again.apply_weights()
+    whole.apply_weights()
+    assert weights(again.model) == weights(whole.model)
+
+
+def test_a_trainer_can_be_pickled_and_goes_on():
+    torch.manual_seed(6)
+    run = make(kind=Regression, schedule=True)
+    run.run(1, loader(), loader(9))
+    again = pickle.loads(pickle.dumps(run))  # noqa: S301
+    for one in (run, again):
+        torch.manual_seed(7)
+        one.run(1, loader(), loader(9))
+    assert columns(again.history) == columns(run.history)
+    assert weights(again.model) == weights(run.model)
+
+
+def test_what_cannot_work_is_refused_at_once():
     model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with pytest.raises(InvalidTypeError, match="criterion='mse'"):
-        AdvancedTrainer(model, optimizer, "mse")
-    with pytest.raises(InvalidTypeError, match="early_stopping=5 is no EarlyStopping"):
-        AdvancedTrainer(model, optimizer, nn.MSELoss(), early_stopping=5)
-    with pytest.raises(InvalidValueError, match="gradient_accumulation_steps=0"):
-        AdvancedTrainer(model, optimizer, nn.MSELoss(), gradient_accumulation_steps=0)
-    with pytest.raises(InvalidValueError, match="save_top_k=0"):
-        ModelCheckpoint("x", save_top_k=0)
-    with pytest.raises(InvalidValueError, match="did you mean 'min'"):
-        ModelCheckpoint("x", mode="mim")
-    stopping = AdvancedTrainer(model, optimizer, nn.MSELoss(), early_stopping=EarlyStopping())
-    with pytest.raises(InvalidValueError, match="monitor='val_loss' is no number"):
-        stopping.fit(DataLoader(dataset(8), batch_size=4), epochs=2)
+    with pytest.raises(InvalidTypeError, match="Trainer has neither train_step"):
+        make(Trainer)
+    with pytest.raises(TypeError, match="neither test_step"):
+        make(Trainer, mode="test")
+    with pytest.raises(InvalidTypeError, match="optimizer=None is no"):
+        make(optimizer=False)
+    with pytest.raises(InvalidValueError, match="did you mean 'train'"):
+        make(mode="trian")
+    with pytest.raises(InvalidTypeError, match="no loss function"):
+        make(Trainer, loss="mse")
+    with pytest.raises(InvalidTypeError, match="model='net'"):
+        Regression("net", "cpu")
+    with pytest.raises(TypeError, match="grad_clip"):
+        make(grad_clip=1)
+    with pytest.raises(InvalidValueError, match=r"device=\[\] names no device"):
+        make(device=[])
+    with pytest.raises(InvalidValueError, match="n_epoch=0"):
+        make(model=model).run(0, loader())
+    with pytest.raises(InvalidTypeError, match="no WandBLoggerAddon"):
+        make(web_logger={"wandb": {}})
+
+    class NoTest(Trainer):
+        def train_step(self, batch):
+            return Regression.train_step(self, batch)
+
+    run = make(NoTest)
+    with pytest.raises(InvalidTypeError, match="neither test_step"):
+        run.run(1, loader(), loader())
+    run.run(1, loader())
 
 
-def test_accumulator_weighs_by_samples_and_clips():
-    x, y = dataset(11).tensors
-    results = []
-    for sizes in ([11], [4, 4, 3]):
-        model = nn.Linear(3, 1)
-        nn.init.ones_(model.weight)
-        nn.init.zeros_(model.bias)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        accumulator = GradientAccumulator(model, optimizer, len(sizes), max_grad_norm=0.5)
-        stepped = [
-            accumulator.step(nn.functional.mse_loss(model(a), b), len(a))
-            for a, b in zip(x.split(sizes), y.split(sizes), strict=True)
-        ]
-        assert stepped == [False] * (len(sizes) - 1) + [True]
-        assert not accumulator.flush()
-        results.append(weights(model)["weight"][0])
-    assert results[0] == pytest.approx(results[1], rel=1e-5)
-    assert abs(results[0][0] - 1) <= 0.05 + 1e-6
+def test_of_several_devices_one_process_says_which_it_takes(caplog):
+    with caplog.at_level(logging.WARNING, "ml4cube"):
+        run = make(device=["cpu", torch.device("cpu")])
+    assert "names 2 devices, but there is one process" in caplog.text
+    assert run.device == torch.device("cpu")
 
 
-def test_wrappers_save_without_prefix_and_load(tmp_path, caplog):
-    single = MultiGPUTrainer(network(), gpu_ids=[0, 1, 2, 3])
-    assert "no GPU" in caplog.text or torch.cuda.is_available()
-    optimizer = torch.optim.SGD(single.model.parameters(), lr=0.5)
-    single.save_checkpoint(tmp_path / "a.pt", epoch=10, optimizer=optimizer)
-    other = DistributedTrainer(network(seed=1), rank=0, world_size=1)
-    again = torch.optim.SGD(other.model.parameters(), lr=0.1)
-    assert other.load_checkpoint(tmp_path / "a.pt", again) == 10
-    assert weights(other.model) == weights(single.model)
-    assert again.param_groups[0]["lr"] == 0.5
-    with pytest.raises(InvalidValueError, match="this process is rank 0 of 1"):
-        DistributedTrainer(network(), rank=1, world_size=4)
+# --------------------------------------------------------------------- several ranks
+
+
+def _on_a_rank():
+    from torch.utils.data.distributed import DistributedSampler
+
+    data, test = dataset(24), dataset(7, seed=1)
+    run = make(Classify)
+    sampler = DistributedSampler(data, shuffle=False)
+    history = run.run(
+        2,
+        DataLoader(data, batch_size=4, sampler=sampler),
+        DataLoader(test, batch_size=2, sampler=DistributedSampler(test)),
+    )
+    run.apply_weights()
+    return columns(history), weights(run.model), len(run.log_test["loss"])
+
+
+def test_two_ranks_judge_all_batches_and_agree():
+    (one, first, seen), (two, second, other) = on_ranks(2, _on_a_rank)
+    assert one == two
+    assert first == second
+    assert one["n"] == [7.0, 7.0]  # every sample once, though the sampler pads
+    assert (seen, other) == (2, 2)
+    x, y = dataset(7, seed=1).tensors
+    model = network()
+    model.load_state_dict({name: torch.tensor(value) for name, value in first.items()})
+    hits = (model.eval()(x).sign() == y.sign()).float().mean().item()
+    best = int(np.argmin(one["val_loss"]))
+    assert one["hits"][best] == pytest.approx(hits)
+    loss = (model(x) - y).pow(2).mean().item()
+    assert one["val_loss"][best] == pytest.approx(loss, rel=1e-5)
+
+
+def test_dicts_of_tensors_are_batches_too():
+    class Named(Trainer):
+        def train_step(self, batch):
+            loss = nn.functional.mse_loss(self.model(batch["x"]), batch["y"])
+            return {"loss": loss, "first": batch["name"][0]}
+
+        test_step = train_step
+
+    x, y = dataset(8).tensors
+    batches = [{"x": x[i : i + 4], "y": y[i : i + 4], "name": [f"batch {i}"]} for i in (0, 4)]
+    run = make(Named)
+    run.run(1, batches, batches)
+    assert run.log_test["first"] == ["batch 0", "batch 4"]

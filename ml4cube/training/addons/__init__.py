@@ -1,0 +1,16 @@
+"""What can be added to a `ml4cube.training.trainer.Trainer`, and the base of your own."""
+
+from ml4cube.training.addons.core import AddOnBase
+from ml4cube.training.addons.mpu import MultiGPUAddon
+from ml4cube.training.addons.precision import PrecisionMixerAddon
+from ml4cube.training.addons.state_manager import StateManagerAddon
+from ml4cube.training.addons.web_logger import NeptuneLoggerAddon, WandBLoggerAddon
+
+__all__ = [
+    "AddOnBase",
+    "MultiGPUAddon",
+    "NeptuneLoggerAddon",
+    "PrecisionMixerAddon",
+    "StateManagerAddon",
+    "WandBLoggerAddon",
+]

@@ -1,0 +1,193 @@
+"""AdvancedTrainer: fit(train_loader, val_loader, epochs) → history, over the one `Loop`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ml4cube.core.errors import InvalidTypeError
+from ml4cube.training.callbacks import (
+    Callback,
+    EarlyStopping,
+    LoggerCallback,
+    ModelCheckpoint,
+    Progress,
+)
+from ml4cube.training.dist import World, ddp_init
+from ml4cube.training.loop import Loop, Options, Supervised
+from ml4cube.training.pytorch import pick_precision
+from ml4cube.training.state import History
+
+__all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint"]
+
+
+class AdvancedTrainer:
+    """Train with the parts you choose, on all ranks of the process group there is.
+
+    The model keeps the weights of the last epoch; those of the best are in the files of
+    `checkpoint`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model, trained in place.
+    optimizer : torch.optim.Optimizer
+        Made from the model's parameters.
+    criterion : callable
+        ``criterion(pred, target)`` → scalar tensor.
+    scheduler : object, optional
+        Learning rate scheduler of torch.
+    use_amp : bool
+        Whether to compute in half precision: fp16 on a GPU, bf16 elsewhere.
+    gradient_accumulation_steps : int
+        Batches per optimizer step, weighted by their samples.
+    gradient_clip : float, optional
+        Largest norm of the gradients.
+    early_stopping : EarlyStopping, optional
+        When to stop.
+    checkpoint : ModelCheckpoint, optional
+        What to keep on file.
+    metrics : mapping, optional
+        ``{name: metric}``, as for `ml4cube.training.pytorch.Trainer`.
+    callbacks : iterable of Callback
+        Called after those two.
+    loggers : iterable of object
+        Each with ``log(values, step)``.
+    precision : {"fp32", "bf16", "fp16"}, optional
+        The precision by name.
+    scheduler_step_on_batch : bool
+        Whether the scheduler moves on after every optimizer step, not every epoch.
+    max_steps : int, optional
+        Optimizer steps to take at most.
+    snapshot_path : str or Path, optional
+        File to save the full state of the run to, and to resume from.
+    save_every : int
+        Epochs between snapshots.
+    seed : int, optional
+        Seeds dropout and unseeded loaders for the time of training.
+    device : str or torch.device, optional
+        Default: the GPU of this rank, else the CPU.
+
+    Raises
+    ------
+    InvalidTypeError, InvalidValueError
+        If an argument cannot work.
+
+    Examples
+    --------
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> x = torch.linspace(0, 1, 32).reshape(-1, 1)
+    >>> loader = DataLoader(TensorDataset(x, 2 * x), batch_size=8)
+    >>> model = nn.Linear(1, 1)
+    >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    >>> trainer = AdvancedTrainer(model, optimizer, nn.MSELoss(), gradient_accumulation_steps=2)
+    >>> history = trainer.fit(loader, loader, epochs=2)
+    >>> len(history["val_loss"])
+    2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        criterion: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        scheduler: Any = None,
+        use_amp: bool = False,
+        gradient_accumulation_steps: int = 1,
+        gradient_clip: float | None = None,
+        early_stopping: EarlyStopping | None = None,
+        checkpoint: ModelCheckpoint | None = None,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        callbacks: Iterable[Callback] = (),
+        loggers: Iterable[Any] = (),
+        precision: str | None = None,
+        scheduler_step_on_batch: bool = False,
+        max_steps: int | None = None,
+        snapshot_path: str | Path | None = None,
+        save_every: int = 10,
+        seed: int | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        if not callable(criterion):
+            raise InvalidTypeError(
+                f"criterion={criterion!r} is no loss function; give e.g. torch.nn.MSELoss()"
+            )
+        for name, part, kind in (
+            ("early_stopping", early_stopping, EarlyStopping),
+            ("checkpoint", checkpoint, ModelCheckpoint),
+        ):
+            if part is not None and not isinstance(part, kind):
+                raise InvalidTypeError(f"{name}={part!r} is no {kind.__name__}; give one, or None")
+        ddp_init()
+        self._world = World.current(device)
+        self.model, self.optimizer, self.criterion = model, optimizer, criterion
+        self._callbacks: list[Callback] = [
+            *(part for part in (early_stopping, checkpoint) if part is not None),
+            Progress(),
+            LoggerCallback(loggers),
+            *callbacks,
+        ]
+        self._options: dict[str, Any] = {
+            "max_steps": max_steps,
+            "gradient_accumulation_steps": gradient_accumulation_steps,
+            "gradient_clip": gradient_clip,
+            "precision": pick_precision(use_amp, precision, self._world.device),
+            "scheduler_step_on_batch": scheduler_step_on_batch,
+            "seed": seed,
+            "snapshot_path": snapshot_path,
+            "save_every": save_every,
+        }
+        Options(**self._options)  # refuses here, not in fit
+        self._parts: dict[str, Any] = {"scheduler": scheduler, "metrics": metrics}
+        self.history = History()
+
+    def fit(
+        self,
+        train_loader: Iterable[Any],
+        val_loader: Iterable[Any] | None = None,
+        epochs: int = 10,
+    ) -> History:
+        """Train for a number of epochs.
+
+        Parameters
+        ----------
+        train_loader : iterable
+            Loader of training batches.
+        val_loader : iterable, optional
+            Loader of validation batches; without one, ``val_loss`` cannot be monitored.
+        epochs : int
+            How many to train at most.
+
+        Returns
+        -------
+        History
+            What every epoch gave; also in `history`.
+
+        Raises
+        ------
+        RunError
+            If a loss is not finite, another rank failed, or SIGTERM came.
+        """
+        loop = Loop(
+            self.model,
+            Supervised(self.criterion),
+            self.optimizer,
+            train_loader,
+            val_loader,
+            world=self._world,
+            options=Options(epochs=epochs, **self._options),
+            callbacks=self._callbacks,
+            **self._parts,
+        )
+        self.history = loop.history
+        try:
+            loop.run()
+        finally:
+            self.history = loop.history  # a resumed one replaces the empty one
+        return self.history

@@ -1,0 +1,594 @@
+"""Add-ons: of one's own, and those that save, spawn ranks, mix precisions and log."""
+
+import contextlib
+import importlib
+import itertools
+import os
+import pickle
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+
+from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
+from ml4cube.training.addons import (
+    AddOnBase,
+    MultiGPUAddon,
+    NeptuneLoggerAddon,
+    PrecisionMixerAddon,
+    StateManagerAddon,
+    WandBLoggerAddon,
+)
+from ml4cube.training.addons import state_manager as manager
+from ml4cube.training.addons.mpu import share_loader
+from ml4cube.training.addons.precision import choose_precision
+from ml4cube.training.dist import World
+from ml4cube.training.trainer import Trainer
+from tests.test_training_loggers import FakeNeptune, FakeWandB
+from tests.training_parts import dataset, network, weights
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def loader(samples=22, batch_size=4, seed=0, **arguments):
+    return DataLoader(dataset(samples, seed), batch_size=batch_size, **arguments)
+
+
+def make(*add_ons, model=None, base=Trainer, **arguments):
+    model = network() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    arguments = {"device": "cpu", "loss": nn.MSELoss(), "optimizer": optimizer} | arguments
+    if arguments.pop("schedule", False):
+        arguments["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    return base.add_on(*add_ons)(model, **arguments)
+
+
+# -------------------------------------------------------------------- of one's own
+
+
+class Diary(AddOnBase):
+    """As users write them: takes an argument, and does something around everything."""
+
+    @classmethod
+    def apply(cls, base_cls):
+        class WithDiary(base_cls):
+            def __init__(self, *args, **kwargs):
+                self.diary = [kwargs.pop("title", "untitled")]
+                super().__init__(*args, **kwargs)
+
+            def run(self, *args, **kwargs):
+                result = super().run(*args, **kwargs)
+                self.diary.append("ran")
+                return result
+
+            def run_epoch(self, loader, **kwargs):
+                self.diary.append(f"{self.mode}:")
+                result = super().run_epoch(loader, **kwargs)
+                self.diary.append(f"({len(self.log_train['loss'])})")
+                return result
+
+            def run_batch(self, batch, **kwargs):
+                steps = self.progress_checker.get_step()
+                super().run_batch(batch, **kwargs)
+                self.diary.append(f"{steps}")
+
+            def logging(self, step_dict):
+                super().logging({**step_dict, "seen": self.mode})
+
+            def check_better(self, cur_epoch, cur_loss):
+                better = super().check_better(cur_epoch, cur_loss)
+                self.diary.append(f"epoch {cur_epoch} {'better' if better else 'worse'}")
+                return better
+
+        return WithDiary
+
+
+class Twice(AddOnBase):
+    """Changes what goes into a step."""
+
+    @classmethod
+    def apply(cls, base_cls):
+        class WithTwice(base_cls):
+            def run_batch(self, batch):
+                return super().run_batch([2 * part for part in batch])
+
+        return WithTwice
+
+
+class OnRankOnly(AddOnBase):
+    """Adds metrics that tell who computed them."""
+
+    @classmethod
+    def apply(cls, base_cls):
+        class WithMetrics(base_cls):
+            def metric_on_epoch_end(self):
+                return {"batches": len(self.log_train["loss"]), "pid": os.getpid()}
+
+        return WithMetrics
+
+
+def test_a_users_add_on_works_around_runs_epochs_and_batches():
+    run = make(Diary, title="today")
+    plain = make()
+    torch.manual_seed(1)
+    run.run(1, loader(8), loader(4))
+    torch.manual_seed(1)
+    plain.run(1, loader(8), loader(4))
+    # zae-engine counts a step once its batch is done; validation takes none of ours
+    assert run.diary == [
+        *("today", "train:", "1", "2", "(2)"),
+        *("test:", "3", "(2)", "epoch 1 better", "ran"),
+    ]
+    assert run.log_train["seen"] == ["train", "train"]
+    assert run.log_test["seen"] == ["test"]
+    assert weights(run.model) == weights(plain.model)
+
+    run.diary.clear()
+    run.run_epoch(loader(8))
+    assert run.diary == ["train:", "3", "4", "epoch 2 better", "(2)"] or run.diary == [
+        *("train:", "3", "4", "epoch 2 worse", "(2)")
+    ]
+    run.diary.clear()
+    run.run_batch(next(iter(loader(4))))
+    assert run.diary == ["5"]
+
+
+def test_what_an_override_passes_on_is_used():
+    run, plain = (make(*add_ons, model=nn.Linear(3, 1)) for add_ons in ((Twice,), ()))
+    plain.model.load_state_dict(run.model.state_dict())
+    run.run(1, loader(8), loader(4))
+    double = [[2 * x, 2 * y] for x, y in loader(8)]
+    plain.run(1, double, [[2 * x, 2 * y] for x, y in loader(4)])
+    assert weights(run.model) == weights(plain.model)
+    assert run.history["val_loss"] == plain.history["val_loss"]
+
+
+def test_add_ons_see_single_batches_when_gradients_are_accumulated():
+    run = make(Diary, gradient_accumulation_steps=2)
+    run.run(1, loader(16))
+    assert run.diary[2:-2] == ["1", "1", "2", "2", "(4)"]
+
+
+def test_an_override_must_call_super():
+    class Silent(Trainer):
+        def run_batch(self, batch):
+            return None
+
+    with pytest.raises(InvalidTypeError, match=r"Silent\.run_batch did not call super"):
+        make(base=Silent).run(1, loader())
+
+
+def test_the_first_add_on_is_innermost_and_none_is_added_twice():
+    both = Trainer.add_on(Diary, Twice)
+    assert [cls.__name__ for cls in both.__mro__[:3]] == ["WithTwice", "WithDiary", "Trainer"]
+    assert Trainer.add_on(Diary).add_on(Twice) is both
+    assert both.add_on(Diary, Diary) is both
+    assert Trainer.add_on(Diary, Diary) is Trainer.add_on(Diary)
+    assert Trainer.add_on() is Trainer
+    assert both.add_ons == (Diary, Twice)
+    assert Trainer.add_ons == ()
+    assert Trainer.add_on(Twice, Diary) is not both
+
+
+def test_what_is_no_add_on_is_refused():
+    class Nothing(AddOnBase):
+        @classmethod
+        def apply(cls, base_cls):
+            return None
+
+    with pytest.raises(InvalidTypeError, match=r"Nothing\.apply\(\) returned None, no subclass"):
+        Trainer.add_on(Nothing)
+    with pytest.raises(InvalidTypeError, match="got Linear, which is no add-on"):
+        Trainer.add_on(nn.Linear)
+    with pytest.raises(InvalidTypeError, match="which is no class"):
+        Trainer.add_on(Diary.apply)
+    with pytest.raises(InvalidTypeError, match="which is no class"):
+        Trainer.add_on("diary")
+
+
+class Mine(Trainer.add_on(Diary, StateManagerAddon)):
+    """A class that a user derives from one with add-ons."""
+
+
+def test_classes_and_trainers_with_add_ons_can_be_pickled(tmp_path):
+    made = Trainer.add_on(Diary, StateManagerAddon, PrecisionMixerAddon)
+    for cls in (Trainer, made, Mine):
+        assert pickle.loads(pickle.dumps(cls)) is cls  # noqa: S301
+    run = make(Diary, StateManagerAddon, save_path=tmp_path, schedule=True, title="kept")
+    run.run(1, loader(), loader(9))
+    again = pickle.loads(pickle.dumps(run))  # noqa: S301
+    assert type(again) is type(run)
+    assert again.diary == run.diary
+    for one in (run, again):
+        torch.manual_seed(3)
+        one.run(1, loader(), loader(9))
+    assert weights(again.model) == weights(run.model)
+    assert again.history["val_loss"] == run.history["val_loss"]
+
+
+# ---------------------------------------------------------------- StateManagerAddon
+
+
+FORMATS = ["ckpt", "safetensor", ".safetensors"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_saved_state_is_the_best_epochs_and_goes_on_from_there(tmp_path, kind):
+    def build(seed):
+        model = network(seed)
+        model[2] = nn.Identity()  # nothing random, so that both can be compared
+        return make(
+            StateManagerAddon, model=model, save_path=tmp_path, save_format=kind, schedule=True
+        )
+
+    run = build(0)
+    run.run(2, loader(), loader(9))
+    assert run.best_epoch == 2
+    suffix = kind.removeprefix(".")
+    assert sorted(os.listdir(tmp_path)) == [f"model.{suffix}", "state.ckpt"]
+    again = build(7)
+    assert again.load_state() == 2
+    assert weights(again.model) == weights(run.model)
+    assert (again.best_epoch, again.best_loss) == (run.best_epoch, run.best_loss)
+    run.run(2, loader(), loader(9))
+    again.run(2, loader(), loader(9))
+    assert weights(again.model) == weights(run.model)
+    assert again.history["epoch"] == [3, 4]
+    assert again.history["lr"] == run.history["lr"][2:]
+    again.apply_weights()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_weights_are_readable_by_the_formats_own_package(tmp_path, kind):
+    model = network(norm=True)
+    model.add_module("tied", nn.Linear(1, 1))
+    model.tied.weight = nn.Parameter(torch.ones(1, 1))
+    model.tied.bias = model.tied.weight  # safetensors refuses shared memory, we do not
+    run = make(StateManagerAddon, save_path=tmp_path, model=model)
+    path = tmp_path / f"deep/w.{kind.removeprefix('.')}"
+    run.save_model(path)
+    if kind == "ckpt":
+        found = torch.load(path, weights_only=True)
+    else:
+        found = importlib.import_module("safetensors.torch").load_file(path)
+    assert {name: value.tolist() for name, value in found.items()} == weights(model)
+    other = make(StateManagerAddon, save_path=tmp_path, model=pickle.loads(pickle.dumps(model)))  # noqa: S301
+    with torch.no_grad():
+        other.model[0].weight.zero_()
+    other.load_model(path)
+    assert weights(other.model) == weights(model)
+
+
+def test_the_path_may_name_the_file_and_so_the_format(tmp_path):
+    run = make(StateManagerAddon, save_path=str(tmp_path / "run.safetensors"))
+    run.run(1, loader())
+    assert sorted(os.listdir(tmp_path)) == ["run.safetensors", "state.ckpt"]
+
+
+def test_unknown_formats_and_paths_are_refused(tmp_path):
+    with pytest.raises(InvalidValueError, match=r"save_format='h5' names no known .* \.ckpt, \.sa"):
+        make(StateManagerAddon, save_path=tmp_path, save_format="h5")
+    run = make(StateManagerAddon, save_path=tmp_path)
+    with pytest.raises(InvalidValueError, match=r"a\.pth' names no known"):
+        run.save_model("a.pth")
+    with pytest.raises(InvalidValueError, match="names no known"):
+        run.load_model(tmp_path / "a.onnx")
+    with pytest.raises(InvalidTypeError, match="save_path=None"):
+        make(StateManagerAddon)
+    with pytest.raises(InvalidTypeError, match="contradict"):
+        make(StateManagerAddon, save_path="a.ckpt", save_format="safetensors")
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidValueError, match="is a file; give a folder"):
+        make(StateManagerAddon, save_path=tmp_path / "file")
+    with pytest.raises(StoreError, match=r"state\.ckpt does not exist"):
+        run.load_state()
+
+
+def test_without_safetensors_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install safetensors"):
+        make(StateManagerAddon, save_path=tmp_path, save_format="safetensors")
+    make(StateManagerAddon, save_path=tmp_path)
+
+
+class Cut(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_save_cut_off_anywhere_leaves_a_state_that_loads(tmp_path, monkeypatch, kind):
+    """Every call that touches the disk fails once; what is there then must be one whole save."""
+    calls = {"count": 0, "limit": 10**9}
+
+    def failing(own):
+        def call(*args, **kwargs):
+            calls["count"] += 1
+            if calls["count"] > calls["limit"]:
+                raise Cut
+            return own(*args, **kwargs)
+
+        return call
+
+    for name in ("write_weights", "write_file"):
+        monkeypatch.setattr(manager, name, failing(getattr(manager, name)))
+    monkeypatch.setattr(manager.Path, "replace", failing(manager.Path.replace))
+    run = make(StateManagerAddon, save_path=tmp_path, save_format=kind)
+    known = {}
+
+    def save(number, limit):
+        with torch.no_grad():
+            run.model[0].bias.fill_(number)
+        run.progress_checker.epoch = number
+        calls.update(count=0, limit=limit)
+        with contextlib.suppress(Cut):
+            run.save_state()
+        calls["limit"] = 10**9
+
+    save(0, 10**9)
+    save(1, 10**9)
+    steps = calls["count"]
+    assert steps >= 5
+    for number in range(2, 60):
+        save(number, number % steps)
+        reader = make(StateManagerAddon, save_path=tmp_path, save_format=kind)
+        epoch = reader.load_state()
+        assert set(reader.model[0].bias.tolist()) == {float(epoch)}
+        assert epoch >= known.get("last", 0)  # never an older one than was there
+        known["last"] = epoch
+    assert known["last"] > 50
+
+
+class Planted:
+    """A pickle that would leave a mark."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return (os.mkdir, (self.mark,))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_damaged_and_planted_files_are_refused(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    run = make(StateManagerAddon, save_path=tmp_path, save_format=kind)
+    run.run(1, loader())
+    model = tmp_path / f"model.{kind.removeprefix('.')}"
+    whole = model.read_bytes()
+    for place in (12, len(whole) // 2, len(whole) - 100):
+        model.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(StoreError, match=r"model\..* is missing, damaged, or of another save"):
+            run.load_state()
+    model.unlink()
+    with pytest.raises(StoreError, match="missing"):
+        run.load_state()
+
+    mark = str(tmp_path / "executed")
+    for name in (model, tmp_path / "state.ckpt"):
+        torch.save({"model": Planted(mark)}, name)
+    with pytest.raises(StoreError):
+        run.load_model(model)
+    with pytest.raises(StoreError):
+        run.load_state()
+    assert not os.path.exists(mark)
+
+
+def test_a_state_of_another_make_is_refused(tmp_path):
+    make(StateManagerAddon, save_path=tmp_path, schedule=True).run(1, loader())
+    with pytest.raises(InvalidValueError, match="has a scheduler, this Trainer the contrary"):
+        make(StateManagerAddon, save_path=tmp_path).load_state()
+    other = make(StateManagerAddon, save_path=tmp_path, schedule=True, model=nn.Linear(3, 1))
+    with pytest.raises(InvalidValueError, match="weights of another model"):
+        other.load_state()
+
+
+# -------------------------------------------------------------------- MultiGPUAddon
+
+
+def test_two_processes_train_as_one_does_and_give_everything_back(tmp_path):
+    def build(device):
+        model = network(norm=False)
+        model[2] = nn.Identity()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        kind = Trainer.add_on(StateManagerAddon, MultiGPUAddon, OnRankOnly)
+        return model, kind(
+            model,
+            device,
+            "train",
+            optimizer,
+            torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9),
+            loss=nn.MSELoss(),
+            init_method="tcp://localhost:12355",
+            save_path=tmp_path / f"{len(device)}",
+        )
+
+    model, run = build(["cpu", "cpu"])
+    history = run.run(2, loader(32, batch_size=4), loader(7, batch_size=2, seed=1))
+    single, alone = build(["cpu"])
+    expected = alone.run(2, loader(32, batch_size=8), loader(7, batch_size=2, seed=1))
+
+    assert run.model is model
+    assert history is run.history
+    for name in ("train_loss", "val_loss"):
+        assert history[name] == pytest.approx(expected[name], rel=1e-5)
+    for ours, theirs in zip(model.parameters(), single.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert [row["val_n"] for row in history["ranks"][0]] == [4, 3]
+    assert history["batches"] == [8.0, 8.0]  # of both
+    assert os.getpid() not in history["pid"]
+    assert run.optimizer.param_groups[0]["lr"] == alone.optimizer.param_groups[0]["lr"]
+    assert set(run.optimizer.state_dict()["state"]) == set(alone.optimizer.state_dict()["state"])
+    assert run.progress_checker.step == alone.progress_checker.step == 8
+    assert len(run.log_train["loss"]) == 4
+    assert torch.load(tmp_path / "2" / "model.ckpt", weights_only=True).keys() == (
+        model.state_dict().keys()
+    )
+    assert run.inference(loader(7)).shape == (7, 1)
+
+
+def test_loaders_are_shared_out_without_doubles():
+    class Numbers(Dataset):
+        def __len__(self):
+            return 13
+
+        def __getitem__(self, index):
+            return torch.tensor([index])
+
+    def seen(given, exact, size=3):
+        parts = []
+        for rank in range(size):
+            world = World(rank, size, torch.device("cpu"))
+            mine = share_loader(given, world, exact=exact, seed=4)
+            parts.append([int(i) for batch in mine for i in batch])
+        return parts
+
+    for shuffle in (False, True):
+        parts = seen(DataLoader(Numbers(), batch_size=2, shuffle=shuffle), exact=False)
+        flat = list(itertools.chain.from_iterable(parts))
+        assert [len(part) for part in parts] == [4, 4, 4]
+        assert len(set(flat)) == 12
+        assert (parts[0] == [0, 3, 6, 9]) is not shuffle
+    batches = [torch.tensor([i]) for i in range(7)]
+    assert seen(batches, exact=False) == [[0, 3], [1, 4], [2, 5]]
+    assert seen(batches, exact=True) == [[0, 3, 6], [1, 4], [2, 5]]
+
+    world = World(0, 2, torch.device("cpu"))
+    picks = DataLoader(Numbers(), sampler=WeightedRandomSampler([1.0] * 13, 13))
+    with pytest.raises(InvalidTypeError, match="DataLoader with a WeightedRandomSampler cannot be"):
+        share_loader(picks, world, exact=False)
+    assert share_loader(picks, world, exact=True) is picks
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(4))
+
+    with pytest.raises(InvalidTypeError, match="cannot be shared out to 2 processes"):
+        share_loader(DataLoader(Stream()), world, exact=False)
+
+
+def test_devices_and_addresses_are_looked_at_before_anything_starts(caplog):
+    with pytest.raises(InvalidValueError, match=r"device=\[\] names no device"):
+        make(MultiGPUAddon, device=[])
+    with pytest.raises(InvalidValueError, match="on another machine"):
+        make(MultiGPUAddon, device=["cpu"] * 2, init_method="tcp://10.0.0.1:1234")
+    with pytest.raises(InvalidValueError, match="init_method='12355' is no address"):
+        make(MultiGPUAddon, device=["cpu"] * 2, init_method="12355")
+    run = make(MultiGPUAddon, device="cpu")
+    assert "one device, cpu, so one process trains" in caplog.text
+    run.run(1, loader())
+    if not torch.cuda.is_available():
+        run = make(MultiGPUAddon, device=["cuda:0", "cuda:1"])
+        assert run.devices == [torch.device("cpu")] * 2
+        assert "no GPU; using the CPU" in caplog.text
+
+
+# -------------------------------------------------------------- PrecisionMixerAddon
+
+
+def test_precisions_are_chosen_and_computed_in():
+    seen = []
+
+    class Look(Trainer):
+        def train_step(self, batch):
+            output = self.model(batch[0])
+            seen.append(output.dtype)
+            return {"loss": (output - batch[1]).pow(2).mean()}
+
+    for asked, chosen, dtype in (
+        ("bf16", "bf16", torch.bfloat16),
+        (["bf16", "fp32"], "bf16", torch.bfloat16),
+        ("fp32", "fp32", torch.float32),
+        ("auto", "fp32", torch.float32),
+        (None, "fp32", torch.float32),
+    ):
+        run = make(PrecisionMixerAddon, base=Look, precision=asked)
+        run.run(1, loader(8))
+        assert (run.precision, seen.pop()) == (chosen, dtype)
+    with pytest.raises(InvalidValueError, match="did you mean 'bf16'"):
+        make(PrecisionMixerAddon, precision="bf61")
+    with pytest.raises(InvalidValueError, match="precision='half'"):
+        make(PrecisionMixerAddon, precision=["half"])
+    with pytest.raises(InvalidValueError, match="computes in none of these"):
+        make(PrecisionMixerAddon, precision=[])
+    with pytest.raises(InvalidTypeError, match="contradict"):
+        make(PrecisionMixerAddon, precision="fp32", use_amp=True)
+
+
+@pytest.mark.parametrize(("able", "chosen"), [(True, "bf16"), (False, "fp16")])
+def test_on_a_gpu_auto_is_bf16_where_it_can(monkeypatch, able, chosen):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: able)
+    gpu = torch.device("cuda", 0)
+    assert choose_precision("auto", gpu) == chosen
+    assert choose_precision(["bf16", "fp16"], gpu) == chosen
+
+
+# --------------------------------------------------------------------- web loggers
+
+
+def test_two_services_are_logged_to_together(monkeypatch):
+    wandb, neptune = FakeWandB(), FakeNeptune()
+    for module in (wandb, neptune, neptune.utils):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for add_ons in ((WandBLoggerAddon, NeptuneLoggerAddon), (NeptuneLoggerAddon, WandBLoggerAddon)):
+        wandb.calls.clear()
+        neptune.calls.clear()
+        run = make(
+            *add_ons,
+            web_logger={
+                "wandb": {"project": "sst", "mode": "offline"},
+                "neptune": {"project_name": "me/sst", "api_tkn": "secret"},
+            },
+        )
+        assert wandb.calls == neptune.calls == []  # nothing is opened before the run
+        history = run.run(2, loader(8), loader(4))
+        assert [call[:2] for call in wandb.calls if call[0] == "init"] == [("init", "sst")]
+        logged = [call for call in wandb.calls if call[0] == "log"]
+        assert [(values["val_loss"], step) for _, values, step in logged] == [
+            (history["val_loss"][0], 2),
+            (history["val_loss"][1], 4),
+        ]
+        assert wandb.calls[-1] == ("finish",)
+        assert neptune.calls[0][:2] == ("init", "me/sst")
+        sent = [call for call in neptune.calls if call[:2] == ("append", "val_loss")]
+        assert [call[2:] for call in sent] == [
+            (v, 2 * i) for i, v in enumerate(history["val_loss"], start=1)
+        ]
+        assert neptune.calls[-1] == ("stop",)
+
+
+def test_a_service_that_fails_is_dropped_and_the_other_goes_on(monkeypatch, caplog):
+    class Broken(FakeWandB):
+        def log(self, data, step=None):
+            raise ConnectionError("no network")
+
+    neptune = FakeNeptune()
+    for module in (Broken(), neptune, neptune.utils):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    web = {"wandb": {"project": "a"}, "neptune": {"project": "b/c"}}
+    run = make(WandBLoggerAddon, NeptuneLoggerAddon, web_logger=web)
+    assert len(run.run(2, loader(8))) == 2
+    assert "gets no more values" in caplog.text
+    assert len([call for call in neptune.calls if call[:2] == ("append", "train_loss")]) == 2
+
+
+def test_services_without_add_on_or_package_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InvalidTypeError, match=r"make it with Trainer\.add_on\(NeptuneLoggerAddon"):
+        make(WandBLoggerAddon, web_logger={"neptune": {"project": "a/b"}})
+    with pytest.raises(ModuleNotFoundError, match="pip install wandb"):
+        make(WandBLoggerAddon, web_logger={"wandb": {"project": "a"}})
+    with pytest.raises(InvalidValueError, match="did you mean 'wandb'"):
+        make(WandBLoggerAddon, web_logger={"wandbb": {}})
+    with pytest.raises(InvalidTypeError, match="is no mapping"):
+        make(WandBLoggerAddon, web_logger={"wandb": "project"})
+    with pytest.raises(InvalidTypeError, match="is no mapping"):
+        make(web_logger="wandb")
+    make(WandBLoggerAddon, NeptuneLoggerAddon).run(1, loader(4))  # without services
