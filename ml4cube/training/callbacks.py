@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from tqdm.auto import tqdm
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
-from ml4cube.training.checkpoint import write_file
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    RunError,
+    StoreError,
+    check_choice,
+)
+from ml4cube.training.checkpoint import read_file, write_file
 
 if TYPE_CHECKING:
     from ml4cube.training.loop import Loop
@@ -326,9 +333,10 @@ class BestModel(Callback):
 class ModelCheckpoint(Callback):
     """Keep the best few epochs as files, each with the full state to go on from.
 
-    A file holds ``model``, ``optimizer``, ``scheduler``, ``scaler``, ``epoch``, ``monitor`` and
-    ``value``; `ml4cube.training.checkpoint.read_file` and ``torch.load(weights_only=True)`` read
-    it. A new file is whole before an old one is removed, and only files of this run are removed.
+    A file holds ``model``, ``optimizer``, ``scheduler``, ``scaler``, ``epoch``, ``monitor``,
+    ``value`` and ``run``; `ml4cube.training.checkpoint.read_file` and
+    ``torch.load(weights_only=True)`` read it. A new file is whole before an old one is removed, and
+    only files of this run are replaced or removed.
 
     Parameters
     ----------
@@ -371,11 +379,18 @@ class ModelCheckpoint(Callback):
         self.save_dir, self.monitor, self.mode = Path(save_dir), monitor, mode
         self.save_top_k = save_top_k
         self._kept: list[tuple[float, str]] = []  # best first
+        self._run: str | None = None  # goes into files and snapshots, to know one's own
 
     @property
     def paths(self) -> list[Path]:
         """The files kept, best first."""
         return [self.save_dir / name for _, name in self._kept]
+
+    def on_train_start(self, loop: Loop) -> None:
+        """Forget files that are gone: a run may be killed after its last snapshot."""
+        self._run = loop.world.share(self._run or uuid.uuid4().hex)
+        there = loop.world.share([path.exists() for path in self.paths])
+        self._kept = [entry for entry, here in zip(self._kept, there, strict=True) if here]
 
     def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
         """Write this epoch if it is among the best, then remove what no longer is."""
@@ -383,7 +398,7 @@ class ModelCheckpoint(Callback):
         full = 0 < self.save_top_k <= len(self._kept)
         if math.isnan(value) or (full and not is_better(value, self._kept[-1][0], self.mode)):
             return
-        name = loop.world.share(self._free_name(row["epoch"]))
+        name = loop.world.share(self._free_name(row["epoch"]) if loop.world.is_main else "")
         content = self._content(loop, row["epoch"], value)
         if loop.world.is_main:
             write_file(self.save_dir / name, content)
@@ -396,20 +411,28 @@ class ModelCheckpoint(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return names and values of the files kept."""
-        return {"kept": self._kept}
+        return {"kept": self._kept, "run": self._run}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take them back."""
         self._kept = [(value, name) for value, name in state["kept"]]
+        self._run = state.get("run")
 
     def _free_name(self, epoch: int) -> str:
         """Name a file that no other run has written."""
         for version in itertools.count():
             suffix = f"-v{version}" if version else ""
             name = f"epoch-{epoch:04d}{suffix}.pt"
-            if not (self.save_dir / name).exists():
+            if not (self.save_dir / name).exists() or self._is_mine(self.save_dir / name):
                 break
         return name
+
+    def _is_mine(self, path: Path) -> bool:
+        """Whether this very run wrote a file, before it was killed and went back a little."""
+        try:
+            return read_file(path).get("run") == self._run
+        except StoreError:
+            return False
 
     def _content(self, loop: Loop, epoch: int, value: float) -> dict[str, Any]:
         return {
@@ -420,6 +443,7 @@ class ModelCheckpoint(Callback):
             "epoch": epoch,
             "monitor": self.monitor,
             "value": value,
+            "run": self._run,
         }
 
 

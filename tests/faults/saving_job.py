@@ -116,11 +116,11 @@ def files(folder: Path) -> dict[str, Any]:
 
 
 def plain(content: Any) -> Any:
-    """Tensors as lists, and nothing that depends on the clock."""
+    """Tensors as lists, and nothing that depends on the clock or on chance."""
     if isinstance(content, torch.Tensor):
         return content.tolist()
     if isinstance(content, dict):
-        left_out = ("seconds", "ranks", "history")
+        left_out = ("seconds", "ranks", "history", "run")
         return {str(k): plain(v) for k, v in content.items() if k not in left_out}
     return [plain(v) for v in content] if isinstance(content, list | tuple) else content
 
