@@ -6,12 +6,16 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
 import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
+from ml4cube.core.fields import FieldStatistics
+from ml4cube.core.moments import VariableStatistics
 from ml4cube.core.statistics import scale_values, unscale_values
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.climatology import check_group
+from ml4cube.preprocessing.fields import labelled
 from ml4cube.preprocessing.scaling import Parameters, no_zero, pairs, rescale
 from ml4cube.preprocessing.statistics import Statistics
 from ml4cube.preprocessing.weights import Weights
@@ -32,7 +36,8 @@ class CubeScaler:
         To mean 0 and standard deviation 1; to the range 0 to 1; or to median 0 and interquartile
         range 1, which a few extremes do not move. Quartiles are read from a histogram: off by
         at most 1/32767 of the range of the variable (``statistics_[name].quantile_error`` says
-        how much; more at many places).
+        how much; more at many places). Where they are not that far apart, as of rain on mostly
+        dry days, values are only shifted.
     per : sequence of str
         What has numbers of its own: ``("variable",)``, and any dims, e.g. ``("variable",
         "level")``, or ``("variable", "lat", "lon")`` for each pixel. Variables always have.
@@ -329,7 +334,26 @@ class CubeScaler:
         elif self.method == "normalize":
             found = pairs(statistics.range(), "fitted", lambda low, high: no_zero(high - low))
         else:
-            quartiles = statistics.quantiles(_QUARTILES)
-            middle = {name: [q[1], q[2] - q[0]] for name, q in quartiles.items()}
-            found = pairs(middle, "fitted", lambda median, spread: no_zero(spread))
+            found = pairs(_median_and_spread(statistics), "fitted", lambda _, spread: spread)
         return found
+
+
+def _resolution(stats: VariableStatistics) -> Any:
+    """How far off a quantile may be."""
+    return stats.quantile_error if isinstance(stats, FieldStatistics) else 0.0
+
+
+def _median_and_spread(statistics: Statistics) -> dict[str, list[Any]]:
+    """Median and interquartile range; 1 where the histogram cannot tell the quartiles apart."""
+    found = {}
+    for name, (low, median, high) in statistics.quantiles(_QUARTILES).items():
+        stats = statistics[name]
+        spread = high - low
+        # in one bin: more than half of the cells (dry days, say) have about the same value
+        apart = spread > labelled(stats, _resolution(stats))
+        if isinstance(spread, xr.DataArray):
+            spread = spread.where(apart | spread.isnull(), 1.0)
+        elif not apart and not np.isnan(spread):
+            spread = 1.0
+        found[name] = [median, spread]
+    return found

@@ -1,0 +1,308 @@
+"""`CubeScaler`: every method per variable, level, pixel and month, there and exactly back."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube import preprocessing as pp
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from tests import oracle
+from tests.cubes import coordinates
+
+DIMS = ("time", "level", "lat", "lon")
+METHODS = ["standardize", "normalize", "robust"]
+PER: list[Any] = [("variable",), "level", ("variable", "lat", "lon"), ("variable", "level", "lat")]
+CLIMATOLOGIES = [None, "month", "season"]
+
+
+def made_cube(
+    calendar: str | None = None, seed: int = 0, steps: int = 36, offset: float = 280
+) -> xr.Dataset:
+    """Three years of months on levels a thousand units apart; gaps, a constant place, one of gaps.
+
+    The first two years are train, the third is test.
+    """
+    rng = np.random.default_rng(seed)
+    cells = rng.normal(offset, 8, (steps, 2, 3, 4)).astype("float32")
+    cells[:, 1] += 1000
+    cells += 20 * np.sin(np.arange(steps) * np.pi / 6)[:, None, None, None].astype("float32")
+    cells[rng.random(cells.shape) < 0.1] = np.nan
+    cells[:, 0, 0, 0] = 273.15
+    cells[:, 1, 2, 3] = np.nan
+    sizes = dict(zip(DIMS, cells.shape, strict=True))
+    ds = xr.Dataset(
+        {"t": (DIMS, cells, {"units": "K"}), "orog": (("lat", "lon"), rng.random((3, 4)))},
+        coordinates(sizes, calendar),
+        {"title": "made"},
+    )
+    periods = {"periods": steps, "freq": "MS"}
+    ds["time"] = (
+        xr.date_range("2000-01-01", **periods, calendar=calendar, use_cftime=True)
+        if calendar
+        else xr.date_range("2000-01-01", **periods)
+    )
+    ds["split"] = ("time", (np.arange(steps) < 24).astype("uint8"))
+    return ds
+
+
+def expected_scaled(ds: xr.Dataset, method: str, per: Any, by: str | None) -> np.ndarray:
+    """Each place and group scaled on its own, by numpy alone."""
+    kept = [dim for dim in DIMS if dim in ((per,) if isinstance(per, str) else per)]
+    cells, train = ds.t.values.astype("f8"), ds.split.values == 1
+    groups = np.array([by and oracle.group_of(date, by) for date in ds.indexes["time"]], object)
+    result = np.full(cells.shape, np.nan)
+    for index in itertools.product(*(range(ds.sizes[dim]) for dim in kept)):
+        place = tuple(index[kept.index(dim)] if dim in kept else slice(None) for dim in DIMS[1:])
+        for group in set(groups):
+            here = groups == group
+            values = cells[(here & train, *place)]
+            values = values[np.isfinite(values)]
+            if not values.size:
+                continue
+            if method == "standardize":
+                offset, scale = values.mean(), values.std()
+            elif method == "normalize":
+                offset, scale = values.min(), np.ptp(values)
+            else:
+                low, offset, high = np.quantile(values, [0.25, 0.5, 0.75], method="inverted_cdf")
+                scale = high - low
+            scale = 1.0 if np.ptp(values) == 0 or scale == 0 else scale
+            result[(here, *place)] = (cells[(here, *place)] - offset) / scale
+    return result
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("per", PER)
+@pytest.mark.parametrize("climatology", CLIMATOLOGIES)
+def test_every_place_is_scaled_by_its_own_train_cells(
+    method: str, per: Any, climatology: str | None
+) -> None:
+    ds = made_cube("360_day" if climatology == "season" else None)
+    scaler = pp.CubeScaler(method, per, climatology).fit(ds)
+    scaled = scaler.transform(ds)
+    expected = expected_scaled(ds, method, per, climatology)
+    assert (np.isnan(scaled.t.values) == np.isnan(expected)).all()
+    if method != "robust":
+        np.testing.assert_allclose(scaled.t, expected, rtol=2e-6, atol=2e-6)
+    else:
+        stats = scaler.statistics_["t"]
+        spread = np.nan_to_num(stats.quantile(0.75) - stats.quantile(0.25))
+        assert (stats.quantile_error[spread > 0] < 0.01 * spread[spread > 0]).all()
+        # few cells at a place: between two neighbours a quartile may be any
+        if per == ("variable",) and climatology is None:
+            np.testing.assert_allclose(scaled.t, expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("per", PER)
+@pytest.mark.parametrize("climatology", [None, "month"])
+def test_a_lazy_cube_stays_lazy_and_all_but_the_values_is_kept(
+    method: str, per: Any, climatology: str | None
+) -> None:
+    ds = made_cube()
+    before = ds.copy(deep=True)
+    scaler = pp.CubeScaler(method, per, climatology).fit(ds)
+    expected = scaler.transform(ds)
+    for order, chunks in [(DIMS, {"time": 5, "lat": 2}), (DIMS[::-1], {"lon": 1, "time": 7})]:
+        lazy = ds.transpose(*order).chunk(chunks)
+
+        def read(*args: Any, **kwargs: Any) -> Any:
+            raise AssertionError("computed too early")
+
+        with dask.config.set(scheduler=read):
+            scaled = scaler.transform(lazy)
+            back = scaler.inverse_transform(scaled)
+        for result in (scaled, back):
+            assert result.t.chunks == lazy.t.chunks
+            assert result.t.dims == lazy.t.dims
+            assert result.t.attrs == ds.t.attrs
+            assert result.attrs == ds.attrs
+            assert result.t.dtype == np.float32
+            assert result.coords.to_dataset().identical(lazy.coords.to_dataset())
+        np.testing.assert_array_equal(scaled.t.transpose(*DIMS), expected.t)
+        np.testing.assert_array_equal(scaled.split.transpose(*ds.split.dims), ds.split)
+    one = scaler.transform(ds.t)
+    assert isinstance(one, xr.DataArray)
+    np.testing.assert_array_equal(one, expected.t)
+    xr.testing.assert_identical(ds, before)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(METHODS),
+    st.sampled_from(PER),
+    st.sampled_from(CLIMATOLOGIES),
+    st.sampled_from([None, "area"]),
+    st.integers(0, 10**6),
+    st.sampled_from([0.0, -280.0, 280.0, 1e5]),
+)
+def test_scaled_and_back_is_within_2_ulp(
+    method: str, per: Any, climatology: str | None, weights: str | None, seed: int, offset: float
+) -> None:
+    ds = made_cube(seed=seed, offset=offset)
+    scaler = pp.CubeScaler(method, per, climatology, weights)
+    back = scaler.inverse_transform(scaler.fit_transform(ds))
+    for name in ("t", "orog"):
+        here, there = ds[name], back[name]
+        first = scaler._parameters()[name][0]
+        if isinstance(first, xr.DataArray):
+            first = float(abs(first).max())
+        # a unit in the last place of the larger of value and offset, as `unscale_values` says
+        larger = np.maximum(abs(here), abs(here.dtype.type(first)))
+        error = abs(here.astype("f8") - there.astype("f8")) / np.spacing(larger)
+        assert not (error > 2).any()
+        if method != "robust":
+            # values come back except where a place has no train cell
+            lost = np.isnan(there) & np.isfinite(here)
+            assert not lost.any() or per != ("variable",)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_constants_become_0_and_come_back_exactly_and_empty_places_become_gaps(
+    method: str,
+) -> None:
+    ds = made_cube()
+    ds.t[{"time": 30, "level": 1, "lat": 2, "lon": 3}] = 5.0  # only test cells there
+    scaler = pp.CubeScaler(method, ("variable", "level", "lat", "lon")).fit(ds)
+    scaled = scaler.transform(ds)
+    constant = {"level": 0, "lat": 0, "lon": 0}
+    assert (scaled.t[constant] == 0).all()
+    back = scaler.inverse_transform(scaled)
+    np.testing.assert_array_equal(back.t[constant], ds.t[constant])
+    assert np.isnan(scaled.t[{"level": 1, "lat": 2, "lon": 3}]).all()
+    empty = ds.assign(t=ds.t.where(ds.split != 1))
+    for per in ("variable", "level"):
+        with pytest.raises(InvalidValueError, match=r"'t'.*all gaps"):
+            pp.CubeScaler(method, per).fit(empty).transform(ds)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("per", "climatology"), [("level", None), (("lat", "lon"), "season")])
+@pytest.mark.parametrize("weights", [None, "area", "given"])
+def test_partial_fits_in_any_order_and_merged_scalers_are_one_fit(
+    method: str, per: Any, climatology: str | None, weights: Any
+) -> None:
+    ds = made_cube()
+    if weights == "given":
+        weights = xr.DataArray([1.0, 0.5, 0.25], dims="lat")
+    make = lambda: pp.CubeScaler(method, per, climatology, weights)  # noqa: E731
+    parts = [ds.isel(time=slice(i, i + 6)) for i in (0, 6, 12, 18)]
+    whole = make().fit(ds).transform(ds)
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2]):
+        scaler = make()
+        for i in order:
+            assert scaler.partial_fit(parts[i]) is scaler
+        np.testing.assert_allclose(scaler.transform(ds).t, whole.t, rtol=1e-5, atol=1e-6)
+    left, right = make().partial_fit(parts[0]), make().partial_fit(parts[1])
+    merged = left.merge(right).merge(make().partial_fit(parts[2]).partial_fit(parts[3]))
+    np.testing.assert_allclose(merged.transform(ds).t, whole.t, rtol=1e-5, atol=1e-6)
+    with pytest.raises(InvalidValueError, match="equal parameters"):
+        merged.merge(pp.CubeScaler(method, per, climatology, xr.DataArray([1.0], dims="x")))
+
+
+def test_the_protocol_of_scikit_learn_holds_with_every_parameter() -> None:
+    from sklearn.base import clone
+
+    ds = made_cube()
+    weights = np.cos(np.deg2rad(ds.lat))
+    scaler = pp.CubeScaler("robust", ("variable", "level"), "month", weights)
+    copy = clone(scaler)
+    assert copy.get_params()["weights"].identical(weights)
+    assert copy.set_params(climatology="season", weights=None).climatology == "season"
+    assert repr(copy) == (
+        "CubeScaler(method='robust', per=('variable', 'level'), climatology='season')"
+    )
+    fitted = scaler.fit(ds)
+    loaded = pickle.loads(pickle.dumps(fitted))  # noqa: S301
+    xr.testing.assert_identical(loaded.transform(ds), fitted.transform(ds))
+    assert (
+        loaded.merge(fitted).statistics_["t"].count.sum() == 2 * fitted.statistics_["t"].count.sum()
+    )
+
+
+def test_statistics_are_matched_by_coordinates_not_by_position() -> None:
+    ds = made_cube()
+    scaler = pp.CubeScaler(per=("level", "lat"), climatology="month").fit(ds)
+    scaled = scaler.transform(ds)
+    some = ds.isel(level=[1, 0], lat=[2, 0], time=slice(7, 30))
+    expected = scaled.isel(level=[1, 0], lat=[2, 0], time=slice(7, 30))
+    xr.testing.assert_identical(scaler.transform(some).t, expected.t)
+    single = pp.CubeScaler(per="level").fit(ds)
+    with pytest.raises(InvalidValueError, match=r"no statistics of 't' at lat \[12.5\]"):
+        scaler.transform(ds.isel(lat=[0]).assign_coords(lat=[12.5]))
+    with pytest.raises(InvalidValueError, match="2 places along 'level', the data 1"):
+        single.transform(ds.drop_vars("level").isel(level=[0]))
+    with pytest.raises(InvalidValueError, match=r"keep the dims \['level'\]"):
+        single.transform(ds.isel(level=0, drop=True))
+    summer = pp.CubeScaler(climatology="month").fit(ds.sel(time=ds.time.dt.month.isin([6, 7])))
+    with pytest.raises(InvalidValueError, match=r"no statistics of month \[1, 2, 3, 4, 5, 8\]"):
+        summer.transform(ds)
+    assert summer.transform(ds.isel(time=[5, 18])).t.notnull().any()
+
+
+def test_functions_take_the_same_statistics() -> None:
+    ds = made_cube()
+    stats = pp.Statistics.from_cube(ds, dims=["time", "lat", "lon"], by="month")
+    per = ("variable", "level")
+    scaled = pp.CubeScaler(per=per, climatology="month").fit(ds).transform(ds)
+    xr.testing.assert_identical(pp.standardize(ds, stats), scaled)
+    pairs = pp.get_statistics(ds, dims=["time", "lat", "lon"], by="month")
+    xr.testing.assert_identical(pp.standardize(ds, pairs), scaled)
+    unit = pp.CubeScaler("normalize", per, "month").fit(ds).transform(ds)
+    xr.testing.assert_identical(pp.normalize(ds, stats), unit)
+
+
+def test_rain_on_mostly_dry_days_is_shifted_not_blown_up() -> None:
+    rng = np.random.default_rng(0)
+    rain = np.where(rng.random((500, 3)) < 0.8, 0.0, rng.exponential(5, (500, 3)))
+    rain[:, 2] = rng.normal(0, 1, 500)
+    ds = xr.Dataset({"rain": (("time", "x"), rain)})
+    for per, columns in (("variable", [0, 1]), ("x", [0, 1, 2])):
+        scaler = pp.CubeScaler("robust", per).fit(ds.isel(x=columns))
+        scaled = scaler.transform(ds.isel(x=columns)).rain
+        off = scaler.statistics_["rain"].quantile_error.max()
+        np.testing.assert_allclose(scaled[:, :2], rain[:, :2], rtol=0, atol=off)
+        back = scaler.inverse_transform(scaled)
+        np.testing.assert_allclose(back, rain[:, columns], rtol=0, atol=1e-12)
+    low, high = np.quantile(scaled[:, 2], [0.25, 0.75], method="inverted_cdf")
+    assert high - low == pytest.approx(1, abs=1e-3)
+
+
+def test_samples_without_names_of_dims_are_scaled_per_variable() -> None:
+    rng = np.random.default_rng(0)
+    samples = {"t": rng.normal(280, 5, (200, 4, 4)).astype("f4"), "split": np.arange(200) % 4 > 0}
+    samples["t"][samples["split"] == 0] = 1e9
+    scaler = pp.CubeScaler("robust").fit(samples)
+    scaled = scaler.transform(samples)["t"][samples["split"]]
+    quartiles = np.quantile(scaled, [0.25, 0.5, 0.75], method="inverted_cdf")
+    np.testing.assert_allclose(quartiles[1], 0, atol=1e-3)
+    np.testing.assert_allclose(quartiles[2] - quartiles[0], 1, atol=1e-3)
+    for options in ({"per": "level"}, {"climatology": "month"}, {"weights": "area"}):
+        with pytest.raises(InvalidTypeError, match="dict of arrays"):
+            pp.CubeScaler(**options).fit(samples)
+    stats = pp.get_statistics(made_cube(), dims="time")
+    with pytest.raises(InvalidTypeError, match=r"'t' keep dims.*give a Dataset"):
+        pp.standardize(samples, stats)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "robsut"}, "method='robsut'.*did you mean 'robust'"),
+        ({"per": "levle"}, "per='levle'.*did you mean 'level'"),
+        ({"climatology": "seasons"}, "climatology='seasons'.*did you mean 'season'"),
+        ({"per": "time", "climatology": "month"}, "name it in dims too"),
+    ],
+)
+def test_wrong_parameters_are_refused_by_fit(options: Any, words: str) -> None:
+    with pytest.raises(InvalidValueError, match=words):
+        pp.CubeScaler(**options).fit(made_cube())
