@@ -479,3 +479,38 @@ class CellPlan:
         raw = json.loads(text)
         with _explaining("a split plan of cells"):
             return cls(tuple(raw["shape"].items()), tuple(raw["fractions"].items()), raw["seed"])
+
+
+def label_box(
+    *positions: NDArray[np.int64],
+    dims: tuple[str, ...],
+    plan: SplitPlan | CellPlan,
+    reaches: tuple[Reach, ...] = (),
+) -> Labels:
+    """Look up the labels of a box of cells, in the order of a cube's dims.
+
+    It lives here, where nothing heavy is imported, since workers look labels up.
+
+    Parameters
+    ----------
+    *positions : ndarray of int
+        Positions of cells along each dim.
+    dims : tuple of str
+        Dims of the cube.
+    plan : SplitPlan or CellPlan
+        The plan.
+    reaches : tuple of AxisReach or SphereReach
+        Its buffer, resolved.
+
+    Returns
+    -------
+    ndarray of uint8
+        One label per cell, axes in the order of `dims`.
+    """
+    by_dim = dict(zip(dims, positions, strict=True))
+    if isinstance(plan, SplitPlan):
+        labels = plan.label_cells(by_dim, reaches)
+    else:
+        labels = plan.label_cells(by_dim)
+    canonical = sorted(dims)
+    return labels.transpose([canonical.index(dim) for dim in dims])

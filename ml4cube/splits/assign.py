@@ -24,6 +24,7 @@ from ml4cube.core.split_plan import (
     Labels,
     SplitPlan,
     check_fractions,
+    label_box,
 )
 from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
 from ml4cube.splits.cube import RECIPE_ATTR, CubeView, cube_positions, is_label
@@ -129,7 +130,7 @@ def assign_block_split(
     check_name(name, view)
     check_seed(seed)
     fractions = check_fractions(split, val)
-    grid = Grid.blocks(view.canonical, _block_sizes(block_size, view))
+    grid = Grid.blocks(view.canonical, block_sizes(block_size, view))
     cut = [dim for dim, count in zip(grid.dims, grid.counts, strict=True) if count > 1]
     keep_away = parse_buffer(buffer, gap, view, cut)
     wraps = parse_cyclic(cyclic, view)
@@ -400,9 +401,7 @@ def with_label(
         data = np.empty(tuple(view.sizes.values()), dtype=np.uint8)
         for box in slabs(view.sizes):  # what a buffer needs on the way takes more than labels do
             here = [positions[dim][box[dim]] for dim in view.dims]
-            data[tuple(box.values())] = _label_box(
-                *here, dims=view.dims, plan=plan, reaches=reaches
-            )
+            data[tuple(box.values())] = label_box(*here, dims=view.dims, plan=plan, reaches=reaches)
     else:
         arguments: list[Any] = []
         for axis, dim in enumerate(view.dims):
@@ -411,7 +410,7 @@ def with_label(
             )
             arguments += [lazy, (axis,)]
         data = da.blockwise(  # type: ignore[no-untyped-call]
-            _label_box,
+            label_box,
             tuple(range(len(view.dims))),
             *arguments,
             dims=view.dims,
@@ -429,22 +428,6 @@ def with_label(
         RECIPE_ATTR: json.dumps(recipe),
     }
     return view.ds.assign({name: (view.dims, data, attrs)})
-
-
-def _label_box(
-    *positions: np.ndarray[Any, np.dtype[np.int64]],
-    dims: tuple[str, ...],
-    plan: SplitPlan | CellPlan,
-    reaches: tuple[Reach, ...],
-) -> Labels:
-    """Labels of a box of cells, axes in cube order."""
-    by_dim = dict(zip(dims, positions, strict=True))
-    if isinstance(plan, SplitPlan):
-        labels = plan.label_cells(by_dim, reaches)
-    else:
-        labels = plan.label_cells(by_dim)
-    canonical = sorted(dims)
-    return labels.transpose([canonical.index(dim) for dim in dims])
 
 
 def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
@@ -474,7 +457,7 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     reaches: tuple[Reach, ...] = ()
     if isinstance(plan, SplitPlan):
         reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
-    return partial(_label_box, dims=view.dims, plan=plan, reaches=reaches)
+    return partial(label_box, dims=view.dims, plan=plan, reaches=reaches)
 
 
 def check_train_left(
@@ -526,7 +509,26 @@ def _align(mask: xr.DataArray, dims: tuple[str, ...]) -> np.ndarray[Any, np.dtyp
     return np.asarray(mask.transpose(*present).values[index])
 
 
-def _block_sizes(block_size: SizesLike | None, view: CubeView) -> dict[str, int]:
+def block_sizes(block_size: SizesLike | None, view: CubeView) -> dict[str, int]:
+    """Turn the block size as a user writes it into cells by dim.
+
+    Parameters
+    ----------
+    block_size : mapping, list of (str, int) or None
+        As `assign_block_split` takes it; None means the chunks.
+    view : CubeView
+        The cube.
+
+    Returns
+    -------
+    dict of str to int
+        Cells of a block along the dims that are cut.
+
+    Raises
+    ------
+    InvalidValueError
+        If a dim or a size does not fit the cube, or nothing is given and there are no chunks.
+    """
     if block_size is not None:
         return parse_sizes("block_size", block_size, view.sizes)
     if view.chunk_size is None:
