@@ -3,7 +3,12 @@
 from pathlib import Path
 
 BLOCKS = Path(__file__).parent / "blocks"
-RENAMED = {"ml4xcube": "ml4cube"}
+RENAMED = {
+    "ml4xcube": "ml4cube",
+    "zae_engine.trainer.addons": "ml4cube.training.addons",
+    "zae_engine.trainer": "ml4cube.training.trainer",
+    "zae_engine.schedulers": "ml4cube.training.schedulers",
+}
 
 
 def block(name: str) -> str:
