@@ -19,7 +19,8 @@ _PLAIN = (tuple, list)  # asked by type first, since every batch of every step p
 def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what goes into the model and what should come out.
 
-    A pair ``(X, y)`` is itself. X alone, or a dict ``{variable: tensor}`` whose variables are
+    A pair ``(X, y)`` is itself; of a triple ``(X, y, weights)``, `weights_of` gives the third. X
+    alone, or a dict ``{variable: tensor}`` whose variables are
     stacked as channels, is to be reconstructed: ``(X, X)``.
 
     Parameters
@@ -53,15 +54,38 @@ def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         stacked = torch.stack(tuple(batch.values()), dim=1)
         return stacked, stacked
     if isinstance(batch, tuple | list) and all(isinstance(v, torch.Tensor) for v in batch):
-        if len(batch) == 2:
+        if len(batch) in (2, 3):
             return batch[0], batch[1]
         if len(batch) == 1:  # how a TensorDataset of one tensor collates
             return batch[0], batch[0]
     held = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
     raise InvalidTypeError(
-        f"a batch is a {type(batch).__name__}{held}; the loader should give (X, y), X alone, "
-        "or a dict of tensors"
+        f"a batch is a {type(batch).__name__}{held}; the loader should give (X, y), "
+        "(X, y, weights), X alone, or a dict of tensors"
     )
+
+
+def weights_of(batch: Any) -> torch.Tensor | None:
+    """Return the weights that a batch ``(X, y, weights)`` brings.
+
+    Parameters
+    ----------
+    batch : Any
+        One batch of a loader.
+
+    Returns
+    -------
+    torch.Tensor or None
+        Samples first; None where it brings none.
+
+    Examples
+    --------
+    >>> weights_of((torch.zeros(4, 2), torch.zeros(4, 1), torch.ones(4))).shape
+    torch.Size([4])
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 3 and isinstance(batch[2], torch.Tensor):
+        return batch[2]
+    return None
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

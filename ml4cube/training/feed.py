@@ -56,7 +56,8 @@ class Feed:
     options : Options
         How many batches a step takes, and how many steps there are.
     weigh : callable, optional
-        ``weigh(batch)`` → scalar tensor; without it, a batch weighs its samples.
+        ``weigh(batch)`` → scalar tensor; without it, or where it says None, a batch weighs its
+        samples. All batches of a run are weighed in the same way.
 
     Attributes
     ----------
@@ -83,10 +84,6 @@ class Feed:
         self._world, self._weigh = world, weigh
         self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
         self._limit = limit_of(loader, options.limit_train_batches, "limit_train_batches")
-
-    @property
-    def _asks(self) -> bool:
-        return self._world.size > 1 and (not self.even or self._weigh is not None)
 
     def agree(self) -> None:
         """Find out whether all ranks get the same batches; every rank must call this."""
@@ -127,8 +124,7 @@ class Feed:
             drawn = clock()
             self.waited += drawn - started
             total = self.total(portions)
-            if self._asks:
-                self.asked += clock() - drawn
+            self.asked += clock() - drawn
             if total is None:
                 return
             yield portions, total
@@ -150,7 +146,8 @@ class Feed:
         if not samples:
             return Portion(batch, 0, 0.0)
         batch = to_device(batch, self._world.device)
-        return Portion(batch, samples, samples if self._weigh is None else self._weigh(batch))
+        weight = None if self._weigh is None else self._weigh(batch)
+        return Portion(batch, samples, samples if weight is None else weight)
 
     def total(self, portions: list[Portion]) -> Weight | None:
         """Say what the batches of one step weigh; every rank must call this.
@@ -168,14 +165,15 @@ class Feed:
         """
         if self.even and not portions:
             return None
-        if self.even and self._weigh is None:
+        weighed = bool(portions) and isinstance(portions[0].weight, torch.Tensor)
+        if self.even and not weighed:
             return portions[0].weight if self._size == 1 else sum(p.samples for p in portions)
         world, samples = self._world, float(sum(p.samples for p in portions))
         if not self.even:
             samples, ready = world.total([samples, bool(portions)])
             if ready < world.size:
                 return None
-        if self._weigh is None:
+        if not weighed:
             return samples / world.size
         weights = torch.stack([torch.as_tensor(portion.weight) for portion in portions])
         everywhere = world.add_up(weights.sum().to(world.device, torch.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ class Trainer:
     """Train on one device, keep the best model, stop when nothing improves any more.
 
     A batch ``(X, y)`` trains the model to give y; X alone, or a dict of tensors, trains it to
-    give back X. Losses and metrics are means over samples.
+    give back X. Losses and metrics are means over samples, or with `MaskedLoss`, or batches
+    ``(X, y, weights)``, weighted means over the cells that have a value.
 
     Parameters
     ----------
@@ -39,8 +41,11 @@ class Trainer:
         The model; it is moved to the device and trained in place.
     train_data : iterable
         Loader of training batches; its ``set_epoch`` is called where it has one.
-    test_data : iterable or None
-        Loader of validation batches. None: nothing is validated and the training loss decides.
+    test_data : iterable, mapping of str to iterable, or None
+        Loader of validation batches, or several by name, such as ``{"north": ..., "south": ...}``:
+        each then has columns ``val_loss/north`` and ``<metric>/north`` of its own, and
+        ``val_loss`` is that of all their samples together. None: nothing is validated and the
+        training loss decides.
     optimizer : torch.optim.Optimizer
         Made from the model's parameters.
     save_every : int
@@ -92,6 +97,25 @@ class Trainer:
         Default: the GPU, else the CPU.
     find_unused_parameters : bool
         Whether some parameters may get no gradient in a step (matters on several ranks).
+    max_time : float, str or timedelta, optional
+        Time after which to end, counted from the call of `train`: seconds, ``"HH:MM:SS"`` or
+        ``"DD:HH:MM:SS"``. With `snapshot_path`, the epoch under way is left to be resumed;
+        without, it is cut short there and validated.
+    limit_train_batches, limit_val_batches : int or float, optional
+        Batches of each loader to use at most, on each rank: a count, or a share between 0 and 1.0.
+    fast_dev_run : bool or int
+        Try everything once and write nothing: one epoch of that many batches (True: one) in
+        training and in each validation set; no snapshot, no best model, no plot, no loggers, no
+        callback that writes.
+    ema : float, optional
+        Decay of a moving average of the weights, e.g. 0.999. It is the averaged weights that are
+        validated, saved as the best and returned.
+    compile : bool, str or mapping
+        Whether to run the model through `torch.compile`; the name of a backend, or a dict of its
+        arguments. Files have the names of the model that was given.
+    log_grad_norm : bool
+        Whether the History gets ``grad_norm`` and ``grad_norm_max``: mean and largest norm of the
+        gradients, before clipping, over the steps of an epoch.
 
     Raises
     ------
@@ -115,7 +139,7 @@ class Trainer:
         self,
         model: nn.Module,
         train_data: Iterable[Any],
-        test_data: Iterable[Any] | None,
+        test_data: Iterable[Any] | Mapping[str, Iterable[Any]] | None,
         optimizer: Optimizer,
         save_every: int = 10,
         best_model_path: PathLike | None = None,
@@ -141,7 +165,18 @@ class Trainer:
         seed: int | None = None,
         device: str | torch.device | None = None,
         find_unused_parameters: bool = False,
+        max_time: float | str | timedelta | None = None,
+        limit_train_batches: float | None = None,
+        limit_val_batches: float | None = None,
+        fast_dev_run: bool | int = False,
+        ema: float | None = None,
+        compile: bool | str | Mapping[str, Any] = False,
+        log_grad_norm: bool = False,
     ) -> None:
+        if train_data is None:
+            raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
+        if optimizer is None:
+            raise InvalidTypeError("optimizer=None; make one from model.parameters()")
         if not callable(loss):
             raise InvalidTypeError(
                 f"loss={loss!r}: a Trainer needs a loss function; give e.g. loss=torch.nn.MSELoss()"
@@ -160,6 +195,13 @@ class Trainer:
             snapshot_path=snapshot_path,
             save_every=save_every,
             find_unused_parameters=find_unused_parameters,
+            max_time=max_time,
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            fast_dev_run=fast_dev_run,
+            ema=ema,
+            compile=compile,
+            log_grad_norm=log_grad_norm,
         )
         monitor = "train_loss" if test_data is None else "val_loss"
         self._best = BestModel(best_path, monitor=monitor)

@@ -213,7 +213,8 @@ class Scores:
     ----------
     metrics : mapping of str to callable or metric object
         As checked by `check_metrics`. Callables ``metric(pred, target)`` are averaged over
-        samples, batch by batch; objects with ``update`` and ``compute`` reduce themselves.
+        samples, batch by batch, or by their ``weigh(target)`` where they have one; objects
+        with ``update`` and ``compute`` reduce themselves.
     device : torch.device
         Where predictions lie.
     """
@@ -238,7 +239,9 @@ class Scores:
         """
         self._updated = True
         for metric, meter in self._plain.values():
-            meter.add(torch.as_tensor(metric(pred, target)).detach(), samples)
+            weigh = getattr(metric, "weigh", None)  # as a MaskedLoss has: by cells with a value
+            weight = None if weigh is None else weigh(target)
+            meter.add(torch.as_tensor(metric(pred, target)).detach(), samples, weight)
         for metric in self._objects.values():
             if _merges(metric):
                 metric.update(pred.detach().cpu().numpy(), target.detach().cpu().numpy())
@@ -261,9 +264,9 @@ class Scores:
         result = {}
         for name, (_, meter) in self._plain.items():
             meter.flush()
-            parts = world.gather([meter.total, meter.samples])
-            samples = sum(part[1] for part in parts)
-            result[name] = sum(part[0] for part in parts) / samples if samples else math.nan
+            parts = world.gather([meter.total, meter.weight])
+            weight = sum(part[1] for part in parts)
+            result[name] = sum(part[0] for part in parts) / weight if weight else math.nan
         for name, metric in self._objects.items():
             value = _reduce(metric, self._updated, world)
             if isinstance(value, Mapping):

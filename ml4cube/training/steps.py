@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ml4cube.training.batches import as_pair
+from ml4cube.training.batches import as_pair, weights_of
+from ml4cube.training.losses import MaskedLoss, weigh_batch
 
 
 class StepResult(NamedTuple):
@@ -34,11 +35,14 @@ class StepResult(NamedTuple):
 
 
 Step = Callable[[nn.Module, Any], StepResult]
-Weigh = Callable[[Any], torch.Tensor]
+Weigh = Callable[[Any], torch.Tensor | None]
 
 
 class Supervised:
     """The usual step: ``loss(model(X), y)``, with a batch read by `as_pair`.
+
+    A batch ``(X, y, weights)`` goes through `MaskedLoss`, which is made of the loss where it is
+    none.
 
     Parameters
     ----------
@@ -50,6 +54,7 @@ class Supervised:
         self.loss = loss
         # What sums over a batch would weigh large batches twice.
         self._sums = getattr(loss, "reduction", "mean") == "sum"
+        self._masked = loss if isinstance(loss, MaskedLoss) else None
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
         """Run the model forward on one batch.
@@ -68,5 +73,30 @@ class Supervised:
         """
         features, target = as_pair(batch)
         pred = module(features)
+        weights = weights_of(batch)
+        if weights is not None:
+            return StepResult(self._weighted()(pred, target, weights), pred, target)
         loss = self.loss(pred, target)
         return StepResult(loss / len(features) if self._sums else loss, pred, target)
+
+    def weigh(self, batch: Any) -> torch.Tensor | None:
+        """Say what a batch's loss counts beside those of others.
+
+        Parameters
+        ----------
+        batch : Any
+            On the device already.
+
+        Returns
+        -------
+        torch.Tensor or None
+            The weights of its cells that have a value; None for its samples.
+        """
+        if self._masked is None and weights_of(batch) is None:
+            return None
+        return weigh_batch(self._weighted(), batch)
+
+    def _weighted(self) -> MaskedLoss:
+        if self._masked is None:
+            self._masked = MaskedLoss(self.loss)
+        return self._masked

@@ -1,0 +1,255 @@
+"""Losses for cubes: over the cells that have a value, each weighted, exact over any batches.
+
+The formula, for cells c with loss l, weight w and mask m (0 where the target has a gap)::
+
+    loss = sum(w * m * l) / sum(w * m)
+
+A batch then counts in an epoch, in an accumulated step and among the batches of other ranks by
+its ``sum(w * m)``, and not by its samples; so the loss of all of them is the same formula over all
+their cells, however they are cut into batches and ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.training.batches import as_pair, weights_of
+
+
+class MaskedLoss:
+    """The mean of a loss over the cells whose target has a value.
+
+    Where the target is NaN (or a loss's own ``ignore_index``), prediction and target count
+    nothing, and no gradient reaches the prediction, not even one of 0 × NaN. A batch without a
+    single value has loss 0.
+
+    Parameters
+    ----------
+    loss : callable
+        A loss of torch, module or function, or your own ``loss(pred, target)`` that returns one
+        value per cell of the target.
+    weights : array, optional
+        What cells weigh, 0 or more; broadcast to the target as numpy does, from the right, such
+        as `area_weights`. Weights that a batch brings are multiplied with them.
+
+    Raises
+    ------
+    InvalidTypeError
+        If `loss` cannot be called.
+    InvalidValueError
+        If a weight is negative or no number, or none is positive.
+
+    Examples
+    --------
+    >>> loss = MaskedLoss(nn.MSELoss())
+    >>> target = torch.tensor([1.0, float("nan")])
+    >>> loss(torch.tensor([3.0, 5.0]), target).item()
+    4.0
+    """
+
+    def __init__(self, loss: Callable[..., Any], weights: Any = None) -> None:
+        if not callable(loss):
+            raise InvalidTypeError(f"loss={loss!r} cannot be called; give e.g. torch.nn.MSELoss()")
+        self.loss = loss
+        self._cellwise = _cellwise(loss)
+        self._ignored = getattr(loss, "ignore_index", None)
+        self._weights = None if weights is None else _checked(weights)
+
+    def __call__(
+        self, pred: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the mean over the cells that count.
+
+        Parameters
+        ----------
+        pred : torch.Tensor
+            What the model gave.
+        target : torch.Tensor
+            What was right; NaN marks a gap.
+        weights : torch.Tensor, optional
+            What this batch's samples weigh, or its cells: samples first, as many dims of the
+            target as there are.
+
+        Returns
+        -------
+        torch.Tensor
+            A scalar, in float32 or better.
+
+        Raises
+        ------
+        InvalidValueError
+            If the loss does not give one value per cell of the target.
+        """
+        mask = self._mask(target)
+        if mask is not None:
+            target = torch.where(mask, target, torch.zeros_like(target))
+            if pred.shape == target.shape:
+                # Twice masked: what the loss does with these cells reaches no gradient.
+                pred = torch.where(mask, pred, torch.zeros_like(pred))
+        values = self._cellwise(pred, target)
+        if not isinstance(values, torch.Tensor) or values.shape != target.shape:
+            shape = tuple(getattr(values, "shape", ()))
+            raise InvalidValueError(
+                f"the loss {self.loss!r} gives shape {shape} for targets of shape "
+                f"{tuple(target.shape)}; give one that returns a value per cell, or takes "
+                "reduction='none'"
+            )
+        values = values if values.dtype == torch.float64 else values.float()
+        counts = self._counts(target, mask, weights).to(values.dtype)
+        if mask is not None:
+            values = torch.where(mask, values, torch.zeros_like(values))
+        total = counts.sum().clamp_min(torch.finfo(values.dtype).tiny)
+        return (values * counts).sum() / total
+
+    def weigh(self, target: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """Return what a batch counts among others: the weights of its cells that have a value.
+
+        Parameters
+        ----------
+        target : torch.Tensor
+            Its targets.
+        weights : torch.Tensor, optional
+            Its own weights.
+
+        Returns
+        -------
+        torch.Tensor
+            A scalar, which is not read from the device.
+        """
+        return self._counts(target, self._mask(target), weights).sum()
+
+    def _mask(self, target: torch.Tensor) -> torch.Tensor | None:
+        if target.is_floating_point():
+            return ~target.isnan()
+        return None if self._ignored is None else target != self._ignored
+
+    def _counts(
+        self, target: torch.Tensor, mask: torch.Tensor | None, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        counts = torch.ones(target.shape, device=target.device)
+        if self._weights is not None:
+            if self._weights.device != target.device:
+                self._weights = self._weights.to(target.device)
+            counts = counts * self._weights
+        if weights is not None:
+            counts = counts * weights.reshape(*weights.shape, *(1,) * (target.ndim - weights.ndim))
+        if counts.shape != target.shape:
+            raise InvalidValueError(
+                f"weights do not fit targets of shape {tuple(target.shape)}; together they have "
+                f"shape {tuple(counts.shape)}"
+            )
+        return counts if mask is None else torch.where(mask, counts, torch.zeros_like(counts))
+
+
+def masked(loss: Callable[..., Any]) -> MaskedLoss:
+    """Return the mean of a loss over the cells whose target has a value.
+
+    Parameters
+    ----------
+    loss : callable
+        As of `MaskedLoss`.
+
+    Returns
+    -------
+    MaskedLoss
+        Usable as ``loss=`` and in ``metrics=`` of every trainer.
+
+    Examples
+    --------
+    >>> masked(nn.functional.l1_loss)(torch.ones(2), torch.tensor([0.5, float("nan")])).item()
+    0.5
+    """
+    return MaskedLoss(loss)
+
+
+def area_weights(latitude: Any, axis: int = -2) -> torch.Tensor:
+    """Return what rows of a latitude-longitude grid weigh: the cosine of their latitude.
+
+    The area of a cell between two meridians is proportional to it. Cells of a target of shape
+    ``(sample, ..., lat, lon)`` then weigh their area, if every sample has these latitudes. For
+    windows from all over a cube, let the batch bring the weights.
+
+    Parameters
+    ----------
+    latitude : array
+        Degrees north, one per row; a DataArray will do.
+    axis : int
+        Which axis of the target the rows are, counted from its end.
+
+    Returns
+    -------
+    torch.Tensor
+        float32, of shape ``(rows, 1, ...)``; for `MaskedLoss`.
+
+    Raises
+    ------
+    InvalidValueError
+        If a latitude is beyond a pole or no number, or `axis` is not negative.
+
+    Examples
+    --------
+    >>> area_weights([-60.0, 0.0, 60.0]).flatten().tolist()
+    [0.5, 1.0, 0.5]
+    >>> loss = MaskedLoss(nn.MSELoss(), weights=area_weights([0.0, 60.0]))
+    >>> loss(torch.zeros(1, 2, 1), torch.tensor([[[0.0], [3.0]]])).item()
+    3.0
+    """
+    degrees = np.asarray(latitude, dtype=np.float64)
+    if degrees.ndim != 1 or not (np.abs(degrees) <= 90).all():
+        raise InvalidValueError(
+            f"latitude has shape {degrees.shape} and values {degrees.min():g} to "
+            f"{degrees.max():g}; give degrees north, -90 to 90, one per row"
+        )
+    if axis >= 0:
+        raise InvalidValueError(f"axis={axis}; count from the end, e.g. -2 for (..., lat, lon)")
+    cosines = np.cos(np.deg2rad(degrees)).round(12).clip(min=0)
+    return torch.from_numpy(cosines).float().reshape(-1, *(1,) * (-axis - 1))
+
+
+def weigh_batch(loss: MaskedLoss, batch: Any) -> torch.Tensor:
+    """Return what a batch counts among others.
+
+    Parameters
+    ----------
+    loss : MaskedLoss
+        Which cells count.
+    batch : Any
+        ``(X, y)``, ``(X, y, weights)``, or X alone.
+
+    Returns
+    -------
+    torch.Tensor
+        A scalar.
+    """
+    return loss.weigh(as_pair(batch)[1], weights_of(batch))
+
+
+def _cellwise(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The same loss, not reduced."""
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        alike = copy.copy(loss)  # the user's own keeps its reduction
+        alike.reduction = "none"  # type: ignore[assignment]
+        return alike
+    try:
+        takes = "reduction" in inspect.signature(loss).parameters
+    except (TypeError, ValueError):  # builtins have no signature
+        takes = False
+    return partial(loss, reduction="none") if takes else loss
+
+
+def _checked(weights: Any) -> torch.Tensor:
+    tensor = torch.as_tensor(np.asarray(weights), dtype=torch.float32)
+    if not bool((tensor >= 0).all()) or not bool((tensor > 0).any()):
+        raise InvalidValueError(
+            "weights must be 0 or more, and one at least above 0; look for NaN and negative ones"
+        )
+    return tensor

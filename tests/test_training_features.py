@@ -1,0 +1,536 @@
+"""What a run can be told besides its parts: limits, time, averages, compiling, several sets."""
+
+import math
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, IterableDataset
+
+from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.evaluation.metrics import RMSE
+from ml4cube.training.callbacks import Callback, ModelCheckpoint
+from ml4cube.training.dist import World
+from ml4cube.training.options import Options
+from ml4cube.training.pytorch import Trainer
+from ml4cube.training.seeding import seed_everything
+from tests.distributed_runner import on_ranks
+from tests.training_parts import At, Interrupt, dataset, losses, network, trainer, weights
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def raise_interrupt():
+    raise Interrupt
+
+
+class Seen(list):
+    """Batches that note how many were taken."""
+
+    taken = 0
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.taken += 1
+            yield batch
+
+
+def batches(count, size=4):
+    data = dataset(count * size)
+    return Seen(DataLoader(data, batch_size=size))
+
+
+# ---------------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize(
+    ("limit", "used"), [(3, 3), (0.3, 3), (0.01, 1), (1.0, 10), (99, 10), (1, 1), (None, 10)]
+)
+def test_limited_loaders_give_so_many_batches(limit, used):
+    train, val = batches(10), batches(10)
+    run = trainer(
+        train=train, val=val, limit_train_batches=limit, limit_val_batches=limit, epochs=2
+    )
+    run.train()
+    assert run._loop.state.step == 2 * used
+    assert [rows[0]["train_n"] for rows in run.history["ranks"]] == [4 * used] * 2
+    assert [rows[0]["val_n"] for rows in run.history["ranks"]] == [4 * used] * 2
+    assert train.taken == val.taken == 2 * used
+
+
+def test_a_limited_epoch_is_resumed_inside_and_ends_as_undisturbed(tmp_path):
+    def fresh(**more):
+        return trainer(limit_train_batches=7, limit_val_batches=2, epochs=3, **more)
+
+    class Save(Callback):
+        def on_step_end(self, loop):
+            if loop.state.step == 10:
+                loop._signals.save = True
+            loop.pulse.hasten()
+
+    whole = fresh()
+    model = whole.train()
+    path = tmp_path / "s.pt"
+    with pytest.raises(Interrupt):
+        fresh(snapshot_path=path, callbacks=[Save(), At(12, raise_interrupt)]).train()
+    assert torch.load(path, weights_only=True)["state"]["batch"] == 3
+    resumed = fresh(snapshot_path=path)
+    assert weights(resumed.train()) == weights(model)
+    assert losses(resumed) == losses(whole)
+
+
+def test_a_share_of_a_stream_is_refused():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from dataset(8)
+
+    with pytest.raises(InvalidTypeError, match=r"limit_train_batches=0\.5 is a share"):
+        trainer(train=DataLoader(Stream(), batch_size=4), limit_train_batches=0.5)
+
+
+@pytest.mark.parametrize("several", [1, True, 3])
+def test_fast_dev_run_tries_everything_and_writes_nothing(several, tmp_path):
+    train, val = batches(10), {"a": batches(5), "b": batches(4)}
+    seen = []
+
+    class Logger:
+        def log(self, values, step):
+            seen.append(values)
+
+    run = trainer(
+        train=train,
+        val=val,
+        epochs=50,
+        fast_dev_run=several,
+        snapshot_path=tmp_path / "s.pt",
+        best_model_path=tmp_path / "b.pt",
+        create_loss_plot=True,
+        loggers=[Logger()],
+        callbacks=[ModelCheckpoint(tmp_path / "top")],
+        metrics={"mae": nn.functional.l1_loss},
+    )
+    run.train()
+    n = int(several)
+    assert (train.taken, val["a"].taken, val["b"].taken) == (n, n, n)
+    assert len(run.history) == 1
+    assert not list(tmp_path.iterdir())
+    assert seen == []
+
+
+# ------------------------------------------------------------------------- time limit
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(90, 90), (0.5, 0.5), ("00:01:30", 90), ("1:00:00:00", 86400), (timedelta(hours=2), 7200)],
+)
+def test_times_are_read(given, seconds):
+    assert Options(max_time=given).max_seconds == seconds
+
+
+class Slow(Callback):
+    """Make steps long, so that a time limit comes inside an epoch."""
+
+    def __init__(self, seconds=0.05):
+        self.seconds = seconds
+
+    def on_step_end(self, loop):
+        loop.pulse.hasten()
+        time.sleep(self.seconds)
+
+
+def test_time_limit_leaves_a_snapshot_inside_the_epoch_that_is_resumed(tmp_path):
+    whole = trainer(epochs=2)
+    model = whole.train()
+    path = tmp_path / "s.pt"
+    cut = trainer(epochs=2, snapshot_path=path, callbacks=[Slow()], max_time=0.2)
+    started = time.monotonic()
+    cut.train()  # ends in order
+    assert time.monotonic() - started < 5
+    state = torch.load(path, weights_only=True)["state"]
+    assert state["epoch"] == 0
+    assert 0 < state["batch"] < 10
+    assert len(cut.history) == 0
+    resumed = trainer(epochs=2, snapshot_path=path)
+    assert weights(resumed.train()) == weights(model)
+    assert losses(resumed) == losses(whole)
+
+
+def test_time_limit_in_validation_leaves_it_to_the_resumed_run(tmp_path):
+    class Late(DataLoader):
+        def __iter__(self):
+            for batch in super().__iter__():
+                time.sleep(0.6)
+                yield batch
+
+    path = tmp_path / "s.pt"
+    val = dataset(17, seed=1)
+    cut = trainer(epochs=1, val=Late(val, batch_size=5), snapshot_path=path, max_time=1.0)
+    started = time.monotonic()
+    cut.train()
+    assert time.monotonic() - started < 2.4  # the whole validation takes that long
+    assert torch.load(path, weights_only=True)["state"]["batch"] == 10
+    resumed, whole = trainer(epochs=1, snapshot_path=path), trainer(epochs=1)
+    assert weights(resumed.train()) == weights(whole.train())
+    assert losses(resumed) == losses(whole)
+
+
+def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):
+    path = tmp_path / "best.pt"
+    run = trainer(callbacks=[Slow()], max_time=timedelta(seconds=0.2), best_model_path=path)
+    run.train()
+    assert len(run.history) == 1
+    assert run.history["ranks"][0][0]["train_n"] < 40
+    assert path.exists()
+
+
+def limited(path):
+    """Rank 1 alone is late: both end, at the same step."""
+    rank = dist.get_rank()
+    run = trainer(
+        ranks=True, snapshot_path=path, callbacks=[Slow()], max_time=0.2 if rank else 60.0
+    )
+    run.train()
+    state = torch.load(path, weights_only=True)["state"]
+    resumed = trainer(ranks=True, snapshot_path=path)
+    model = weights(resumed.train())
+    return state["step"], model, losses(resumed), weights(trainer(ranks=True).train())
+
+
+def test_time_limit_of_one_rank_ends_all_in_order(tmp_path):
+    first, second = on_ranks(2, limited, str(tmp_path / "s.pt"))
+    assert first == second
+    assert 0 < first[0] < 5
+    assert first[1] == first[3]  # as undisturbed
+
+
+# --------------------------------------------------------------------- averaged weights
+
+
+def test_average_is_that_of_torch_and_what_is_evaluated_saved_and_returned(tmp_path):
+    path = tmp_path / "best.pt"
+    model = network(norm=True)
+    oracle = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8), use_buffers=True)
+
+    class Oracle(Callback):
+        def on_step_end(self, loop):
+            oracle.update_parameters(loop.model)
+
+    x, y = dataset(17, seed=1).tensors
+    seen = []
+
+    class Reported(Callback):
+        def on_epoch_end(self, loop, row):
+            with torch.no_grad():
+                mean = nn.functional.mse_loss(oracle.module.eval()(x), y)
+            seen.append((row["val_loss"], mean.item()))
+
+    run = trainer(
+        model=model,
+        ema=0.8,
+        best_model_path=path,
+        callbacks=[Oracle(), Reported()],
+        early_stopping=False,
+        epochs=4,
+    )
+    trained = run.train()
+    for reported, mean in seen:
+        assert reported == pytest.approx(mean, rel=1e-5)
+    saved = torch.load(path, weights_only=True)
+    assert weights(trained) == {name: tensor.tolist() for name, tensor in saved.items()}
+    again = network(seed=5, norm=True)
+    again.load_state_dict(saved)
+    with torch.no_grad():
+        mean = nn.functional.mse_loss(again.eval()(x), y).item()
+    assert mean == pytest.approx(run.best_loss, rel=1e-5)
+    plain = trainer(model=network(norm=True), early_stopping=False, epochs=4)
+    plain.train()
+    assert losses(plain)["train_loss"] == losses(run)["train_loss"]  # training goes on unaveraged
+    assert losses(plain)["val_loss"] != losses(run)["val_loss"]
+
+
+def averaged(folder, ranks):
+    """Resume at an epoch's end, inside an epoch, and inside a validation."""
+
+    def fresh(**more):
+        return trainer(ranks=ranks, model=network(norm=True), ema=0.9, epochs=3, **more)
+
+    whole = fresh()
+    model = whole.train()
+    for name in ("end", "inside", "validation"):
+        path = f"{folder}/{name}.pt"
+
+        class Save(Callback):
+            def on_step_end(self, loop, name=name):
+                per_epoch = 10 // loop.world.size
+                if name != "end" and loop.state.step == per_epoch + 3:
+                    loop._signals.save = name == "inside"
+                loop.pulse.hasten()
+
+        class Val(DataLoader):
+            passes = 0
+
+            def __iter__(self):
+                self.passes += 1
+                for batch in super().__iter__():
+                    if self.passes == 2 and self.holds is not None:
+                        self.holds._loop._signals.save = True
+                    yield batch
+
+        val = Val(dataset(17, seed=1), batch_size=5)
+        val.holds = None
+        stop = At(30 // (2 if ranks else 1) - 2, raise_interrupt)
+        cut = fresh(snapshot_path=path, save_every=1, callbacks=[Save(), stop], val=val)
+        if name == "validation":
+            val.holds = cut
+        with pytest.raises(Interrupt):
+            cut.train()
+        resumed = fresh(snapshot_path=path, save_every=1)
+        assert weights(resumed.train()) == weights(model), name
+        assert losses(resumed) == losses(whole), name
+    return weights(model), losses(whole)
+
+
+def test_averages_are_resumed_bit_for_bit(tmp_path):
+    averaged(str(tmp_path), ranks=False)
+
+
+def averaged_on_ranks(folder):
+    return averaged(folder, ranks=True)
+
+
+def test_averages_are_the_same_on_all_ranks_and_resumed(tmp_path):
+    first, second = on_ranks(2, averaged_on_ranks, str(tmp_path))
+    assert first == second
+
+
+def test_snapshot_with_an_average_is_not_resumed_without(tmp_path):
+    path = tmp_path / "s.pt"
+    trainer(ema=0.9, snapshot_path=path, epochs=1).train()
+    with pytest.raises(InvalidValueError, match="one has a moving average"):
+        trainer(snapshot_path=path, epochs=2).train()
+
+
+def test_without_average_the_reported_loss_is_that_of_the_file_with_batch_norm(tmp_path):
+    path = tmp_path / "best.pt"
+    run = trainer(model=network(norm=True), best_model_path=path)
+    run.train()
+    model = network(seed=5, norm=True)
+    model.load_state_dict(torch.load(path, weights_only=True))
+    x, y = dataset(17, seed=1).tensors
+    with torch.no_grad():
+        mean = nn.functional.mse_loss(model.eval()(x), y).item()
+    assert mean == pytest.approx(run.best_loss, rel=1e-6)
+
+
+def batch_norm_on_ranks(folder):
+    """Ranks see different batches; what is reported is what the file gives."""
+    results = []
+    for ema in (None, 0.9):
+        path = f"{folder}/best-{ema}.pt"
+        run = trainer(ranks=True, model=network(norm=True), best_model_path=path, ema=ema)
+        run.train()
+        model = network(seed=5, norm=True)
+        model.load_state_dict(torch.load(path, weights_only=True))
+        x, y = dataset(17, seed=1).tensors
+        with torch.no_grad():
+            results.append((run.best_loss, nn.functional.mse_loss(model.eval()(x), y).item()))
+    return results
+
+
+def test_batch_norm_on_ranks_is_reproduced_from_the_file(tmp_path):
+    for results in on_ranks(2, batch_norm_on_ranks, str(tmp_path)):
+        for reported, mean in results:
+            assert mean == pytest.approx(reported, rel=1e-6)
+
+
+# ------------------------------------------------------------------------ compiling
+
+
+def test_compiled_model_trains_the_same_and_saves_its_own_names(tmp_path):
+    path = tmp_path / "best.pt"
+    plain, fast = trainer(), trainer(compile="eager", best_model_path=path, ema=None)
+    plain.train()
+    model = fast.train()
+    assert type(model) is nn.Sequential
+    assert fast.history["val_loss"] == pytest.approx(plain.history["val_loss"], rel=1e-5)
+    saved = torch.load(path, weights_only=True)
+    assert set(saved) == set(network().state_dict())
+    assert weights(model) == {name: tensor.tolist() for name, tensor in saved.items()}
+
+
+def compiled_on_ranks():
+    run = trainer(ranks=True, compile={"backend": "aot_eager"}, epochs=1)
+    plain = trainer(ranks=True, epochs=1)
+    run.train()
+    plain.train()
+    return run.history["val_loss"], plain.history["val_loss"]
+
+
+def test_compiled_model_trains_on_ranks():
+    for fast, plain in on_ranks(2, compiled_on_ranks):
+        assert fast == pytest.approx(plain, rel=1e-5)
+
+
+def test_missing_compiler_is_one_clear_error_before_training(monkeypatch):
+    def no_compiler(*args, **kwargs):
+        raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found")
+
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    with pytest.raises(RunError, match="install a C\\+\\+ compiler"):
+        trainer(compile=True)
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="compile='no_such_backend'"):
+        trainer(compile="no_such_backend")
+
+
+# --------------------------------------------------------------------- what is logged
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_gradient_norms_are_mean_and_largest_of_the_epoch(clip):
+    seen = []
+
+    class Norm(Callback):
+        def on_step_end(self, loop):
+            grads = [p.grad.flatten() for p in loop.model.parameters()]
+            seen.append(torch.cat(grads).norm().item())
+
+    plain = trainer(callbacks=[Norm()], epochs=2)
+    plain.train()
+    run = trainer(log_grad_norm=True, gradient_clip=clip, epochs=2)
+    run.train()
+    first = seen[:10]
+    if clip is None:
+        assert run.history["grad_norm"][0] == pytest.approx(sum(first) / 10, rel=1e-5)
+        assert run.history["grad_norm_max"][0] == pytest.approx(max(first), rel=1e-5)
+        assert losses(plain)["train_loss"] == losses(run)["train_loss"]
+    else:  # the norm before it was clipped
+        assert run.history["grad_norm_max"][0] > clip
+
+
+def test_learning_rates_of_all_groups_are_logged():
+    model = network()
+    optimizer = torch.optim.SGD(
+        [
+            {"params": model[0].parameters(), "lr": 0.1, "name": "first"},
+            {"params": model[3].parameters(), "lr": 0.01},
+        ]
+    )
+    loader = DataLoader(dataset(8), batch_size=4)
+    run = Trainer(model, loader, loader, optimizer, loss=nn.MSELoss(), epochs=1, device="cpu")
+    run.train()
+    assert run.history["lr"] == run.history["lr/first"] == [0.1]
+    assert run.history["lr/1"] == [0.01]
+
+
+def test_seed_everything_seeds_and_returns():
+    assert seed_everything(3) == 3
+    first = torch.rand(1)
+    seed_everything(3)
+    assert torch.equal(first, torch.rand(1))
+    for bad in (-1, 2**32, 1.5, True, None):
+        with pytest.raises(InvalidValueError, match="is no seed"):
+            seed_everything(bad)
+
+
+# ------------------------------------------------------------- several validation sets
+
+
+def several_sets():
+    """Each set, and all together, as one by one."""
+    north, south = dataset(17, seed=1), dataset(6, seed=2)
+    rank, size = World.current("cpu").rank, World.current("cpu").size
+
+    def own(data):
+        shares = torch.utils.data.Subset(data, range(rank, len(data), size))
+        return DataLoader(shares, batch_size=5)
+
+    scores = {"mae": nn.functional.l1_loss, "rmse": RMSE()}
+    results = {}
+    for name, val in {
+        "sets": {"north": own(north), "south": own(south)},
+        "north": own(north),
+        "south": own(south),
+        "all": own(torch.utils.data.ConcatDataset([north, south])),
+    }.items():
+        run = trainer(
+            ranks=True,
+            model=nn.Linear(3, 1),
+            train=DataLoader(dataset(12), batch_size=4),
+            val=val,
+            metrics=scores,
+            epochs=1,
+            schedule=False,
+        )
+        with torch.no_grad():
+            for parameter in run.model.parameters():
+                parameter.fill_(0.5)
+        run._loop.optimizer.param_groups[0]["lr"] = 0.0
+        run.train()
+        row = losses(run)
+        results[name] = {column: row[column][0] for column in row}
+    return results
+
+
+def test_several_validation_sets_are_each_exact_and_together():
+    results = [several_sets(), *on_ranks(2, several_sets)]
+    for result in results:
+        sets = result["sets"]
+        for column in ("val_loss", "mae", "rmse"):
+            for name in ("north", "south"):
+                truth = results[0][name][column]
+                assert sets[f"{column}/{name}"] == pytest.approx(truth, rel=1e-5)
+            assert sets[column] == pytest.approx(results[0]["all"][column], rel=1e-5)
+    assert not math.isclose(results[0]["north"]["val_loss"], results[0]["south"]["val_loss"])
+
+
+@pytest.mark.parametrize(
+    ("val", "error", "message"),
+    [
+        ({}, InvalidValueError, "empty dict"),
+        ({"a/b": [1]}, InvalidValueError, "'a/b'"),
+        ({3: [1]}, InvalidValueError, "the name 3"),
+        ({"a": 3}, InvalidTypeError, "test_data['a']=3"),
+    ],
+)
+def test_bad_validation_sets_are_refused(val, error, message):
+    with pytest.raises(error) as caught:
+        trainer(val=val)
+    assert message in str(caught.value)
+
+
+def test_an_empty_validation_set_is_named():
+    val = {"full": batches(1), "void": []}
+    with pytest.raises(EmptyPartError, match=r"test_data\['void'\] gave no sample"):
+        trainer(val=val).train()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"limit_train_batches": 0}, "limit_train_batches=0"),
+        ({"limit_val_batches": 1.5}, "limit_val_batches=1.5"),
+        ({"limit_val_batches": True}, "limit_val_batches=True"),
+        ({"fast_dev_run": -1}, "fast_dev_run=-1"),
+        ({"max_time": 0}, "max_time=0"),
+        ({"max_time": "1:30"}, "max_time='1:30'"),
+        ({"ema": 1.0}, "ema=1.0"),
+        ({"ema": True}, "ema=True"),
+        ({"compile": 3}, "compile=3"),
+    ],
+)
+def test_bad_settings_are_refused(arguments, message):
+    with pytest.raises((InvalidValueError, InvalidTypeError)) as caught:
+        trainer(**arguments)
+    assert message in str(caught.value)
