@@ -1,0 +1,15 @@
+"""Pictures of what happened: each function returns a Figure and shows or saves nothing.
+
+Figures are made with the object interface, so no display is needed and no global state of the
+drawing library is touched. Colours are those of Okabe and Ito, which people with
+colour-blindness can tell apart.
+"""
+
+from ml4cube.plotting.distances import distance_curves as distance_curves
+from ml4cube.plotting.distances import leakage_figure as leakage_figure
+from ml4cube.plotting.distances import variogram_plot as variogram_plot
+from ml4cube.plotting.fields import field_maps as field_maps
+from ml4cube.plotting.losses import loss_curve as loss_curve
+from ml4cube.plotting.splits import fold_bars as fold_bars
+from ml4cube.plotting.splits import split_map as split_map
+from ml4cube.plotting.splits import split_timeline as split_timeline

@@ -1,0 +1,220 @@
+"""variogram_plot, distance_curves, leakage_figure: how far is far enough."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.variogram import Variogram
+
+_BLUE, _ORANGE, _GREEN, _BLACK = "#0072B2", "#D55E00", "#009E73", "0.15"
+_LINES = ((_ORANGE, "-"), (_BLUE, "--"), (_GREEN, ":"), ("#CC79A7", "-."))
+
+
+def variogram_plot(variograms: Mapping[str, Variogram], *, title: str = "Variograms") -> Figure:
+    """Draw empirical variograms, the models fitted to them, their sills and ranges.
+
+    Parameters
+    ----------
+    variograms : mapping of str to Variogram
+        One for each dim.
+    title : str
+        Heading.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel by dim.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is none.
+
+    Examples
+    --------
+    >>> found = Variogram(np.arange(1.0, 4), np.ones(3), np.ones(3, int), "linear", 0, 1, 1)
+    >>> len(variogram_plot({"x": found}).axes)
+    1
+    """
+    if not variograms:
+        raise InvalidValueError("variograms is empty; give one at least")
+    columns = min(len(variograms), 3)
+    rows = -(-len(variograms) // columns)
+    figure = Figure(figsize=(3.4 * columns, 0.5 + 2.9 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, (dim, found) in zip(panels, variograms.items(), strict=False):
+        _draw_variogram(axes, dim, found)
+    for axes in panels[len(variograms) :]:
+        axes.set_axis_off()
+    for axes in panels[::columns]:
+        axes.set_ylabel("semivariance")
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _draw_variogram(axes: Axes, dim: str, found: Variogram) -> None:
+    axes.set(title=dim, xlabel=f"distance along {dim} (cells)")
+    axes.spines[["top", "right"]].set_visible(False)
+    if found.lags.size:
+        # dots as large as there are pairs, so that the eye weights them as the fit does
+        size = 12 + 30 * np.sqrt(found.pairs / found.pairs.max())
+        axes.scatter(found.lags, found.semivariance, s=size, color=_BLUE, zorder=3)
+        top = max(float(found.semivariance.max()), found.sill if found.sill == found.sill else 0.0)
+        axes.set(xlim=(0, 1.05 * float(found.lags.max())), ylim=(0, 1.25 * top or 1.0))
+    if found.range == found.range:
+        lag = np.linspace(0, float(found.lags.max()) * 1.05, 200)[1:]
+        axes.plot(lag, found.at(lag), color=_ORANGE, lw=2)
+        axes.axhline(found.sill, color=_BLACK, ls=":", lw=1)
+        axes.axvline(found.range, color=_BLACK, ls="--", lw=1)
+        right = found.range > 0.6 * found.lags.max()
+        axes.annotate(
+            f"range {found.range:.3g} cells\n({found.model})",
+            (found.range, axes.get_ylim()[1]),
+            xytext=(-4 if right else 4, -2),
+            textcoords="offset points",
+            ha="right" if right else "left",
+            va="top",
+            fontsize=8,
+        )
+    else:
+        axes.text(
+            0.04, 0.97, "\n".join(textwrap.wrap(found.reason, 34)), transform=axes.transAxes,
+            va="top", fontsize=8, color=_ORANGE,
+        )  # fmt: skip
+
+
+def distance_curves(
+    distances: Mapping[str, ArrayLike],
+    *,
+    unit: str = "km",
+    range_: float | None = None,
+    title: str = "How far from the nearest train cell",
+) -> Figure:
+    """Draw, for each kind of cell, what share lies within a distance of the train part.
+
+    Where the curve of the test cells runs left of that of the cells where the model will be
+    used, the test is easier than the use, and its score flatters (Milà et al. 2022,
+    *Nearest neighbour distance matching leave-one-out cross-validation for map validation*,
+    Methods in Ecology and Evolution 13).
+
+    Parameters
+    ----------
+    distances : mapping of str to array_like
+        Name of the curve, and distances; NaN is left out.
+    unit : str
+        Their unit.
+    range_ : float, optional
+        Range of autocorrelation in that unit, drawn as a line.
+    title : str
+        Heading.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is no distance.
+
+    Examples
+    --------
+    >>> figure = distance_curves({"test": [0, 1, 2], "use": [10, 20]}, unit="km")
+    >>> len(figure.axes[0].lines)
+    2
+    """
+    figure = Figure(figsize=(5.5, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    _draw_distances(axes, distances, unit, range_)
+    axes.set_title(title, fontsize=11)
+    return figure
+
+
+def _draw_distances(
+    axes: Axes, distances: Mapping[str, ArrayLike], unit: str, range_: float | None
+) -> None:
+    known = {name: np.asarray(values, dtype=float).ravel() for name, values in distances.items()}
+    known = {name: np.sort(values[np.isfinite(values)]) for name, values in known.items()}
+    if not any(values.size for values in known.values()):
+        raise InvalidValueError(f"{list(distances)} hold no distance; give numbers")
+    largest = max(float(values[-1]) for values in known.values() if values.size)
+    end = 1.05 * max(largest, range_ or 0.0) or 1.0
+    for (name, values), (color, style) in zip(known.items(), _LINES * 9, strict=False):
+        if values.size:
+            x = np.concatenate([[0.0], values, [end]])
+            y = np.concatenate([[0.0], np.arange(1, values.size + 1) / values.size, [1.0]])
+            axes.step(x, 100 * y, where="post", color=color, ls=style, lw=2, label=name)
+    if range_ is not None and np.isfinite(range_):
+        axes.axvline(range_, color=_BLACK, ls="--", lw=1)
+        axes.annotate("range", (range_, 3), xytext=(3, 0), textcoords="offset points", fontsize=8)
+    axes.set(xlim=(-0.02 * end, end), ylim=(0, 103), ylabel="cells within (%)")
+    axes.set_xlabel(f"distance to the nearest train cell ({unit})")
+    axes.set_yticks([0, 25, 50, 75, 100])
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="best")
+
+
+def leakage_figure(
+    verdict: str,
+    leaks: bool,
+    domains: Mapping[str, tuple[str, Mapping[str, ArrayLike]]],
+    shares: Mapping[str, float],
+) -> Figure:
+    """Draw what a leakage report found: shares of test cells, and distances.
+
+    Parameters
+    ----------
+    verdict : str
+        The sentence that stands above.
+    leaks : bool
+        Whether it is bad news, for its colour.
+    domains : mapping of str to (str, mapping of str to array_like)
+        Name of a domain ("space"), the unit, and distances by curve.
+    shares : mapping of str to float
+        What a share of the test cells is, and that share, from 0 to 1.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Bars, and one panel by domain.
+
+    Examples
+    --------
+    >>> figure = leakage_figure("all is well", False, {"space": ("km", {"test": [1]})}, {"a": 0.1})
+    >>> len(figure.axes)
+    2
+    """
+    panels = 1 + len(domains)
+    figure = Figure(figsize=(1.2 + 3.6 * panels, 3.7), layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False)[0]
+    rows = np.arange(len(shares))
+    values = [100 * value for value in shares.values()]
+    axes[0].barh(rows, values, color=_ORANGE, height=0.55)
+    for row, value in zip(rows, values, strict=True):
+        inside = value > 60
+        axes[0].text(
+            value + (-2 if inside else 2), row, f"{value:.3g} %", va="center",
+            ha="right" if inside else "left", color="white" if inside else "black", fontsize=9,
+        )  # fmt: skip
+    names = ["\n".join(textwrap.wrap(name, 20)) for name in shares]
+    axes[0].set_yticks(rows, names)
+    axes[0].set(xlim=(0, 100), ylim=(len(shares) - 0.5, -0.5), xlabel="share of the test cells (%)")
+    axes[0].spines[["top", "right"]].set_visible(False)
+    axes[0].set_title("too near to train", fontsize=10)
+    for panel, (name, (unit, distances)) in zip(axes[1:], domains.items(), strict=True):
+        _draw_distances(panel, distances, unit, None)
+        panel.set_title(name, fontsize=10)
+    figure.suptitle(
+        "\n".join(textwrap.wrap(verdict, 30 * panels)), fontsize=11,
+        color=_ORANGE if leaks else "black",
+    )  # fmt: skip
+    return figure

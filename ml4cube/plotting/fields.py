@@ -1,0 +1,141 @@
+"""field_maps: maps of one quantity and of its errors; how any field is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ml4cube.core.errors import InvalidValueError
+
+GAP_COLOR = "0.82"
+
+
+def field_maps(
+    fields: Mapping[str, xr.DataArray],
+    errors: Mapping[str, xr.DataArray] | None = None,
+    *,
+    title: str = "",
+) -> Figure:
+    """Draw maps of one quantity under one another, and their errors on a scale of their own.
+
+    Gaps, such as land, stay grey. All fields share one colour scale, and all errors share
+    another one that is symmetric about zero.
+
+    Parameters
+    ----------
+    fields : mapping of str to DataArray
+        Heading and map, dims (row, column), all in the units of the first.
+    errors : mapping of str to DataArray, optional
+        Heading and map of differences.
+    title : str
+        Heading of the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel per map.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is no field, or one has not two dims.
+
+    Examples
+    --------
+    >>> truth = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("lat", "lon"))
+    >>> len(field_maps({"truth": truth}, {"error": truth - 2}).axes)  # two maps, two scales
+    4
+    """
+    errors = errors or {}
+    if not fields:
+        raise InvalidValueError("fields holds no map; give at least one")
+    for name, field in [*fields.items(), *errors.items()]:
+        if field.ndim != 2:
+            raise InvalidValueError(f"{name!r} has dims {field.dims}; give maps of two dims")
+    figure = Figure(figsize=(9, 0.6 + 1.35 * (len(fields) + len(errors))), layout="constrained")
+    panels = figure.subplots(len(fields) + len(errors), 1, squeeze=False, sharex=True)[:, 0]
+    units = next(iter(fields.values())).attrs.get("units", "")
+    shown = np.concatenate([np.ravel(field.values) for field in fields.values()])
+    low, high = np.nanpercentile(shown, [0.5, 99.5])
+    _draw_group(figure, panels[: len(fields)], fields, units, vmin=low, vmax=high, cmap="viridis")
+    if errors:
+        wrong = np.concatenate([np.ravel(field.values) for field in errors.values()])
+        reach = float(np.nanpercentile(np.abs(wrong), 99.5)) or 1.0
+        _draw_group(
+            figure, panels[len(fields) :], errors, f"error ({units})" if units else "error",
+            vmin=-reach, vmax=reach, cmap="RdBu_r",
+        )  # fmt: skip
+    panels[-1].set_xlabel(axis_name(next(iter(fields.values())), 1))
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _draw_group(
+    figure: Figure, panels: Any, maps: Mapping[str, xr.DataArray], label: str, **style: Any
+) -> None:
+    """Draw maps that share a colour scale, with one colour bar for all."""
+    for axes, (name, field) in zip(panels, maps.items(), strict=True):
+        mesh = draw_field(axes, field, **style)
+        axes.set_title(name, fontsize=9, loc="left")
+    figure.colorbar(mesh, ax=list(panels), label=label, extend="both", aspect=12 * len(maps))
+
+
+def draw_field(axes: Axes, field: xr.DataArray, **style: Any) -> Any:
+    """Draw one field of two dims, gaps grey, its coordinates along the axes.
+
+    Parameters
+    ----------
+    axes : matplotlib.axes.Axes
+        Where to draw.
+    field : DataArray
+        Dims (row, column).
+    **style
+        For ``pcolormesh``.
+
+    Returns
+    -------
+    matplotlib.collections.QuadMesh
+        For a colour bar.
+    """
+    row, column = (str(dim) for dim in field.dims)
+    axes.set_facecolor(GAP_COLOR)
+    x, y = (_places(field, dim) for dim in (column, row))
+    mesh = axes.pcolormesh(x, y, np.ma.masked_invalid(field.values), shading="nearest", **style)
+    axes.set_ylabel(axis_name(field, 0), fontsize=8)
+    axes.tick_params(labelsize=8)
+    return mesh
+
+
+def _places(field: xr.DataArray, dim: str) -> Any:
+    """Coordinates that can be drawn to, else positions."""
+    coord = field.coords.get(dim)
+    if coord is None or coord.dtype.kind not in "fiuM" or coord.isnull().any():
+        return np.arange(field.sizes[dim])
+    return coord.values
+
+
+def axis_name(field: xr.DataArray, axis: int) -> str:
+    """Name of a dim with its units.
+
+    Parameters
+    ----------
+    field : DataArray
+        Has the dim.
+    axis : int
+        Which of its dims.
+
+    Returns
+    -------
+    str
+        As in "latitude (°N)".
+    """
+    dim = str(field.dims[axis])
+    units = field[dim].attrs.get("units", "") if dim in field.coords else ""
+    sign = {"degrees_north": "°N", "degrees_east": "°E"}.get(units, units)
+    return f"{dim} ({sign})" if sign else dim

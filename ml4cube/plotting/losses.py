@@ -1,0 +1,76 @@
+"""loss_curve: how a training run went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ml4cube.core.errors import InvalidValueError
+
+
+def loss_curve(
+    train: Sequence[float],
+    val: Sequence[float] | None = None,
+    *,
+    title: str = "Training and validation loss",
+) -> Figure:
+    """Draw the losses of a training run over its epochs, and mark the best one.
+
+    Parameters
+    ----------
+    train : sequence of float
+        Mean training loss of each epoch.
+    val : sequence of float, optional
+        Mean validation loss of each epoch. Gaps (NaN, None) are left out of the line.
+    title : str
+        Heading.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is no epoch, or the two differ in length.
+
+    Examples
+    --------
+    >>> figure = loss_curve([1.0, 0.5, 0.4], [1.1, 0.6, 0.7])
+    >>> len(figure.axes)
+    1
+    """
+    if not len(train):
+        raise InvalidValueError("train holds no epoch; draw after training")
+    if val is not None and len(val) != len(train):
+        raise InvalidValueError(
+            f"val has {len(val)} epochs, train has {len(train)}; give equal numbers"
+        )
+    figure = Figure(figsize=(5.5, 3.4), layout="constrained")
+    axes = figure.add_subplot()
+    epochs = range(1, len(train) + 1)
+    axes.plot(epochs, _gaps(train), color="tab:blue", label="training")
+    if val is not None:
+        axes.plot(epochs, _gaps(val), color="tab:orange", label="validation")
+    judged = _gaps(train if val is None else val)
+    known = [(value, epoch) for value, epoch in zip(judged, epochs, strict=True) if value == value]
+    if known:
+        best, epoch = min(known)
+        axes.plot(
+            [epoch], [best], "o", color="black", ms=5, label=f"best: {best:.4g} (epoch {epoch})"
+        )
+    drawn = [value for values in (train, val or []) for value in _gaps(values) if value == value]
+    if drawn and 0 < 10 * min(drawn) < max(drawn):  # less than a decade reads better without
+        axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="epoch", ylabel="mean loss per sample", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return figure
+
+
+def _gaps(values: Sequence[float | None]) -> list[float]:
+    return [float("nan") if value is None else float(value) for value in values]

@@ -1,0 +1,300 @@
+"""split_map, split_timeline, fold_bars: which cells train, which test, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.split_plan import EXCLUDED, PARTS
+from ml4cube.plotting.fields import GAP_COLOR, axis_name, draw_field
+
+PART_COLORS = {"train": "#0072B2", "val": "#E69F00", "test": "#D55E00", "excluded": "#999999"}
+_PART_LABELS = {**PARTS, "excluded": EXCLUDED}
+_ORDER = ("train", "excluded", "val", "test")
+
+
+def split_map(
+    label: xr.DataArray,
+    *,
+    steps: Sequence[int] = (),
+    aggregated: bool = False,
+    valid: xr.DataArray | None = None,
+    title: str = "Split",
+) -> Figure:
+    """Draw which part every time step belongs to, maps of single steps, and of all together.
+
+    Parameters
+    ----------
+    label : DataArray
+        A split label with up to two dims beside time (its first dim of dates, or the one
+        called ``time``); without a time dim, the label itself is the only map.
+    steps : sequence of int
+        Positions along time to draw as maps.
+    aggregated : bool
+        Draw, for each part, how much of the time every place belongs to it.
+    valid : DataArray of bool, optional
+        Cells that hold a value, along dims of `label`; the others are left grey and do not
+        count.
+    title : str
+        Heading.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A bar per time step, its height shared by the parts, above the maps.
+
+    Raises
+    ------
+    InvalidValueError
+        If maps are wanted of a label that has not two dims beside time, or a part is unknown.
+
+    Examples
+    --------
+    >>> label = xr.DataArray(np.ones((3, 2, 2), "u1"), dims=("time", "lat", "lon"), name="split")
+    >>> len(split_map(label, steps=[0]).axes)
+    2
+    """
+    time = _time_dim(label)
+    rest = [str(dim) for dim in label.dims if dim != time]
+    if (len(steps) or aggregated or time is None) and len(rest) != 2:
+        raise InvalidValueError(
+            f"maps need two dims beside time, the label has {rest}; select one cell of the others"
+            + ("" if time is None else ", or leave out steps and aggregated")
+        )
+    cells = label if valid is None else label.where(valid.broadcast_like(label))
+    shares = _shares_of_places(cells, time, rest) if aggregated and time is not None else {}
+    singles: list[tuple[str, xr.DataArray]] = []
+    if time is None:
+        singles = [("", cells.transpose(*rest))]
+    for step in steps:
+        singles.append((_step_name(label, time, step), cells.isel({time: step}).transpose(*rest)))
+    heights = [1.5] * (time is not None) + [1.0] * (len(singles) + len(shares))
+    figure = Figure(figsize=(8, 0.6 + 1.35 * sum(heights) / 1.0), layout="constrained")
+    rows = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
+    rows[0].set_title(title)
+    if time is not None:
+        _draw_timeline(rows.pop(0), cells, time, rest)
+    maps = rows
+    for axes, (name, field) in zip(maps, singles, strict=False):
+        _draw_parts(axes, field)
+        if name:
+            axes.set_title(name, fontsize=9, loc="left")
+    for axes, (part, share) in zip(maps[len(singles) :], shares.items(), strict=True):
+        ramp = LinearSegmentedColormap.from_list(part, ["white", PART_COLORS[part]])
+        mesh = draw_field(axes, share, cmap=ramp, vmin=0, vmax=100)
+        axes.set_title(f"share of the time in {part}", fontsize=9, loc="left")
+        figure.colorbar(mesh, ax=axes, label="%", ticks=[0, 50, 100], aspect=10)
+    for axes in maps[:-1]:
+        axes.tick_params(labelbottom=False)
+    if maps:
+        field = cells.isel({time: 0}) if time is not None else cells
+        maps[-1].set_xlabel(axis_name(field.transpose(*rest), 1), fontsize=9)
+    _legend(figure, _present(cells), valid is not None)
+    return figure
+
+
+def split_timeline(
+    label: xr.DataArray, *, valid: xr.DataArray | None = None, title: str = "Split over time"
+) -> Figure:
+    """Draw which part every time step belongs to.
+
+    Parameters
+    ----------
+    label : DataArray
+        A split label with a time dim.
+    valid : DataArray of bool, optional
+        Cells that count, along dims of `label`.
+    title : str
+        Heading.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A bar per time step, its height shared by the parts.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is no time dim.
+
+    Examples
+    --------
+    >>> label = xr.DataArray([1, 1, 255, 0], dims="time", name="split")
+    >>> len(split_timeline(label).axes)
+    1
+    """
+    time = _time_dim(label)
+    if time is None:
+        raise InvalidValueError(f"the label has dims {label.dims}, none of which is a time")
+    cells = label if valid is None else label.where(valid.broadcast_like(label))
+    figure = Figure(figsize=(8, 2.4), layout="constrained")
+    axes = figure.add_subplot()
+    _draw_timeline(axes, cells, time, [str(dim) for dim in label.dims if dim != time])
+    axes.set_title(title)
+    _legend(figure, _present(cells), False)
+    return figure
+
+
+def fold_bars(
+    folds: Sequence[xr.DataArray | xr.Dataset] | Mapping[str, xr.DataArray | xr.Dataset],
+    *,
+    valid: xr.DataArray | None = None,
+    title: str = "Cells of each fold",
+) -> Figure:
+    """Draw how the cells of each fold are shared by the parts.
+
+    Parameters
+    ----------
+    folds : sequence or mapping of str to DataArray or Dataset
+        Labels, or cubes with a ``split``; the keys of a mapping name the folds.
+    valid : DataArray of bool, optional
+        Cells that count, along dims of the labels.
+    title : str
+        Heading.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A bar per fold.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is no fold, or a cube has no label.
+    InvalidTypeError
+        If a fold is neither label nor cube.
+
+    Examples
+    --------
+    >>> fold = xr.DataArray([1, 1, 1, 0], dims="x", name="split")
+    >>> [text.get_text() for text in fold_bars({"a": fold}).axes[0].texts]
+    ['75 %', '25 %']
+    """
+    named = dict(folds) if isinstance(folds, Mapping) else _numbered(list(folds))
+    if not named:
+        raise InvalidValueError("folds holds no label; give at least one")
+    shares: dict[str, dict[str, float]] = {}
+    for name, fold in named.items():
+        label = _label_of(fold, name)
+        cells = label if valid is None else label.where(valid.broadcast_like(label))
+        total = float(cells.notnull().sum())
+        shares[name] = {
+            part: 100 * float((cells == _PART_LABELS[part]).sum()) / max(total, 1.0)
+            for part in _ORDER
+        }
+    figure = Figure(figsize=(7, 1.3 + 0.36 * len(named)), layout="constrained")
+    axes = figure.add_subplot()
+    rows = np.arange(len(named))
+    left = np.zeros(len(named))
+    for part in _ORDER:
+        width = np.array([share[part] for share in shares.values()])
+        axes.barh(rows, width, left=left, color=PART_COLORS[part], edgecolor="white", height=0.8)
+        for row, (start, value) in enumerate(zip(left, width, strict=True)):
+            if value >= 5:  # below, the number would not fit its bar
+                axes.text(
+                    start + value / 2, row, f"{value:.0f} %", ha="center", va="center",
+                    color="black" if part in ("val", "excluded") else "white", fontsize=8,
+                )  # fmt: skip
+        left = left + width
+    axes.set(xlim=(0, 100), xlabel="share of cells (%)", title=title)
+    axes.set_yticks(rows, list(named))
+    axes.invert_yaxis()
+    axes.spines[["top", "right"]].set_visible(False)
+    present = [part for part in _ORDER if any(share[part] for share in shares.values())]
+    _legend(figure, present, False)
+    return figure
+
+
+def _numbered(folds: list[Any]) -> dict[str, Any]:
+    return {f"fold {number}": fold for number, fold in enumerate(folds, 1)}
+
+
+def _label_of(fold: xr.DataArray | xr.Dataset, name: str) -> xr.DataArray:
+    if isinstance(fold, xr.Dataset):
+        if "split" not in fold:
+            raise InvalidValueError(f"{name} has no 'split', only {list(fold.data_vars)}")
+        return fold["split"]
+    if not isinstance(fold, xr.DataArray):
+        raise InvalidTypeError(f"{name} is a {type(fold).__name__}; give a label or a cube")
+    return fold
+
+
+def _time_dim(label: xr.DataArray) -> str | None:
+    for dim in label.dims:
+        values = label.coords.get(dim)
+        if dim == "time" or (values is not None and values.dtype.kind == "M"):
+            return str(dim)
+    return None
+
+
+def _shares_of_places(cells: xr.DataArray, time: str, rest: list[str]) -> dict[str, xr.DataArray]:
+    """Percent of the steps that every place belongs to each part, of parts that occur."""
+    known = cells.notnull().sum(time)
+    shares = {}
+    for part in _ORDER:
+        share = (100 * (cells == _PART_LABELS[part]).sum(time) / known.where(known > 0)).compute()
+        if float(share.max()) > 0:
+            shares[part] = share.transpose(*rest)
+    return shares
+
+
+def _draw_parts(axes: Axes, field: xr.DataArray) -> None:
+    number = xr.full_like(field, np.nan, dtype="float64")
+    for code, part in enumerate(PART_COLORS):
+        number = number.where(field != _PART_LABELS[part], code)
+    edges = np.arange(len(PART_COLORS) + 1) - 0.5
+    colors = ListedColormap(list(PART_COLORS.values()))
+    draw_field(axes, number, cmap=colors, norm=BoundaryNorm(edges, len(PART_COLORS)))
+
+
+def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) -> None:
+    known = cells.notnull().sum(rest)
+    steps = np.arange(cells.sizes[time])
+    below = np.zeros(steps.size)
+    for part in _ORDER:
+        share = ((cells == _PART_LABELS[part]).sum(rest) / known.where(known > 0)).fillna(0).values
+        # white lines between the bars would be all one sees of many steps
+        lines = 0.4 if steps.size <= 120 else 0.0
+        axes.bar(
+            steps, 100 * share, bottom=below, width=1.0, color=PART_COLORS[part],
+            edgecolor="white" if lines else PART_COLORS[part], lw=lines,
+        )  # fmt: skip
+        below = below + 100 * share
+    axes.set(xlim=(-0.5, steps.size - 0.5), ylim=(0, 100), ylabel="cells (%)")
+    axes.set_yticks([0, 50, 100])
+    places = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
+    axes.set_xticks(places, [_step_name(cells, time, i) for i in places])
+
+
+def _step_name(array: xr.DataArray, time: str | None, step: int) -> str:
+    if time is None or time not in array.coords:
+        return f"step {step}"
+    coord = array[time]
+    value = coord.values[step]
+    if isinstance(value, int | float | np.number) and coord.dtype.kind != "M":
+        return f"{value}"
+    # the day matters where steps are closer than a month
+    close = coord.dtype.kind == "M" and np.median(np.diff(coord.values)) < np.timedelta64(27, "D")
+    return str(value)[: 10 if close else 7]
+
+
+def _present(cells: xr.DataArray) -> list[str]:
+    return [part for part in _ORDER if bool((cells == _PART_LABELS[part]).any())]
+
+
+def _legend(figure: Figure, parts: Sequence[str], gaps: bool) -> None:
+    figure.legend(
+        handles=[Patch(color=PART_COLORS[part], label=part) for part in parts]
+        + ([Patch(color=GAP_COLOR, label="no data")] if gaps else []),
+        loc="outside lower center",
+        ncols=5,
+        frameon=False,
+    )

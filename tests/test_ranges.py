@@ -1,0 +1,282 @@
+"""estimate_range recovers the range of made fields; suggest_block_size makes blocks as long."""
+
+import copy
+import logging
+import math
+import pickle
+import tracemalloc
+
+import dask.array as da
+import numpy as np
+import pytest
+import xarray as xr
+
+from ml4cube.core.variogram import fit_variogram, semivariances
+from ml4cube.errors import InvalidValueError
+from ml4cube.splits import assign_block_split, estimate_range, suggest_block_size
+from ml4cube.splits import ranges as module
+from tests.cubes import coordinates
+
+
+def made_field(shape, ranges, model, seed):
+    """Gaussian random field of known covariance on a torus twice as large (circulant embedding)."""
+    big = [2 * n for n in shape]
+    squares = 0.0
+    for axis, (n, r) in enumerate(zip(big, ranges, strict=True)):
+        x = np.minimum(np.arange(n), n - np.arange(n)) / r
+        squares = squares + x.reshape([-1 if a == axis else 1 for a in range(len(big))]) ** 2
+    h = np.sqrt(squares)
+    if model == "exponential":
+        covariance = np.exp(-3 * h)
+    elif model == "gaussian":
+        covariance = np.exp(-3 * h**2)
+    else:
+        covariance = np.where(h < 1, 1 - 1.5 * h + 0.5 * h**3, 0.0)
+    power = np.clip(np.fft.fftn(covariance).real, 0, None)
+    noise = np.random.default_rng(seed).normal(size=big)
+    field = np.fft.ifftn(np.fft.fftn(noise) * np.sqrt(power)).real
+    return field[tuple(slice(n) for n in shape)]
+
+
+def with_gaps(field, seed, share=0.3):
+    lost = np.random.default_rng(seed + 1000).random(field.shape) < share
+    return np.where(lost, np.nan, field)
+
+
+@pytest.mark.parametrize("gaps", [False, True], ids=["whole", "gaps"])
+@pytest.mark.parametrize("model", ["exponential", "gaussian", "spherical"])
+@pytest.mark.parametrize(
+    ("shape", "truth"),
+    [
+        ({"x": 6000}, {"x": 20}),
+        ({"lat": 160, "lon": 200}, {"lat": 8, "lon": 14}),
+        ({"time": 70, "lat": 40, "lon": 60}, {"time": 5, "lat": 6, "lon": 9}),
+    ],
+    ids=["1-D", "2-D", "3-D"],
+)
+def test_range_of_made_fields(shape, truth, model, gaps):
+    for seed in range(5 if len(shape) < 3 else 2):
+        field = made_field(list(shape.values()), list(truth.values()), model, seed)
+        field = with_gaps(field, seed) if gaps else field
+        ds = xr.Dataset({"a": (tuple(shape), field)}, coordinates(shape))
+        found = estimate_range(ds, "a")
+        assert found.keys() == truth.keys()
+        for dim, cells in truth.items():
+            assert found[dim] == pytest.approx(cells, rel=0.25), (seed, dim)
+
+
+@pytest.mark.parametrize("width", [7, 13])
+def test_range_of_running_means_is_their_width(width):
+    for seed in range(4):
+        noise = np.random.default_rng(seed).normal(size=(60, 400 + width))
+        total = np.cumsum(noise, axis=1)
+        field = total[:, width:] - total[:, :-width]
+        found = estimate_range(xr.DataArray(field, dims=("y", "x")), detrend=False)
+        assert found["x"] == pytest.approx(width, rel=0.25)
+        assert found["y"] < 1.5  # rows are independent
+
+
+def slow_semivariances(line, positions, longest):
+    """Every pair, one by one."""
+    sums, counts = {}, {}
+    for i in range(line.size):
+        for j in range(i + 1, line.size):
+            lag = max(math.floor(positions[j] - positions[i] + 0.5), 1)
+            if np.isfinite(line[i]) and np.isfinite(line[j]) and lag <= math.floor(longest + 0.5):
+                sums[lag] = sums.get(lag, 0.0) + (line[i] - line[j]) ** 2
+                counts[lag] = counts.get(lag, 0) + 1
+    return {lag: sums[lag] / counts[lag] / 2 for lag in sums}, counts
+
+
+@pytest.mark.parametrize("irregular", [False, True])
+def test_semivariances_are_those_of_all_pairs(irregular):
+    rng = np.random.default_rng(3)
+    line = with_gaps(rng.normal(size=40), 0)
+    positions = np.arange(40.0)
+    if irregular:
+        positions = np.cumsum(rng.choice([0.5, 1.0, 1.0, 3.0], size=40))
+    longest = float(positions[-1] - positions[0]) / 2
+    lags, half, pairs = semivariances(line[None], positions)
+    expected, counts = slow_semivariances(line, positions, longest)
+    assert np.floor(lags + 0.5).astype(int).clip(1).tolist() == sorted(expected)
+    np.testing.assert_allclose(half, [expected[lag] for lag in sorted(expected)], rtol=1e-12)
+    assert pairs.tolist() == [counts[lag] for lag in sorted(counts)]
+
+
+@pytest.mark.parametrize(
+    ("values", "keywords"),
+    [
+        (np.arange(400.0), {"detrend": False}),
+        (np.arange(400.0), {}),
+        (np.arange(400.0) ** 2, {}),
+        (np.random.default_rng(0).normal(size=400).cumsum(), {"detrend": False}),
+        (np.arange(400, dtype="float32") * 0.1 + 1e4, {}),
+        (np.arange(400), {}),
+    ],
+    ids=["trend", "trend taken off", "curve", "random walk", "float32", "integers"],
+)
+def test_a_trend_has_no_sill(values, keywords, caplog):
+    with caplog.at_level(logging.WARNING, "ml4cube"):
+        found = estimate_range(xr.Dataset({"a": ("x", values)}), "a", **keywords)
+    assert math.isnan(found["x"])
+    assert found.reasons["x"].startswith("no sill")
+    assert "no sill" in caplog.text
+    assert math.isnan(found.variograms["x"].range)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.full((6, 7), 3.5),
+        np.full((6, 7), np.nan),
+        np.full((6, 7), np.inf),
+        np.ones((1, 1)),
+        np.arange(4.0).reshape(2, 2),
+        np.zeros((3, 50), dtype=bool),
+        np.where(np.eye(30), 1.0, np.nan),
+    ],
+    ids=["constant", "all gap", "infinite", "one cell", "tiny", "bools", "lonely cells"],
+)
+def test_nothing_to_see_is_no_crash(values):
+    found = estimate_range(xr.Dataset({"a": (("y", "x"), values)}), "a")
+    assert set(found) == {"y", "x"}
+    assert all(math.isnan(r) for r in found.values())
+    assert all(found.reasons[dim].startswith("no sill") for dim in found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16", ">f4", "uint8", "bool"])
+def test_dtypes(dtype):
+    field = made_field([80, 90], [8, 8], "gaussian", 1)
+    scaled = field > 0 if dtype == "bool" else np.round(40 * field + 125)
+    found = estimate_range(xr.DataArray(scaled.astype(dtype), dims=("y", "x")))
+    assert found["x"] == pytest.approx(8, rel=0.4)
+
+
+def test_a_season_and_a_trend_are_taken_off():
+    n, rng = 2400, np.random.default_rng(0)
+    for calendar in (None, "360_day"):
+        coords = coordinates({"time": n}, calendar)
+        noise = made_field([n], [12], "exponential", 5)
+        season = 5 * np.cos(2 * np.pi * np.arange(n) / (360 if calendar else 365.2425))
+        values = noise + season + 0.01 * np.arange(n) + 0 * rng.normal()
+        ds = xr.Dataset({"a": ("time", values)}, coords)
+        assert estimate_range(ds, "a")["time"] == pytest.approx(12, rel=0.25)
+        assert not estimate_range(ds, "a", deseason=False, detrend=False)["time"] < 40
+
+
+def test_irregular_axes_count_in_median_steps():
+    field = made_field([4000, 8], [20, 1], "gaussian", 2)
+    kept = np.sort(np.random.default_rng(0).choice(4000, 2800, replace=False))
+    coords = {"x": 0.25 * kept}
+    found = estimate_range(xr.DataArray(field[kept], dims=("x", "y"), coords=coords))
+    assert found["x"] == pytest.approx(20, rel=0.25)
+    backwards = xr.DataArray(field[kept][::-1], dims=("x", "y"), coords={"x": 0.25 * kept[::-1]})
+    assert estimate_range(backwards)["x"] == pytest.approx(20, rel=0.25)
+
+
+def test_order_of_dims_and_chunks_do_not_matter(monkeypatch):
+    field = made_field([60, 50, 40], [8, 6, 5], "exponential", 0)
+    ds = xr.Dataset({"a": (("time", "lat", "lon"), field)}, coordinates({"time": 60}))
+    monkeypatch.setattr(module, "_CELLS_AT_MOST", 20_000)  # so that a sample is read
+    whole = estimate_range(ds, "a")
+    assert estimate_range(ds.transpose("lon", "time", "lat"), "a") == whole
+    assert estimate_range(ds.chunk({"time": 7, "lat": 50, "lon": 9}), "a") == whole
+    assert list(estimate_range(ds, "a", ["lon", "lat"])) == ["lon", "lat"]
+    for dim, cells in {"time": 8, "lat": 6, "lon": 5}.items():
+        assert whole[dim] == pytest.approx(cells, rel=0.35)
+
+
+def test_a_sample_of_a_large_cube_is_read_in_bounded_memory():
+    drawn = da.random.default_rng(0).normal(size=(200, 400, 400), chunks=(20, 200, 200))
+    ds = xr.Dataset({"a": (("time", "y", "x"), drawn)})  # 256 MB
+    tracemalloc.start()
+    found = estimate_range(ds, "a", "time")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found["time"] == 1.0
+    assert peak < 150e6
+
+
+def test_it_is_a_dict_that_knows_more():
+    found = estimate_range(xr.Dataset({"a": ("x", made_field([500], [9], "gaussian", 0))}))
+    assert isinstance(found, dict)
+    assert dict(found) == {"x": found["x"]}
+    again = pickle.loads(pickle.dumps(found))  # noqa: S301
+    for other in (again, copy.copy(found), copy.deepcopy(found)):
+        assert other == found
+        assert other.variograms["x"].model == "gaussian"
+    assert len(found.plot().axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("b",), "'b' is no variable"),
+        ((None,), "name one"),
+        (("a", "z"), r"dims names \['z'\]"),
+        (("when",), "datetime64"),
+        (("scalar",), "no dims"),
+    ],
+)
+def test_errors(arguments, words):
+    ds = xr.Dataset(
+        {
+            "a": ("x", np.zeros(9)),
+            "c": ("x", np.zeros(9)),
+            "when": ("x", np.zeros(9, "datetime64[ns]")),
+            "scalar": 1.0,
+        }
+    )
+    with pytest.raises(InvalidValueError, match=words):
+        estimate_range(ds, *arguments)
+
+
+def test_fit_refuses_what_cannot_be_fitted_in_words():
+    few = np.arange(1.0, 3)
+    assert "only 2 distances" in fit_variogram(few, few, np.ones(2, int)).reason
+
+
+def blocks_along(cells, size):
+    return [min(size, cells - start) for start in range(0, cells, size)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_are_as_long_as_the_range(seed):
+    field = made_field([97, 101], [9, 14], "exponential", seed)
+    ds = xr.Dataset({"a": (("lat", "lon"), field)})
+    ranges = estimate_range(ds, "a")
+    sizes = suggest_block_size(ds, "a", min_blocks=6)
+    for dim in ("lat", "lon"):
+        assert min(blocks_along(ds.sizes[dim], sizes[dim])) >= ranges[dim]
+    assert math.prod(len(blocks_along(ds.sizes[d], sizes[d])) for d in sizes) >= 6
+    labelled = assign_block_split(ds, sizes, 0.7)
+    assert set(np.unique(labelled.split)) == {0, 1}
+
+
+def test_too_few_blocks_are_told_in_plain_words(caplog):
+    trend = np.add.outer(np.arange(60.0) ** 2, np.arange(40.0) ** 2)
+    ds = xr.Dataset({"a": (("y", "x"), trend)})
+    with caplog.at_level(logging.WARNING, "ml4cube"):
+        sizes = suggest_block_size(ds, "a")
+    assert "fewer than 10" in caplog.text
+    assert "add a buffer" in caplog.text
+    counts = [len(blocks_along(ds.sizes[dim], sizes[dim])) for dim in sizes]
+    assert math.prod(counts) >= 10
+    assert_split_works(ds, sizes)
+
+
+def assert_split_works(ds, sizes):
+    assert set(np.unique(assign_block_split(ds, sizes, 0.8, val=0.1).split)) == {0, 1, 2}
+
+
+def test_a_dim_with_a_range_is_cut_before_one_without(caplog):
+    field = made_field([300, 40], [30, 30], "gaussian", 1) + 3 * np.arange(40) ** 2
+    sizes = suggest_block_size(xr.DataArray(field, dims=("y", "x")), min_blocks=8)
+    assert sizes["x"] == 40
+    assert sizes["y"] <= 50
+
+
+@pytest.mark.parametrize("min_blocks", [1, 0, -3])
+def test_min_blocks_is_checked(min_blocks):
+    with pytest.raises(InvalidValueError, match="min_blocks"):
+        suggest_block_size(xr.DataArray(np.zeros(30), dims="x"), min_blocks=min_blocks)
