@@ -1,14 +1,19 @@
 """Saves that are cut off: ``saving_job.py FOLDER CASES OFFSETS`` writes, as JSON, what was found.
 
-A case is a pair of a target (the file that is being written) and of how the save ends. The system
-itself ends a write at an offset: a file-size limit whose signal is ignored (``limit``: the write
-fails, as on a full disk), or whose signal kills on the spot (``kill``: nothing can clean up). Or
-SIGKILL comes before the number-th sync (``sync``) or renaming (``rename``). Each try is a forked
-child of this one process, which has computed nothing itself, so that many offsets cost little.
+A case is a pair of a target (the file that is being written) and of how the save ends:
+
+- ``kill -9``: SIGKILL when so many bytes are written;
+- ``signal``: a file-size limit at which the system kills the process inside the write;
+- ``limit``: the same limit, but the write fails, as on a full disk;
+- ``sync``, ``rename``: SIGKILL before the number-th of them.
+
+Each try is a forked child of this one process, which has computed nothing itself, so that many
+offsets cost little.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -68,6 +73,32 @@ def train(folder: Path, target: str, epochs: int, action: Callable[[], None] | N
     ).train()
 
 
+class Dying(io.FileIO):
+    """A file whose process is killed when it holds so many bytes."""
+
+    room = 0
+
+    def write(self, content: Any) -> int:
+        view = memoryview(content).cast("B")
+        if len(view) > Dying.room:
+            super().write(view[: Dying.room])
+            os.kill(os.getpid(), signal.SIGKILL)
+        Dying.room -= len(view)
+        return super().write(view)
+
+
+def die_at(size: int) -> None:
+    """Kill this process once `size` bytes have gone into new binary files."""
+    whole = io.open
+
+    def opened(path: Any, mode: str = "r", *arguments: Any, **more: Any) -> Any:
+        if mode == "w+b":
+            return Dying(path, "w+")
+        return whole(path, mode, *arguments, **more)
+
+    Dying.room, io.open = size, opened  # type: ignore[assignment]
+
+
 def limit(size: int, *, fatal: bool) -> None:
     """Let no file grow beyond `size` bytes."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL if fatal else signal.SIG_IGN)
@@ -75,7 +106,7 @@ def limit(size: int, *, fatal: bool) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
-def kill_before(name: str, number: int) -> None:
+def die_before(name: str, number: int) -> None:
     """Kill this process instead of the number-th call of a function of `os`."""
     whole, calls = getattr(os, name), [0]
 
@@ -88,12 +119,13 @@ def kill_before(name: str, number: int) -> None:
     setattr(os, name, counted)
 
 
-def disturb(how: str, where: int) -> None:
-    """Arrange what is to happen to the next save."""
-    if how in ("limit", "kill"):
-        limit(where, fatal=how == "kill")
-    else:
-        kill_before({"sync": "fsync", "rename": "replace"}[how], where)
+ENDS: dict[str, Callable[[int], None]] = {
+    "kill -9": die_at,
+    "limit": lambda size: limit(size, fatal=False),
+    "signal": lambda size: limit(size, fatal=True),
+    "sync": lambda number: die_before("fsync", number),
+    "rename": lambda number: die_before("replace", number),
+}
 
 
 def in_child(work: Callable[[], None], said: Path) -> int:
@@ -133,11 +165,11 @@ def try_case(folder: Path, target: str, how: str, offsets: list[int]) -> dict[st
     assert in_child(lambda: train(run, target, 1, None), said) == 0, said.read_text()
     before = sorted(files(run))
     tries = []
-    for where in offsets if how in ("limit", "kill") else (1, 2):
+    for where in (1, 2) if how in ("sync", "rename") else offsets:
         said.write_text("")
 
         def work(where: int = where) -> None:
-            train(run, target, 2, lambda: disturb(how, where))
+            train(run, target, 2, lambda: ENDS[how](where))
 
         code = in_child(work, said)
         found = files(run)
