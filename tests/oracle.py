@@ -142,3 +142,19 @@ def group_of(date: Any, by: str) -> Any:
         return date.timetuple().tm_yday if hasattr(date, "timetuple") else date.dayofyr
     return {12: "DJF", 1: "DJF", 2: "DJF", 3: "MAM", 4: "MAM", 5: "MAM", 6: "JJA", 7: "JJA",
             8: "JJA", 9: "SON", 10: "SON", 11: "SON"}[date.month]  # fmt: skip
+
+
+def filled(
+    sample: NDArray[Any], method: str, train: Sequence[float], const: float
+) -> NDArray[np.float64]:
+    """One sample with its gaps filled; NaN where noise may put any number of the train range."""
+    train_mean = math.fsum(train) / len(train)
+    finite = [float(x) for x in np.ravel(sample) if not is_gap(x)]
+    stand_in = {
+        "sample_mean": math.fsum(finite) / len(finite) if finite else train_mean,
+        "mean": train_mean,
+        "constant": const,
+        "noise": math.nan,
+    }[method]
+    cells = [stand_in if is_gap(x) else float(x) for x in np.ravel(sample)]
+    return np.array(cells).reshape(np.shape(sample))
