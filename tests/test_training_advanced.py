@@ -8,9 +8,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.training import distributed
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.checkpoint import read_file
+from ml4cube.training.dist import World
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator, MultiGPUTrainer
+from ml4cube.training.loggers import TensorBoardLogger
 from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping, ModelCheckpoint
 from tests.training_parts import dataset, losses, network, trainer, weights
 
@@ -18,11 +21,11 @@ from tests.training_parts import dataset, losses, network, trainer, weights
 class Script(Callback):
     """Put given values into the History, as if the model had earned them."""
 
-    def __init__(self, values):
-        self.values = values
+    def __init__(self, values, column="val_loss"):
+        self.values, self.column = values, column
 
-    def on_epoch_end(self, loop, row):
-        row["val_loss"] = self.values[row["epoch"] - 1]
+    def on_row(self, loop, row):
+        row[self.column] = self.values[row["epoch"] - 1]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,113 @@ def test_fit_equals_the_trainer_underneath_and_resumes(tmp_path):
     assert {n: history[n] for n in losses(whole)} == losses(whole)
 
 
+def fitted(epochs=3, val=True, **arguments):
+    """An AdvancedTrainer after `fit`."""
+    model = arguments.pop("model", None) or network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    parts = AdvancedTrainer(
+        model, optimizer, nn.MSELoss(), seed=3, **{"device": "cpu", **arguments}
+    )
+    held_out = DataLoader(dataset(9, seed=1), batch_size=4) if val else None
+    parts.fit(DataLoader(dataset(24), batch_size=4), held_out, epochs=epochs)
+    return parts
+
+
+def test_everything_the_document_names_at_once(tmp_path):
+    """Stopping, schedule, checkpoints, AMP, accumulation, clipping, TensorBoard, callbacks."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    class Count(Callback):
+        steps = epochs = 0
+
+        def on_step_end(self, loop):
+            Count.steps += 1
+
+        def on_epoch_end(self, loop, row):
+            Count.epochs += 1
+
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    checkpoint = ModelCheckpoint(tmp_path / "kept", monitor="l1", mode="max", save_top_k=2)
+    parts = AdvancedTrainer(
+        model=model,
+        optimizer=optimizer,
+        criterion=nn.MSELoss(),
+        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        use_amp=True,
+        gradient_accumulation_steps=4,
+        gradient_clip=1.0,
+        early_stopping=EarlyStopping(patience=2, mode="max", monitor="l1"),
+        checkpoint=checkpoint,
+        metrics={"l1": nn.L1Loss()},
+        callbacks=[Script([4.0, 3.0, 2.0, 1.0], "l1"), Count()],
+        loggers=[TensorBoardLogger(tmp_path / "board")],
+        device="cpu",
+    )
+    history = parts.fit(
+        train_loader=DataLoader(dataset(24), batch_size=4),
+        val_loader=DataLoader(dataset(9, seed=1), batch_size=4),
+        epochs=4,
+    )
+    # 6 batches in windows of 4 are 2 steps; l1 falls, so "max" stops after the second strike
+    assert (len(history), Count.epochs, Count.steps) == (3, 3, 6)
+    assert history["lr"] == [0.01, 0.005, 0.0025]
+    assert [int(path.stem[6:10]) for path in checkpoint.paths] == [1, 2]
+    board = EventAccumulator(str(tmp_path / "board"))
+    board.Reload()
+    found = [(event.step, event.value) for event in board.Scalars("val_loss")]
+    assert found == [(2 * i, pytest.approx(v)) for i, v in enumerate(history["val_loss"], start=1)]
+
+
+def test_half_precision_is_what_the_model_computes_in():
+    seen = []
+
+    class Look(nn.Linear):
+        def forward(self, x):
+            seen.append(super().forward(x).dtype)
+            return super().forward(x)
+
+    fitted(1, model=Look(3, 1), use_amp=True)
+    assert set(seen) == {torch.bfloat16}
+
+
+def test_a_second_fit_trains_on_with_all_its_patience():
+    stopping = EarlyStopping(patience=1, monitor="train_loss")
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # never better
+    parts = AdvancedTrainer(
+        model, optimizer, nn.MSELoss(), early_stopping=stopping, device="cpu", seed=1
+    )
+    data = DataLoader(dataset(8), batch_size=4)
+    for _ in range(2):
+        history = parts.fit(data, epochs=5)
+        assert history["epoch"] == [1, 2]
+
+
+def test_further_settings_of_the_loop_are_handed_on(tmp_path):
+    parts = fitted(
+        5,
+        fast_dev_run=2,
+        ema=0.9,
+        log_grad_norm=True,
+        checkpoint=ModelCheckpoint(tmp_path),
+        snapshot_path=tmp_path / "s.pt",
+    )
+    assert [row["train_n"] for row in parts.history["ranks"][0]] == [8]
+    assert "grad_norm" in parts.history
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(TypeError, match="grad_norms"):
+        fitted(grad_norms=True)
+
+
+def test_progress_is_shown_on_a_terminal_only(capsys, monkeypatch):
+    fitted(2)
+    assert "epoch" not in capsys.readouterr().err
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    fitted(2)
+    assert "2/2" in capsys.readouterr().err
+
+
 def test_bad_parts_are_refused():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -135,3 +245,41 @@ def test_wrappers_save_without_prefix_and_load(tmp_path, caplog):
     assert again.param_groups[0]["lr"] == 0.5
     with pytest.raises(InvalidValueError, match="this process is rank 0 of 1"):
         DistributedTrainer(network(), rank=1, world_size=4)
+
+
+def test_a_model_on_several_gpus_is_saved_unwrapped(tmp_path, monkeypatch):
+    """Two GPUs are claimed; DataParallel is stood in for by a wrapper with its names."""
+
+    class Spread(nn.Module):
+        def __init__(self, module, device_ids):
+            super().__init__()
+            self.module, self.device_ids, self.calls = module, device_ids, 0
+
+        def forward(self, x):
+            self.calls += 1
+            return self.module(x)
+
+    class Here(nn.Linear):
+        def to(self, *args, **kwargs):
+            return self
+
+    monkeypatch.setattr(distributed, "DataParallel", Spread)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    several = MultiGPUTrainer(Here(3, 1), gpu_ids=[0, 1])
+    assert several.model.device_ids == [0, 1]
+    assert several.model(torch.ones(2, 3)).shape == (2, 1)
+    assert several.model.calls == 1
+    several.save_checkpoint(tmp_path / "a.pt", epoch=3)
+    assert set(read_file(tmp_path / "a.pt")["model"]) == {"weight", "bias"}
+    with pytest.raises(InvalidValueError, match=r"gpu_ids=\[0, 2\], this machine has GPUs \[0, 1"):
+        MultiGPUTrainer(Here(3, 1), gpu_ids=[0, 2])
+
+
+def test_only_rank_0_saves(tmp_path):
+    wrapped = DistributedTrainer(network())
+    wrapped.world = World(1, 1, torch.device("cpu"))
+    wrapped.save_checkpoint(tmp_path / "a.pt")
+    assert list(tmp_path.iterdir()) == []
+    loader = wrapped.create_dataloader(dataset(9), batch_size=4, shuffle=True)
+    assert [len(x) for x, _ in loader] == [4, 4]

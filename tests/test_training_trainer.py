@@ -3,6 +3,7 @@
 import logging
 import math
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from ml4cube.errors import (
     StoreError,
 )
 from ml4cube.training.callbacks import Callback
+from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.schedulers import CosineAnnealingScheduler
 from ml4cube.training.trainer import EarlyStopping, ModelCheckpoint, ProgressChecker, Trainer
 from tests.distributed_runner import on_ranks
@@ -565,3 +567,88 @@ def test_dicts_of_tensors_are_batches_too():
     run = make(Named)
     run.run(1, batches, batches)
     assert run.log_test["first"] == ["batch 0", "batch 4"]
+
+
+# ------------------------------------------------------------- settings of the loop
+
+
+def test_an_average_of_the_weights_goes_on_with_the_next_run(tmp_path):
+    def trained(parts, path=None):
+        torch.manual_seed(9)
+        run = make(ema=0.5, schedule=True, snapshot_path=path)
+        for epochs in parts:
+            run.run(epochs, loader(), loader(9))
+        return run
+
+    whole, parts = trained([3]), trained([1, 2])
+    assert weights(parts.model) == weights(whole.model)
+    assert columns(parts.history) == columns(whole.history)
+    assert whole.history["val_loss"][-1] == pytest.approx(
+        make(model=whole.model, mode="test").run(1, loader(9))["val_loss"][0], rel=1e-6
+    )
+    for one in (whole, parts := pickle.loads(pickle.dumps(parts))):  # noqa: S301
+        torch.manual_seed(10)
+        one.run_batch(next(iter(loader())))
+        one.run(1, loader())
+    assert weights(parts.model) == weights(whole.model)
+    assert weights(parts.model) != weights(make(model=network()).model)
+
+
+def test_a_trial_run_writes_nothing(tmp_path):
+    run = make(
+        fast_dev_run=True,
+        snapshot_path=tmp_path / "s.pt",
+        callbacks=[ModelCheckpoint(tmp_path / "c")],
+    )
+    history = run.run(50, loader(), loader(9))
+    assert [row["train_n"] for row in history["ranks"][0]] == [4]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_limits_several_sets_norms_and_a_compiled_model():
+    run = make(
+        limit_train_batches=2,
+        limit_val_batches=1,
+        log_grad_norm=True,
+        compile="eager",
+    )
+    history = run.run(1, loader(), {"north": loader(9), "south": loader(9, seed=3)})
+    row = history["ranks"][0][0]
+    assert (row["train_n"], row["val_n"]) == (8, 8)
+    assert {"val_loss/north", "val_loss/south", "grad_norm"} <= set(history)
+    assert len(run.log_test["loss"]) == 2
+    assert run.inference(loader(9)).shape == (9, 1)
+    with pytest.raises(TypeError, match="grad_norms"):
+        make(grad_norms=True)
+
+
+def test_what_a_time_limit_left_is_finished_by_the_next_run(tmp_path):
+    class Slow(Regression):
+        def train_step(self, batch):
+            time.sleep(self.pause)
+            return super().train_step(batch)
+
+    def trained(max_time, pause):
+        run = make(Slow, seed=3, max_time=max_time, snapshot_path=tmp_path / f"{pause}.pt")
+        run.pause = pause
+        run.run(2, loader(shuffle=True), loader(9))
+        return run
+
+    run = trained(0.3, 0.1)
+    assert 0 < run.progress_checker.step < 12
+    run.pause = 0.0
+    run.run(2, loader(shuffle=True), loader(9))
+    assert len(run.history) == 2
+    whole = trained(None, 0)
+    assert weights(run.model) == weights(whole.model)
+    assert columns(run.history) == columns(whole.history)
+
+
+def test_gaps_weigh_nothing_also_here():
+    x, y = dataset(12).tensors
+    y = torch.where(torch.rand(12, 1, generator=torch.Generator().manual_seed(0)) < 0.5, y, np.nan)
+    batches = list(zip(x.split([8, 4]), y.split([8, 4]), strict=True))
+    run = make(Trainer, loss=MaskedLoss(nn.MSELoss()), mode="test", optimizer=False)
+    errors = (run.model.eval()(x) - y).detach()
+    expected = errors[errors.isfinite()].pow(2).mean().item()
+    assert run.run(1, batches)["val_loss"] == [pytest.approx(expected, rel=1e-6)]

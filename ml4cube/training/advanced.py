@@ -72,6 +72,10 @@ class AdvancedTrainer:
         Seeds dropout and unseeded loaders for the time of training.
     device : str or torch.device, optional
         Default: the GPU of this rank, else the CPU.
+    **options : Any
+        Further settings, as for `ml4cube.training.pytorch.Trainer`: ``max_time``,
+        ``limit_train_batches``, ``limit_val_batches``, ``fast_dev_run``, ``ema``, ``compile``,
+        ``log_grad_norm``, ``find_unused_parameters``.
 
     Raises
     ------
@@ -113,6 +117,7 @@ class AdvancedTrainer:
         save_every: int = 10,
         seed: int | None = None,
         device: str | torch.device | None = None,
+        **options: Any,
     ) -> None:
         if not callable(criterion):
             raise InvalidTypeError(
@@ -142,25 +147,28 @@ class AdvancedTrainer:
             "seed": seed,
             "snapshot_path": snapshot_path,
             "save_every": save_every,
+            **options,
         }
         Options(**self._options)  # refuses here, not in fit
+        self._stopping = early_stopping
         self._parts: dict[str, Any] = {"scheduler": scheduler, "metrics": metrics}
         self.history = History()
 
     def fit(
         self,
         train_loader: Iterable[Any],
-        val_loader: Iterable[Any] | None = None,
+        val_loader: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None,
         epochs: int = 10,
     ) -> History:
-        """Train for a number of epochs.
+        """Train for a number of epochs; called again, it trains on, and counts from 1.
 
         Parameters
         ----------
         train_loader : iterable
             Loader of training batches.
-        val_loader : iterable, optional
-            Loader of validation batches; without one, ``val_loss`` cannot be monitored.
+        val_loader : iterable, or mapping of str to iterable, optional
+            Loader of validation batches, or several by name; without one, ``val_loss`` cannot be
+            monitored.
         epochs : int
             How many to train at most.
 
@@ -174,6 +182,8 @@ class AdvancedTrainer:
         RunError
             If a loss is not finite, another rank failed, or SIGTERM came.
         """
+        if self._stopping is not None:  # its patience is for each fit
+            self._stopping.load_state_dict({"best": None, "strikes": 0})
         loop = Loop(
             self.model,
             Supervised(self.criterion),

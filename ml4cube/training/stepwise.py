@@ -36,6 +36,7 @@ _CHANGES = (
     "log_train",
     "mode",
     "progress_checker",
+    "_ema_state",
     "_goal",
     "_scaler_state",
     "_started",
@@ -71,6 +72,7 @@ class Stepwise(Keeping, metaclass=Combinable):
     under_way: set[str]
     predict_step: Callable[[Any], Any]
     _callbacks: list[Callback]
+    _ema_state: dict[str, Any]  # number of updates, and the weights that are not averaged
     _goal: int  # epochs asked for so far
     _inner: dict[str, Callable[[Any], None]]
     _metrics: Mapping[str, Any] | None
@@ -171,7 +173,9 @@ class Stepwise(Keeping, metaclass=Combinable):
         self._check_step("train_step")
         if valid_loader is not None:
             self._check_step("test_step")
-        goal, resumes = self._goal + epochs, not self._started
+        # An epoch that was left half done, since time was over, is finished from its snapshot.
+        half_done = self._state.batch > 0 and self._options["snapshot_path"] is not None
+        goal, resumes = self._goal + epochs, half_done or not self._started
         loop = self._make_loop(loader, valid_loader, goal)
         self._started = True
         try:
@@ -209,11 +213,22 @@ class Stepwise(Keeping, metaclass=Combinable):
         loop.state, loop.history = self._state, self.history
         if self._scaler_state:
             loop.scaler.load_state_dict(self._scaler_state)
+        if loop.ema is not None and self._ema_state:
+            # The model has the average, as a finished run leaves it; its own weights lie aside.
+            average = dict(loop.ema.average)
+            loop.ema.load_state_dict({"updates": self._ema_state["updates"], "average": average})
+            self.model.load_state_dict(self._ema_state["own"])
+            loop.ema.apply(True)
         return loop
 
     def _take_from(self, loop: UserLoop) -> None:
         self._state, self.history = loop.state, loop.history
         self._scaler_state = loop.scaler.state_dict()
+        if loop.ema is not None:
+            loop.ema.apply(False)
+            own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            self._ema_state = {"updates": loop.ema.updates, "own": own}
+            loop.ema.apply(True)
         self.progress_checker.follow(loop.state)
 
     def _parts(self) -> list[str]:

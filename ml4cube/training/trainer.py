@@ -88,10 +88,12 @@ class Trainer(Stepwise):
         Epochs between snapshots.
     seed : int, optional
         Seeds dropout and unseeded loaders for the time of training.
-    find_unused_parameters : bool
-        Whether some parameters may get no gradient in a step (matters on several ranks).
     web_logger : mapping, optional
         For `WandBLoggerAddon` and `NeptuneLoggerAddon`.
+    **options : Any
+        Further settings, as for `ml4cube.training.pytorch.Trainer`: ``max_time``,
+        ``limit_train_batches``, ``limit_val_batches``, ``fast_dev_run``, ``ema``, ``compile``,
+        ``log_grad_norm``, ``find_unused_parameters``.
 
     Attributes
     ----------
@@ -159,8 +161,8 @@ class Trainer(Stepwise):
         snapshot_path: str | Path | None = None,
         save_every: int = 10,
         seed: int | None = None,
-        find_unused_parameters: bool = False,
         web_logger: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         check_choice("mode", mode, ["train", "test"])
         if not isinstance(model, nn.Module):
@@ -183,7 +185,7 @@ class Trainer(Stepwise):
             "seed": seed,
             "snapshot_path": snapshot_path,
             "save_every": save_every,
-            "find_unused_parameters": find_unused_parameters,
+            **options,
         }
         Options(**self._options)  # refuses here, not in run
         self._metrics = metrics
@@ -202,6 +204,7 @@ class Trainer(Stepwise):
         self.best_loss: float | None = None
         self.best_weights: dict[str, torch.Tensor] | None = None
         self._state, self._scaler_state = TrainState(), {}
+        self._ema_state: dict[str, Any] = {}
         self._tested = History()
         self._goal = 0  # epochs asked for so far
         self._started = False
@@ -292,8 +295,9 @@ class Trainer(Stepwise):
             left of them.
         loader : iterable
             Batches to train on; in test mode, to test on.
-        valid_loader : iterable, optional
-            Batches to test on after every epoch of training.
+        valid_loader : iterable, or mapping of str to iterable, optional
+            Batches to test on after every epoch of training; several sets by name each have
+            columns of their own.
 
         Returns
         -------
@@ -368,6 +372,8 @@ class Trainer(Stepwise):
                 tested = self._make_loop(None, None).evaluate([batch])
                 return {name.removeprefix("val_"): value for name, value in tested.items()}
             loop = self._make_loop([batch], None)
+            if loop.ema is not None:
+                loop.ema.apply(False)
             result = loop.train_batch(batch)
             self._take_from(loop)
             found: dict[str, Any] = {"loss": result.loss, **result.logs}
@@ -392,8 +398,11 @@ class Trainer(Stepwise):
         EmptyPartError
             If the loader gives no batch.
         """
-        loop = self._make_loop(None, None)
-        return joined(list(loop.predict(loader, self._predict)))
+        loop, training = self._make_loop(None, None), self.model.training
+        try:
+            return joined(list(loop.predict(loader, self._predict)))
+        finally:
+            self.model.train(training)
 
     @property
     def device(self) -> torch.device:

@@ -37,7 +37,8 @@ class UserStep:
 
     def __init__(self, trainer: Stepwise) -> None:
         self._trainer = trainer
-        if trainer.loss_step is not None and hasattr(trainer.loss_step, "weigh"):
+        own = any(map(trainer.overrides, ("train_step", "test_step")))
+        if trainer.loss_step is not None and not own:
             self.weigh = trainer.loss_step.weigh
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:

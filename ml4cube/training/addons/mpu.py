@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -171,7 +171,7 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
 
     Parameters
     ----------
-    loader : DataLoader or sequence of batches
+    loader : DataLoader, sequence of batches, or mapping of str to them
         Gives all samples on every rank.
     world : World
         The ranks.
@@ -199,6 +199,9 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
     """
     if getattr(loader, "parallel", False):  # shares itself out
         return loader
+    if isinstance(loader, Mapping):  # several validation sets
+        sets = loader.items()
+        return {n: share_loader(each, world, exact=exact, seed=seed) for n, each in sets}
     if isinstance(loader, list | tuple):
         whole = len(loader) if exact else len(loader) // world.size * world.size
         return list(loader[world.rank : whole : world.size])

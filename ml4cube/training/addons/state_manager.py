@@ -82,6 +82,7 @@ class _State:
     best_weights: dict[str, torch.Tensor] | None
     progress_checker: Any
     start_at: Callable[[TrainState], None]
+    _options: dict[str, Any]
     _world: Any
     _load_weights: Callable[..., None]
 
@@ -98,7 +99,7 @@ class _State:
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
         """Save an epoch that is the best so far."""
         better: bool = super().check_better(cur_epoch, cur_loss)  # type: ignore[misc]
-        if better:
+        if better and not self._options.get("fast_dev_run"):
             self.save_state()
         return better
 
