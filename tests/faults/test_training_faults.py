@@ -158,7 +158,7 @@ def stop(launcher: Launcher, when: str, number: int, target: str) -> None:
 
 STOPS = [
     # the number counts steps of the whole run; samples and saves of each start
-    ("step", 10, "launcher"),
+    ("step", 18, "launcher"),
     ("validation", 25, "1"),
     ("saving", 3, "0"),
 ]
@@ -187,12 +187,15 @@ def stop_again_and_again(
 def test_told_to_stop_again_and_again_it_goes_on_bit_for_bit(
     launcher: Launcher, calm: dict[str, Any]
 ) -> None:
-    """SIGTERM to the launcher and to one rank, in a step, in validation, while saving.
+    """Out of time, then SIGTERM to launcher or rank, in a step, in validation, while saving.
 
     So this is resuming in mid-epoch, in a validation and at an epoch's end, with bf16, dropout,
     momentum, scheduler, BatchNorm and partial accumulation windows. At last the finished run is
     started again: it takes no step and leaves its files alone.
     """
+    run = launcher.torchrun(JOB, launcher.folder, {"pace_s": 0.1, "max_time": 1.0})
+    assert run.finish(120) == 0, run.said
+    assert state(launcher.folder)["step"] < STEPS * EPOCHS
     stop_again_and_again(launcher, calm, STOPS)
     before = (launcher.folder / "snapshot.pt").read_bytes()
     for rank in (0, 1):

@@ -1,7 +1,7 @@
 """The training run that the fault tests disturb: ``training_job.py FOLDER PLAN`` under torchrun.
 
 It has all that a resumed run can get wrong: dropout, momentum, BatchNorm, bf16, a scheduler that
-moves each step, accumulation with a partial last window, a shuffled order, several metrics. The
+moves each step, accumulation with a partial last window, a shuffled order, averaged weights. The
 plan (JSON) says where a rank does itself harm, or leaves a mark and dwells so that a test can.
 """
 
@@ -153,6 +153,8 @@ def make_trainer(folder: Path, harm: Harm, plan: dict[str, Any]) -> Trainer:
         scheduler_step_on_batch=True,
         seed=7,
         device="cpu",
+        ema=0.9,
+        max_time=plan.get("max_time"),
         callbacks=[Steps(harm, plan.get("pace_s", 0.0))],
     )
 
@@ -168,7 +170,7 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     history = trainer.history.to_dict()
     result = {
         "weights": {name: tensor.tolist() for name, tensor in trained.state_dict().items()},
-        "losses": {name: history[name] for name in COLUMNS},
+        "losses": {name: history.get(name) for name in COLUMNS},
         "best_epoch": trainer.best_epoch,
     }
     (folder / f"result-{world.rank}.json").write_text(json.dumps(result))
