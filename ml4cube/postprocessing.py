@@ -128,6 +128,11 @@ def _undo_each(x: Any, pairs: Mapping[str, Any], argument: str, parameters: Any)
 
 def _numbers(arguments: tuple[str, str], first: Any, second: Any) -> tuple[float, float]:
     """Read two finite numbers."""
+    if np.ndim(first) or np.ndim(second):
+        raise InvalidTypeError(
+            f"{arguments[0]} keeps dims {getattr(first, 'dims', np.shape(first))}, which are not "
+            "undone here; use CubeScaler and its inverse_transform"
+        )
     try:
         a, b = float(first), float(second)
     except (TypeError, ValueError):
