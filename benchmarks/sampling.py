@@ -18,6 +18,7 @@ Contenders that copy a cube's way of others work on a slice of it, and count by 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -27,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -168,7 +170,6 @@ def xbatcher(path: str, out: Path, kind: str, nproc: int) -> dict[str, Any]:
 
 def ancestor(path: str, out: Path, kind: str, nproc: int) -> dict[str, Any]:
     """ml4xcube 1.1.0 with its defaults, on a slice of the cube."""
-    import contextlib
     import io
 
     import xarray as xr
@@ -198,9 +199,31 @@ def ancestor(path: str, out: Path, kind: str, nproc: int) -> dict[str, Any]:
 CONTENDERS = {f.__name__: f for f in (ours, floor, to_parent, xbatcher, ancestor)}
 
 
+class WorkerMemory(threading.Thread):
+    """Watches the highest memory of any child; `getrusage` would count the parent's, too."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.mb = 0.0
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """Look ten times a second."""
+        tasks = Path(f"/proc/{os.getpid()}/task")
+        while not self.ended.wait(0.1):
+            for listed in tasks.glob("*/children"):
+                for child in listed.read_text().split():
+                    with contextlib.suppress(OSError):
+                        status = Path(f"/proc/{child}/status").read_text()
+                        peak = [line for line in status.splitlines() if line.startswith("VmHWM")]
+                        self.mb = max([self.mb, *(int(line.split()[1]) / 1024 for line in peak)])
+
+
 def run_one(name: str, path: str, out: Path, kind: str, nproc: int) -> None:
     """Run one contender in this process and print what it took."""
     before = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    memory = WorkerMemory()
+    memory.start()
     started = time.perf_counter()
     found = CONTENDERS[name](path, out, kind, nproc)
     wall = time.perf_counter() - started
@@ -213,7 +236,8 @@ def run_one(name: str, path: str, out: Path, kind: str, nproc: int) -> None:
         a.ru_utime + a.ru_stime - b.ru_utime - b.ru_stime
         for a, b in zip(after, before, strict=True)
     )
-    rss = {"parent": after[0].ru_maxrss / 1024, "worker": after[1].ru_maxrss / 1024}
+    memory.ended.set()
+    rss = {"parent": after[0].ru_maxrss / 1024, "worker": memory.mb}
     print(json.dumps({**found, "wall_s": wall, "cpu_s": cpu, "rss_mb": rss}))
 
 

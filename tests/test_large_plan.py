@@ -19,10 +19,11 @@ import xarray as xr
 import zarr
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets import sample_plan
+from ml4cube.datasets.counting import TileCount
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.precision import Precision
-from ml4cube.datasets.shard_writer import layout_of, scaling_of, shard_tasks
+from ml4cube.datasets.shard_layout import layout_of, scaling_of, shard_tasks
 from ml4cube.splits import assign_block_split
 
 folder = sys.argv[1]
@@ -44,7 +45,7 @@ class Pretend:
             self.tasks += 1
             if position % 500 == 0:
                 self.largest = max(self.largest, len(cloudpickle.dumps(task)))
-            yield position, [sample_plan._TileCount(i, counts, found, schema) for i, _ in task]
+            yield position, [TileCount(i, counts, found, schema) for i, _ in task]
 
 sampler = MultiProcSampler(
     cube, sample_size={"time": 8, "lat": 16, "lon": 16},

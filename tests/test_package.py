@@ -28,6 +28,17 @@ def test_importing_loads_nothing_heavy(module):
 
 
 @pytest.mark.parametrize(
+    "module", ["ml4cube", "ml4cube.datasets.counting", "ml4cube.datasets.shard_writer"]
+)
+def test_workers_load_little(module):
+    """Every worker process pays for what its tasks import: half a second and 70 MB for these."""
+    unwanted = {"xarray", "dask", "pandas", "scipy"}
+    code = f"import sys, {module}; print(sorted({unwanted!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
     "module", ["ml4cube.datasets.pytorch", "ml4cube.training.pytorch", "ml4cube.prediction"]
 )
 def test_without_torch_the_message_says_what_to_install(module):

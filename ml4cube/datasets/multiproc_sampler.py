@@ -38,15 +38,14 @@ from ml4cube.datasets.sample_plan import (
     make_plan,
     seed_of,
 )
-from ml4cube.datasets.shard_writer import (
+from ml4cube.datasets.shard_layout import (
     ORDERS,
-    ShardJob,
     chunk_samples,
     layout_of,
-    make_shard,
     scaling_of,
     shard_tasks,
 )
+from ml4cube.datasets.shard_writer import ShardJob, make_shard
 from ml4cube.datasets.store import StoreLayout, StoreMetadata, create, finish, open_store
 
 logger = logging.getLogger(__name__)

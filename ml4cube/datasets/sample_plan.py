@@ -17,12 +17,13 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.counting import Schema, count_tiles, same_schema, train_cells
 from ml4cube.datasets.engines import Engine
 from ml4cube.datasets.extractor import (
     OUTCOMES,
@@ -31,7 +32,6 @@ from ml4cube.datasets.extractor import (
     BlockChoice,
     Callback,
     Extractor,
-    float_statistics,
     tiling,
 )
 from ml4cube.datasets.precision import Precision
@@ -64,9 +64,6 @@ _COUNT_BYTES = 16 * MIB
 _MAX_TASKS = 20_000
 # Blocks that a cube without chunks is cut into for the split, about.
 _BLOCKS_WANTED = 64
-
-#: Schema of samples: window shape and dtype of every stored variable.
-Schema = dict[str, tuple[tuple[int, ...], str]]
 
 
 @dataclass(frozen=True)
@@ -565,59 +562,6 @@ class SamplePlan:
         return "\n".join(rows)
 
 
-@dataclass(frozen=True)
-class _TileCount:
-    """What pass 1 learns of one tile."""
-
-    id: int
-    outcomes: tuple[int, ...]
-    statistics: Statistics | None
-    schema: Schema | None
-
-
-def _count_tiles(
-    shared: tuple[Extractor, CubeReader], tiles: list[tuple[int, CubeReader]]
-) -> list[_TileCount]:
-    """Pass 1 on some tiles, in a worker."""
-    extractor, common = shared
-    return [_count_tile(extractor, id, reader.joined(common)) for id, reader in tiles]
-
-
-def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> _TileCount:
-    tile = extractor.tiles.block(id)
-    cells = reader.read(extractor.cells_of(tile))
-    codes = extractor.outcomes(cells, tile)
-    counts = np.bincount(codes, minlength=len(OUTCOMES))
-    statistics, schema = None, None
-    for part in PARTS.values():
-        # with a callback all parts are run through it now, so that it fails before writing
-        if counts[part] and (part == PARTS["train"] or extractor.callback or schema is None):
-            samples = extractor.samples(cells, tile, np.flatnonzero(codes == part))
-            schema = _same_schema(
-                schema, {n: (v.shape[1:], v.dtype.str) for n, v in samples.items()}
-            )
-            if part == PARTS["train"]:
-                statistics = float_statistics(samples)
-    return _TileCount(id, tuple(int(n) for n in counts), statistics, schema)
-
-
-def _same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
-    if known is not None and found is not None and known != found:
-        raise RunError(
-            f"the callback returned {found} for some samples and {known} for others; return the "
-            "same variables, window shapes and dtypes for all"
-        )
-    return found if known is None else known
-
-
-def _train_cells(
-    shared: tuple[Extractor, CubeReader], boxes: list[tuple[Any, CubeReader]]
-) -> list[tuple[int, Statistics]]:
-    """Raw train statistics of some boxes of cells, in a worker."""
-    extractor, common = shared
-    return [(box.id, extractor.train_cells(reader.joined(common), box)) for box, reader in boxes]
-
-
 def make_plan(
     sampling: Sampling,
     engine: Engine,
@@ -663,11 +607,11 @@ def make_plan(
     merge = InOrder()
     schemas: dict[int, Schema] = {}
     shared = extractor, sampling.reader.common()
-    for position, results in engine.run(_count_tiles, shared, tasks):
+    for position, results in engine.run(count_tiles, shared, tasks):
         for result in results:
             counts[result.id] = result.outcomes
             if result.schema is not None:
-                schemas[0] = _same_schema(schemas.get(0), result.schema) or {}
+                schemas[0] = same_schema(schemas.get(0), result.schema) or {}
         merge.add(position, [r.statistics for r in results if r.statistics is not None])
         note(len(results))
     accounting = _accounting(sampling.spec, counts, parts)
@@ -760,7 +704,7 @@ def fill_statistics(sampling: Sampling, engine: Engine, batch: int | None) -> St
     )
     merge = InOrder()
     shared = sampling.extractor, sampling.reader.common()
-    for position, results in engine.run(_train_cells, shared, tasks):
+    for position, results in engine.run(train_cells, shared, tasks):
         merge.add(position, [statistics for _, statistics in results])
     assert merge.total is not None
     return merge.total

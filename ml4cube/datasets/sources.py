@@ -20,6 +20,7 @@ from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import scale_values
+from ml4cube.datasets.counting import Schema
 from ml4cube.datasets.engines import check_nproc, local_engine
 from ml4cube.datasets.extractor import Arrays, Extractor
 from ml4cube.datasets.lead import (
@@ -34,8 +35,8 @@ from ml4cube.datasets.lead import (
 )
 from ml4cube.datasets.provenance import provenance
 from ml4cube.datasets.ring import ChunkSource
-from ml4cube.datasets.sample_plan import SamplePlan, Sampling, Schema, make_plan
-from ml4cube.datasets.shard_writer import scaling_of
+from ml4cube.datasets.sample_plan import SamplePlan, Sampling, make_plan
+from ml4cube.datasets.shard_layout import scaling_of
 from ml4cube.datasets.shards import ShardedArray, sharded_arrays
 from ml4cube.datasets.store import StoreMetadata, open_store
 from ml4cube.datasets.views import WindowPair

@@ -281,6 +281,26 @@ class _LazySource:
 
 
 @dataclass(frozen=True)
+class _ZarrSource:
+    """Cells of a zarr array that need no decoding; read without xarray, which is slow to import."""
+
+    dims: tuple[str, ...]
+    array: Any
+    sent_whole = True
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
+        return dtype
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        return np.asarray(self.array[tuple(slices[dim] for dim in self.dims)])
+
+    def narrow(self, slices: Slices) -> _ZarrSource:
+        return self
+
+
+@dataclass(frozen=True)
 class ComputedSource:
     """Cells that are a function of their positions.
 
@@ -348,24 +368,34 @@ def _source(variable: xr.Variable) -> Source:
     if is_dask_collection(variable._data):
         file = _file_behind(variable._data)
         if file is not None:
-            return _LazySource(dims, file, np.dtype(variable.dtype), _is_here_only(file))
+            return _file_source(dims, file, np.dtype(variable.dtype))
         return _DaskSource(dims, variable._data, (0,) * variable.ndim)
     if variable._in_memory:
         return _MemorySource(dims, np.asarray(variable.values), (0,) * variable.ndim)
-    array = variable._data
-    return _LazySource(dims, array, np.dtype(variable.dtype), _is_here_only(array))
+    return _file_source(dims, variable._data, np.dtype(variable.dtype))
 
 
-def _is_here_only(array: Any) -> bool:
-    """Whether a lazily indexed zarr array lies in this process's memory."""
+def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Source:
+    """Read a lazily indexed file, by zarr itself where xarray would do nothing but that."""
+    from xarray.core.indexing import CopyOnWriteArray, LazilyIndexedArray, MemoryCachedArray
     from zarr.storage import FsspecStore, MemoryStore
 
-    while hasattr(array, "array"):
-        array = array.array
-    store = getattr(getattr(array, "_array", None), "store", None)
+    plain, inner = True, array
+    while hasattr(inner, "array"):
+        if isinstance(inner, LazilyIndexedArray):
+            plain &= all(key == slice(None) for key in inner.key.tuple)
+        else:
+            plain &= isinstance(inner, CopyOnWriteArray | MemoryCachedArray)
+        inner = inner.array
+    stored: Any = getattr(inner, "_array", None)  # of xarray's ZarrArrayWrapper
+    store = getattr(stored, "store", None)
+    here_only = isinstance(store, MemoryStore)
     if isinstance(store, FsspecStore):
-        return "memory" in store.fs.protocol
-    return isinstance(store, MemoryStore)
+        here_only = "memory" in store.fs.protocol
+    same = plain and store is not None and stored.shape == array.shape and stored.dtype == dtype
+    if same and not here_only:
+        return _ZarrSource(dims, stored)
+    return _LazySource(dims, array, dtype, here_only)
 
 
 def _file_behind(array: Any) -> Any:

@@ -30,7 +30,7 @@ from ml4cube.datasets.sample_plan import (
     fill_statistics,
     seed_of,
 )
-from ml4cube.datasets.shard_writer import scaling_of
+from ml4cube.datasets.shard_layout import scaling_of
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 

@@ -1,0 +1,32 @@
+"""The public names; `__init__.py` imports each when it is first used."""
+
+from . import datasets as datasets
+from . import errors as errors
+from . import postprocessing as postprocessing
+from . import preprocessing as preprocessing
+from . import splits as splits
+from .datasets.multiproc_sampler import MultiProcSampler as MultiProcSampler
+from .datasets.store import open_store as open_store
+from .datasets.xr_dataset import XrDataset as XrDataset
+from .postprocessing import undo_normalizing as undo_normalizing
+from .postprocessing import undo_standardizing as undo_standardizing
+from .preprocessing import CubeScaler as CubeScaler
+from .preprocessing import Statistics as Statistics
+from .preprocessing import apply_filter as apply_filter
+from .preprocessing import assign_mask as assign_mask
+from .preprocessing import drop_nan_values as drop_nan_values
+from .preprocessing import fill_nan_values as fill_nan_values
+from .preprocessing import get_range as get_range
+from .preprocessing import get_statistics as get_statistics
+from .preprocessing import normalize as normalize
+from .preprocessing import standardize as standardize
+from .splits import apply_split as apply_split
+from .splits import assign_block_split as assign_block_split
+from .splits import assign_rand_split as assign_rand_split
+from .splits import assign_region_split as assign_region_split
+from .splits import assign_time_split as assign_time_split
+from .splits import create_split as create_split
+from .splits import estimate_range as estimate_range
+from .splits import suggest_block_size as suggest_block_size
+
+__version__: str

@@ -1,0 +1,128 @@
+"""Pass 1 in a worker: what becomes of the windows of some tiles, and the train statistics.
+
+Imports nothing that a worker does not need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ml4cube.core.errors import RunError
+from ml4cube.core.grid import Block
+from ml4cube.core.split_plan import PARTS
+from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.extractor import OUTCOMES, Extractor, float_statistics
+from ml4cube.datasets.windows import CubeReader
+
+#: Schema of samples: window shape and dtype of every stored variable.
+Schema = dict[str, tuple[tuple[int, ...], str]]
+
+
+@dataclass(frozen=True)
+class TileCount:
+    """What pass 1 learns of one tile.
+
+    Parameters
+    ----------
+    id : int
+        The tile.
+    outcomes : tuple of int
+        Windows of each of `OUTCOMES`.
+    statistics : Statistics or None
+        Of its train samples; None if it has none.
+    schema : dict or None
+        Of its samples; None if it has none.
+    """
+
+    id: int
+    outcomes: tuple[int, ...]
+    statistics: Statistics | None
+    schema: Schema | None
+
+
+def count_tiles(
+    shared: tuple[Extractor, CubeReader], tiles: list[tuple[int, CubeReader]]
+) -> list[TileCount]:
+    """Count what becomes of the windows of some tiles.
+
+    Parameters
+    ----------
+    shared : (Extractor, CubeReader)
+        The same for all tiles; the reader is that of what they have in common.
+    tiles : list of (int, CubeReader)
+        Ids of tiles, each with a reader of what only it needs.
+
+    Returns
+    -------
+    list of TileCount
+        One for each tile.
+    """
+    extractor, common = shared
+    return [_count_tile(extractor, id, reader.joined(common)) for id, reader in tiles]
+
+
+def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> TileCount:
+    tile = extractor.tiles.block(id)
+    cells = reader.read(extractor.cells_of(tile))
+    codes = extractor.outcomes(cells, tile)
+    counts = np.bincount(codes, minlength=len(OUTCOMES))
+    statistics, schema = None, None
+    for part in PARTS.values():
+        # with a callback all parts are run through it now, so that it fails before writing
+        if counts[part] and (part == PARTS["train"] or extractor.callback or schema is None):
+            samples = extractor.samples(cells, tile, np.flatnonzero(codes == part))
+            schema = same_schema(
+                schema, {n: (v.shape[1:], v.dtype.str) for n, v in samples.items()}
+            )
+            if part == PARTS["train"]:
+                statistics = float_statistics(samples)
+    return TileCount(id, tuple(int(n) for n in counts), statistics, schema)
+
+
+def same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
+    """Refuse samples that differ in variables, shapes or dtypes.
+
+    Parameters
+    ----------
+    known, found : dict or None
+        Two schemas; None where there was no sample.
+
+    Returns
+    -------
+    dict or None
+        The one there is.
+
+    Raises
+    ------
+    RunError
+        If they differ, which is the callback's doing.
+    """
+    if known is not None and found is not None and known != found:
+        raise RunError(
+            f"the callback returned {found} for some samples and {known} for others; return the "
+            "same variables, window shapes and dtypes for all"
+        )
+    return found if known is None else known
+
+
+def train_cells(
+    shared: tuple[Extractor, CubeReader], boxes: list[tuple[Block, CubeReader]]
+) -> list[tuple[int, Statistics]]:
+    """Sum up the raw train cells of some boxes of cells.
+
+    Parameters
+    ----------
+    shared : (Extractor, CubeReader)
+        As for `count_tiles`.
+    boxes : list of (Block, CubeReader)
+        Boxes, each with a reader of what only it needs.
+
+    Returns
+    -------
+    list of (int, Statistics)
+        Id of each box, and its statistics.
+    """
+    extractor, common = shared
+    return [(box.id, extractor.train_cells(reader.joined(common), box)) for box, reader in boxes]

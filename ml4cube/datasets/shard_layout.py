@@ -1,0 +1,212 @@
+"""Pass 2, planned: how a store is laid out, and which samples go into which shard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.partition import hash_ids
+from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.statistics import Statistics, scale_parameters
+from ml4cube.datasets.encoding import Compressor
+from ml4cube.datasets.precision import Precision
+from ml4cube.datasets.sample_plan import SamplePlan, Sampling, jsonable, shard_bytes
+from ml4cube.datasets.shard_writer import Piece
+from ml4cube.datasets.store import ArrayLayout, StoreLayout
+
+ORDERS = ("shuffled", "grid")
+
+_CHUNKS_PER_SHARD = 8
+_MAX_CHUNK_SAMPLES = 65_536
+
+
+def scaling_of(statistics: Statistics, scale_fn: str | None) -> dict[str, tuple[float, float]]:
+    """Offset and scale of every variable that is scaled.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Of the train samples.
+    scale_fn : {"standardize", "normalize", None}
+        How to scale.
+
+    Returns
+    -------
+    dict of str to (float, float)
+        Empty for None.
+
+    Raises
+    ------
+    InvalidValueError
+        If the train part has no finite value of a variable.
+    """
+    if scale_fn is None:
+        return {}
+    scaling = {}
+    for name, stats in statistics.items():
+        try:
+            scaling[name] = scale_parameters(stats, scale_fn)
+        except InvalidValueError as error:
+            raise InvalidValueError(f"variable {name!r} of the train part: {error}") from None
+    return scaling
+
+
+def layout_of(
+    sampling: Sampling,
+    plan: SamplePlan,
+    part: str,
+    chunk: int | None,
+    scaling: Mapping[str, tuple[float, float]],
+    precision: Precision,
+    compressor: Compressor,
+) -> StoreLayout:
+    """Lay out the store of one part.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What is sampled.
+    plan : SamplePlan
+        What every part gets.
+    part : str
+        The part.
+    chunk : int, optional
+        Samples of a chunk, if asked for.
+    scaling : dict of str to (float, float)
+        Offset and scale of scaled variables.
+    precision : Precision
+        What is kept of the samples.
+    compressor : Compressor
+        Of every chunk.
+
+    Returns
+    -------
+    StoreLayout
+        Depends on nothing but its arguments, so not on the number of workers.
+    """
+    spec, n = sampling.spec, plan.samples[part]
+    one = max(1, math.ceil(plan.nbytes[part] / max(n, 1)))
+    target = max(1, shard_bytes(plan.nbytes[part]) // one)
+    if chunk is None:
+        chunk = min(max(1, target // _CHUNKS_PER_SHARD), _MAX_CHUNK_SAMPLES)
+    chunk = min(chunk, max(n, 1))
+    shard = chunk * max(1, min(target, n) // chunk)
+    arrays = [
+        ArrayLayout(name, _dims(spec, name, window), window, dtype, chunk, attrs)
+        for name, (window, dtype) in plan.schema.items()
+        for attrs in [
+            _variable_attrs(sampling, name, scaling.get(name)) | precision.attrs(name, dtype)
+        ]
+    ]
+    samples = (spec.array_dims[0],)
+    index = np.dtype(np.int32 if max(spec.shape) < 2**31 else np.int64).str
+    for axis, dim in zip(sampling.extractor.axes, spec.dims, strict=True):
+        kind = axis.values.dtype.str if axis.values.dtype.kind != "O" else "O"
+        arrays.append(ArrayLayout(axis.name, samples, (), kind, shard, axis.attrs, True))
+        note = {"long_name": f"index along {dim} of the sample's first cell"}
+        arrays.append(ArrayLayout(f"{dim}_index", samples, (), index, shard, note, True))
+    return StoreLayout(n, shard, tuple(arrays), compressor)
+
+
+def _dims(spec: SampleSpec, name: str, window: tuple[int, ...]) -> tuple[str, ...]:
+    """Dims of a stored variable; a callback may have given it a window of its own."""
+    if window == spec.window_shape:
+        return spec.array_dims
+    return (spec.array_dims[0], *(f"{name}_{axis}" for axis in range(1, len(window) + 1)))
+
+
+def _variable_attrs(
+    sampling: Sampling, name: str, scaling: tuple[float, float] | None
+) -> dict[str, Any]:
+    attrs = jsonable(sampling.ds[name].attrs) if name in sampling.ds else {}
+    if scaling is not None:
+        attrs |= {"ml4cube_offset": scaling[0], "ml4cube_scale": scaling[1]}
+    return attrs
+
+
+def shard_tasks(
+    sampling: Sampling, plan: SamplePlan, part: str, layout: StoreLayout, order: str
+) -> Iterator[tuple[int, list[Piece]]]:
+    """Say for every shard of a part which samples of which tiles it holds.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What is sampled.
+    plan : SamplePlan
+        What every tile gives.
+    part : str
+        The part.
+    layout : StoreLayout
+        Layout of the store.
+    order : {"shuffled", "grid"}
+        Order of tiles.
+
+    Yields
+    ------
+    (int, list of Piece)
+        Number of a shard and what it is made of.
+    """
+    counts = plan.tile_samples[:, plan.parts.index(part)]
+    tiles = np.arange(len(counts))
+    if order == "shuffled":
+        tiles = np.argsort(hash_ids(sampling.extractor.seed, tiles), kind="stable")
+    tiles = tiles[counts[tiles] > 0]
+    ends = np.cumsum(counts[tiles])
+    for shard in range(layout.shards):
+        first, last = layout.bounds(shard)
+        here = range(
+            int(np.searchsorted(ends, first, side="right")),
+            int(np.searchsorted(ends, last, side="left")) + 1,
+        )
+        pieces = []
+        for place in here:
+            tile, end = int(tiles[place]), int(ends[place])
+            begin = end - int(counts[tile])
+            pieces.append(
+                Piece(tile, max(first - begin, 0), min(last, end) - begin, int(counts[tile]))
+            )
+        yield shard, pieces
+
+
+def chunk_samples(chunk_size: Any, spec: SampleSpec) -> int | None:
+    """Read the sampler's `chunk_size`.
+
+    Parameters
+    ----------
+    chunk_size : int or sequence of int, optional
+        What the user wrote.
+    spec : SampleSpec
+        How samples are cut.
+
+    Returns
+    -------
+    int or None
+        Samples of a chunk, None to choose.
+
+    Raises
+    ------
+    InvalidValueError
+        If it would cut windows, or is below 1.
+    """
+    if chunk_size is None:
+        return None
+    sizes = (chunk_size,) if isinstance(chunk_size, int | np.integer) else tuple(chunk_size)
+    whole = all(s in (-1, n) for s, n in zip(sizes[1:], spec.window_shape, strict=False))
+    if (
+        not sizes
+        or not isinstance(sizes[0], int | np.integer)
+        or isinstance(sizes[0], bool)
+        or sizes[0] < 1
+        or not whole
+        or len(sizes) > 1 + len(spec.window_shape)
+    ):
+        raise InvalidValueError(
+            f"chunk_size={chunk_size!r} does not fit samples of shape {spec.window_shape}: give "
+            "the number of samples in a chunk, which holds whole windows"
+        )
+    return int(sizes[0])
