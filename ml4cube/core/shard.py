@@ -173,22 +173,24 @@ class TrainShare(_Share):
         """Batches in an epoch."""
         return -(-self.stop() // self.global_batch)
 
-    def batches(self, start: int = 0) -> Iterator[Ints]:
+    def batches(self, start: int = 0, together: int = 1) -> Iterator[Ints]:
         """Positions of this rank, batch by batch.
 
         Parameters
         ----------
         start : int
             Positions that all ranks have used up already, to go on inside an epoch.
+        together : int
+            So many batches at a time, end to end; the last time there may be fewer.
 
         Yields
         ------
         ndarray of int64, shape (batch,)
             Positions in the epoch's order.
         """
-        stop = self.stop(start)
-        for begin in range(start, stop, self.global_batch):
-            end = min(begin + self.global_batch, stop)
+        stop, width = self.stop(start), self.global_batch * together
+        for begin in range(start, stop, width):
+            end = min(begin + width, stop)
             yield np.arange(begin + self.rank, end, self.world, dtype=np.int64)
 
 
@@ -234,21 +236,24 @@ class EvalShare(_Share):
         """Batches of this rank in one pass."""
         return -(-self.num_samples // self.batch_size)
 
-    def batches(self, start: int = 0) -> Iterator[Ints]:
+    def batches(self, start: int = 0, together: int = 1) -> Iterator[Ints]:
         """Positions of this rank, batch by batch.
 
         Parameters
         ----------
         start : int
             Samples of this rank that are already done, to go on inside a pass.
+        together : int
+            So many batches at a time, end to end; the last time there may be fewer.
 
         Yields
         ------
         ndarray of int64, shape (batch,)
             Positions, which in an evaluation are the samples themselves.
         """
-        for begin in range(self.begin + start, self.end, self.batch_size):
-            yield np.arange(begin, min(begin + self.batch_size, self.end), dtype=np.int64)
+        width = self.batch_size * together
+        for begin in range(self.begin + start, self.end, width):
+            yield np.arange(begin, min(begin + width, self.end), dtype=np.int64)
 
 
 def stream_count(chunks: int, slots: int) -> int:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, needs_torch
 from ml4cube.core.shard import (
-    ChunkOrder,
     EvalShare,
     Ints,
     ShuffleReport,
     TrainShare,
     check_whole,
     permutation,
-    stream_count,
     worker_seed,
 )
 from ml4cube.datasets.cursor import EpochCursor
+from ml4cube.datasets.handover import Handover
+from ml4cube.datasets.memory import Memory
 from ml4cube.datasets.ring import Buffers, Resident, Ring
 from ml4cube.datasets.tensors import PTXrDataset
 
@@ -30,10 +32,14 @@ with needs_torch("ml4cube.datasets.pytorch"):
     from torch import Tensor
     from torch.utils.data import DataLoader, Sampler
 
-Share = TrainShare | EvalShare
-Collate = Callable[[list[Any]], Any]
+if TYPE_CHECKING:
+    import xarray as xr
 
-_MB = 1 << 20
+Share = TrainShare | EvalShare
+Take = Callable[[int], list[NDArray[Any]]]
+
+# Batches smaller than this are gathered several at a time.
+_GATHER_BYTES = 1 << 20
 # A remote read mostly waits, so this many may be under way at once.
 _SLOW_READS = 32
 
@@ -107,8 +113,8 @@ class SampleLoader:
         Whose turn it is; made by `prep_dataloader`.
     memory : object
         What of the samples fits into memory; made by `prep_dataloader`.
-    callback : callable, optional
-        Makes a batch of a list of items.
+    handover : object
+        What is done to a batch last; made by `prep_dataloader`.
     threads : int
         Chunks decoded at once.
 
@@ -118,6 +124,8 @@ class SampleLoader:
         Samples in a batch of one rank.
     parallel : bool
         Whether ranks share the samples.
+    callback : callable or None
+        Makes a batch of a list of items.
     """
 
     def __init__(
@@ -125,16 +133,21 @@ class SampleLoader:
         dataset: PTXrDataset,
         plan: Plan,
         memory: Memory,
-        callback: Collate | None,
+        handover: Handover,
         threads: int,
     ) -> None:
-        self.dataset, self.callback = dataset, callback
+        self.dataset, self.callback = dataset, handover.callback
         self.batch_size, self.parallel = plan.batch_size, plan.parallel
-        self._plan, self._threads = plan, threads
+        self._plan, self._threads, self._handover = plan, threads, handover
         self._memory = memory
         self._resident: tuple[range, Resident] | None = None
         self._idle_ring: tuple[int, Ring] | None = None
-        self._buffers = [Buffers(field, self.batch_size) for field in dataset._fields]
+        batch_bytes = sum(field.nbytes for field in dataset._fields) * self.batch_size
+        # small batches are gathered several at a time, for the price of one call
+        self._together = max(1, _GATHER_BYTES // max(batch_bytes, 1))
+        rows = self.batch_size * self._together
+        self._buffers = [Buffers(field, rows) for field in dataset._fields]
+        self._orders: dict[int, Ints | None] = {}
 
     def __len__(self) -> int:
         """Batches of this rank in one epoch."""
@@ -179,6 +192,69 @@ class SampleLoader:
             If the state belongs to other data or another order.
         """
         self._plan.cursor.load_state_dict(state)
+
+    def samples(self, batch: Any) -> Ints:
+        """Say which samples a batch holds.
+
+        Parameters
+        ----------
+        batch : tuple of Tensor, Tensor or dict of str to Tensor
+            One of the last 64 batches that were handed out, as it was handed out: a copy on
+            another device is not known.
+
+        Returns
+        -------
+        ndarray of int64, shape (batch,)
+            Numbers of the samples, for the methods of the data set.
+
+        Raises
+        ------
+        InvalidValueError
+            If this loader did not hand it out, or too long ago.
+        """
+        epoch, positions = self._handover.find(batch)
+        if epoch not in self._orders:
+            self._orders = {epoch: self._order(epoch)}
+        order = self._orders[epoch]
+        return positions if order is None else order[positions]
+
+    def coords(self, batch: Any) -> dict[str, Any]:
+        """Say where the samples of a batch come from.
+
+        Parameters
+        ----------
+        batch : tuple of Tensor, Tensor or dict of str to Tensor
+            As for `samples`.
+
+        Returns
+        -------
+        dict of str to ndarray
+            As `PTXrDataset.coords` gives them.
+        """
+        return self.dataset.coords(self.samples(batch))
+
+    def to_dataset(self, batch: Any, *, unscale: bool = False) -> xr.Dataset:
+        """Turn a batch back into an xarray Dataset.
+
+        Parameters
+        ----------
+        batch : tuple of Tensor, Tensor or dict of str to Tensor
+            As for `samples`.
+        unscale : bool
+            Whether to give values in physical units.
+
+        Returns
+        -------
+        Dataset
+            As `PTXrDataset.to_dataset` gives it.
+
+        Raises
+        ------
+        InvalidValueError
+            If the batch is not known, or was augmented, so that its cells lie elsewhere.
+        """
+        self._handover.refuse_augmented()
+        return self.dataset.to_dataset(batch, self.samples(batch), unscale=unscale)
 
     def shuffle_report(self, epoch: int = 0, batches: int = 32) -> ShuffleReport:
         """Say how well the batches of this rank are mixed.
@@ -229,31 +305,47 @@ class SampleLoader:
         """Iterate over one epoch: the one that was set, else the next."""
         share = self._plan.share()
         epoch, start = self._plan.cursor.begin()
-        return self._count(share, epoch, start, self._batches(share, epoch, start))
-
-    def _count(self, share: Share, epoch: int, start: int, batches: Iterator[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(batches, 1):
-            self._plan.advance(share, epoch, start, number)
-            yield batch
-        self._plan.cursor.finish(epoch)
+        return self._batches(share, epoch, start)
 
     def _batches(self, share: Share, epoch: int, start: int) -> Iterator[Any]:
+        size, pack, plan = self.batch_size, self.dataset.pack, self._plan
+        hand, number = self._handover.hand, 0
+        with closing(self._groups(share, epoch, start)) as groups:
+            for positions, tensors in groups:
+                parts: Iterable[Sequence[Tensor]] = [tuple(tensors)]
+                if len(positions) > size:
+                    parts = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
+                # the arrays come back for other batches when nobody holds them any more
+                tensors.clear()
+                for first, arrays in zip(range(0, len(positions), size), parts, strict=True):
+                    number += 1
+                    plan.advance(share, epoch, start, number)
+                    yield hand(pack(arrays), epoch, positions, first)
+                del arrays, parts
+        plan.cursor.finish(epoch)
+
+    def _groups(self, share: Share, epoch: int, start: int) -> Generator[tuple[Ints, list[Tensor]]]:
+        """Several batches at a time, end to end: their positions and arrays."""
         tensors: list[Tensor] = []
+        waiting: deque[Ints] = deque()
 
         def take(rows: int) -> list[NDArray[Any]]:
             tensors[:] = self._tensors(rows)
             return [tensor.numpy() for tensor in tensors]
 
+        def positions() -> Iterator[Ints]:
+            for group in share.batches(start, self._together):
+                waiting.append(group)
+                yield group
+
         chunks = self._memory.resident_chunks(share)
         if chunks is None:
-            arrays = self._through_ring(share, epoch, start, take)
+            arrays = self._through_ring(share, epoch, start, positions(), take)
         else:
-            arrays = self._from_memory(chunks, share, epoch, start, take)
-        for _ in arrays:
-            batch = self.dataset.pack(tensors)
-            tensors = []
-            yield batch if self.callback is None else self.callback(self.dataset._items(batch))
-            del batch
+            arrays = self._from_memory(chunks, epoch, positions(), take)
+        with closing(arrays):
+            for _ in arrays:
+                yield waiting.popleft(), tensors
 
     def _tensors(self, rows: int) -> list[Tensor]:
         if torch.cuda.is_available():
@@ -265,8 +357,8 @@ class SampleLoader:
         return [torch.from_numpy(buffer.take(rows)) for buffer in self._buffers]
 
     def _from_memory(
-        self, chunks: range, share: Share, epoch: int, start: int, take: Any
-    ) -> Iterator[Any]:
+        self, chunks: range, epoch: int, groups: Iterator[Ints], take: Take
+    ) -> Generator[list[NDArray[Any]]]:
         if self._resident is None or self._resident[0] != chunks:
             source, fields = self.dataset._source, self.dataset._fields
             self._resident = chunks, Resident(source, fields, self._threads, chunks)
@@ -274,12 +366,14 @@ class SampleLoader:
         order = None
         if self._plan.shuffle:
             order = permutation(self._plan.n, self._plan.seed, epoch)
-        for positions in share.batches(start):
+        for positions in groups:
             out = take(len(positions))
             resident.gather(positions if order is None else order[positions], out)
             yield out
 
-    def _through_ring(self, share: Share, epoch: int, start: int, take: Any) -> Iterator[Any]:
+    def _through_ring(
+        self, share: Share, epoch: int, start: int, groups: Iterator[Ints], take: Take
+    ) -> Generator[list[NDArray[Any]]]:
         order = self._memory.order(self._plan.seed if self._plan.shuffle else None)
         if isinstance(share, TrainShare):
             tour = order.tour(epoch, start, share.stop(start), share.rank, share.world)
@@ -294,60 +388,10 @@ class SampleLoader:
         else:
             ring = Ring(self.dataset._source, self.dataset._fields, slots, threads)
         try:
-            yield from ring.batches(tour, share.batches(start), take)
+            with closing(ring.batches(tour, groups, take)) as arrays:
+                yield from arrays
         finally:
             self._idle_ring = slots, ring
-
-
-class Memory:
-    """What of a data set fits into a loader's memory, and the order that follows from it."""
-
-    def __init__(self, dataset: PTXrDataset, buffer_mb: float) -> None:
-        self._counts = dataset._source.counts
-        self._starts = dataset._starts
-        self._sample_bytes = max(1, sum(field.nbytes for field in dataset._fields))
-        self._bytes = int(buffer_mb * _MB)
-        self._buffer_mb = buffer_mb
-        chunk_bytes = int(self._counts.max(initial=1)) * self._sample_bytes
-        self._room = self._bytes // max(chunk_bytes, 1)
-        self.fits = int(self._starts[-1]) * self._sample_bytes <= self._bytes
-        if self._room < 2 and not self.fits:
-            raise InvalidValueError(
-                f"buffer_mb={buffer_mb} does not hold two chunks of {chunk_bytes / _MB:.3g} MB; "
-                f"give at least {2 * chunk_bytes / _MB:.3g}, or store smaller chunks"
-            )
-
-    @property
-    def streams(self) -> int:
-        """Chunks that a shuffled batch mixes when the samples do not fit."""
-        return stream_count(int((self._counts > 0).sum()), self._room)
-
-    @property
-    def order_name(self) -> str:
-        """The kind of shuffle, for the loader's state."""
-        return "whole" if self.fits else f"{self.streams} streams"
-
-    def resident_chunks(self, share: Share) -> range | None:
-        """Chunks to hold in memory for good; None if they do not fit."""
-        if isinstance(share, TrainShare):
-            return range(len(self._counts)) if self.fits else None
-        if share.begin == share.end:
-            return range(0)
-        first = int(np.searchsorted(self._starts, share.begin, side="right")) - 1
-        stop = int(np.searchsorted(self._starts, share.end, side="left"))
-        held = int(self._starts[stop] - self._starts[first])
-        return range(first, stop) if held * self._sample_bytes <= self._bytes else None
-
-    def order(self, seed: int | None) -> ChunkOrder:
-        """Return the order of samples that pass through a ring."""
-        return ChunkOrder(self._counts, 1 if seed is None else self.streams, seed)
-
-    def slots(self, order: ChunkOrder, share: Share) -> int:
-        """Chunks in this rank's ring: its share of the memory, and never too few."""
-        used, room = order.streams, self._room
-        if isinstance(share, TrainShare) and used % share.world == 0:
-            used, room = used // share.world, room // share.world
-        return min(max(used + 1, room), max(len(self._counts), used + 1))
 
 
 class ShareSampler(Sampler[int]):
@@ -412,6 +456,7 @@ class MapLoader(DataLoader[Any]):
     """
 
     sampler: ShareSampler
+    handover: Handover
 
     @property
     def parallel(self) -> bool:
@@ -471,7 +516,9 @@ class MapLoader(DataLoader[Any]):
         plan, begun = self.sampler.plan, None
         share = plan.share()
         for number, batch in enumerate(batches, 1):
-            begun = begun or self.sampler.begun
+            if begun is None:
+                begun = self.sampler.begun
+                positions = share.batches(begun[1])
             plan.advance(share, *begun, number)
-            yield batch
+            yield self.handover.hand(batch, begun[0], next(positions), 0)
         plan.cursor.finish((begun or self.sampler.begun)[0])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, check_choice, needs_torch
 from ml4cube.core.shard import check_whole
-from ml4cube.datasets.loaders import Collate, MapLoader, Memory, Plan, SampleLoader, ShareSampler
+from ml4cube.datasets.augment import Flip, Rotate90, bound
+from ml4cube.datasets.handover import Augment, Collate, Handover
+from ml4cube.datasets.loaders import MapLoader, Plan, SampleLoader, ShareSampler
+from ml4cube.datasets.memory import Memory
 from ml4cube.datasets.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -15,8 +19,10 @@ with needs_torch("ml4cube.datasets.pytorch"):
     from torch.utils.data import IterableDataset
 
 __all__ = [
+    "Flip",
     "MapLoader",
     "PTXrDataset",
+    "Rotate90",
     "SampleLoader",
     "ShareSampler",
     "prep_dataloader",
@@ -38,6 +44,8 @@ def prep_dataloader(
     seed: int = 42,
     buffer_mb: float = 512,
     workers: str = "threads",
+    augment: Augment | Sequence[Augment] | None = None,
+    device: Any = None,
 ) -> Any:
     """Make loaders for training, and for testing and validation if asked for.
 
@@ -74,6 +82,13 @@ def prep_dataloader(
     workers : {"threads", "processes"}
         "processes" loads a `PTXrDataset` in `num_workers` processes instead of threads: for
         a slow `callback` in Python, else slower.
+    augment : callable or sequence of callable, optional
+        Changes training batches, after `callback`: takes a batch and a `torch.Generator` and
+        returns a batch. The generator is seeded by seed, epoch and the batch's place in the
+        epoch, so that a resumed run draws the same. `Flip` and `Rotate90` respect the grid.
+    device : torch.device or str, optional
+        Where batches are handed over, and augmented; by default in main memory, pinned where
+        there is a GPU.
 
     Returns
     -------
@@ -102,7 +117,10 @@ def prep_dataloader(
 
     def loader(argument: str, data: Any, train: bool) -> SampleLoader | MapLoader:
         _check_dataset(argument, data)
-        memory = Memory(data, buffer_mb) if isinstance(data, PTXrDataset) else None
+        memory = None
+        if isinstance(data, PTXrDataset):
+            sample_bytes = sum(field.nbytes for field in data._fields)
+            memory = Memory(data._source.counts, sample_bytes, buffer_mb)
         plan = Plan(
             len(data),
             batch_size=batch_size,
@@ -113,9 +131,13 @@ def prep_dataloader(
             seed=seed,
             order=memory.order_name if memory else "whole",
         )
-        if memory and workers == "threads":
-            return SampleLoader(data, plan, memory, callback, num_workers or _useful_threads())
-        return _map_loader(data, plan, memory, callback, num_workers)
+        threads = memory is not None and workers == "threads"
+        changes = bound(augment, data) if train else None
+        items = data._items if threads else None
+        handover = Handover(items, callback, device, changes, seed)
+        if memory and threads:
+            return SampleLoader(data, plan, memory, handover, num_workers or _useful_threads())
+        return _map_loader(data, plan, memory, handover, num_workers)
 
     loaders = [loader("train_ds", train_ds, True)]
     for argument, data in (("test_ds", test_ds), ("val_ds", val_ds)):
@@ -128,7 +150,7 @@ prepare_dataloader = prep_dataloader
 
 
 def _map_loader(
-    data: Any, plan: Plan, memory: Memory | None, callback: Collate | None, processes: int
+    data: Any, plan: Plan, memory: Memory | None, handover: Handover, processes: int
 ) -> MapLoader:
     order = None
     if memory and not memory.fits:
@@ -138,16 +160,18 @@ def _map_loader(
         from loky.backend import get_context
 
         context = get_context("loky")
-    return MapLoader(
+    loader = MapLoader(
         data,
         batch_size=plan.batch_size,
         sampler=ShareSampler(plan, order),
-        collate_fn=callback,
+        collate_fn=handover.callback,
         num_workers=processes,
         multiprocessing_context=context,
         generator=torch.Generator(),
         pin_memory=torch.cuda.is_available(),
     )
+    loader.handover = handover
+    return loader
 
 
 def _check_dataset(argument: str, data: Any) -> None:

@@ -8,7 +8,7 @@ between processes. Nothing here knows torch or where chunks come from.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +20,11 @@ from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
 from ml4cube.core.shard import Ints, Tour
 
 Array = NDArray[Any]
+
+# Variables whose samples are smaller are held sample by sample, all variables together.
+_SMALL_BYTES = 64
+# Positions that are located at once.
+_LOCATED = 4096
 
 
 class ChunkSource(Protocol):
@@ -115,10 +120,80 @@ class Field:
         return {name: array[:, channel] for channel, name in enumerate(self.variables)}
 
 
-def read_chunk(
-    source: ChunkSource, chunk: int, fields: Sequence[Field], rows: Sequence[Array]
-) -> None:
-    """Read one chunk into rows of the fields' arrays, naming the chunk if that fails.
+class Room:
+    """Room for many samples of a field, from which batches are gathered.
+
+    The samples of each variable lie end to end, as they do in a file: a chunk is decoded
+    straight to where it is gathered from, and not copied in between. Only where a sample of a
+    variable is as small as a point, all variables of a sample lie together.
+
+    Parameters
+    ----------
+    field : Field
+        What is held.
+    samples : int
+        How many.
+
+    Examples
+    --------
+    >>> field = Field(("a", "b"), (8,), np.dtype("float64"))
+    >>> room = Room(field, samples=10)
+    >>> room.views(slice(4, 6))["b"][...] = [[1.0], [2.0]]
+    >>> out = field.empty(1)
+    >>> room.gather(np.array([5]), out)
+    >>> out[0, 1, 0]
+    np.float64(2.0)
+    """
+
+    def __init__(self, field: Field, samples: int) -> None:
+        self._field = field
+        channels = len(field.variables) if field.stacked else 1
+        cells = int(np.prod(field.window, dtype=np.int64))
+        if channels == 1 or cells * field.dtype.itemsize < _SMALL_BYTES:
+            self._samples = field.empty(samples)
+            self._flat = self._samples.reshape(samples, channels * cells)
+            self._channels: Ints | None = None
+        else:
+            self._samples = np.empty((channels, samples, *field.window), field.dtype)
+            self._flat = self._samples.reshape(channels * samples, cells)
+            self._channels = np.arange(channels) * samples
+
+    def views(self, rows: slice) -> dict[str, Array]:
+        """View each variable's part of some rows.
+
+        Parameters
+        ----------
+        rows : slice
+            Which samples.
+
+        Returns
+        -------
+        dict of str to ndarray, shape (samples, *window)
+            One view per variable.
+        """
+        if self._channels is None:
+            return self._field.views(self._samples[rows])
+        return dict(zip(self._field.variables, self._samples[:, rows], strict=True))
+
+    def gather(self, rows: Ints, out: Array) -> None:
+        """Copy samples into a batch.
+
+        Parameters
+        ----------
+        rows : ndarray of int64
+            Which samples.
+        out : ndarray, shape (samples, channels, *window) or (samples, *window)
+            Where to; contiguous.
+        """
+        if self._channels is not None:
+            rows = (rows[:, None] + self._channels).reshape(-1)
+        # mode="clip" lets numpy write straight into the target; all rows are in range
+        target = out.reshape(len(rows), self._flat.shape[1])
+        np.take(self._flat, rows, axis=0, out=target, mode="clip")
+
+
+def read_chunk(source: ChunkSource, chunk: int, views: Sequence[Mapping[str, Array]]) -> None:
+    """Read one chunk, naming it if that fails.
 
     Parameters
     ----------
@@ -126,17 +201,14 @@ def read_chunk(
         Where to read.
     chunk : int
         What to read.
-    fields : sequence of Field
-        What the rows hold. A variable may appear in several fields.
-    rows : sequence of ndarray
-        For each field, as many rows as the chunk has samples.
+    views : sequence of mapping of str to ndarray
+        For each field, where to put each of its variables. A variable may appear in several.
 
     Raises
     ------
     StoreError
         If the chunk cannot be read; the message names it.
     """
-    views = [field.views(array) for field, array in zip(fields, rows, strict=True)]
     into: dict[str, Array] = {}
     for view in views:
         into = {**view, **into}
@@ -223,7 +295,7 @@ class Ring:
     ) -> None:
         self._source, self._fields, self._threads = source, tuple(fields), threads
         self._width = int(source.counts.max(initial=1))
-        self._arrays = [field.empty(slots * self._width) for field in fields]
+        self._rooms = [Room(field, slots * self._width) for field in fields]
         self._inside = np.zeros(slots * self._width, np.int64)
         self._slots = slots
 
@@ -232,7 +304,7 @@ class Ring:
         tour: Tour,
         positions: Iterable[Ints],
         take: Callable[[int], list[Array]],
-    ) -> Iterator[list[Array]]:
+    ) -> Generator[list[Array]]:
         """Gather batch after batch; one such iteration at a time.
 
         Parameters
@@ -263,9 +335,9 @@ class Ring:
         threads = ThreadPoolExecutor(self._threads, thread_name_prefix="ml4cube-decode")
         try:
             trip = _Trip(self, tour, threads)
-            for wanted in positions:
+            for wanted, visits, offsets in _located(tour, positions):
                 out = take(len(wanted))
-                trip.gather(wanted, out)
+                trip.gather(wanted, visits, offsets, out)
                 yield out
         finally:
             # running reads still write into the slots: wait for them, forget the others
@@ -287,7 +359,7 @@ class Ring:
         begin = slot * self._width
         rows = slice(begin, begin + len(inside))
         np.add(inside, begin, out=self._inside[rows])
-        read_chunk(self._source, chunk, self._fields, [array[rows] for array in self._arrays])
+        read_chunk(self._source, chunk, [room.views(rows) for room in self._rooms])
 
     def gather(self, slots: Ints, offsets: Ints, out: Sequence[Array]) -> None:
         """Copy samples out of loaded slots.
@@ -300,9 +372,28 @@ class Ring:
             One array per field, one row per sample.
         """
         rows = self._inside[slots * self._width + offsets]
-        for array, target in zip(self._arrays, out, strict=True):
-            # mode="clip" lets numpy write straight into the target; all rows are in range
-            np.take(array, rows, axis=0, out=target, mode="clip")
+        for room, target in zip(self._rooms, out, strict=True):
+            room.gather(rows, target)
+
+
+def _located(tour: Tour, batches: Iterable[Ints]) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """Positions of each batch with their visits and offsets, found for many batches at once."""
+    waiting: list[Ints] = []
+    coming = iter(batches)
+    while True:
+        for batch in coming:
+            waiting.append(batch)
+            if sum(map(len, waiting)) >= _LOCATED:
+                break
+        if not waiting:
+            return
+        together = np.concatenate(waiting)
+        visits, offsets = tour.locate(together)
+        start = 0
+        for batch in waiting:
+            place = slice(start, start := start + len(batch))
+            yield batch, visits[place], offsets[place]
+        waiting = []
 
 
 class _Trip:
@@ -317,9 +408,8 @@ class _Trip:
         self._released = 0
         self._free = list(range(ring._slots))
 
-    def gather(self, positions: Ints, out: Sequence[Array]) -> None:
+    def gather(self, positions: Ints, visits: Ints, offsets: Ints, out: Sequence[Array]) -> None:
         """Fill a batch, in as many goes as the slots allow (as a rule, one)."""
-        visits, offsets = self._tour.locate(positions)
         done = 0
         while done < len(positions):
             self._release(int(positions[done]))
@@ -399,11 +489,11 @@ class Resident:
         held = range(len(counts)) if chunks is None else chunks
         ends = np.concatenate([[0], np.cumsum(counts)])
         self._first = int(ends[held.start])
-        self._arrays = [field.empty(int(ends[held.stop]) - self._first) for field in fields]
+        self._rooms = [Room(field, int(ends[held.stop]) - self._first) for field in fields]
 
         def load(chunk: int) -> None:
             rows = slice(int(ends[chunk]) - self._first, int(ends[chunk + 1]) - self._first)
-            read_chunk(source, chunk, fields, [array[rows] for array in self._arrays])
+            read_chunk(source, chunk, [room.views(rows) for room in self._rooms])
 
         with ThreadPoolExecutor(threads, thread_name_prefix="ml4cube-decode") as pool:
             for read in [pool.submit(load, chunk) for chunk in held if counts[chunk]]:
@@ -420,5 +510,5 @@ class Resident:
             One array per field, one row per sample.
         """
         rows = samples - self._first
-        for array, target in zip(self._arrays, out, strict=True):
-            np.take(array, rows, axis=0, out=target, mode="clip")
+        for room, target in zip(self._rooms, out, strict=True):
+            room.gather(rows, target)

@@ -179,7 +179,7 @@ class ShardedArray:
             room = self._scratch.room = np.empty((self.chunk, *self.shape[1:]), self.dtype)
         return room
 
-    def _encoded(self, chunk: int) -> bytes:
+    def _encoded(self, chunk: int) -> NDArray[np.uint8]:
         """Encoded bytes of a chunk, without the checksum, which is right."""
         shard, inside = divmod(chunk, self.shard // self.chunk)
         key = self._key(shard)
@@ -197,36 +197,58 @@ class ShardedArray:
         if self.sizes[key] < size:
             raise StoreError(f"{self.root}/{key} is too short; make the store again")
         raw = self._bytes(key, self.sizes[key] - size, size, checksum=True)
-        return np.frombuffer(raw, "<u8").reshape(-1, 2)
+        return np.frombuffer(raw.tobytes(), "<u8").reshape(-1, 2)
 
-    def _bytes(self, key: str, offset: int, size: int, checksum: bool) -> bytes:
-        """Read a range of a file; if it ends in a checksum, check that and leave it out."""
+    def _bytes(self, key: str, offset: int, size: int, checksum: bool) -> NDArray[np.uint8]:
+        """Read a range of a file; if it ends in a checksum, check that and leave it out.
+
+        Local files are read into an array that the next read of the same thread overwrites: a
+        new one each time would cost page faults.
+        """
         path, tail = f"{self.root}/{key}", _CHECKSUM if checksum else 0
         if self.fs is not None:
             found: bytes = self.fs.cat_file(path, start=offset, end=offset + size)
-            raw, stored = found[: size - tail], found[size - tail :]
+            raw = np.frombuffer(found, np.uint8)
         else:
+            raw = self._file_room(size)
             handle = os.open(path, os.O_RDONLY)
             try:
-                # two reads, since cutting off the checksum would copy megabytes
-                raw = os.pread(handle, size - tail, offset)
-                stored = os.pread(handle, tail, offset + size - tail)
+                raw = raw[: _read_fully(handle, raw, offset)]
             finally:
                 os.close(handle)
-        if len(raw) + len(stored) != size:
+        if len(raw) != size:
             raise StoreError(f"{path} is shorter than it was when it was opened")
-        if checksum and google_crc32c.value(raw) != int.from_bytes(stored, "little"):
+        data, stored = raw[: size - tail], raw[size - tail :].tobytes()
+        if checksum and google_crc32c.value(data) != int.from_bytes(stored, "little"):
             raise StoreError(
                 f"{path} is damaged at bytes {offset} to {offset + size - 1}: its checksum is wrong"
             )
-        return raw
+        return data
 
-    def _decode(self, data: bytes, out: NDArray[Any]) -> None:
+    def _file_room(self, size: int) -> NDArray[np.uint8]:
+        """An array for encoded bytes that is used again by the same thread."""
+        room: NDArray[np.uint8] | None = getattr(self._scratch, "file_room", None)
+        if room is None or len(room) < size:
+            room = self._scratch.file_room = np.empty(size + size // 4, np.uint8)
+        return room[:size]
+
+    def _decode(self, data: NDArray[np.uint8], out: NDArray[Any]) -> None:
         if self.codecs.blosc:
             # the target's size is known, so a chunk cannot expand beyond it
             blosc.decompress(data, out)
         else:
-            out[...] = np.frombuffer(data, self.dtype).reshape(out.shape)
+            out[...] = data.view(self.dtype).reshape(out.shape)
+
+
+def _read_fully(handle: int, into: NDArray[np.uint8], offset: int) -> int:
+    """Read until the array is full or the file ends; one call may give less than asked for."""
+    done = 0
+    while done < len(into):
+        got = os.preadv(handle, [into[done:].data], offset + done)
+        if not got:
+            break
+        done += got
+    return done
 
 
 def sharded_arrays(path: str, names: list[str]) -> dict[str, ShardedArray] | None:

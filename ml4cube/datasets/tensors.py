@@ -218,7 +218,7 @@ class PTXrDataset(Dataset[Any]):
                 target[here] = values[inside]
         return self.pack([torch.from_numpy(array) for array in out])
 
-    def coords(self, index: int | Sequence[int]) -> dict[str, Any]:
+    def coords(self, index: int | Sequence[int] | NDArray[Any]) -> dict[str, Any]:
         """Where samples come from.
 
         Parameters
@@ -268,8 +268,8 @@ class PTXrDataset(Dataset[Any]):
         >>> import xarray as xr
         >>> cube = xr.Dataset({"t": (("time", "x"), np.arange(6.0).reshape(2, 3))})
         >>> data = PTXrDataset(cube, features="t", sample_size={"x": 3})
-        >>> data.to_dataset(data.take([1]), [1], unscale=True)["t"].values
-        array([[3., 4., 5.]])
+        >>> data.to_dataset(data.take([1]), [1], unscale=True)["t"].values.tolist()
+        [[3.0, 4.0, 5.0]]
         """
         rows = np.atleast_1d(self._rows(index))
         arrays = [tensor.detach().cpu().numpy() for tensor in self.unpack(batch)]
@@ -480,7 +480,8 @@ class _ChunkCache:
                 self._chunks.move_to_end(chunk)
                 return self._chunks[chunk]
         arrays = [field.empty(int(self._source.counts[chunk])) for field in self._fields]
-        read_chunk(self._source, chunk, self._fields, arrays)
+        views = [field.views(array) for field, array in zip(self._fields, arrays, strict=True)]
+        read_chunk(self._source, chunk, views)
         with self._lock:
             if chunk not in self._chunks:
                 self._chunks[chunk] = arrays
