@@ -5,4 +5,11 @@ from ml4cube.splits.assign import apply_split as apply_split
 from ml4cube.splits.assign import assign_block_split as assign_block_split
 from ml4cube.splits.assign import assign_rand_split as assign_rand_split
 from ml4cube.splits.assign import assign_time_split as assign_time_split
+from ml4cube.splits.ranges import Ranges as Ranges
+from ml4cube.splits.ranges import estimate_range as estimate_range
+from ml4cube.splits.ranges import suggest_block_size as suggest_block_size
 from ml4cube.splits.regions import assign_region_split as assign_region_split
+from ml4cube.splits.splitters import BlockKFold as BlockKFold
+from ml4cube.splits.splitters import BlockShuffleSplit as BlockShuffleSplit
+from ml4cube.splits.splitters import ForwardChaining as ForwardChaining
+from ml4cube.splits.splitters import LeaveRegionOut as LeaveRegionOut

@@ -22,7 +22,7 @@ _LABELS_AT_ONCE = 1 << 24
 
 _LON_NAMES = {"lon", "long", "longitude"}
 _LAT_NAMES = {"lat", "latitude"}
-_TIME_NAMES = {"time", "t", "date"}
+TIME_NAMES = {"time", "t", "date"}
 _LON_UNITS = {"degrees_east", "degree_east", "degree_e", "degrees_e", "degreee", "degreese"}
 _LAT_UNITS = {"degrees_north", "degree_north", "degree_n", "degrees_n", "degreen", "degreesn"}
 
@@ -47,7 +47,7 @@ class CubeView:
     ds: xr.Dataset
     dims: tuple[str, ...]
     chunks: dict[str, tuple[int, ...]] | None
-    chunk_size: dict[str, int] | None
+    chunk_size: dict[str, int] | None = None
 
     @classmethod
     def of(cls, cube: xr.Dataset | xr.DataArray) -> CubeView:
@@ -136,7 +136,7 @@ class CubeView:
         if coord is not None:
             return str(coord.dims[0])
         for dim in self.dims:
-            if dim.lower() in _TIME_NAMES:
+            if dim.lower() in TIME_NAMES:
                 return dim
         raise InvalidValueError(
             f"{argument} needs a time dim, the cube has {self.dims}; name the dim, as in "

@@ -170,9 +170,24 @@ class RegionMap:
             The counts.
         """
         cells = count_by_block(mask, self.grid).ravel()
+        return cells, self.sum(cells)
+
+    def sum(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Add up what the cells of each region hold.
+
+        Parameters
+        ----------
+        cells : ndarray of int, shape (blocks,)
+            What each cell of the map holds.
+
+        Returns
+        -------
+        ndarray of int, shape (regions,)
+            Sums.
+        """
         inside = self.region >= 0
-        by_region = np.bincount(self.region[inside], cells[inside], minlength=self.ids.size)
-        return cells, by_region.astype(np.int64)
+        held = np.bincount(self.region[inside], cells[inside], minlength=self.ids.size)
+        return held.astype(np.int64)
 
     def label(self, of_region: NDArray[np.uint8], background: int) -> NDArray[np.uint8]:
         """Give every cell of the map the label of its region.

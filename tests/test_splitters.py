@@ -1,0 +1,538 @@
+"""Splitters in scikit-learn's own tools, against the cells they label and against brute force."""
+
+from __future__ import annotations
+
+import dask
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import GridSearchCV, cross_val_score
+
+from ml4cube import MultiProcSampler
+from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.splits import (
+    BlockKFold,
+    BlockShuffleSplit,
+    ForwardChaining,
+    LeaveRegionOut,
+    apply_split,
+)
+from tests import oracle_splits as oracle
+from tests.cubes import cell_id_cube
+
+SHAPE = {"time": 12, "lat": 8, "lon": 10}
+SIZES = {"time": 4, "lat": 3, "lon": 4}
+BIOME = xr.DataArray(
+    np.array(["bog", "fen", "heath", None], dtype=object)[
+        (np.arange(8)[:, None] // 5 + np.arange(10)) // 3 % 4
+    ],
+    dims=("lat", "lon"),
+    name="biome",
+)
+
+
+def cube_of(**options):
+    return cell_id_cube(SHAPE, "float64", **options)
+
+
+def every_splitter(**options):
+    return [
+        BlockKFold(3, SIZES, **options),
+        BlockShuffleSplit(3, SIZES, test_size=0.3, **options),
+        ForwardChaining(3, **options),
+        LeaveRegionOut(BIOME, **options),
+    ]
+
+
+def rows_of(cube):
+    """One row for each cell, in the order of the cube's dims."""
+    return np.stack([cube[name].values.ravel() for name in cube.data_vars], axis=1)
+
+
+# --- in scikit-learn ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_they_work_in_cross_val_score_and_grid_search_as_they_are(which):
+    cube = cube_of(names=("a", "b"))
+    folds = every_splitter(cube=cube)[which]
+    X = rows_of(cube)
+    assert cross_val_score(Ridge(), X, X[:, 1], cv=folds).shape == (3,)
+    search = GridSearchCV(Ridge(), {"alpha": [0.1, 1.0]}, cv=folds)
+    assert search.fit(X, X[:, 1]).best_params_
+    assert clone(search).cv.get_params()["cube"] is cube, "the cube is not copied"
+    table = cube.to_dataframe().sample(frac=0.7, random_state=0)
+    assert cross_val_score(Ridge(), table[["a"]], table["b"], cv=folds).shape == (3,)
+    # nested: the inner split sees some rows of a table, which know their places
+    if which == 2:  # of which the first are all of few time steps
+        search = clone(search).set_params(cv=clone(folds).set_params(n_splits=2))
+    nested = cross_val_score(search, table[["a"]], table["b"], cv=folds, error_score="raise")
+    assert nested.shape == (3,)
+
+
+@pytest.mark.parametrize("routing", [False, True])
+def test_groups_say_where_rows_of_a_plain_array_lie(routing):
+    cube = cube_of(names=("a", "b"))
+    table = cube.to_dataframe().sample(frac=0.5, random_state=1)
+    places = table.index.to_frame(index=False)
+    X, y = table[["a"]].to_numpy(), table["b"].to_numpy()
+    folds = BlockKFold(4, SIZES, cube=cube)
+    with sklearn.config_context(enable_metadata_routing=routing):
+        options = {"params": {"groups": places}} if routing else {"groups": places}
+        scores = cross_val_score(Ridge(), X, y, cv=folds, **options)
+    expected = cross_val_score(Ridge(), table[["a"]], table["b"], cv=folds)
+    np.testing.assert_allclose(scores, expected)
+
+
+def test_parameters_are_cloned_set_and_shown():
+    cube = cube_of()
+    for folds in every_splitter(cube=cube):
+        again = clone(folds)
+        assert again is not folds
+        assert again.get_params() == folds.get_params()
+        assert "cube=<Dataset time: 12, lat: 8, lon: 10>" in repr(folds)
+    folds = BlockKFold(3, SIZES, seed=7)
+    assert repr(folds) == f"BlockKFold(n_splits=3, block_size={SIZES!r}, seed=7)"
+    assert folds.set_params(n_splits=4, cube=cube) is folds
+    assert len(list(folds.split(rows_of(cube)))) == folds.get_n_splits() == 4
+    with pytest.raises(InvalidValueError, match="did you mean 'n_splits'"):
+        folds.set_params(nsplits=3)
+    with pytest.raises(InvalidValueError, match="n_splits=1"):
+        folds.set_params(n_splits=1)
+
+
+# --- against the cells ----------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    which=st.integers(0, 3),
+    order=st.permutations(list(SHAPE)),
+    chunks=st.sampled_from([None, {"time": 5, "lat": 4}, {"lon": 3}]),
+    buffer=st.booleans(),
+    scheduler=st.sampled_from(["synchronous", "threads"]),
+    shuffled=st.integers(0, 5),
+)
+def test_samples_get_the_part_of_their_cells(which, order, chunks, buffer, scheduler, shuffled):
+    cube = cube_of(dim_order=tuple(order), dask_chunks=chunks)
+    folds = every_splitter(cube=cube)[which]
+    if buffer:
+        folds.set_params(**({"gap": 1} if which == 2 else {"buffer": 1}))
+    plain = clone(folds).set_params(cube=cube_of())
+    table = cube.to_dataframe().sample(frac=1, random_state=shuffled)
+    cells = table["a"].to_numpy().astype(int)  # ids count along lat, lon, time
+    i, j, t = np.unravel_index(cells, (8, 10, 12))
+    with dask.config.set(scheduler=scheduler):
+        by_rows = list(folds.split(rows_of(cube)))
+        by_table = list(folds.split(table))
+        labels = [made["split"].transpose(*SHAPE).values for made in folds.split_cube()]
+    assert len(by_rows) == len(by_table) == len(labels) == folds.get_n_splits(table)
+    for rows, tabled, label, other in zip(
+        by_rows, by_table, labels, plain.split_cube(), strict=True
+    ):
+        np.testing.assert_array_equal(label, other["split"].values)
+        for part, code in ((0, 1), (1, 0)):
+            expected = np.flatnonzero((label == code)[t, i, j])
+            np.testing.assert_array_equal(tabled[part], expected)
+            ids = rows_of(cube)[rows[part], 0]
+            assert sorted(ids) == sorted(cells[expected])
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    folds=st.integers(2, 6),
+    gaps=st.floats(0, 0.9),
+    seed=st.integers(0, 99),
+    sizes=st.sampled_from([{"time": 2, "lat": 2}, {"lon": 2, "lat": 4}, SIZES]),
+)
+def test_block_folds_partition_the_valid_cells_evenly(folds, gaps, seed, sizes):
+    cube = cube_of(gaps=gaps, seed=seed)
+    table = cube.to_dataframe().dropna()
+    splitter = BlockKFold(folds, sizes, cube=cube, seed=seed, valid="a")
+    tests = [test for _, test in splitter.split(table)]
+    assert sorted(np.concatenate(tests)) == list(range(len(table)))
+    labels = [made["split"].transpose(*SHAPE).values for made in splitter.split_cube()]
+    valid = cube["a"].transpose(*SHAPE).notnull().values
+    assert ((np.stack(labels) == 0).sum(axis=0) == 1).all(), "a block tests once"
+    held = [int((label[valid] == 0).sum()) for label in labels]
+    assert held == [test.size for test in tests]
+    blocks = [block for label in labels for block in oracle.blocks_of(label, list(SHAPE), sizes)]
+    assert all((block == block[0]).all() for block in blocks)
+    heaviest = max(b.sum() for b in oracle.blocks_of(valid.astype(int), list(SHAPE), sizes))
+    assert max(held) - min(held) <= heaviest
+
+
+def test_hundred_blocks_make_folds_of_one_size():
+    cube = cell_id_cube({"time": 20, "lat": 30, "lon": 30}, "float64", gaps=0.4)
+    table = cube.to_dataframe().dropna()
+    folds = BlockKFold(5, {"time": 5, "lat": 5, "lon": 5}, cube=cube)
+    shares = [test.size / len(table) for _, test in folds.split(table)]
+    assert abs(np.array(shares) - 0.2).max() < 0.001
+
+
+@settings(max_examples=15, deadline=None)
+@given(cells=st.integers(1, 3), seed=st.integers(0, 99), cyclic=st.booleans())
+def test_buffers_of_folds_are_those_of_brute_force(cells, seed, cyclic):
+    cube = cell_id_cube({"lat": 6, "lon": 9}, "float64")
+    dims, steps = ("lat", "lon"), {"lat": 0, "lon": cells}
+    folds = BlockKFold(3, {"lat": 3, "lon": 3}, cube=cube, buffer=steps, cyclic=cyclic, seed=seed)
+    bare = clone(folds).set_params(buffer=None)
+    try:
+        labels = [made["split"].transpose(*dims).values for made in folds.split_cube()]
+    except EmptyPartError:
+        return  # six blocks: a buffer may take all of train
+    near = [oracle.near_in_cells(6, 0), oracle.near_in_cells(9, cells, cyclic)]
+    for label, plain in zip(labels, bare.split_cube(), strict=True):
+        expected = oracle.buffered(plain["split"].transpose(*dims).values, near)
+        np.testing.assert_array_equal(label, expected)
+
+
+def test_draws_differ_and_meet_the_size():
+    cube = cell_id_cube({"time": 20, "lat": 20, "lon": 20}, "float64", gaps=0.3)
+    table = cube.to_dataframe().dropna()
+    draws = BlockShuffleSplit(6, {"time": 4, "lat": 4, "lon": 4}, test_size=0.25, cube=cube)
+    tests = [test for _, test in draws.split(table)]
+    assert len({test.tobytes() for test in tests}) == 6
+    assert all(abs(test.size / len(table) - 0.25) < 0.005 for test in tests)
+    again = [test for _, test in draws.split(table)]
+    assert all(np.array_equal(a, b) for a, b in zip(tests, again, strict=True))
+    other = [test for _, test in clone(draws).set_params(seed=1).split(table)]
+    assert not any(np.array_equal(a, b) for a, b in zip(tests, other, strict=True))
+
+
+@pytest.mark.parametrize("stratify", ["season", {"a": 3}, "biome"])
+def test_folds_share_classes_out(stratify):
+    cube = cell_id_cube({"time": 360, "lat": 6, "lon": 6}, "float64", calendar="360_day")
+    cube["biome"] = ("lat", np.repeat([1, 2, 3], 2))
+    months = cube["time"].dt.month.values
+    classes = {
+        "season": np.broadcast_to((months % 12 // 3)[:, None, None], (360, 6, 6)),
+        "biome": np.broadcast_to(cube["biome"].values[None, :, None], (360, 6, 6)),
+    }
+    values = cube["a"].transpose("time", "lat", "lon").values
+    thirds = np.searchsorted(np.quantile(values, [1 / 3, 2 / 3], method="inverted_cdf"), values)
+    of_cell = thirds if isinstance(stratify, dict) else classes[stratify]
+    size = {"time": 15, "lat": 2, "lon": 3}
+    for made in BlockKFold(4, size, stratify=stratify).split_cube(cube):
+        test = made["split"].transpose("time", "lat", "lon").values == 0
+        for label in np.unique(of_cell):
+            assert abs(test[of_cell == label].mean() - 0.25) <= 0.05
+    rows = values.reshape(-1, 1)
+    folds = BlockKFold(4, size, stratify=stratify, cube=cube)
+    for _, test in folds.split(rows):
+        shares = [np.isin(np.flatnonzero(of_cell.ravel() == k), test).mean() for k in (1, 2)]
+        assert abs(np.array(shares) - 0.25).max() <= 0.05
+
+
+# --- forward in time ------------------------------------------------------------------------
+
+
+def time_axis(kind, steps):
+    """Dates with the given distances in days."""
+    days = np.cumsum(steps)
+    if kind == "360_day":
+        start = xr.date_range("2000-01-01", periods=1, calendar="360_day", use_cftime=True)[0]
+        return np.array([start + np.timedelta64(int(d), "D").item() for d in days])
+    dates = np.datetime64("2000-01-01", "ns") + days * np.timedelta64(1, "D")
+    return dates[::-1] if kind == "descending" else dates
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(["plain", "360_day", "descending"]),
+    steps=st.lists(st.integers(0, 40), min_size=8, max_size=24),
+    n_splits=st.integers(1, 4),
+    gap=st.sampled_from([None, 1, 2, "1D", "30D", "45D"]),
+    known=st.sampled_from(["cube", "column", "index"]),
+)
+def test_forward_chaining_never_sees_the_future(kind, steps, n_splits, gap, known):
+    times = time_axis(kind, steps)
+    n = times.size
+    cube = xr.Dataset({"t": (("time", "x"), np.arange(2.0 * n).reshape(n, 2))}, {"time": times})
+    X = pd.DataFrame({"t": cube["t"].values.ravel(), "time": np.repeat(times, 2)})
+    X = X.set_index("time") if known == "index" else X
+    folds = ForwardChaining(n_splits, gap, cube=cube if known == "cube" else None)
+    days = np.cumsum(steps)[:: -1 if kind == "descending" else 1]
+    if np.unique(days).size < n_splits + 1:
+        with pytest.raises(EmptyPartError, match="time steps"):
+            list(folds.split(X))
+        return
+    try:
+        found = list(folds.split(X))
+    except EmptyPartError:
+        assert gap is not None  # which took all of train
+        return
+    positions = np.unique(days, return_inverse=True)[1]
+    assert len(found) == n_splits
+    latest = -1
+    for train, test in found:
+        when, then = days[train // 2], days[test // 2]
+        assert when.max() < then.min()
+        assert when.min() == days.min()
+        assert then.min() > latest, "test parts move on"
+        latest = then.max()
+        for side in (train, test):  # all cells of a time share a part
+            assert np.isin(np.flatnonzero(np.isin(days, days[side // 2])) * 2, side).all()
+        between = np.setdiff1d(np.flatnonzero(days < then.min()), train // 2)
+        apart = np.abs(positions[:, None] - positions[test // 2]).min(axis=1)
+        if isinstance(gap, str):
+            apart = np.abs(days[:, None] - then).min(axis=1)
+        allowed = 0 if gap is None else int(str(gap).removesuffix("D"))
+        assert (apart[train // 2] > allowed).all()
+        assert (apart[between] <= allowed).all(), "no more than the gap is left out"
+    assert latest == days.max()
+
+
+def test_forward_folds_are_of_equal_numbers_of_valid_cells():
+    cube = cell_id_cube({"time": 300, "x": 5}, "float64")
+    rising = np.random.default_rng(0).random((300, 5)) < np.linspace(0.1, 1, 300)[:, None]
+    cube["a"] = cube["a"].where(xr.DataArray(rising, dims=("time", "x")))
+    table = cube.to_dataframe().dropna()
+    folds = ForwardChaining(5, cube=cube, valid="a")
+    sizes = np.array([test.size for _, test in folds.split(table)])
+    assert abs(sizes / len(table) - 1 / 6).max() < 0.01
+    steps = table.index.get_level_values("time")
+    for (train, test), made in zip(folds.split(table), folds.split_cube(), strict=True):
+        label = made["split"].isel(x=0)
+        assert set(steps[train]) <= set(label["time"].values[label.values == 1])
+        assert set(steps[test]) <= set(label["time"].values[label.values == 0])
+        assert (label.values == 255).sum() == (label["time"] > steps[test].max()).sum()
+
+
+# --- regions --------------------------------------------------------------------------------
+
+
+def test_each_region_tests_once_and_the_rest_train():
+    cube = cube_of()
+    folds = LeaveRegionOut(BIOME, cube=cube)
+    biome = BIOME.broadcast_like(cube["a"]).transpose(*cube["a"].dims).values.ravel()
+    for (train, test), left_out in zip(
+        folds.split(rows_of(cube)), ["bog", "fen", "heath"], strict=True
+    ):
+        assert set(biome[test]) == {left_out}
+        assert set(biome[train]) == {"bog", "fen", "heath"} - {left_out}
+        assert test.size == (biome == left_out).sum()
+    everything = clone(folds).set_params(background="train")
+    for train, test in everything.split(rows_of(cube)):
+        assert train.size + test.size == biome.size
+
+
+def test_regions_without_samples_make_no_fold():
+    cube = cube_of(names=("a", "b")).assign_coords(biome=BIOME)
+    table = cube[["a", "b"]].to_dataframe()
+    table = table[table["biome"].isin(["bog", "heath"])]
+    folds = LeaveRegionOut("biome", cube=cube)
+    assert folds.get_n_splits() == 3
+    assert folds.get_n_splits(table) == len(list(folds.split(table))) == 2
+    search = GridSearchCV(Ridge(), {"alpha": [1.0, 2.0]}, cv=folds)
+    assert search.fit(table[["a"]], table["b"]).n_splits_ == 2
+
+
+# --- sample stores --------------------------------------------------------------------------
+
+
+def test_windows_of_a_sample_store_are_in_a_part_with_all_their_cells(tmp_path):
+    cube = cube_of(dask_chunks={"time": 6})
+    store, _ = MultiProcSampler(
+        cube,
+        train_cube=tmp_path / "all.zarr",
+        test_cube=tmp_path / "none.zarr",
+        nproc=1,
+        scale_fn=None,
+        data_split=1.0,
+        sample_size={"lat": 2, "lon": 3},
+        overlap={"lat": 0.5, "lon": 0.34},
+    ).get_datasets()
+    cells = store["a"].values.astype(int).reshape(store.sizes["samples"], -1)
+    i, j, t = np.unravel_index(cells, (8, 10, 12))
+    without_cube = [
+        BlockKFold(3, SIZES, buffer={"lon": 1}),
+        BlockShuffleSplit(2, SIZES, test_size=0.4),
+        ForwardChaining(3, gap="1D"),
+        LeaveRegionOut(BIOME, background="train"),
+    ]
+    for folds in without_cube:
+        labels = []
+        for train, test in folds.split(store):
+            assert train.size
+            assert test.size
+            labels.append((train, test))
+        known = clone(folds).set_params(cube=cube)
+        for (train, test), (train_, test_) in zip(labels, known.split(store), strict=True):
+            np.testing.assert_array_equal(train, train_)
+            np.testing.assert_array_equal(test, test_)
+    # against the cells: the table weighs by samples, so take the labels of the same plan
+    for folds in (without_cube[2], without_cube[3]):
+        known = clone(folds).set_params(cube=cube)
+        if isinstance(folds, ForwardChaining):
+            # stretches of equally many samples are stretches of equally many steps here
+            assert store.sizes["samples"] % 12 == 0
+        for (train, test), made in zip(folds.split(store), known.split_cube(), strict=True):
+            of_cells = made["split"].transpose(*SHAPE).values[t, i, j]
+            for part, code in ((train, 1), (test, 0)):
+                np.testing.assert_array_equal(part, np.flatnonzero((of_cells == code).all(1)))
+    # and a window of points told by sample_size is the same as one of a store
+    places = pd.DataFrame({f"{dim}_index": store[f"{dim}_index"].values for dim in SHAPE})
+    told = BlockKFold(3, SIZES, buffer={"lon": 1}, sample_size={"lat": 2, "lon": 3}, cube=cube)
+    for (train, test), (train_, test_) in zip(
+        told.split(np.zeros((len(places), 1)), groups=places),
+        without_cube[0].split(store),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(train, train_)
+        np.testing.assert_array_equal(test, test_)
+
+
+@pytest.mark.parametrize("form", ["mapping", "series", "stacked"])
+def test_other_forms_of_x_know_their_places(form):
+    cube = cube_of()
+    folds = BlockKFold(3, SIZES, cube=cube)
+    expected = [cube["a"].values.ravel()[test] for _, test in folds.split(rows_of(cube))]
+    table = cube["a"].to_dataframe().sample(frac=1, random_state=2)
+    X = {
+        "mapping": {"a": table["a"].to_numpy(), **dict(table.index.to_frame().items())},
+        "series": table["a"],
+        "stacked": cube["a"].stack(sample=("lon", "time", "lat")),
+    }[form]
+    values = np.asarray(X["a"] if form == "mapping" else X)
+    for (_, test), ids in zip(folds.split(X), expected, strict=True):
+        assert sorted(values[test]) == sorted(ids)
+
+
+def test_few_samples_of_a_huge_cube_take_little():
+    shape = {"time": 40_000, "lat": 1800, "lon": 3600}
+    rng = np.random.default_rng(0)
+    places = pd.DataFrame({f"{d}_index": rng.integers(0, n - 8, 600) for d, n in shape.items()})
+    places.iloc[-1] = [n - 8 for n in shape.values()]
+    folds = BlockKFold(
+        5,
+        {"time": 1000, "lat": 100, "lon": 100},
+        buffer={"time": 5},
+        sample_size={"lat": 8, "lon": 8},
+    )
+    tests = np.concatenate([test for _, test in folds.split(np.zeros(600), groups=places)])
+    assert np.unique(tests).size == tests.size
+    within = [(places[f"{d}_index"] % 100 <= 92).to_numpy() for d in ("lat", "lon")]
+    assert np.isin(np.flatnonzero(within[0] & within[1]), tests).all()
+    assert tests.size < 600, "windows over two blocks are in one fold only by chance"
+
+
+# --- labels for the sampler -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_labelled_cubes_go_through_the_sampler(which, tmp_path):
+    cube = cube_of(dask_chunks={"time": 5, "lat": 4})
+    folds = every_splitter(cube=cube, valid="a")[which]
+    if which != 2:
+        folds.set_params(buffer=1)
+    made = list(folds.split_cube())[1]
+    assert made["split"].dtype == np.uint8
+    assert made["split"].chunksizes["time"] == cube["a"].chunksizes["time"]
+    assert list(made["split"].attrs["flag_values"]) == [1, 0, 2, 255]
+    label = made["split"].transpose(*SHAPE).values
+    rebuilt = apply_split(cube_of(), made["split"].attrs["ml4cube_split"])["split"]
+    np.testing.assert_array_equal(rebuilt.values, label)
+    stores = MultiProcSampler(
+        made,
+        train_cube=tmp_path / "train.zarr",
+        test_cube=tmp_path / "test.zarr",
+        nproc=1,
+        scale_fn=None,
+        sample_size={"time": 2},
+    ).get_datasets()
+    for store, code in zip(stores, (1, 0), strict=True):
+        cells = store["a"].values.astype(int)
+        i, j, t = np.unravel_index(cells, (8, 10, 12))
+        assert cells.size
+        assert (label[t, i, j] == code).all()
+
+
+def test_no_value_is_read_where_none_is_asked_for():
+    cube = cube_of(dask_chunks={"time": 4})
+
+    def forbidden(*args, **kwargs):
+        raise AssertionError("computed")
+
+    with dask.config.set(scheduler=forbidden):
+        for folds in every_splitter(cube=cube):
+            assert len(list(folds.split_cube())) == 3
+            assert len(list(folds.split(np.zeros((960, 1))))) == 3
+
+
+# --- errors ---------------------------------------------------------------------------------
+
+BAD = [
+    (lambda c: BlockKFold(1), InvalidValueError, "n_splits=1"),
+    (lambda c: BlockKFold(2.0), InvalidTypeError, r"n_splits=2\.0"),
+    (lambda c: BlockKFold(True), InvalidTypeError, "n_splits=True"),
+    (lambda c: BlockKFold(3, seed=None), InvalidTypeError, "seed=None"),
+    (lambda c: BlockKFold(3, {"height": 2}, cube=c), InvalidValueError, "height"),
+    (lambda c: BlockKFold(3, cube=c), InvalidValueError, "block_size is missing"),
+    (lambda c: BlockKFold(40, SIZES, cube=c), EmptyPartError, "40 parts are needed, and 27"),
+    (lambda c: BlockKFold(3, {"lat": 3}, buffer=9, cube=c), EmptyPartError, "smaller buffer"),
+    (
+        lambda c: BlockKFold(3, SIZES, buffer="30D", cube=c[["a"]].drop_vars("time")),
+        InvalidValueError,
+        "needs dates",
+    ),
+    (lambda c: BlockShuffleSplit(0), InvalidValueError, "n_splits=0"),
+    (lambda c: BlockShuffleSplit(3, test_size=0), InvalidValueError, "leaves a part empty"),
+    (lambda c: BlockShuffleSplit(3, test_size=1.2), InvalidValueError, r"test_size=1\.2"),
+    (lambda c: BlockShuffleSplit(3, test_size="half"), InvalidTypeError, "test_size='half'"),
+    (lambda c: ForwardChaining(0), InvalidValueError, "n_splits=0"),
+    (lambda c: ForwardChaining(12, cube=c), EmptyPartError, "13 parts .* 12 of 12 time steps"),
+    (
+        lambda c: ForwardChaining(3, gap=12, cube=c),
+        EmptyPartError,
+        "gap=12 takes every time step .* fold 1",
+    ),
+    (lambda c: ForwardChaining(3, gap="900D", cube=c), EmptyPartError, "gap='900D' takes every"),
+    (lambda c: ForwardChaining(3, gap="5 parsec", cube=c), InvalidTypeError, "parsec"),
+    (lambda c: ForwardChaining(3, gap=-1, cube=c), InvalidValueError, "-1"),
+    (lambda c: ForwardChaining(3, dim="t", cube=c), InvalidValueError, "dim='t'"),
+    (lambda c: LeaveRegionOut("zone", cube=c), InvalidValueError, "'zone' is no variable"),
+    (lambda c: LeaveRegionOut(BIOME.isel(lat=slice(1)), cube=c), InvalidValueError, "1 cells"),
+    (lambda c: LeaveRegionOut(BIOME == "x", cube=c), EmptyPartError, "2 parts .* 1 of 1 regions"),
+    (lambda c: LeaveRegionOut(BIOME, background="test"), InvalidValueError, "background='test'"),
+    (lambda c: LeaveRegionOut(BIOME, cube=c, buffer=20), EmptyPartError, "smaller buffer"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "says"), BAD)
+def test_bad_parameters_are_named(make, error, says):
+    cube = cube_of()
+    with pytest.raises(error, match=says):
+        list(make(cube).split(rows_of(cube)))
+
+
+@pytest.mark.parametrize(
+    ("X", "groups", "error", "says"),
+    [
+        (np.zeros((7, 2)), None, InvalidValueError, "7 rows.*960 cells.*to_dataframe"),
+        (3, None, InvalidTypeError, "int"),
+        (np.zeros((2, 1)), {"lat_index": [0, 9]}, InvalidValueError, "go from 0 to 9"),
+        (np.zeros((2, 1)), {"lat_index": [0, 1, 2]}, InvalidValueError, "3 values for 2 samples"),
+        (np.zeros((2, 1)), {"lat_index": [0, 1]}, InvalidValueError, r"needs \['lon', 'time'\]"),
+        (pd.DataFrame({"lat": [0.1], "lon": [3.0]}), None, InvalidValueError, "'lat' of X are not"),
+    ],
+)
+def test_samples_of_nowhere_are_named(X, groups, error, says):
+    with pytest.raises(error, match=says):
+        list(BlockKFold(3, SIZES, cube=cube_of()).split(X, groups=groups))
+
+
+def test_without_cube_or_places_the_error_says_what_to_give():
+    for folds in every_splitter():
+        with pytest.raises(InvalidTypeError, match=r"cube=ds.*'lat_index'"):
+            list(folds.split(np.zeros((10, 2))))
+        with pytest.raises(InvalidTypeError, match="has no cube"):
+            list(folds.split_cube())
+    with pytest.raises(InvalidTypeError, match="has no cube"):
+        LeaveRegionOut(BIOME).get_n_splits()
