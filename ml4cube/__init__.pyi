@@ -20,6 +20,10 @@ from .preprocessing import get_range as get_range
 from .preprocessing import get_statistics as get_statistics
 from .preprocessing import normalize as normalize
 from .preprocessing import standardize as standardize
+from .splits import BlockKFold as BlockKFold
+from .splits import BlockShuffleSplit as BlockShuffleSplit
+from .splits import ForwardChaining as ForwardChaining
+from .splits import LeaveRegionOut as LeaveRegionOut
 from .splits import apply_split as apply_split
 from .splits import assign_block_split as assign_block_split
 from .splits import assign_rand_split as assign_rand_split
