@@ -26,6 +26,8 @@ class Ema:
         On its device, its tensors are not replaced any more.
     decay : float
         Between 0 and 1; 0.999 averages over about the last 1000 steps.
+    parts : callable
+        What this rank holds of the model's tensors.
 
     Examples
     --------
@@ -42,10 +44,12 @@ class Ema:
     3.0
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(
+        self, model: nn.Module, decay: float, parts: Callable[[Tensors], Tensors] = dict
+    ) -> None:
         self.decay, self.updates = decay, 0
         named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        self._live = {name: tensor.detach() for name, tensor in named.items()}
+        self._live = {name: tensor.detach() for name, tensor in parts(named).items()}
         self.average = {name: tensor.clone() for name, tensor in self._live.items()}
         smooth = [name for name, tensor in named.items() if tensor.is_floating_point()]
         self._from = [self._live[name] for name in smooth]
@@ -120,14 +124,19 @@ class Ema:
         return {"updates": self.updates, "average": whole(self.average)}
 
     @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], parts: Callable[[Tensors], Tensors] = dict
+    ) -> None:
         """Take back an average.
 
         Parameters
         ----------
         state : mapping
             From `state_dict`.
+        parts : callable
+            Takes this rank's part out of whole tensors.
         """
         self.updates = state["updates"]
+        average = parts(state["average"])
         for name, tensor in self.average.items():
-            tensor.copy_(state["average"][name])
+            tensor.copy_(average[name])

@@ -21,9 +21,9 @@ from ml4cube.training.feed import Feed, Portion, Weight
 from ml4cube.training.options import DTYPES, Options
 from ml4cube.training.rows import mean_over_ranks
 from ml4cube.training.scores import check_metrics
+from ml4cube.training.sharding import make_strategy
 from ml4cube.training.state import TrainState, kept_rng
 from ml4cube.training.steps import Step, StepResult
-from ml4cube.training.strategy import Strategy
 from ml4cube.training.tally import Measures, Tally
 
 
@@ -76,12 +76,9 @@ class Engine:
                 check_loader(name, loader)
         self.world, self.options, self.step = world, options, step
         self.metrics = check_metrics(metrics)
-        self.strategy = Strategy(world, find_unused_parameters=options.find_unused_parameters)
-        self.model = self.strategy.place(model)
-        self.compiled = compiled(self.model, options.compile, world.device)
-        self.module: nn.Module = self.compiled  # what training calls
-        self.ema = None if options.ema is None else Ema(self.model, options.ema)
         self._optimizer, self.scheduler = optimizer, scheduler
+        self.strategy = make_strategy(world, options)
+        self._hold(self.strategy.place(model))
         self.feed = Feed(train, world, options, getattr(step, "weigh", None))
         self.val_loader = _exact(val, world)
         self.state = TrainState()
@@ -147,6 +144,7 @@ class Engine:
         chosen = self.val_loader if loader is None else _exact(loader, self.world)
         if chosen is None:
             raise InvalidTypeError("there is nothing to evaluate; give a loader")
+        self._spread()
         self.strategy.align(self.model)
         training = self.model.training
         with kept_rng(self.world.device), kept_generators(named_sets(chosen).values()):
@@ -254,8 +252,23 @@ class Engine:
             )
         return result
 
+    def _hold(self, model: nn.Module) -> None:
+        """Take a model, and make what hangs on its tensors."""
+        self.model = model
+        self.compiled = compiled(model, self.options.compile, self.world.device)
+        self.module: nn.Module = self.compiled  # what training calls
+        decay = self.options.ema
+        self.ema = None if decay is None else Ema(model, decay, self.strategy.parts)
+
+    def _spread(self) -> None:
+        """Lay the model out over the ranks, if that has not been done."""
+        model = self.strategy.shard(self.model, self._optimizer)
+        if model is not self.model:
+            self._hold(model)
+
     def _prepare(self) -> None:
         if not self._prepared:
+            self._spread()
             self.feed.agree()
             self.module = self.strategy.wrap(self.model, self.compiled)
             self._prepared = True
@@ -269,13 +282,13 @@ class Engine:
         tally = Tally(self.metrics, self.world.device, sets if isinstance(loader, Mapping) else ())
         self.model.eval()
         for name, batches in sets.items():
-            for batch in islice(batches, limit_of(batches, limit, "limit_val_batches")):
-                portion = self.feed.portion(batch)
-                if not portion.samples:
-                    continue
-                tally.add(self._forward(self.compiled, portion.batch), portion, name or None)
-                if self._is_called():
+            used = islice(batches, limit_of(batches, limit, "limit_val_batches"))
+            for portion in self.strategy.in_step(map(self.feed.portion, used), self._is_called):
+                if portion is None:
                     return tally, True
+                result = self._forward(self.compiled, portion.batch)
+                if portion.samples:
+                    tally.add(result, portion, name or None)
         return tally, False
 
     def _is_called(self) -> bool:

@@ -82,6 +82,7 @@ class Feed:
         self.epoch_rng: dict[str, Any] = {}
         self.position: dict[str, Any] | None = None
         self._world, self._weigh = world, weigh
+        self._lockstep = options.strategy == "fsdp"
         self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
         self._limit = limit_of(loader, options.limit_train_batches, "limit_train_batches")
 
@@ -123,6 +124,10 @@ class Feed:
                         break
             drawn = clock()
             self.waited += drawn - started
+            if self._lockstep and not self.even:
+                # Ranks fetch parameters from one another in every batch of a step.
+                (missing,) = self._world.maximum([size - len(portions)])
+                portions = portions[: size - int(missing)]
             total = self.total(portions)
             self.asked += clock() - drawn
             if total is None:

@@ -165,6 +165,7 @@ class Loop(Engine):
             self._signals = stack.enter_context(
                 Signals(active=self.options.snapshot_path is not None)
             )
+            self._spread()
             if resume:
                 snapshot.resume(self)
             if self.ema is not None:
@@ -178,8 +179,8 @@ class Loop(Engine):
             if self.ema is not None:
                 self.ema.apply(True)  # what a user gets, unless a callback knows better
             self._call("on_train_end")
-        self.model.eval()
-        return self.model
+            model = self.strategy.finish(self.model)
+        return model.eval()
 
     def save_snapshot(self) -> None:
         """Write the snapshot, if there is a path for it and something to add to the last one.

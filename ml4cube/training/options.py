@@ -60,6 +60,10 @@ class Options:
         Whether to run the model through `torch.compile`: its backend, or its arguments.
     log_grad_norm : bool
         Whether the History gets the norm of the gradients, mean and largest of each epoch.
+    strategy : {"ddp", "fsdp"}
+        How the model lies on several ranks: whole on each, or cut into shares.
+    shard_modules : int, type or sequence of type, optional
+        With "fsdp", which modules are fetched on their own.
 
     Raises
     ------
@@ -91,9 +95,21 @@ class Options:
     ema: float | None = None
     compile: bool | str | Mapping[str, Any] = False
     log_grad_norm: bool = False
+    strategy: str = "ddp"
+    shard_modules: Any = None
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, DTYPES)
+        check_choice("strategy", self.strategy, ["ddp", "fsdp"])
+        if self.strategy == "ddp" and self.shard_modules is not None:
+            raise InvalidValueError(
+                "shard_modules is for strategy='fsdp'; leave it out, or give both"
+            )
+        if self.strategy == "fsdp" and self.find_unused_parameters:
+            raise InvalidValueError(
+                "find_unused_parameters=True and strategy='fsdp' contradict: every rank must use "
+                "the same parameters in a step; give one of them"
+            )
         for name in _COUNTS:
             _check_count(name, getattr(self, name), optional=name == "max_steps")
         for name in _LIMITS:

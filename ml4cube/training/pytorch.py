@@ -97,6 +97,12 @@ class Trainer:
         Default: the GPU, else the CPU.
     find_unused_parameters : bool
         Whether some parameters may get no gradient in a step (matters on several ranks).
+    strategy : {"ddp", "fsdp"}
+        How the model lies on several ranks: whole on each; or cut into shares, for models that
+        outgrow one GPU. The trained model is given back whole, in main memory.
+    shard_modules : int, type or sequence of type, optional
+        With "fsdp", which modules are fetched on their own: those of these classes, or members
+        of ``nn.Sequential`` and the like with so many parameters; default 1,000,000.
     max_time : float, str or timedelta, optional
         Time after which to end, counted from the call of `train`: seconds, ``"HH:MM:SS"`` or
         ``"DD:HH:MM:SS"``. With `snapshot_path`, the epoch under way is left to be resumed;
@@ -172,6 +178,8 @@ class Trainer:
         ema: float | None = None,
         compile: bool | str | Mapping[str, Any] = False,
         log_grad_norm: bool = False,
+        strategy: str = "ddp",
+        shard_modules: Any = None,
     ) -> None:
         if train_data is None:
             raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
@@ -202,6 +210,8 @@ class Trainer:
             ema=ema,
             compile=compile,
             log_grad_norm=log_grad_norm,
+            strategy=strategy,
+            shard_modules=shard_modules,
         )
         monitor = "train_loss" if test_data is None else "val_loss"
         self._best = BestModel(best_path, monitor=monitor)

@@ -25,18 +25,18 @@ def save(loop: Loop) -> None:
     loop : Loop
         Between two steps.
     """
-    ranks = loop.world.gather_objects(to_plain(_rank_state(loop)))
     path = loop.options.snapshot_path
-    model = loop.strategy.model_state(loop.model)
-    optimizer = loop.strategy.optimizer_state(loop.model, loop.optimizer)
+    if path is None:
+        return
+    ranks = loop.world.gather_objects(to_plain(_rank_state(loop)))
+    parts = loop.strategy.save_parts(path, loop.model, loop.optimizer)
     ema = None if loop.ema is None else loop.ema.state_dict(loop.strategy.whole)
-    if loop.world.is_main and path is not None:
+    if loop.world.is_main:
         write_file(
             path,
             {
                 "ml4cube_snapshot": FORMAT,
-                "model": model,
-                "optimizer": optimizer,
+                **parts,
                 "scheduler": None if loop.scheduler is None else loop.scheduler.state_dict(),
                 "scaler": loop.scaler.state_dict(),
                 "ema": ema,
@@ -50,6 +50,7 @@ def save(loop: Loop) -> None:
         logger.info("snapshot of epoch %d written to %s", loop.state.epoch, path)
     # Nobody trains on, and none may be killed by a launcher that sees rank 0 done, before it is.
     loop.world.maximum([0.0])
+    loop.strategy.saved(path)
 
 
 def resume(loop: Loop) -> None:
@@ -100,8 +101,8 @@ def _rank_state(loop: Loop) -> dict[str, Any]:
 
 
 def _load_parts(loop: Loop, content: dict[str, Any]) -> None:
-    loop.strategy.load_model(loop.model, content["model"])
-    loop.strategy.load_optimizer(loop.model, loop.optimizer, content["optimizer"])
+    path = loop.options.snapshot_path or ""
+    loop.strategy.load_parts(path, content, loop.model, loop.optimizer)
     if (loop.scheduler is None) != (content["scheduler"] is None):
         raise ValueError("one has a scheduler, the other none")
     if loop.scheduler is not None:
@@ -110,7 +111,7 @@ def _load_parts(loop: Loop, content: dict[str, Any]) -> None:
     if (loop.ema is None) != (content["ema"] is None):
         raise ValueError("one has a moving average (ema), the other none")
     if loop.ema is not None:
-        loop.ema.load_state_dict(content["ema"])
+        loop.ema.load_state_dict(content["ema"], loop.strategy.parts)
     loop.state = TrainState(**content["state"])
     loop.history = History(content["history"])
     for name, callback in _named(loop).items():

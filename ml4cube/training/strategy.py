@@ -6,9 +6,10 @@ with these methods. Methods marked "every rank" are collective.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,6 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ml4cube.training.dist import World
+from ml4cube.training.shard_files import read_shards
+
+if TYPE_CHECKING:
+    from ml4cube.training.feed import Portion
 
 
 class Strategy:
@@ -28,6 +33,8 @@ class Strategy:
     find_unused_parameters : bool
         Whether some parameters may get no gradient in a step.
     """
+
+    lockstep = False  # whether ranks must run the model equally often in every step
 
     def __init__(self, world: World, *, find_unused_parameters: bool = False) -> None:
         self.world = world
@@ -47,6 +54,38 @@ class Strategy:
             The same model.
         """
         return model.to(self.world.device)
+
+    def shard(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
+        """Return the model that is trained, before anything is loaded into it; every rank.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that was placed.
+        optimizer : torch.optim.Optimizer or None
+            Over its parameters.
+
+        Returns
+        -------
+        torch.nn.Module
+            The same model; asked again, nothing changes.
+        """
+        return model
+
+    def finish(self, model: nn.Module) -> nn.Module:
+        """Return the user's own model with the weights that training came to; every rank.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that was trained.
+
+        Returns
+        -------
+        torch.nn.Module
+            The same model.
+        """
+        return model
 
     def wrap(self, model: nn.Module, forward: nn.Module) -> nn.Module:
         """Return what training calls; every rank.
@@ -132,6 +171,31 @@ class Strategy:
         """
         self.world.spread(model.buffers())
 
+    def in_step(
+        self, portions: Iterable[Portion], is_called: Callable[[], bool]
+    ) -> Iterator[Portion | None]:
+        """Yield what is to be evaluated; ranks may have unequal numbers of batches.
+
+        Parameters
+        ----------
+        portions : iterable of Portion
+            Those of this rank.
+        is_called : callable
+            Whether this rank is wanted elsewhere.
+
+        Yields
+        ------
+        Portion or None
+            Where `samples` is 0, the forward pass is run but does not count. None, once and
+            last, where evaluation is cut off.
+        """
+        for portion in portions:
+            if portion.samples:
+                yield portion
+                if is_called():
+                    yield None
+                    return
+
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the model's state dict; every rank, rank 0's answer is used.
 
@@ -207,6 +271,21 @@ class Strategy:
         """
         return dict(tensors)
 
+    def parts(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return what this rank holds of tensors, whole ones or the model's own.
+
+        Parameters
+        ----------
+        tensors : mapping of str to torch.Tensor
+            Named as the model's.
+
+        Returns
+        -------
+        dict
+            Plain tensors; of the model's own, they share memory.
+        """
+        return {name: tensor.detach() for name, tensor in tensors.items()}
+
     def share_model(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
         """Load a state that only rank 0 holds into the models of all ranks; every rank.
 
@@ -220,3 +299,56 @@ class Strategy:
         if self.world.is_main and state is not None:
             model.load_state_dict(state)
         self.world.spread(model.state_dict().values())
+
+    def save_parts(
+        self, path: str | Path, model: nn.Module, optimizer: Optimizer
+    ) -> dict[str, Any]:
+        """Return what a snapshot holds of model and optimizer; every rank, rank 0's is used.
+
+        Parameters
+        ----------
+        path : str or Path
+            Where the snapshot will be written.
+        model : torch.nn.Module
+            The model that was placed.
+        optimizer : torch.optim.Optimizer
+            Its optimizer.
+
+        Returns
+        -------
+        dict
+            What `load_parts` takes.
+        """
+        return {
+            "model": self.model_state(model),
+            "optimizer": self.optimizer_state(model, optimizer),
+        }
+
+    def saved(self, path: str | Path) -> None:
+        """Tidy up once the snapshot is written; every rank.
+
+        Parameters
+        ----------
+        path : str or Path
+            The snapshot.
+        """
+
+    def load_parts(
+        self, path: str | Path, content: Mapping[str, Any], model: nn.Module, optimizer: Optimizer
+    ) -> None:
+        """Take back model and optimizer from a snapshot, whichever strategy wrote it; every rank.
+
+        Parameters
+        ----------
+        path : str or Path
+            The snapshot.
+        content : mapping
+            What it holds.
+        model : torch.nn.Module
+            The model that was placed.
+        optimizer : torch.optim.Optimizer
+            Its optimizer.
+        """
+        whole = read_shards(path, content["shards"]) if "shards" in content else content
+        self.load_model(model, whole["model"])
+        self.load_optimizer(model, optimizer, whole["optimizer"])
