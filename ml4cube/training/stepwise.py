@@ -197,6 +197,9 @@ class Stepwise(Keeping, metaclass=Combinable):
 
     def _make_loop(self, train: Any, val: Any, epochs: int = 1) -> UserLoop:
         """Make a loop that stands where the last one ended; without `train`, one that tests."""
+        options = {"epochs": epochs, **self._options}
+        if train is None:
+            options.pop("limit_train_batches", None)  # a share of no loader
         loop = UserLoop(
             self,
             self.model,
@@ -205,7 +208,7 @@ class Stepwise(Keeping, metaclass=Combinable):
             train,
             val,
             world=self._world,
-            options=Options(epochs=epochs, **self._options),
+            options=Options(**options),
             scheduler=None if train is None else self.scheduler,
             metrics=self._metrics,
             callbacks=self._callbacks,
