@@ -37,11 +37,17 @@ def label_of(cube, **options):
     buffer=st.sampled_from([None, 1, {"time": 1}]),
     seed=st.integers(0, 5),
     scheduler=st.sampled_from(["synchronous", "threads"]),
+    counting=st.sampled_from(
+        [{}, {"valid": "a"}, {"stratify": {"a": 3}}, {"stratify": "month", "valid": "a"}]
+    ),
 )
-def test_the_make_of_a_cube_changes_no_bit(order, chunks, sizes, buffer, seed, scheduler):
+@pytest.mark.filterwarnings("ignore:stratify")
+def test_the_make_of_a_cube_changes_no_bit(order, chunks, sizes, buffer, seed, scheduler, counting):
     options = {"block_size": sizes, "split": 0.6, "val": 0.1, "seed": seed, "buffer": buffer}
-    plain = label_of(cell_id_cube(SHAPE, "float64"), **options)
-    other = cell_id_cube(SHAPE, "float64", dim_order=tuple(order), dask_chunks=chunks)
+    options |= counting
+    made = {"gaps": 0.3, "seed": seed}
+    plain = label_of(cell_id_cube(SHAPE, "float64", **made), **options)
+    other = cell_id_cube(SHAPE, "float64", dim_order=tuple(order), dask_chunks=chunks, **made)
     with dask.config.set(scheduler=scheduler):
         made = label_of(other, **options)
         np.testing.assert_array_equal(made.values, plain.values)
@@ -123,6 +129,24 @@ def test_time_split_is_forward_with_a_gap(calendar, gap):
     steps = rows[:, 0].tolist()
     lost = 0 if gap is None else 2
     assert steps == [1] * (12 - lost) + [255] * lost + [2] * 4 + [0] * 4
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("gap", [None, 1, "1D"])
+def test_cells_of_one_time_share_a_part_also_where_it_stands_twice(descending, gap):
+    days = np.array([0, 1, 2, 2, 2, 3, 4, 5, 5, 6])[:: -1 if descending else 1]
+    time = np.datetime64("2000-01-01", "ns") + days * np.timedelta64(1, "D")
+    cube = xr.Dataset({"t": (("time", "x"), np.zeros((10, 2)))}, {"time": time})
+    made = assign_time_split(cube, 0.6, val=0.2, gap=gap)["split"]
+    part = {
+        day: set(made.transpose("time", "x").values[days == day].ravel().tolist())
+        for day in range(7)
+    }
+    lost = {1} if gap is None else {255}
+    # 12 of 20 cells lie up to day 3; the cut at 16 is as near to 14 as to 18: the earlier one
+    assert part == {0: {1}, 1: {1}, 2: {1}, 3: lost, 4: {2}, 5: {0}, 6: {0}}
+    again = apply_split(cube.chunk({"time": 3}), made.attrs["ml4cube_split"])["split"]
+    np.testing.assert_array_equal(again.values, made.values)
 
 
 def test_random_split_warns_and_is_the_same_for_any_chunking():

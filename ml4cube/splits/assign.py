@@ -13,7 +13,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.buffer import Reach
+from ml4cube.core.buffer import AxisReach, Reach
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.split_plan import (
@@ -271,15 +271,39 @@ def assign_time_split(
     dim = view.time_dim("dim") if dim is None else dim
     if dim not in view.dims:
         raise InvalidValueError(f"dim={dim!r} is no dim of the cube, it has {view.dims}")
-    forward = view.is_forward(dim)
+    moment = view.moments(dim)
     keep_away = parse_buffer(None if gap is None else {dim: gap}, None, view, [dim])
     reaches = resolve_buffer(keep_away, (), view)
     grid = Grid.blocks(view.canonical, {dim: 1})
     mask = None if valid is None else valid_mask(valid, view)
     weights = count_by_block(mask, grid)
-    plan = SplitPlan.in_order(grid, weights, fractions, forward=forward, buffer=keep_away)
+    if moment.max() + 1 == moment.size:
+        forward = bool(moment[0] <= moment[-1])
+        plan = SplitPlan.in_order(grid, weights, fractions, forward=forward, buffer=keep_away)
+    else:
+        plan = _in_order_of_times(grid, weights, fractions, moment, dim, keep_away)
     check_train_left(plan, reaches, weights, mask)
     return with_label(view, plan, reaches, name, "assign_time_split")
+
+
+def _in_order_of_times(
+    grid: Grid,
+    weights: Counts,
+    fractions: Mapping[str, float],
+    moment: np.ndarray[Any, np.dtype[np.intp]],
+    dim: str,
+    keep_away: tuple[tuple[str, int | str], ...],
+) -> SplitPlan:
+    """Cut times into parts where some stand on the axis more than once."""
+    by_time = np.bincount(moment, np.ravel(weights))
+    times = Grid.blocks({dim: by_time.size}, {dim: 1})
+    steps = tuple(pair for pair in keep_away if isinstance(pair[1], int))
+    cut = SplitPlan.in_order(times, by_time, fractions, buffer=steps)
+    reaches = [AxisReach.of_cells(dim, by_time.size, n) for _, n in steps if isinstance(n, int)]
+    labels = cut.label_cells({dim: np.arange(by_time.size)}, reaches)[moment]
+    # a gap in steps counts times and is in the labels; one in days is the same for equal times
+    left = () if steps else keep_away
+    return SplitPlan(grid, labels.tobytes(), None, cut.fractions, left)
 
 
 def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split") -> xr.Dataset:

@@ -180,6 +180,32 @@ class CubeView:
             f"the values of {dim!r} are in no order; sort them with ds.sortby({dim!r})"
         )
 
+    def moments(self, dim: str) -> NDArray[np.intp]:
+        """Place in time of each step along `dim`; steps of one time share a place.
+
+        Parameters
+        ----------
+        dim : str
+            A dim of the cube.
+
+        Returns
+        -------
+        ndarray of int, shape (cells along dim,)
+            Places from 0, the earliest.
+
+        Raises
+        ------
+        InvalidValueError
+            If the values of its coordinate are in no order.
+        """
+        forward = self.is_forward(dim)
+        coord = self.ds.coords.get(dim)
+        if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
+            steps = np.arange(self.sizes[dim])
+            return steps if forward else steps[::-1]
+        values = microseconds(coord) if is_time(coord) else coord.values
+        return np.unique(values, return_inverse=True)[1].ravel()
+
     def sphere(self, asked: object) -> tuple[xr.DataArray, xr.DataArray]:
         """Latitude and longitude, 1-D along two dims of the cube.
 

@@ -30,7 +30,7 @@ from ml4cube.splits.assign import (
     with_label,
 )
 from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
-from ml4cube.splits.cube import TIME_NAMES, CubeView, is_time, microseconds
+from ml4cube.splits.cube import TIME_NAMES, CubeView
 from ml4cube.splits.regions import RegionMap, check_recipe_size
 from ml4cube.splits.samples import Samples
 from ml4cube.splits.strata import StratifyLike, class_counts
@@ -545,7 +545,7 @@ class ForwardChaining(CubeSplitter):
         reaches = resolve_buffer(keep_away, (), view)
         grid = Grid.blocks(view.canonical, {dim: 1})
         weights, _ = weigh(grid)
-        moment = _moments(view, dim)
+        moment = view.moments(dim)
         by_moment = np.bincount(moment, weights).astype(np.float64)
         _check_folds(self.n_splits + 1, by_moment, "time steps")
         heavy = np.flatnonzero(by_moment > 0)
@@ -684,17 +684,6 @@ class LeaveRegionOut(CubeSplitter):
                 note=f"region {region_map.ids[region]} of {region_map.called}",
             )
             yield plan, reaches
-
-
-def _moments(view: CubeView, dim: str) -> NDArray[np.intp]:
-    """Place in time of each step along `dim`; steps of one time share a place."""
-    forward = view.is_forward(dim)
-    coord = view.ds.coords.get(dim)
-    if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
-        steps = np.arange(view.sizes[dim])
-        return steps if forward else steps[::-1]
-    values = microseconds(coord) if is_time(coord) else coord.values
-    return np.unique(values, return_inverse=True)[1].ravel()
 
 
 def _check_gap(

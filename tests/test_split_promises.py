@@ -1,0 +1,265 @@
+"""What a split promises on real and awkward cubes, end to end, against brute force."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import dask.array as da
+import iris_sample_data
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.core.grid import Grid
+from ml4cube.core.split_plan import SplitPlan
+from ml4cube.errors import EmptyPartError
+from ml4cube.splits import (
+    BlockKFold,
+    BlockShuffleSplit,
+    ForwardChaining,
+    LeaveRegionOut,
+    assign_block_split,
+    assign_region_split,
+    assign_time_split,
+)
+from ml4cube.splits.cube import CubeView
+from ml4cube.splits.validity import count_by_block, valid_mask
+from tests import oracle_splits as oracle
+
+SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
+CODES = {"train": 1, "val": 2, "test": 0}
+
+
+@pytest.fixture(scope="module")
+def ostia():
+    with xr.open_dataset(f"{iris_sample_data.path}/ostia_monthly.nc") as ds:
+        return ds[["surface_temperature"]].load()
+
+
+# --- fractions of valid cells on real data --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "blocks", "allowed"),
+    [
+        ({"time": 6, "latitude": 6, "longitude": 24}, 486, 0.005),
+        ({"time": 18, "latitude": 9, "longitude": 24}, 108, 0.005),
+        ({"latitude": 9, "longitude": 72}, 12, None),  # half of the largest block
+    ],
+)
+def test_fractions_of_a_hundred_seeds(ostia, sizes, blocks, allowed):
+    view = CubeView.of(ostia)
+    grid = Grid.blocks(view.canonical, sizes)
+    weights = count_by_block(valid_mask("surface_temperature", view), grid).ravel()
+    assert len(grid) == blocks
+    # the counts are those of the plain loop
+    sea = ostia["surface_temperature"].notnull().transpose(*sorted(view.dims)).values
+    plain = [box.sum() for box in oracle.blocks_of(sea, sorted(view.dims), sizes)]
+    assert weights.tolist() == plain
+    share = weights / weights.sum()
+    limit = share.max() / 2 if allowed is None else allowed
+    worst = 0.0
+    for seed in range(100):
+        table = SplitPlan.assign(grid, weights, {"train": 0.8, "test": 0.2}, seed).table.ravel()
+        worst = max(worst, abs(share[table == 1].sum() - 0.8))
+        if allowed is not None:
+            table = SplitPlan.assign(grid, weights, SHARES, seed).table.ravel()
+            off = [abs(share[table == CODES[part]].sum() - SHARES[part]) for part in SHARES]
+            worst = max(worst, *off)
+    assert worst <= limit
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    split=st.floats(0.02, 0.9),
+    val=st.sampled_from([0.0, 0.01, 0.09]),
+    gaps=st.floats(0, 0.9),
+    seed=st.integers(0, 99),
+)
+def test_no_part_is_empty(split, val, gaps, seed):
+    rng = np.random.default_rng(seed)
+    values = np.where(rng.random((6, 6)) < gaps, np.nan, 1.0)
+    cube = xr.Dataset({"a": (("x", "y"), values)})
+    wanted = 3 if val else 2
+    if np.isfinite(values).sum() < wanted:
+        return
+    blocks = {"x": 1, "y": 1}
+    label = assign_block_split(cube, blocks, split, val=val, seed=seed, valid="a")["split"].values
+    held = {code: np.isfinite(values)[label == code].sum() for code in (1, 0, 2)}
+    assert held[1] > 0
+    assert held[0] > 0
+    assert (held[2] > 0) == (val > 0)
+
+
+# --- buffers on the sphere and in time ------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrapping", ["180", "360", "descending"])
+@pytest.mark.parametrize("km", [90, 400])
+def test_kilometres_at_high_latitudes_and_across_the_date_line(wrapping, km):
+    lat = np.array([60.0, 63.0, 67.5, 70.0, 76.0, 80.0])
+    lon = np.concatenate([np.arange(165.0, 180.0, 2.5), np.arange(-180.0, -164.0, 2.5)])
+    if wrapping != "180":
+        lon = lon % 360
+    if wrapping == "descending":
+        lat, lon = lat[::-1], lon[::-1]
+    cube = xr.Dataset({"t": (("lon", "lat"), np.zeros((lon.size, 6)))}, {"lat": lat, "lon": lon})
+    sizes = {"lat": 2, "lon": 4}
+    for seed in range(3):
+        options = {"split": 0.7, "val": 0.15, "seed": seed}
+        plain = assign_block_split(cube, sizes, **options)["split"].transpose("lat", "lon").values
+        expected = oracle.buffered(
+            plain,
+            [lambda i, j: True] * 2,
+            lambda a, b: oracle.great_circle_km(lat[a[0]], lon[a[1]], lat[b[0]], lon[b[1]]) <= km,
+        )
+        if not (expected == 1).any():
+            with pytest.raises(EmptyPartError, match="takes every cell"):
+                assign_block_split(cube, sizes, buffer=f"{km}km", **options)
+            continue
+        made = assign_block_split(cube.chunk({"lon": 3}), sizes, buffer=f"{km} km", **options)
+        np.testing.assert_array_equal(made["split"].transpose("lat", "lon").values, expected)
+        assert (expected == 255).any()
+
+
+def dates(kind, days):
+    if kind == "datetime":
+        return np.datetime64("1999-12-01", "ns") + days * np.timedelta64(1, "D")
+    start = xr.date_range("1999-12-01", periods=1, calendar=kind, use_cftime=True)[0]
+    return np.array([start + np.timedelta64(int(d), "D").item() for d in days])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kind=st.sampled_from(["datetime", "360_day", "noleap"]),
+    steps=st.lists(st.integers(1, 45), min_size=8, max_size=16),
+    days=st.integers(1, 60),
+    forward=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_buffers_in_time_on_irregular_axes(kind, steps, days, forward, seed):
+    when = np.cumsum(steps)
+    order = slice(None) if forward else slice(None, None, -1)
+    cube = xr.Dataset({"t": (("time", "x"), np.zeros((when.size, 2)))})
+    cube = cube.assign_coords(time=dates(kind, when)[order]).chunk({"time": 3})
+    options = {"split": 0.6, "val": 0.2, "seed": seed}
+    plain = assign_block_split(cube, {"time": 2}, **options)["split"].transpose("time", "x").values
+    near = [lambda i, j: abs(int(when[order][i] - when[order][j])) <= days, lambda i, j: True]
+    expected = oracle.buffered(plain, near)
+    if not (expected == 1).any():
+        with pytest.raises(EmptyPartError):
+            assign_block_split(cube, {"time": 2}, buffer=f"{days}D", **options)
+        return
+    made = assign_block_split(cube, {"time": 2}, gap=f"{days}D", **options)["split"]
+    np.testing.assert_array_equal(made.transpose("time", "x").values, expected)
+
+
+# --- reading nothing ------------------------------------------------------------------------
+
+
+class Unreadable:
+    """An array that may be described and sliced lazily, but not read."""
+
+    shape, dtype, ndim = (12, 6, 8), np.dtype("float32"), 3
+
+    def __getitem__(self, key):
+        raise AssertionError(f"read {key}")
+
+    def __array__(self, dtype=None, copy=None):
+        raise AssertionError("read as a whole")
+
+
+def unreadable_cube():
+    data = da.from_array(Unreadable(), chunks=(4, 3, 8), meta=np.empty((0, 0, 0), "float32"))
+    time = np.datetime64("2000-01-01", "ns") + 30 * np.arange(12) * np.timedelta64(1, "D")
+    return xr.Dataset({"t": (("time", "lat", "lon"), data)}, {"time": time})
+
+
+@pytest.mark.filterwarnings("ignore:stratify")
+def test_no_cell_is_read_where_all_count():
+    cube = unreadable_cube()
+    with pytest.raises(AssertionError, match="read"):
+        cube["t"].values  # noqa: B018
+    zones = xr.DataArray([0, 0, 1, 1, 2, 2], dims="lat")
+    sizes = {"time": 3, "lat": 2}
+    made = [
+        assign_block_split(cube, sizes, 0.6, val=0.2, buffer={"time": 1}),
+        assign_block_split(cube),
+        assign_block_split(cube, sizes, stratify="season"),
+        assign_block_split(cube, sizes, stratify=zones),
+        assign_time_split(cube, 0.6, gap="30D"),
+        assign_region_split(cube, zones, test=[1]),
+        *BlockKFold(3, sizes).split_cube(cube),
+        *BlockShuffleSplit(2, sizes).split_cube(cube),
+        *ForwardChaining(3, gap=1).split_cube(cube),
+        *LeaveRegionOut(zones, buffer={"lat": 1}, background="train").split_cube(cube),
+    ]
+    for labelled in made:
+        assert labelled["split"].chunks == ((4, 4, 4), (3, 3), (8,))
+        assert {0, 1} <= set(np.unique(labelled["split"].values))
+
+
+# --- the recipe in another process ----------------------------------------------------------
+
+REBUILD = """
+import sys
+import numpy as np, xarray as xr
+from ml4cube.splits import apply_split
+
+for path in sys.argv[1:]:
+    ds = xr.open_zarr(path, consolidated=False)
+    labels = [name for name in ds.data_vars if name.startswith("label")]
+    assert len(labels) == 9, labels
+    bare = ds.drop_vars(labels).transpose("lon", "time", "lat").chunk({"lon": 3, "time": -1})
+    for name in labels:
+        assert ds[name].dtype == np.uint8
+        made = apply_split(bare, ds[name].attrs["ml4cube_split"])["split"]
+        np.testing.assert_array_equal(made.transpose(*ds[name].dims).values, ds[name].values)
+        assert made.attrs["ml4cube_split"] == ds[name].attrs["ml4cube_split"]
+print("rebuilt")
+"""
+
+
+def test_recipes_rebuild_labels_in_another_process_from_reopened_stores(tmp_path):
+    rng = np.random.default_rng(0)
+    time = xr.date_range("2000-01-01", periods=12, freq="MS", calendar="360_day", use_cftime=True)
+    cube = xr.Dataset(
+        {
+            "t": (("time", "lat", "lon"), rng.random((12, 6, 12)).astype("float32")),
+            "biome": (("lat", "lon"), rng.integers(0, 4, (6, 12))),
+        },
+        {
+            "time": time,
+            "lat": ("lat", np.linspace(50, 80, 6), {"units": "degrees_north"}),
+            "lon": ("lon", np.arange(0.0, 360, 30), {"units": "degrees_east"}),
+        },
+    ).chunk({"time": 5, "lat": 3})
+    zones = xr.DataArray(list("aabbcc"), dims="lat")
+    sizes = {"time": 4, "lat": 2, "lon": 4}
+    labels = [
+        assign_block_split(cube, sizes, 0.7, val=0.1, buffer={"time": "30D", "lat": "600km"}),
+        assign_block_split(cube, sizes, stratify={"t": 3}, valid="t"),
+        assign_time_split(cube, 0.6, val=0.2, gap="30D"),
+        assign_region_split(cube, zones, test="b", buffer="700km"),
+        assign_region_split(cube, "biome", 0.6, seed=1),
+        next(BlockKFold(3, sizes, buffer=1).split_cube(cube)),
+        next(BlockShuffleSplit(3, sizes, gap="30D").split_cube(cube)),
+        next(ForwardChaining(3, gap=1).split_cube(cube)),
+        next(LeaveRegionOut("biome").split_cube(cube)),
+    ]
+    for number, made in enumerate(labels):
+        cube[f"label{number}"] = made["split"]
+    paths = []
+    for zarr_format in (2, 3):
+        paths.append(str(tmp_path / f"cube{zarr_format}.zarr"))
+        cube.to_zarr(paths[-1], zarr_format=zarr_format, consolidated=False)
+    makers = {json.loads(cube[f"label{i}"].attrs["ml4cube_split"])["made_by"] for i in range(9)}
+    assert len(makers) == 7
+    done = subprocess.run(
+        [sys.executable, "-c", REBUILD, *paths], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "rebuilt\n", done.stderr
