@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
 from ml4cube.evaluation.metrics import RMSE
-from ml4cube.training.callbacks import Callback, ModelCheckpoint
+from ml4cube.training.callbacks import Callback, ModelCheckpoint, RankReport
 from ml4cube.training.dist import World
+from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.options import Options
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.seeding import seed_everything
@@ -534,3 +535,151 @@ def test_bad_settings_are_refused(arguments, message):
     with pytest.raises((InvalidValueError, InvalidTypeError)) as caught:
         trainer(**arguments)
     assert message in str(caught.value)
+
+
+# -------------------------------------------------------------- where the time goes
+
+
+class SlowLoader(Seen):
+    """Batches that take long to come."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            time.sleep(0.05)
+            yield batch
+
+
+class SlowModel(nn.Sequential):
+    """A forward pass that takes long."""
+
+    def forward(self, x):
+        time.sleep(0.05)
+        return super().forward(x)
+
+
+def one_slow_rank():
+    """Rank 1 is slow, for one reason and for another, with and without buffers that travel."""
+    slow, results = dist.get_rank() == 1, []
+    for norm in (False, True):
+        for reason in ("data", "model"):
+            kind = SlowLoader if slow and reason == "data" else Seen
+            train = kind(DataLoader(dataset(96), batch_size=4))
+            model = network(norm=norm)
+            if slow and reason == "model":
+                model = SlowModel(*model)
+            run = trainer(ranks=True, model=model, train=train, epochs=1)
+            run.train()
+            results.append(run.history["ranks"][0])
+    return results
+
+
+def test_table_says_which_rank_is_slow_and_why():
+    first, second = on_ranks(2, one_slow_rank)
+    assert first == second
+    for number, (quick, slow) in enumerate(first):
+        assert quick["communicate"] > slow["communicate"] + 0.3, first
+        for row in (quick, slow):
+            shares = [row[name] for name in ("data_wait", "communicate", "compute")]
+            assert sum(shares) == pytest.approx(1)
+            assert min(shares) >= 0
+        why = ("data_wait", "compute")[number % 2]
+        assert slow[why] > quick[why] + 0.3
+        said = RankReport.table({"epoch": 1, "train_loss": 1.0, "ranks": [quick, slow]})
+        cause = ("waits for data", "computes longer")[number % 2]
+        assert said.endswith(f"the others wait for rank 1, which {cause}")
+
+
+def test_one_process_waits_for_nobody():
+    run = trainer(validate_parallelism=True, epochs=1)
+    run.train()
+    (row,) = run.history["ranks"][0]
+    assert row["communicate"] == 0.0
+    assert row["data_wait"] + row["compute"] == pytest.approx(1)
+
+
+READS = ("item", "cpu", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__")
+
+
+class Reads(Callback):
+    """Count what makes the host wait for the device, step by step."""
+
+    def __init__(self, monkeypatch):
+        self.count, self.per_step, self.asked = 0, [], []
+        for name in READS:
+            real = getattr(torch.Tensor, name)
+
+            def counted(tensor, *args, _real=real, **kwargs):
+                self.count += 1
+                return _real(tensor, *args, **kwargs)
+
+            monkeypatch.setattr(torch.Tensor, name, counted)
+
+    def on_epoch_start(self, loop):
+        self.before = self.count
+        real = loop.pulse.is_due
+
+        def is_due(step):
+            self.per_step.append(self.count - self.before)
+            due = real(step)
+            self.asked.append(due)
+            return due
+
+        loop.pulse.is_due = is_due
+
+    def on_step_end(self, loop):
+        if self.asked and self.asked[-1]:
+            self.before = self.count  # what was read at the meeting does not count
+
+
+def plain_batches(count):
+    data = dataset(4 * count)
+    return list(zip(data.tensors[0].split(4), data.tensors[1].split(4), strict=True))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"loss": MaskedLoss(nn.MSELoss())},
+        {"gradient_clip": 1.0, "log_grad_norm": True, "ema": 0.9, "precision": "bf16"},
+        {"gradient_accumulation_steps": 3, "scheduler_step_on_batch": True},
+    ],
+)
+def test_a_step_reads_nothing_from_the_device(more, monkeypatch):
+    """Between two meetings no call makes the host wait for a value."""
+    reads = Reads(monkeypatch)
+    run = trainer(
+        train=plain_batches(90),
+        model=network(norm=True),
+        callbacks=[reads],
+        validate_parallelism=True,
+        best_model_path=None,
+        epochs=1,
+        **more,
+    )
+    run.train()
+    assert reads.count > 0  # the meetings do read
+    assert len(reads.per_step) == run._loop.state.step >= 30
+    between = [n for n, due in zip(reads.per_step[1:], reads.asked[:-1], strict=True) if not due]
+    assert len(between) >= 20
+    assert between[0] == max(between), reads.per_step
+    assert set(between) == {0}
+
+
+def reads_on_ranks():
+    monkeypatch = pytest.MonkeyPatch()
+    reads = Reads(monkeypatch)
+    try:
+        loader = DataLoader(dataset(360), batch_size=4)
+        model = network(norm=True)
+        trainer(ranks=True, train=loader, model=model, callbacks=[reads], epochs=1).train()
+    finally:
+        monkeypatch.undo()
+    return reads.per_step, reads.asked
+
+
+def test_a_step_on_ranks_reads_nothing_from_the_device():
+    for per_step, asked in on_ranks(2, reads_on_ranks):
+        between = [n for n, due in zip(per_step[1:], asked[:-1], strict=True) if not due]
+        assert len(between) > 60
+        assert set(between) == {0}, per_step

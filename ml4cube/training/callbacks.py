@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ml4cube.training")
 
+_SLOW = 0.2  # share of the time that others wait for a rank before it is called slow
+
 
 class Callback:
     """Base of all callbacks: empty methods, override those you need.
@@ -455,13 +457,16 @@ class RankReport(Callback):
 
     Examples
     --------
-    >>> rows = [{"rank": 0, "device": "cpu", "host": "a", "train_n": 8, "train_loss": 0.5,
-    ...          "val_n": 2, "val_loss": 0.25, "seconds": 1.0, "data_wait": 0.1}]
-    >>> print(RankReport.table({"epoch": 1, "train_loss": 0.5, "val_loss": 0.25, "ranks": rows}))
+    >>> rows = [{"rank": rank, "device": "cpu", "host": "a", "train_n": 8, "train_loss": 0.5,
+    ...          "seconds": 2.0, "data_wait": w, "communicate": c, "compute": 1 - w - c}
+    ...         for rank, w, c in ((0, 0.05, 0.6), (1, 0.65, 0.01))]
+    >>> print(RankReport.table({"epoch": 1, "train_loss": 0.5, "ranks": rows}))
     epoch 1
-    rank  device  host  train_n  train_loss  val_n  val_loss  seconds  data_wait
-       0     cpu     a        8         0.5      2      0.25     1.00        10%
-     all                      8         0.5      2      0.25
+    rank  device  host  train_n  train_loss  seconds  data_wait  communicate  compute
+       0     cpu     a        8         0.5     2.00         5%          60%      35%
+       1     cpu     a        8         0.5     2.00        65%           1%      34%
+     all                     16         0.5
+    the others wait for rank 1, which waits for data
     """
 
     def __init__(self) -> None:
@@ -493,14 +498,15 @@ class RankReport(Callback):
         Returns
         -------
         str
-            One line per rank and one for all; losses are means over samples.
+            One line per rank and one for all; losses are means over samples. Where ranks wait
+            for a slow one, a sentence names it and says what it spends its time on.
         """
         ranks: Sequence[Mapping[str, Any]] = row["ranks"]
         total = {
             "rank": "all",
             "train_n": sum(r["train_n"] for r in ranks),
             "train_loss": row["train_loss"],
-            "val_n": sum(r["val_n"] for r in ranks),
+            "val_n": sum(r.get("val_n", 0) for r in ranks),
             "val_loss": row.get("val_loss"),
         }
         names = list(ranks[0])
@@ -512,6 +518,7 @@ class RankReport(Callback):
                 "  ".join(c.rjust(w) for c, w in zip(x, widths, strict=True)).rstrip()
                 for x in lines
             ]
+            + _find_slow(ranks)
         )
 
 
@@ -661,10 +668,22 @@ class _Console:
             self._handler = None
 
 
+def _find_slow(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The rank that waits least for others is the one they wait for."""
+    shares = [r.get("communicate") for r in ranks]
+    known = [share for share in shares if share is not None]
+    if len(known) < max(len(ranks), 2) or max(known) - min(known) < _SLOW:
+        return []
+    slow = ranks[shares.index(min(known))]
+    usual = sorted(r["data_wait"] for r in ranks)[(len(ranks) - 1) // 2]
+    cause = "waits for data" if slow["data_wait"] - usual > _SLOW / 2 else "computes longer"
+    return [f"the others wait for rank {slow['rank']}, which {cause}"]
+
+
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
-    if name == "data_wait":
+    if name in ("data_wait", "communicate", "compute"):
         return f"{value:.0%}"
     if name == "seconds":
         return f"{value:.2f}"

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
 from ml4cube.training.batches import exact_loader, kept_generators, limit_of, to_device
 from ml4cube.training.checks import check_loader, check_parts
+from ml4cube.training.clock import StepClock
 from ml4cube.training.compiling import compiled
 from ml4cube.training.dist import World
 from ml4cube.training.ema import Ema
@@ -82,7 +83,7 @@ class Engine:
         self.feed = Feed(train, world, options, getattr(step, "weigh", None))
         self.val_loader = _exact(val, world)
         self.state = TrainState()
-        self.measures = Measures(self.state)
+        self.measures, self.clock = Measures(self.state), StepClock(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._half, self._scales = DTYPES[options.precision], self.scaler.is_enabled()
         self._handles_norm = options.gradient_clip is not None or options.log_grad_norm
@@ -235,6 +236,7 @@ class Engine:
         if isinstance(weight, torch.Tensor) or weight != total:
             loss = loss * (weight / total)
         torch.autograd.backward(self.scaler.scale(loss) if self._scales else loss)
+        self.clock.end_backward()
         self.measures.add(result, portion)
         return result
 

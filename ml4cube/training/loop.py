@@ -21,6 +21,7 @@ from ml4cube.core.errors import InvalidTypeError, RunError
 from ml4cube.training import snapshot
 from ml4cube.training.batches import kept_generators
 from ml4cube.training.callbacks import Callback, logger
+from ml4cube.training.clock import StepClock
 from ml4cube.training.dist import World, explained
 from ml4cube.training.engine import Engine, named_sets
 from ml4cube.training.options import Options
@@ -251,7 +252,14 @@ class Loop(Engine):
         return columns
 
     def _effort(self, seconds: float) -> Effort:
-        return Effort(seconds, self.feed.waited / max(seconds, 1e-9))
+        """Say how this rank spent its training: what is timed on few steps stands for all."""
+        whole = max(seconds, 1e-9)
+        waited, asked = self.feed.waited / whole, (self.feed.asked + self.pulse.asked) / whole
+        share = self.clock.share()
+        if self.world.size == 1:
+            asked = 0.0
+        communicate = math.nan if share is None else asked + share * (1 - waited - asked)
+        return Effort(seconds, waited, communicate)
 
     def _step_scheduler(self, row: dict[str, Any]) -> None:
         if self.scheduler is None or self.options.scheduler_step_on_batch:
@@ -268,14 +276,19 @@ class Loop(Engine):
         state, pulse, step_end = self.state, self.pulse, self._hooks["on_step_end"]
         if self.feed.position is None:
             state.start_epoch()
-        self.measures = Measures(state)
+        self.measures, self.clock, first = Measures(state), StepClock(self.world), state.step
         self.resting_rng = None
         self.module.train()
         pulse.start(state.step)
+        pulse.asked = 0.0
         for portions, total in self.feed.open(state):
             if not self.model.training:
                 self.module.train()
-            self.take_step(portions, total)
+            if self.clock.is_due(state.step - first):
+                with self.clock.timed(self.model):
+                    self.take_step(portions, total)
+            else:
+                self.take_step(portions, total)
             for hook in step_end:
                 hook(self)
             if pulse.is_due(state.step):

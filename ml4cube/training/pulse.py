@@ -21,6 +21,11 @@ class Pulse:
     world : World
         The ranks.
 
+    Attributes
+    ----------
+    asked : float
+        Seconds spent in meetings since it was set to 0.
+
     Examples
     --------
     >>> pulse = Pulse(World.single("cpu"))
@@ -34,7 +39,7 @@ class Pulse:
     def __init__(self, world: World) -> None:
         self._world = world
         self._next = self._step = 0
-        self._since = 0.0
+        self._since = self.asked = 0.0
 
     def start(self, step: int) -> None:
         """Count anew, as an epoch does; the next meeting is after one step.
@@ -81,7 +86,9 @@ class Pulse:
             What holds on any rank.
         """
         pace = (time.perf_counter() - self._since) / max(step - self._step, 1)
+        began = time.perf_counter()
         *answers, slowest = self._world.maximum([*questions, pace])
+        self.asked += time.perf_counter() - began
         self.start(step)
         self._next = step + max(1, min(int(PERIOD_S / max(slowest, 1e-9)), _MAX_STEPS))
         return [bool(answer) for answer in answers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -21,10 +22,13 @@ class Effort(NamedTuple):
         From its start to its last step.
     data_wait : float
         Share of it spent waiting for the loader, 0 to 1.
+    communicate : float
+        Share of it spent waiting for other ranks and the wire; NaN where it is not known.
     """
 
     seconds: float
     data_wait: float
+    communicate: float
 
 
 def make_row(
@@ -121,7 +125,9 @@ def _mean(gathered: list[list[float]], start: int) -> float:
 
 
 def _rank_row(rank: int, place: tuple[str, str], numbers: Sequence[float]) -> dict[str, Any]:
-    train_n, train_sum, train_weight, val_n, val_sum, val_weight, seconds, wait = numbers
+    train_n, train_sum, train_weight, val_n, val_sum, val_weight, *effort = numbers
+    seconds, wait, communicate = effort
+    known = not math.isnan(communicate)
     return {
         "rank": rank,
         "device": place[0],
@@ -132,6 +138,8 @@ def _rank_row(rank: int, place: tuple[str, str], numbers: Sequence[float]) -> di
         "val_loss": val_sum / val_weight if val_weight else None,
         "seconds": seconds,
         "data_wait": wait,
+        "communicate": communicate if known else None,
+        "compute": max(0.0, 1 - wait - communicate) if known else None,
     }
 
 

@@ -64,8 +64,10 @@ class History:
 
     Columns are ``epoch`` (from 1), ``train_loss``, ``val_loss``, one per metric, ``lr``,
     ``seconds`` and ``ranks`` (per epoch a list of rows ``rank, device, host, train_n,
-    train_loss, val_n, val_loss, seconds, data_wait``). Losses are means over samples, over all
-    ranks; ``data_wait`` is the share of the training time spent waiting for data, 0 to 1.
+    train_loss, val_n, val_loss, seconds, data_wait, communicate, compute``). Losses are means over
+    samples, over all ranks. The last three are shares of the training time, which add up to 1:
+    waiting for data, waiting for other ranks (timed on every 20th step; None where no step was),
+    and the rest.
 
     Parameters
     ----------
