@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -42,10 +43,11 @@ def each_block(
     variable : Variable
         In memory, lazily opened, or of dask.
     others : sequence of Variable or None
-        Of the same dims, cut alike.
+        Of some of the same dims, cut alike; a block's part is repeated along the dims it lacks,
+        as a view.
     work : callable
-        Called as ``work(slices, values, *others)`` with arrays, and None for None. Where dask is
-        in use it must be picklable.
+        Called as ``work(slices, values, *others)`` with arrays of one shape, and None for None.
+        Where dask is in use it must be picklable.
 
     Yields
     ------
@@ -56,13 +58,14 @@ def each_block(
     """
     if variable.size == 0:
         return
+    run = partial(_run, work, variable.dims, [None if one is None else one.dims for one in others])
     if cubes.is_lazy(variable, *others):
-        yield from _each_dask_block(variable, others, work)
+        yield from _each_dask_block(variable, others, run)
         return
 
     def read(slices: Slices) -> T:
-        cut = [None if one is None else one.isel(slices).values for one in others]
-        return work(slices, variable.isel(slices).values, *cut)
+        cut = [_cut(one, slices) for one in others]
+        return run(slices, variable.isel(slices).values, *cut)
 
     # reading, decoding and summing release the GIL
     count = threads()
@@ -77,36 +80,75 @@ def each_block(
             yield done, future.result()
 
 
+def _cut(one: xr.Variable | None, slices: Slices) -> NDArray[Any] | None:
+    """Part of a variable that belongs to a block."""
+    if one is None:
+        return None
+    return np.asarray(one.isel({dim: slices[str(dim)] for dim in one.dims}).values)
+
+
+def _run(
+    work: Work[T],
+    dims: tuple[Hashable, ...],
+    dims_of_others: Sequence[tuple[Hashable, ...] | None],
+    slices: Slices,
+    values: NDArray[Any],
+    *others: NDArray[Any] | None,
+) -> T:
+    """Run `work` with every array repeated to the shape of the block."""
+    full = [
+        None if array is None or known is None else _repeated(array, known, dims, values.shape)
+        for array, known in zip(others, dims_of_others, strict=True)
+    ]
+    return work(slices, values, *full)
+
+
+def _repeated(
+    array: NDArray[Any],
+    known: tuple[Hashable, ...],
+    dims: tuple[Hashable, ...],
+    shape: tuple[int, ...],
+) -> NDArray[Any]:
+    """Repeat an array along the dims it lacks, as a read-only view."""
+    present = [dim for dim in dims if dim in known]
+    ordered = array.transpose([known.index(dim) for dim in present])
+    lacking = tuple(i for i, dim in enumerate(dims) if dim not in known)
+    return np.broadcast_to(np.expand_dims(ordered, lacking), shape)
+
+
 def _each_dask_block(
-    variable: xr.Variable, others: Sequence[xr.Variable | None], work: Work[T]
+    variable: xr.Variable, others: Sequence[xr.Variable | None], run: Work[T]
 ) -> Iterator[tuple[Slices, T]]:
-    """Run `work` where dask computes the blocks; a few results come back at a time."""
+    """Run where dask computes the blocks; a few results come back at a time."""
     import dask
 
     if variable.chunks is None:
         variable = variable.chunk(cubes.block_shape(variable))
-    chunks = variable.chunks or ()
-    named = dict(zip(variable.dims, chunks, strict=True))
-    arrays = [variable, *(None if one is None else one.chunk(named) for one in others)]
-    parts = [None if one is None else one.data.to_delayed() for one in arrays]
-    task = dask.delayed(work, pure=False)  # type: ignore[attr-defined]
-    indices = iter(np.ndindex(*(len(sizes) for sizes in chunks)))
-    starts = [np.concatenate([[0], np.cumsum(sizes)]) for sizes in chunks]
-    while batch := list(islice(indices, 4 * threads())):
-        places = [_place(variable, starts, index) for index in batch]
-        tasks = [
-            task(slices, *(None if part is None else part[index] for part in parts))
-            for slices, index in zip(places, batch, strict=True)
-        ]
+    chunks = dict(zip(variable.dims, variable.chunks or (), strict=True))
+    values = variable.data.to_delayed()
+    cut = [_delayed_parts(one, chunks) for one in others]
+    task = dask.delayed(run, pure=False)  # type: ignore[attr-defined]
+    indices = iter(np.ndindex(*values.shape))
+    starts = {dim: np.concatenate([[0], np.cumsum(sizes)]) for dim, sizes in chunks.items()}
+    while batch := list(islice(indices, max(4 * threads(), 16))):
+        places, tasks = [], []
+        for index in batch:
+            at = dict(zip(variable.dims, index, strict=True))
+            places.append(
+                {str(d): slice(int(starts[d][i]), int(starts[d][i + 1])) for d, i in at.items()}
+            )
+            parts = [
+                None if part is None else part[tuple(at[dim] for dim in dims)] for part, dims in cut
+            ]
+            tasks.append(task(places[-1], values[index], *parts))
         results = dask.compute(*tasks)  # type: ignore[attr-defined,no-untyped-call]
         yield from zip(places, results, strict=True)
 
 
-def _place(
-    variable: xr.Variable, starts: Sequence[NDArray[np.int64]], index: tuple[int, ...]
-) -> Slices:
-    """Slices of a dask block."""
-    return {
-        str(dim): slice(int(edges[i]), int(edges[i + 1]))
-        for dim, edges, i in zip(variable.dims, starts, index, strict=True)
-    }
+def _delayed_parts(
+    one: xr.Variable | None, chunks: Mapping[Hashable, tuple[int, ...]]
+) -> tuple[NDArray[np.object_] | None, tuple[Hashable, ...]]:
+    """Parts of a variable, cut like the blocks along the dims it has."""
+    if one is None:
+        return None, ()
+    return one.chunk({dim: chunks[dim] for dim in one.dims}).data.to_delayed(), one.dims

@@ -298,6 +298,26 @@ def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None
     return ds.variables[label] == PARTS[split], split
 
 
+def fitted(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:
+    """Reduce a flag per cell to the dims that a variable has.
+
+    Parameters
+    ----------
+    cells : Variable of bool
+        Flags, of any dims of the cube.
+    variable : Variable
+        The variable they are for.
+
+    Returns
+    -------
+    Variable of bool
+        Not repeated along dims that the flags lack. A cell of a variable that lacks a dim is
+        flagged if any of its copies along that dim is.
+    """
+    spare = [dim for dim in cells.dims if dim not in variable.dims]
+    return cells.any(spare) if spare else cells
+
+
 def spread(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:
     """Broadcast a flag per cell to a variable's dims, by name.
 
@@ -314,9 +334,7 @@ def spread(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:
         On the dims of `variable`. A cell of a variable that lacks a dim is flagged if any of
         its copies along that dim is.
     """
-    spare = [dim for dim in cells.dims if dim not in variable.dims]
-    if spare:
-        cells = cells.any(spare)
+    cells = fitted(cells, variable)
     sizes = {dim: n for dim, n in variable.sizes.items() if dim not in cells.dims}
     full: xr.Variable = cells.set_dims({**sizes, **cells.sizes})  # type: ignore[no-untyped-call]
     return full.transpose(*variable.dims)

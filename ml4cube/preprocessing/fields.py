@@ -18,7 +18,7 @@ from ml4cube.core.quantiles import BinGrid, Histogram, default_bins
 from ml4cube.preprocessing.blocks import Slices, each_block
 from ml4cube.preprocessing.climatology import GROUPS, check_group, group_ids, time_dim
 from ml4cube.preprocessing.cubes import check_known
-from ml4cube.preprocessing.weights import Weights, cell_weights, spread_weights
+from ml4cube.preprocessing.weights import Weights, cell_weights, fitted_weights
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def field_statistics(
     variable : Variable
         Of numbers.
     where : Variable of bool, optional
-        Cells to use, on the same dims.
+        Cells to use, on some of its dims.
     form : Form
         What is wanted.
 
@@ -117,10 +117,10 @@ def field_statistics(
         Memory needed is that of the result and of a few blocks.
     """
     plan = _Plan.of(variable, form)
-    weights = None if form.weights is None else spread_weights(form.weights, variable)
+    weights = None if form.weights is None else fitted_weights(form.weights, variable)
     groups = None
     if plan.grouped and form.groups is not None:
-        groups = _spread_groups(form.groups, variable)
+        groups = form.groups
     others = [where, weights, groups]
     shape = tuple(plan.sizes.values())
     total = Moments.empty(shape)
@@ -184,7 +184,7 @@ class _Plan:
         if self.time_axis is None or groups is None:
             return [(0, arrays)]
         axis = self.time_axis
-        along = np.moveaxis(groups, axis, 0).reshape(groups.shape[axis], -1)[:, 0]
+        along = groups[tuple(slice(None) if i == axis else 0 for i in range(groups.ndim))]
         cut = []
         for group in np.unique(along):
             steps = np.flatnonzero(along == group)
@@ -194,13 +194,6 @@ class _Plan:
             taken = tuple(None if a is None else np.take(a, steps, axis) for a in arrays)
             cut.append((int(group), taken))
         return cut
-
-
-def _spread_groups(groups: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Group of each cell, as a view that takes no room."""
-    sizes = {dim: n for dim, n in variable.sizes.items() if dim not in groups.dims}
-    full: xr.Variable = groups.set_dims({**sizes, **groups.sizes})  # type: ignore[no-untyped-call]
-    return full.transpose(*variable.dims)
 
 
 def _block_moments(

@@ -130,7 +130,7 @@ class Statistics(core.Statistics):
         table = {}
         for name in chosen:
             variable = cube.variables[name]
-            where = None if cells is None else cubes.spread(cells, variable)
+            where = None if cells is None else cubes.fitted(cells, variable)
             table[name] = _named_errors(name, _summed, variable, where, form)
             _check_not_empty(name, table[name], part)
         return cls(table, part)
@@ -316,6 +316,8 @@ def _summed(variable: xr.Variable, where: xr.Variable | None, form: Form) -> Var
         return total
     if cubes.is_lazy(variable, where):
         return _summed_by_dask(variable, where)
+    if where is not None:
+        where = cubes.spread(where, variable)
 
     def sum_block(slices: dict[str, slice]) -> VariableStatistics:
         cells = None if where is None else where.isel(slices).values
@@ -336,9 +338,10 @@ def _summed_by_dask(variable: xr.Variable, where: xr.Variable | None) -> Variabl
         variable = variable.chunk(cubes.block_shape(variable))
     arrays = [variable.data]
     if where is not None:
-        arrays.append(
-            where.chunk(dict(zip(variable.dims, variable.chunks or (), strict=True))).data
-        )
+        # cut before it is repeated, or dask would look at every copy
+        chunks = dict(zip(variable.dims, variable.chunks or (), strict=True))
+        cut = where.chunk({dim: chunks[dim] for dim in where.dims})
+        arrays.append(cubes.spread(cut, variable).chunk(chunks).data)
     sums = da.map_blocks(  # type: ignore[no-untyped-call]
         _block_statistics,
         *arrays,

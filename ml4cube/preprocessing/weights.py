@@ -91,8 +91,8 @@ def _is_latitude(name: str, coord: xr.DataArray) -> bool:
     return coord.ndim > 0 and (named or known)
 
 
-def spread_weights(weights: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Broadcast weights to a variable's dims, by name.
+def fitted_weights(weights: xr.Variable, variable: xr.Variable) -> xr.Variable:
+    """Reduce weights to the dims that a variable has.
 
     Parameters
     ----------
@@ -104,12 +104,8 @@ def spread_weights(weights: xr.Variable, variable: xr.Variable) -> xr.Variable:
     Returns
     -------
     Variable
-        On the dims of `variable`. Along a dim that the variable lacks, its one copy weighs what
-        the others weigh in the mean.
+        Not repeated along dims that the weights lack. Along a dim that the variable lacks, its
+        one copy weighs what the others weigh in the mean.
     """
     spare = [dim for dim in weights.dims if dim not in variable.dims]
-    if spare:
-        weights = weights.mean(spare)
-    sizes = {dim: n for dim, n in variable.sizes.items() if dim not in weights.dims}
-    full: xr.Variable = weights.set_dims({**sizes, **weights.sizes})  # type: ignore[no-untyped-call]
-    return full.transpose(*variable.dims)
+    return weights.mean(spare) if spare else weights
