@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
-from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
+from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreError
 from ml4cube.training.addons import (
     AddOnBase,
     MultiGPUAddon,
@@ -26,6 +26,7 @@ from ml4cube.training.addons.mpu import share_loader
 from ml4cube.training.addons.precision import choose_precision
 from ml4cube.training.dist import World
 from ml4cube.training.trainer import Trainer
+from tests.distributed_runner import on_ranks
 from tests.test_training_loggers import FakeNeptune, FakeWandB
 from tests.training_parts import dataset, network, weights
 
@@ -592,3 +593,41 @@ def test_services_without_add_on_or_package_are_named(monkeypatch):
     with pytest.raises(InvalidTypeError, match="is no mapping"):
         make(web_logger="wandb")
     make(WandBLoggerAddon, NeptuneLoggerAddon).run(1, loader(4))  # without services
+
+
+# --------------------------------------------------------------- models cut into shares
+
+
+def _cut(folder, strategy):
+    torch.set_num_threads(1)
+    model = network(norm=False)
+    model[2] = nn.Identity()
+    run = make(StateManagerAddon, model=model, save_path=folder, strategy=strategy)
+    run.run(2, loader(8), loader(4))
+    again = None
+    try:
+        run.run(1, loader(8))
+    except RunError as error:
+        again = str(error)
+    return run.best_epoch, weights(run.model), again
+
+
+def test_a_model_cut_over_two_ranks_is_saved_whole(tmp_path):
+    (epoch, first, again), (_, second, _) = on_ranks(2, _cut, tmp_path, "fsdp")
+    assert first == second
+    assert "a Trainer runs once" in again
+    alone = make(StateManagerAddon, model=network(seed=5), save_path=tmp_path)
+    alone.model[2] = nn.Identity()
+    assert alone.load_state() == epoch
+    assert set(alone.optimizer.state_dict()["state"]) == {0, 1, 2, 3}
+
+    model = network()
+    model[2] = nn.Identity()
+    single = make(model=model)
+    single.run(2, loader(8), loader(4))  # both ranks saw the same batches
+    assert single.best_epoch == epoch
+    for name, value in single.model.state_dict().items():
+        torch.testing.assert_close(torch.tensor(first[name]), value)
+        torch.testing.assert_close(alone.model.state_dict()[name], single.best_weights[name])
+    with pytest.raises(InvalidTypeError, match="do not go together"):
+        make(MultiGPUAddon, device=["cpu"] * 2, strategy="fsdp")

@@ -75,7 +75,7 @@ class AdvancedTrainer:
     **options : Any
         Further settings, as for `ml4cube.training.pytorch.Trainer`: ``max_time``,
         ``limit_train_batches``, ``limit_val_batches``, ``fast_dev_run``, ``ema``, ``compile``,
-        ``log_grad_norm``, ``find_unused_parameters``.
+        ``log_grad_norm``, ``find_unused_parameters``, ``strategy``, ``shard_modules``.
 
     Raises
     ------

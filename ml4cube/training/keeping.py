@@ -32,6 +32,7 @@ class Keeping:
     best_weights: dict[str, torch.Tensor] | None
     overrides: Callable[[str], bool]
     metric_on_epoch_end: Callable[[], Mapping[str, float] | None]
+    weights_now: Callable[[], dict[str, Any]]
     _world: World
 
     # ---------------------------------------------------------------------- logs
@@ -74,8 +75,9 @@ class Keeping:
         filename : str or Path
             The file; an old one is replaced once the new one is whole.
         """
+        weights = self.weights_now()
         if self._world.is_main:
-            write_file(filename, self.model.state_dict())
+            write_file(filename, weights)
         self._world.maximum([0.0])  # nobody goes on before it is there
 
     def load_model(self, filename: str | Path, strict: bool = True) -> None:
@@ -138,10 +140,10 @@ class Keeping:
         if not is_better(cur_loss, self.best_loss, "min"):
             return False
         self.best_epoch, self.best_loss = cur_epoch, cur_loss
+        weights = self.weights_now()
         if self._world.is_main:
             self.best_weights = {
-                name: tensor.detach().to("cpu", copy=True)
-                for name, tensor in self.model.state_dict().items()
+                name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()
             }
         return True
 

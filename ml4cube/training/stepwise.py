@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.training.addons.core import Combinable
 from ml4cube.training.callbacks import Callback, logger
 from ml4cube.training.checkpoint import to_plain
@@ -78,6 +78,7 @@ class Stepwise(Keeping, metaclass=Combinable):
     _metrics: Mapping[str, Any] | None
     _options: dict[str, Any]
     _scaler_state: dict[str, Any]
+    _running: UserLoop | None  # the loop that trains now
     _started: bool
     _state: TrainState
     _tested: History
@@ -130,6 +131,30 @@ class Stepwise(Keeping, metaclass=Combinable):
             self._inner.pop(name, None)
         return None
 
+    def weights_now(self) -> dict[str, Any]:
+        """Return the model's state dict, whole also where ranks hold shares of it; every rank.
+
+        Returns
+        -------
+        dict
+            On rank 0; on the others it may be without values.
+        """
+        loop = self._running
+        return self.model.state_dict() if loop is None else loop.strategy.model_state(loop.model)
+
+    def optimizer_now(self) -> dict[str, Any] | None:
+        """Return the optimizer's state dict likewise; every rank.
+
+        Returns
+        -------
+        dict or None
+            None where there is no optimizer.
+        """
+        loop = self._running
+        if self.optimizer is None or loop is None:
+            return None if self.optimizer is None else self.optimizer.state_dict()
+        return loop.strategy.optimizer_state(loop.model, self.optimizer)
+
     def start_at(self, state: TrainState) -> None:
         """Go on from where a state that was loaded stands.
 
@@ -176,11 +201,13 @@ class Stepwise(Keeping, metaclass=Combinable):
         # An epoch that was left half done, since time was over, is finished from its snapshot.
         half_done = self._state.batch > 0 and self._options["snapshot_path"] is not None
         goal, resumes = self._goal + epochs, half_done or not self._started
+        self._refuse_again()
         loop = self._make_loop(loader, valid_loader, goal)
-        self._started = True
+        self._started, self._running = True, loop
         try:
             loop.run(resume=resumes)
         finally:
+            self._running = None
             self._take_from(loop)
             # A snapshot may stand beyond what this call was to reach: the next call's share.
             self._goal = min(goal, loop.state.epoch)
@@ -227,7 +254,7 @@ class Stepwise(Keeping, metaclass=Combinable):
     def _take_from(self, loop: UserLoop) -> None:
         self._state, self.history = loop.state, loop.history
         self._scaler_state = loop.scaler.state_dict()
-        if loop.ema is not None:
+        if loop.ema is not None and loop.model is self.model:
             loop.ema.apply(False)
             own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
             self._ema_state = {"updates": loop.ema.updates, "own": own}
@@ -283,6 +310,17 @@ class Stepwise(Keeping, metaclass=Combinable):
 
     def _pick_precision(self, use_amp: bool, precision: Any, device: torch.device) -> str:
         return pick_precision(use_amp, precision, device)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._options.get("strategy") == "fsdp" and self._world.size > 1
+
+    def _refuse_again(self) -> None:
+        if self._is_cut and self._started:
+            raise RunError(
+                "with strategy='fsdp' a Trainer runs once, since the ranks then hold shares of the "
+                "optimizer; to go on, make a new one with the same snapshot_path"
+            )
 
     def _check_optimizer(self) -> None:
         if not isinstance(self.optimizer, Optimizer):

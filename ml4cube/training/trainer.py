@@ -93,7 +93,7 @@ class Trainer(Stepwise):
     **options : Any
         Further settings, as for `ml4cube.training.pytorch.Trainer`: ``max_time``,
         ``limit_train_batches``, ``limit_val_batches``, ``fast_dev_run``, ``ema``, ``compile``,
-        ``log_grad_norm``, ``find_unused_parameters``.
+        ``log_grad_norm``, ``find_unused_parameters``, ``strategy``, ``shard_modules``.
 
     Attributes
     ----------
@@ -207,13 +207,14 @@ class Trainer(Stepwise):
         self._ema_state: dict[str, Any] = {}
         self._tested = History()
         self._goal = 0  # epochs asked for so far
-        self._started = False
+        self._started, self._running = False, None
         self._gives_output = self.overrides("test_step")  # as far as is known
         self._inner: dict[str, Callable[[Any], None]] = {}
         self.under_way: set[str] = set()
         if mode == "train":
             self._check_optimizer()
-        self.model.to(self._world.device)
+        if not self._is_cut:  # which may not fit on one device
+            self.model.to(self._world.device)
 
     # ------------------------------------------------------------------ yours to define
 
@@ -371,6 +372,8 @@ class Trainer(Stepwise):
             if self.mode == "test":
                 tested = self._make_loop(None, None).evaluate([batch])
                 return {name.removeprefix("val_"): value for name, value in tested.items()}
+            if self._is_cut:
+                raise InvalidTypeError("strategy='fsdp' trains in run() only; call that")
             loop = self._make_loop([batch], None)
             if loop.ema is not None:
                 loop.ema.apply(False)

@@ -99,6 +99,11 @@ class _OnDevices:
         **kwargs: Any,
     ) -> None:
         _check_init_method(init_method)
+        if kwargs.get("strategy") == "fsdp":
+            raise InvalidTypeError(
+                "strategy='fsdp' and MultiGPUAddon do not go together, since the trained model "
+                "comes back whole; start the script with torchrun, without the add-on"
+            )
         self.devices = _devices(device)
         self._timeout = timeout
         self._is_rank = False

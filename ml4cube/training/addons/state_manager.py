@@ -82,6 +82,8 @@ class _State:
     best_weights: dict[str, torch.Tensor] | None
     progress_checker: Any
     start_at: Callable[[TrainState], None]
+    weights_now: Callable[[], dict[str, Any]]
+    optimizer_now: Callable[[], dict[str, Any] | None]
     _options: dict[str, Any]
     _world: Any
     _load_weights: Callable[..., None]
@@ -105,11 +107,12 @@ class _State:
 
     def save_state(self) -> None:
         """Write model, optimizer and scheduler as they are now; every rank, rank 0 writes."""
+        weights, optimizer = self.weights_now(), self.optimizer_now()
         if self._world.is_main:
             model, coming = self._settle()
-            write_weights(coming, self.model.state_dict())
+            write_weights(coming, weights)
             state = {
-                "optimizer": None if self.optimizer is None else self.optimizer.state_dict(),
+                "optimizer": optimizer,
                 "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
                 "epoch": self.progress_checker.epoch,
                 "step": self.progress_checker.step,
@@ -179,8 +182,9 @@ class _State:
     def save_model(self, filename: str | Path) -> None:
         """Write the model's weights in the format that the suffix names; every rank."""
         _check_suffix(Path(filename))
+        weights = self.weights_now()
         if self._world.is_main:
-            write_weights(Path(filename), self.model.state_dict())
+            write_weights(Path(filename), weights)
         self._world.maximum([0.0])
 
     def load_model(self, filename: str | Path, strict: bool = True) -> None:
