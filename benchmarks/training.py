@@ -61,6 +61,7 @@ class Job:
     batch_size: int
     steps: int  # per epoch and rank
     epochs: int
+    turns: int  # for each repeat asked for; short runs are measured more often
 
     def model(self) -> nn.Module:
         """The model, with the same weights each time."""
@@ -218,7 +219,7 @@ def measure(job: Job, repeats: int) -> dict[str, Any]:
     """All contenders in turns, in an order that moves on; the first round is not counted."""
     found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     names, right = list(CONTENDERS), None
-    for turn in range(repeats + 1):
+    for turn in range(repeats * job.turns + 1):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             cost, weights = run_one(job, name)
             right = weights if right is None else right
@@ -252,7 +253,7 @@ def run_rank(repeats: int, out: Path) -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
     world = ddp_init(backend="gloo")
-    jobs = (Job("tiny", 8, 400, 3), Job("cnn", 16, 16, 2))
+    jobs = (Job("tiny", 8, 400, 2, turns=3), Job("cnn", 16, 16, 2, turns=1))
     measured = {job.name: measure(job, repeats) for job in jobs}
     if world.is_main:
         out.write_text(json.dumps(measured))
