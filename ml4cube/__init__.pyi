@@ -24,13 +24,16 @@ from .splits import BlockKFold as BlockKFold
 from .splits import BlockShuffleSplit as BlockShuffleSplit
 from .splits import ForwardChaining as ForwardChaining
 from .splits import LeaveRegionOut as LeaveRegionOut
+from .splits import LeakageReport as LeakageReport
 from .splits import apply_split as apply_split
 from .splits import assign_block_split as assign_block_split
 from .splits import assign_rand_split as assign_rand_split
 from .splits import assign_region_split as assign_region_split
 from .splits import assign_time_split as assign_time_split
+from .splits import audit as audit
 from .splits import create_split as create_split
 from .splits import estimate_range as estimate_range
+from .splits import leakage_report as leakage_report
 from .splits import suggest_block_size as suggest_block_size
 
 __version__: str

@@ -5,6 +5,9 @@ from ml4cube.splits.assign import apply_split as apply_split
 from ml4cube.splits.assign import assign_block_split as assign_block_split
 from ml4cube.splits.assign import assign_rand_split as assign_rand_split
 from ml4cube.splits.assign import assign_time_split as assign_time_split
+from ml4cube.splits.leakage import LeakageReport as LeakageReport
+from ml4cube.splits.leakage import audit as audit
+from ml4cube.splits.leakage import leakage_report as leakage_report
 from ml4cube.splits.ranges import Ranges as Ranges
 from ml4cube.splits.ranges import estimate_range as estimate_range
 from ml4cube.splits.ranges import suggest_block_size as suggest_block_size

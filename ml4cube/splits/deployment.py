@@ -1,0 +1,307 @@
+"""Where a model will be used, and how far that is from its train cells, in space and in time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.buffer import EARTH_RADIUS_KM
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
+from ml4cube.splits.cube import CubeView, is_time, microseconds
+from ml4cube.splits.layout import SAMPLE, Layout
+
+Floats = NDArray[np.float64]
+_DAY = 86_400_000_000.0
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where something lies: places of the map and positions in time, each on its own.
+
+    Parameters
+    ----------
+    space : ndarray of float, shape (places, 1 to 3), optional
+        Unit vectors on the sphere, or positions in cells.
+    time : ndarray of float, optional
+        Days since the cube's first date, or steps.
+    """
+
+    space: Floats | None = None
+    time: Floats | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """How distances are measured on a cube.
+
+    Parameters
+    ----------
+    view : CubeView
+        The cube.
+    map_dims : tuple of str
+        Dims of a map, sorted.
+    time_dim : str or None
+        The time dim.
+    units : dict of str to str
+        Unit of "space" and of "time".
+    """
+
+    view: CubeView
+    map_dims: tuple[str, ...]
+    time_dim: str | None
+    units: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, view: CubeView, map_dims: tuple[str, ...]) -> Ground:
+        """Find out what a cube's axes are.
+
+        Parameters
+        ----------
+        view : CubeView
+            The cube.
+        map_dims : tuple of str
+            Dims of a map.
+
+        Returns
+        -------
+        Ground
+            Kilometres where latitude and longitude are known, days where dates are; else cells.
+        """
+        time = view.axis_of("time")
+        named = [dim for dim in view.dims if dim.lower() in ("time", "t", "date")]
+        time_dim = str(time.dims[0]) if time is not None else (named[0] if named else None)
+        space = tuple(sorted(dim for dim in map_dims if dim != time_dim))
+        units = {"space": "km" if _on_sphere(view, space) else "cells"}
+        units["time"] = "days" if time is not None else "steps"
+        return cls(view, space, time_dim, units)
+
+    def of_part(self, layout: Layout, codes: tuple[int, ...]) -> Places:
+        """Where parts of the label lie.
+
+        Parameters
+        ----------
+        layout : Layout
+            The label.
+        codes : tuple of int
+            Codes of the parts.
+
+        Returns
+        -------
+        Places
+            Their places and times, each once.
+        """
+        space = None
+        if self.map_dims and layout.map_dims:
+            here = np.any([layout.maps[code] for code in codes], axis=0)
+            for axis, dim in enumerate(self.map_dims):
+                if dim not in layout.map_dims:
+                    here = np.repeat(np.expand_dims(here, axis), self.view.sizes[dim], axis=axis)
+            space = self._points(here)
+        time = None
+        if self.time_dim in layout.starts:
+            steps = np.any([layout.profiles[code, self.time_dim] for code in codes], axis=0)
+            time = self._times()[steps]
+        return Places(space, time)
+
+    def of_user(self, deployment: Any) -> Places:
+        """Where the user says that the model will be used.
+
+        Parameters
+        ----------
+        deployment : Dataset, DataArray or mapping
+            As for `leakage_report`.
+
+        Returns
+        -------
+        Places
+            Its places and times.
+
+        Raises
+        ------
+        InvalidTypeError
+            If it is none of these.
+        InvalidValueError
+            If it lies on no axis of the cube, or a mask does not fit or is empty.
+        """
+        if isinstance(deployment, xr.DataArray) and deployment.dtype.kind == "b":
+            return self._of_mask(deployment)
+        if isinstance(deployment, xr.Dataset | xr.DataArray):
+            coords = {str(name): c for name, c in deployment.coords.items() if c.ndim == 1}
+            return self._of_coords(coords, grid=True)
+        if isinstance(deployment, Mapping) or hasattr(deployment, "columns"):
+            coords = {
+                str(name): xr.DataArray(np.asarray(deployment[name]), dims="points", name=name)
+                for name in deployment
+            }
+            return self._of_coords(coords, grid=False)
+        raise InvalidTypeError(
+            f"deployment is a {type(deployment).__name__}; give a cube, a mask of bools, or "
+            "coordinates of points by name"
+        )
+
+    def _of_mask(self, mask: xr.DataArray) -> Places:
+        for dim, n in mask.sizes.items():
+            if self.view.sizes.get(str(dim)) != n:
+                raise InvalidValueError(
+                    f"the deployment mask has {n} cells along {dim!r}, the cube has "
+                    f"{self.view.sizes}; give a mask on the cube's cells, or coordinates"
+                )
+        if not bool(mask.any()):
+            raise InvalidValueError("the deployment mask is false everywhere; mark some cells")
+        space = time = None
+        if present := [dim for dim in self.map_dims if dim in mask.dims]:
+            here = mask.any([dim for dim in mask.dims if dim not in present]).transpose(*present)
+            full = np.asarray(here.values)
+            for axis, dim in enumerate(self.map_dims):
+                if dim not in present:
+                    full = np.repeat(np.expand_dims(full, axis), self.view.sizes[dim], axis=axis)
+            space = self._points(full)
+        if self.time_dim in mask.dims:
+            steps = mask.any([dim for dim in mask.dims if dim != self.time_dim]).values
+            time = self._times()[np.asarray(steps)]
+        return Places(space, time)
+
+    def _of_coords(self, coords: dict[str, xr.DataArray], grid: bool) -> Places:
+        rng = np.random.default_rng(0)
+        axes = [self._match(dim, coords) for dim in self.map_dims]
+        space = None
+        if axes and all(values is not None for values in axes):
+            places = [
+                np.asarray(values.values, dtype=float) for values in axes if values is not None
+            ]
+            if grid:
+                places = [rng.choice(values, 4 * SAMPLE) for values in places]
+            space = self._vectors(places)
+        time = None
+        found = self._match(self.time_dim, coords) if self.time_dim else None
+        if found is not None:
+            time = self._days(found)
+        if space is None and time is None:
+            raise InvalidValueError(
+                f"deployment has the coordinates {sorted(coords)}, none of which is one of the "
+                f"cube's {[*self.map_dims, self.time_dim]}; name them alike"
+            )
+        return Places(space, time)
+
+    def _match(self, dim: str | None, coords: dict[str, xr.DataArray]) -> xr.DataArray | None:
+        """The coordinate that means the same as a dim of the cube."""
+        if dim in coords:
+            return coords[dim]
+        for kind in ("lat", "lon", "time"):
+            own = self.view.axis_of(kind)
+            if own is None or own.dims[0] != dim:
+                continue
+            if own.name in coords:
+                return coords[str(own.name)]
+            for coord in coords.values():
+                probe = xr.DataArray(
+                    np.zeros(coord.size), dims=coord.dims, coords={str(coord.name): coord}
+                )
+                other = CubeView.of(probe)
+                if other.axis_of(kind) is not None:
+                    return coord
+        return None
+
+    def _points(self, here: NDArray[np.bool_]) -> Floats:
+        """Places of the cells of a map where `here` is true."""
+        cells = np.nonzero(here)
+        if self.units["space"] != "km":
+            return np.stack([c.astype(float) for c in cells], axis=-1)
+        values = [self.view.axis_of(kind) for kind in ("lat", "lon")]
+        by_dim = {str(v.dims[0]): v.values.astype(float) for v in values if v is not None}
+        return self._vectors([by_dim[d][c] for d, c in zip(self.map_dims, cells, strict=True)])
+
+    def _vectors(self, places: list[Floats]) -> Floats:
+        """Values along the map's dims -> points in which straight distances can be taken."""
+        if self.units["space"] == "km":
+            lat = self.view.axis_of("lat")
+            first = lat is not None and lat.dims[0] == self.map_dims[0]
+            lats, lons = places if first else places[::-1]
+            return unit_vectors(lats, lons)
+        cells = []
+        for dim, values in zip(self.map_dims, places, strict=True):
+            coord = self.view.ds.coords.get(dim)
+            if coord is not None and coord.size > 1 and coord.dtype.kind in "fiu":
+                own = coord.values.astype(float)
+                step = float(np.median(np.diff(own))) or 1.0
+                values = (values - own[0]) / step
+            cells.append(values)
+        return np.stack(cells, axis=-1)
+
+    def _times(self) -> Floats:
+        """Time of every step of the cube."""
+        time = self.view.axis_of("time")
+        if time is None:
+            return np.arange(float(self.view.sizes[str(self.time_dim)]))
+        return microseconds(time) / _DAY
+
+    def _days(self, coord: xr.DataArray) -> Floats:
+        own = self.view.axis_of("time")
+        if own is None:
+            return np.asarray(coord.values, dtype=float)
+        if not is_time(coord):
+            raise InvalidValueError(
+                f"deployment has {coord.dtype} along {coord.name!r}, the cube has dates; decode "
+                "the times"
+            )
+        both = np.concatenate([own.values[:1], coord.values.ravel()])
+        try:
+            joined = xr.DataArray(both, dims="time", name="time")
+            return microseconds(joined)[1:] / _DAY
+        except TypeError as error:
+            raise InvalidValueError(
+                f"the dates of deployment are of another calendar than the cube's ({error}); "
+                "convert them with convert_calendar"
+            ) from None
+
+
+def _on_sphere(view: CubeView, dims: tuple[str, ...]) -> bool:
+    lat, lon = view.axis_of("lat"), view.axis_of("lon")
+    if lat is None or lon is None or lat.dims == lon.dims:
+        return False
+    return {str(lat.dims[0]), str(lon.dims[0])} == set(dims)
+
+
+def distances(ground: Ground, places: Places, train: Places) -> dict[str, Floats]:
+    """How far places are from train places, and times from train times.
+
+    Parameters
+    ----------
+    ground : Ground
+        How to measure.
+    places : Places
+        Of test cells, or of the deployment.
+    train : Places
+        Of train cells.
+
+    Returns
+    -------
+    dict of str to ndarray of float
+        "space" and "time", where both are known; up to `SAMPLE` distances each.
+    """
+    found = {}
+    rng = np.random.default_rng(0)
+    if places.space is not None and train.space is not None and len(train.space):
+        points = _some(places.space, rng)
+        from sklearn.neighbors import KDTree
+
+        near = KDTree(train.space).query(points, return_distance=True)[0][:, 0]
+        on_sphere = ground.units["space"] == "km"
+        found["space"] = kilometres(near, EARTH_RADIUS_KM) if on_sphere else np.asarray(near)
+        # the roundings of a unit vector are a tenth of a millimetre
+        found["space"] = np.where(found["space"] < 1e-6, 0.0, found["space"])
+    if places.time is not None and train.time is not None and train.time.size:
+        found["time"] = nearest_on_axis(_some(places.time, rng), train.time)
+    return found
+
+
+def _some(values: Floats, rng: np.random.Generator) -> Floats:
+    if len(values) <= SAMPLE:
+        return values
+    return values[np.sort(rng.choice(len(values), SAMPLE, replace=False))]

@@ -1,0 +1,331 @@
+"""Where the parts of a label lie: profiles, runs, separation of test cells from train cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.separation import nearest_box, pieces, run_lengths
+from ml4cube.core.split_plan import EXCLUDED, PARTS, TEST, TRAIN
+from ml4cube.splits.cube import CubeView
+from ml4cube.splits.validity import slabs
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+# Boxes of equal label that are looked at together, and cells of the test part that are sampled.
+_BOXES_AT_MOST = 40_000
+_WINDOWS = 4
+SAMPLE = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """A label, looked at once in slabs of bounded size.
+
+    Parameters
+    ----------
+    label : DataArray
+        The label, dims sorted.
+    counts : dict of int to int
+        Cells of each code.
+    profiles : dict of (int, str) to ndarray of bool
+        For each code and dim, which positions hold a cell of it.
+    maps : dict of int to ndarray of bool, or None
+        For each code, which places of the map (`map_dims`) hold a cell of it at any index of
+        the other dims.
+    map_dims : tuple of str
+        Dims of the map.
+    starts : dict of str to ndarray of int
+        First positions of the runs along each dim over which no label changes.
+    """
+
+    label: xr.DataArray
+    counts: dict[int, int]
+    profiles: dict[tuple[int, str], Bools]
+    maps: dict[int, Bools]
+    map_dims: tuple[str, ...]
+    starts: dict[str, Ints]
+
+    @classmethod
+    def of(cls, label: xr.DataArray, map_dims: tuple[str, ...]) -> Layout:
+        """Look at a label.
+
+        Parameters
+        ----------
+        label : DataArray
+            Codes of parts, on any dims.
+        map_dims : tuple of str
+            Dims of the map; those that the label lacks do not count.
+
+        Returns
+        -------
+        Layout
+            What was seen.
+        """
+        dims = tuple(sorted(str(dim) for dim in label.dims))
+        bare = xr.DataArray(label.variable).transpose(*dims)
+        sizes = {dim: bare.sizes[dim] for dim in dims}
+        on_map = tuple(dim for dim in dims if dim in map_dims)
+        codes = (*PARTS.values(), EXCLUDED)
+        counts = dict.fromkeys(codes, 0)
+        profiles = {(c, dim): np.zeros(sizes[dim], dtype=bool) for c in codes for dim in dims}
+        maps = {c: np.zeros([sizes[dim] for dim in on_map], dtype=bool) for c in codes}
+        changes = {dim: np.zeros(sizes[dim], dtype=bool) for dim in dims}
+        for box in slabs(sizes):
+            # one cell more on the low side, so that changes between slabs are seen
+            wide = {dim: slice(max(s.start - 1, 0), s.stop) for dim, s in box.items()}
+            more = np.asarray(bare.isel(wide).values)
+            inner = tuple(slice(box[d].start - wide[d].start, None) for d in dims)
+            values = more[inner]
+            for axis, dim in enumerate(dims):
+                others = tuple(a for a in range(len(dims)) if a != axis)
+                changed = (np.diff(more, axis=axis) != 0).any(axis=others)
+                changes[dim][wide[dim].start + 1 : box[dim].stop] |= changed
+            for code in codes:
+                cells = values == code
+                counts[code] += int(cells.sum())
+                for axis, dim in enumerate(dims):
+                    others = tuple(a for a in range(len(dims)) if a != axis)
+                    profiles[code, dim][box[dim]] |= cells.any(axis=others)
+                off_map = tuple(a for a, dim in enumerate(dims) if dim not in on_map)
+                maps[code][tuple(box[dim] for dim in on_map)] |= cells.any(axis=off_map)
+        starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
+        return cls(bare, counts, profiles, maps, on_map, starts)
+
+    def one_sided(self, dim: str, held_out: int) -> int | None:
+        """Steps between train and a part that lies wholly to one side of it.
+
+        Parameters
+        ----------
+        dim : str
+            A dim.
+        held_out : int
+            Code of the part.
+
+        Returns
+        -------
+        int or None
+            Steps that lie between; None if the part is on both sides, or among train.
+        """
+        if dim not in self.starts:
+            return None
+        train = np.flatnonzero(self.profiles[TRAIN, dim])
+        held = np.flatnonzero(self.profiles[held_out, dim])
+        if not train.size or not held.size:
+            return None
+        if held[0] > train[-1]:
+            return int(held[0] - train[-1] - 1)
+        if held[-1] < train[0]:
+            return int(train[0] - held[-1] - 1)
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Separation:
+    """How test cells lie to train cells, from a seeded sample of test cells.
+
+    Parameters
+    ----------
+    touching : float
+        Share of test cells beside a train cell.
+    steps : dict of str to float
+        Median number of cells along each dim to the nearest train cell.
+    near : float
+        Share of test cells that are nearer to train than the range.
+    block : dict of str to float
+        Median length of the runs of test cells, in cells.
+    pieces : float
+        Number of separate pieces of the test part, small ones counting less.
+    exact : bool
+        False if the label has too many pieces, and parts of the cube stood for all of it.
+    """
+
+    touching: float
+    steps: dict[str, float]
+    near: float
+    block: dict[str, float]
+    pieces: float
+    exact: bool
+
+
+def separate(
+    layout: Layout,
+    view: CubeView,
+    valid: xr.DataArray | None,
+    units: Callable[[bool], dict[str, float]],
+    part: int = TEST,
+) -> Separation:
+    """Measure how far test cells lie from train cells.
+
+    Parameters
+    ----------
+    layout : Layout
+        The label.
+    view : CubeView
+        Its cube.
+    valid : DataArray, optional
+        A variable whose gaps are no test cells.
+    units : callable
+        Told whether any test cell touches train, gives the range along each dim in cells:
+        np.inf where any distance is too short, NaN along dims whose indices are no neighbours
+        of one another (scenarios).
+    part : int
+        Code of the test part.
+
+    Returns
+    -------
+    Separation
+        Shares and medians over the sample.
+    """
+    dims = tuple(layout.starts)
+    rng = np.random.default_rng(0)
+    cyclic = view.global_lon_dim()
+    period = [layout.label.sizes[dim] if dim == cyclic else 0 for dim in dims]
+    windows = _windows([layout.starts[dim] for dim in dims], layout, dims, part, rng)
+    looks = [
+        _Look.at(window, layout, part, rng, valid, SAMPLE // len(windows)) for window in windows
+    ]
+    looks = [look for look in looks if len(look.points)]
+    exact = len(windows) == 1
+    if not looks:
+        nothing = dict.fromkeys(dims, math.nan)
+        return Separation(math.nan, nothing, math.nan, nothing, math.nan, exact)
+    # a step from one scenario to the next is no small one
+    far = [1e-3 if np.isnan(cells) else 1.0 for cells in units(False).values()]
+    beside = np.concatenate([look.nearest(far, period)[0] for look in looks]) <= 1
+    unit = [1e-3 if np.isnan(cells) else cells for cells in units(bool(beside.any())).values()]
+    nearest = [look.nearest(unit, period) for look in looks]
+    ranges = np.concatenate([distance for distance, _ in nearest])
+    steps = np.median(np.concatenate([steps for _, steps in nearest]), axis=0)
+    lengths = np.median(np.concatenate([look.lengths() for look in looks]), axis=0)
+    return Separation(
+        float(beside.mean()),
+        dict(zip(dims, steps.tolist(), strict=True)),
+        float((ranges < 1).mean()),
+        dict(zip(dims, lengths.tolist(), strict=True)),
+        float(sum(pieces(look.test, look.volume) for look in looks)),
+        exact,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """One window of the label: boxes of equal label, and test cells drawn from them."""
+
+    low: list[Ints]
+    width: list[Ints]
+    test: Bools
+    train: Bools
+    volume: NDArray[np.float64]
+    points: Ints
+
+    @classmethod
+    def at(
+        cls,
+        window: list[slice],
+        layout: Layout,
+        part: int,
+        rng: np.random.Generator,
+        valid: xr.DataArray | None,
+        most: int,
+    ) -> _Look:
+        dims = tuple(layout.starts)
+        runs = [layout.starts[dim] for dim in dims]
+        low, width = [], []
+        for starts, piece, dim in zip(runs, window, dims, strict=True):
+            edges = np.append(starts, layout.label.sizes[dim])[piece.start : piece.stop + 1]
+            low.append(edges[:-1])
+            width.append(np.diff(edges))
+        codes = np.asarray(layout.label.isel(dict(zip(dims, low, strict=True))).values)
+        volume = np.ones(codes.shape)
+        for axis, w in enumerate(width):
+            volume = volume * w.reshape([-1 if a == axis else 1 for a in range(codes.ndim)])
+        points = _draw(codes == part, volume, low, width, window, runs, rng)
+        points = _with_values(points, dims, valid, most)
+        return cls(low, width, codes == part, codes == TRAIN, volume, points)
+
+    def nearest(self, unit: list[float], period: list[int]) -> tuple[NDArray[np.float64], Ints]:
+        """Distance of each point to the nearest train box, and the steps to it."""
+        boxes = np.nonzero(self.train)
+        first = np.stack([self.low[a][i] for a, i in enumerate(boxes)], axis=1)
+        wide = np.stack([self.width[a][i] for a, i in enumerate(boxes)], axis=1)
+        return nearest_box(self.points, first, first + wide - 1, unit, period)
+
+    def lengths(self) -> Ints:
+        """Length of the run of test cells that each point lies in, along each dim."""
+        where = tuple(
+            np.searchsorted(low, self.points[:, a], side="right") - 1
+            for a, low in enumerate(self.low)
+        )
+        return np.stack([run[where] for run in run_lengths(self.test, self.width)], axis=1)
+
+
+def _windows(
+    runs: list[Ints], layout: Layout, dims: tuple[str, ...], part: int, rng: np.random.Generator
+) -> list[list[slice]]:
+    """Ranges of runs that are looked at: all of them, or a few windows of the cube."""
+    counts = [starts.size for starts in runs]
+    if math.prod(counts) <= _BOXES_AT_MOST:
+        return [[slice(0, n) for n in counts]]
+    share = (_BOXES_AT_MOST / _WINDOWS / math.prod(counts)) ** (1 / sum(n > 1 for n in counts))
+    windows = []
+    for _ in range(_WINDOWS):
+        window = []
+        for starts, dim in zip(runs, dims, strict=True):
+            n = max(min(starts.size, 5), int(starts.size * share))
+            held = np.flatnonzero(layout.profiles[part, dim])
+            centre = int(np.searchsorted(starts, rng.choice(held), side="right")) - 1
+            first = min(max(centre - n // 2, 0), starts.size - n)
+            window.append(slice(first, first + n))
+        windows.append(window)
+    return windows
+
+
+def _draw(
+    test: Bools,
+    volume: NDArray[np.float64],
+    low: list[Ints],
+    width: list[Ints],
+    window: list[slice],
+    runs: list[Ints],
+    rng: np.random.Generator,
+) -> Ints:
+    """Random test cells; of a window, from its middle, where train cells beyond it are far."""
+    weight = np.where(test, volume, 0.0)
+    middle = weight.copy()
+    for axis, (w, starts) in enumerate(zip(window, runs, strict=True)):
+        if w.stop - w.start < starts.size:
+            n = w.stop - w.start
+            edge = np.ones(n, dtype=bool)
+            edge[n // 4 : n - n // 4] = False
+            np.moveaxis(middle, axis, 0)[edge] = 0.0
+    weight = middle if middle.any() else weight
+    if not weight.any():
+        return np.zeros((0, test.ndim), dtype=np.int64)
+    weight = (weight / weight.sum()).ravel()
+    drawn = np.unravel_index(rng.choice(weight.size, 2 * SAMPLE, p=weight), test.shape)
+    cells = [
+        low[a][i] + (rng.random(i.size) * width[a][i]).astype(np.int64) for a, i in enumerate(drawn)
+    ]
+    return np.stack(cells, axis=1)
+
+
+def _with_values(points: Ints, dims: tuple[str, ...], valid: Any, most: int) -> Ints:
+    """The points that are no gap of `valid`; along dims that the label lacks, at the start."""
+    if valid is None or valid.dtype.kind != "f" or not len(points):
+        return points[:most]
+    index = {dim: xr.DataArray(points[:, a], dims="points") for a, dim in enumerate(dims)}
+    index = {dim: place for dim, place in index.items() if dim in valid.dims}
+    if not index:
+        return points[:most]
+    others = {dim: 0 for dim in valid.dims if dim not in index}
+    known = np.isfinite(np.asarray(xr.DataArray(valid.variable).isel(others).isel(index).values))
+    # variables without any value at the start of the other dims cannot say where gaps are
+    return points[known][:most] if known.any() else points[:most]

@@ -1,0 +1,555 @@
+"""leakage_report: does a split measure what it promises?"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.split_plan import EXCLUDED, PARTS, TEST, TRAIN, VAL
+from ml4cube.splits.cube import RECIPE_ATTR, CubeView, is_label
+from ml4cube.splits.deployment import Ground, distances
+from ml4cube.splits.duplicates import Duplicates, find_duplicates, map_dims
+from ml4cube.splits.layout import Layout, Separation, separate
+from ml4cube.splits.ranges import estimate_range
+
+logger = logging.getLogger(__name__)
+
+Cube = xr.Dataset | xr.DataArray
+
+# Dims along which a neighbour is no nearer than any other index.
+_CATEGORIES = {
+    "scenario", "member", "ensemble", "realization", "model", "experiment", "run", "source",
+    "variable", "band", "channel",
+}  # fmt: skip
+# A split leaks when more than this share of its test cells touch train, or lie within the range.
+_MOST = 0.5
+# Fewer pieces than this are regions, that many or more are blocks dealt out among train.
+_SCATTERED = 3.5
+# A label that changes more often than this along each dim is no matter of a few regions, even if
+# all its pieces hang together, as half of all cells do when dealt out one by one.
+_FEW_RUNS = 5
+# Test cells this much nearer to train than the deployment's are an easier task; and clearly so.
+_NEARER, _FAR_NEARER = 0.75, 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class LeakageReport:
+    """What `leakage_report` found.
+
+    Parameters
+    ----------
+    leaks : bool
+        Whether the test score will promise more than the model holds.
+    verdict : str
+        One plain sentence.
+    table : DataFrame
+        One row for each check, by name: ``found``, ``unit``, ``limit``, ``status`` ("ok",
+        "leak", "warning", "unknown" or "" for a mere count) and ``meaning``.
+    findings : tuple of str
+        All that is wrong or doubtful, worst first.
+    distances : dict of str to (str, dict of str to ndarray)
+        For "space" and "time", the unit, and distances to the nearest train cell by curve.
+    shares : dict of str to float
+        Shares of the test cells that the figure shows.
+    """
+
+    leaks: bool
+    verdict: str
+    table: pd.DataFrame
+    findings: tuple[str, ...] = ()
+    distances: dict[str, tuple[str, dict[str, NDArray[np.float64]]]] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shown = self.table[["found", "unit", "status"]].to_string(na_rep="")
+        return f"{self.verdict}\n\n{shown}"
+
+    def plot(self) -> Any:
+        """Draw shares of the test cells that are too near, and the curves of distances.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            Bars, and one panel each for space and time.
+        """
+        from ml4cube.plotting import leakage_figure
+
+        curves = {
+            domain: (unit, by_curve)
+            for domain, (unit, by_curve) in self.distances.items()
+            if any(values.size for values in by_curve.values())
+        }
+        return leakage_figure(self.verdict, self.leaks, curves, self.shares)
+
+
+def leakage_report(
+    ds: Cube,
+    deployment: Any = None,
+    *,
+    var: str | list[str] | None = None,
+    name: str = "split",
+) -> LeakageReport:
+    """Judge whether a split's test score will hold where the model is used.
+
+    Four questions. Are test cells bitwise copies of train cells, wherever they lie? Do test
+    cells touch train cells, so that a neighbour gives them away? Are they nearer to train than
+    values are alike (`estimate_range`)? Are they nearer to train than the cells where the model
+    will be used?
+
+    Parameters
+    ----------
+    ds : Dataset or DataArray
+        A cube with a split label (train 1, test 0, val 2, excluded 255), of any dims, lazy or
+        not, on all or some of the cube's dims.
+    deployment : Dataset, DataArray or mapping, optional
+        Where the model will be used: a cube or anything else with coordinates named as the
+        cube's are; a mask of bools on cells of the cube; or the coordinates of points by name
+        (a dict or a DataFrame). Without it the last question stays open.
+    var : str or list of str, optional
+        Variables to look at, best the target; by default all that have every dim of the cube.
+    name : str
+        Name of the label.
+
+    Returns
+    -------
+    LeakageReport
+        ``leaks``, ``verdict``, ``table`` and ``plot()``.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is no label, or it has no train or no test cells; if a variable is unknown; if
+        the deployment fits no axis of the cube.
+    InvalidTypeError
+        If the deployment is of another kind.
+
+    Notes
+    -----
+    A split leaks if cells held out have duplicates in train; if `assign_rand_split` made it; if
+    the test part is scattered among train, and more than half of its cells touch a train cell,
+    or lie within the range of one (blocks that touch, along dims without a sill, do so at any
+    size: give them a buffer); or if the deployment lies more than four times as far from train
+    as the test part. A part that lies wholly to one side of train (forward in time) or in few
+    large pieces (regions) is used for what lies outside of train, so being within the range is
+    reported and not held against it.
+
+    Every chunk is read once for the duplicates, and sums of it are kept; ranges and separation
+    are taken from seeded samples; memory is bounded. Gaps of the first variable are no test
+    cells. A variable most of whose train fields repeat in train (a climatology, a constant
+    field stored for each step) is no proof of duplicates unless all others repeat with it.
+    Fields that do not change at all, such as no rain anywhere, are not counted.
+
+    Examples
+    --------
+    >>> from ml4cube.splits import assign_time_split
+    >>> values = np.random.default_rng(0).normal(size=(60, 12, 12)).cumsum(axis=0)
+    >>> ds = xr.Dataset({"t2m": (("time", "lat", "lon"), values)})
+    >>> leakage_report(assign_time_split(ds, 0.7, gap=3)).leaks
+    False
+    """
+    view = CubeView.of(ds)
+    label = _label(view, name)
+    names = _variables(view, var)
+    fields = map_dims(view)
+    layout = Layout.of(label, fields)
+    part, part_name = _part_to_judge(layout, name)
+    ground = Ground.of(view, fields)
+    asked = None if deployment is None else ground.of_user(deployment)
+
+    copies = find_duplicates(view, label, names)
+    cut = [dim for dim, starts in layout.starts.items() if starts.size > 1]
+    ranges = _longest_ranges(view, names, cut)
+    first = view.ds[names[0]] if names else None
+    apart = separate(layout, view, first, partial(_units, view, layout, ranges), part)
+
+    train = ground.of_part(layout, (TRAIN,))
+    curves = {f"{part_name} → train": distances(ground, ground.of_part(layout, (part,)), train)}
+    if asked is not None:
+        curves["deployment → train"] = distances(ground, asked, train)
+    elif layout.counts[EXCLUDED]:
+        rest = ground.of_part(layout, (TEST, VAL, EXCLUDED))
+        curves["all but train → train"] = distances(ground, rest, train)
+
+    judge = _Judge(part_name)
+    judge.count_cells(layout, view)
+    judge.duplicates(copies, view)
+    time_dim = ground.time_dim
+    gap = layout.one_sided(time_dim, part) if time_dim else None
+    sided = gap is not None or any(
+        layout.one_sided(dim, part) is not None for dim in cut if not _categorical(view, dim)
+    )
+    runs = math.prod(starts.size for starts in layout.starts.values())
+    among = not sided and (apart.pieces >= _SCATTERED or runs >= _FEW_RUNS ** len(cut))
+    judge.cell_by_cell(view.ds[name])
+    judge.neighbours(apart, gap, time_dim, among)
+    judge.ranges(ranges, apart, cut, sided, view)
+    judge.deployment(curves, ground, asked is not None)
+    return judge.report(curves, ground, apart)
+
+
+def audit(
+    ds: Cube,
+    deployment: Any = None,
+    *,
+    var: str | list[str] | None = None,
+    name: str = "split",
+) -> LeakageReport:
+    """Judge a split: another name of `leakage_report`.
+
+    Parameters
+    ----------
+    ds : Dataset or DataArray
+        A cube with a split label.
+    deployment : Dataset, DataArray or mapping, optional
+        Where the model will be used.
+    var : str or list of str, optional
+        Variables to look at.
+    name : str
+        Name of the label.
+
+    Returns
+    -------
+    LeakageReport
+        As `leakage_report` returns it.
+
+    Examples
+    --------
+    >>> label = xr.DataArray(np.array([1] * 15 + [255] + [0] * 4, "u1"), dims="time", name="split")
+    >>> ds = xr.Dataset({"t2m": ("time", np.arange(20.0)), "split": label})
+    >>> audit(ds).leaks
+    False
+    """
+    return leakage_report(ds, deployment, var=var, name=name)
+
+
+def _label(view: CubeView, name: str) -> xr.DataArray:
+    if name not in view.ds:
+        raise InvalidValueError(
+            f"the cube has no label {name!r}, only {list(view.ds.data_vars)}; call "
+            "assign_block_split first, or name the label"
+        )
+    label = view.ds[name]
+    if unknown := [dim for dim in label.dims if dim not in view.dims]:
+        raise InvalidValueError(f"the label {name!r} has dims {unknown}, the cube has {view.dims}")
+    if label.dtype.kind == "b":
+        return label.astype(np.uint8)
+    if label.dtype.kind not in "iuf":
+        raise InvalidValueError(f"the label {name!r} is of {label.dtype}; it holds 0, 1, 2 or 255")
+    return label
+
+
+def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
+    if var is None:
+        return [
+            str(v.name)
+            for v in view.ds.data_vars.values()
+            if set(v.dims) == set(view.dims) and v.dtype.kind in "biufmM" and not is_label(v)
+        ]
+    names = [var] if isinstance(var, str) else list(var)
+    if unknown := [n for n in names if n not in view.ds]:
+        raise InvalidValueError(f"var names {unknown}, the cube has {list(view.ds.data_vars)}")
+    return names
+
+
+def _part_to_judge(layout: Layout, name: str) -> tuple[int, str]:
+    if not layout.counts[TRAIN]:
+        raise InvalidValueError(
+            f"the label {name!r} marks no train cell (1); there is nothing to judge"
+        )
+    for part in ("test", "val"):
+        if layout.counts[PARTS[part]]:
+            return PARTS[part], part
+    raise InvalidValueError(f"the label {name!r} marks no test cell (0); there is nothing to judge")
+
+
+def _categorical(view: CubeView, dim: str) -> bool:
+    coord = view.ds.coords.get(dim)
+    if (
+        coord is not None
+        and coord.dtype.kind in "USO"
+        and not hasattr(coord.values.flat[0], "year")
+    ):
+        return True
+    return dim.lower() in _CATEGORIES
+
+
+def _longest_ranges(view: CubeView, names: list[str], cut: list[str]) -> dict[str, float]:
+    """Longest range of the variables along each dim that is cut; inf without a sill."""
+    dims = [dim for dim in cut if not _categorical(view, dim)]
+    longest: dict[str, float] = {}
+    for name in names[:4]:
+        if view.ds[name].dtype.kind not in "biuf":
+            continue
+        found = estimate_range(view.ds[name], None, [d for d in dims if d in view.ds[name].dims])
+        for dim, cells in found.items():
+            if "grow apart" in found.reasons.get(dim, ""):
+                cells = math.inf
+            if not math.isnan(cells):
+                longest[dim] = max(cells, longest.get(dim, 0.0))
+    return longest
+
+
+def _units(
+    view: CubeView, layout: Layout, ranges: dict[str, float], touching: bool
+) -> dict[str, float]:
+    """Range along each dim of the label: where unknown, one cell; between scenarios, none."""
+    unit = {}
+    for dim in layout.starts:
+        if _categorical(view, dim):
+            unit[dim] = math.nan
+        else:
+            cells = ranges.get(dim, 1.0)
+            # without a sill no distance is enough; but a buffer is given the benefit of the doubt
+            unit[dim] = 1.0 if math.isinf(cells) and not touching else cells
+    return unit
+
+
+class _Judge:
+    """Collects rows of the table and findings."""
+
+    def __init__(self, part: str) -> None:
+        self.part = part
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.leaks: list[str] = []
+        self.warnings: list[str] = []
+
+    def row(
+        self, name: str, found: Any, unit: str, meaning: str, limit: Any = None, status: str = ""
+    ) -> None:
+        self.rows[name] = {
+            "found": found, "unit": unit, "limit": limit, "status": status, "meaning": meaning,
+        }  # fmt: skip
+
+    def count_cells(self, layout: Layout, view: CubeView) -> None:
+        # a label that lacks dims holds for all their indices
+        times = math.prod(n for dim, n in view.sizes.items() if dim not in layout.starts)
+        named = {"train": TRAIN, "val": VAL, "test": TEST, "excluded": EXCLUDED}
+        for part, code in named.items():
+            cells = layout.counts[code] * times
+            self.row(f"{part} cells", cells, "cells", f"cells labelled {part}")
+        self.row(
+            "shared cells", 0, "cells", "cells in two parts: none, a cell has one label", 0, "ok"
+        )
+
+    def duplicates(self, copies: dict[str, Duplicates], view: CubeView) -> None:
+        """A variable counts unless it repeats by nature; all variables together always do."""
+        together = copies.get("") or next(iter(copies.values()), None)
+        counted = [found for name, found in copies.items() if name and not found.repeats]
+        worst = max(
+            [*counted, *([together] if together else [])], key=lambda d: d.cells, default=None
+        )
+        cells = worst.cells if worst else 0
+        self.row(
+            "duplicate cells", cells, "cells",
+            "held-out cells in fields that are bit for bit in train, too", 0,
+            ("leak" if cells else "ok") if worst else "unknown",
+        )  # fmt: skip
+        if len(copies) > 2:
+            for name, found in copies.items():
+                if name:
+                    self.row(
+                        f"duplicate cells of {name}", found.cells, "cells",
+                        "repeats within train, too" if found.repeats else "of this variable", 0,
+                        "ok" if not found.cells else "warning" if found.repeats else "leak",
+                    )  # fmt: skip
+        if worst and cells:
+            where = _when(worst, view)
+            share = _percent(cells / max(worst.of, 1))
+            self.leaks.append(
+                f"{share} of the held-out cells are bitwise copies of train cells{where}"
+            )
+
+    def cell_by_cell(self, label: xr.DataArray) -> None:
+        try:
+            recipe = json.loads(label.attrs.get(RECIPE_ATTR, "{}"))
+        except (TypeError, json.JSONDecodeError):
+            return  # a label of somebody else's
+        if isinstance(recipe, dict) and recipe.get("made_by") == "assign_rand_split":
+            self.leaks.append("cells were dealt out one by one, among their neighbours")
+
+    def neighbours(
+        self, found: Separation, gap: int | None, time_dim: str | None, among: bool
+    ) -> None:
+        status = "ok"
+        share = found.touching
+        if share > _MOST and among:
+            status = "leak"
+            self.leaks.append(f"{_percent(share)} of the {self.part} cells touch a train cell")
+        elif share > 0.02:
+            status = "warning"
+            self.warnings.append(f"{_percent(share)} of the {self.part} cells touch a train cell")
+        self.row(
+            "touching cells", share, f"share of {self.part} cells", "cells beside a train cell",
+            _MOST, status if share == share else "unknown",
+        )  # fmt: skip
+        if gap is not None:
+            self.row(
+                f"gap along {time_dim}", gap, "steps",
+                f"steps between train and {self.part}, which lies wholly to one side", None, "ok",
+            )  # fmt: skip
+
+    def ranges(
+        self,
+        ranges: dict[str, float],
+        found: Separation,
+        cut: list[str],
+        sided: bool,
+        view: CubeView,
+    ) -> None:
+        for dim in cut:
+            if _categorical(view, dim):
+                continue
+            cells = ranges.get(dim, math.nan)
+            meaning = "values are alike up to there"
+            if math.isinf(cells):
+                meaning = "no sill: values grow apart over all distances looked at"
+            self.row(f"range along {dim}", cells, "cells", meaning)
+            long_enough = found.block[dim] >= cells
+            comparable = math.isfinite(cells) and found.block[dim] == found.block[dim]
+            self.row(
+                f"block along {dim}", found.block[dim], "cells",
+                f"median length of stretches of {self.part} cells, against the range", cells,
+                ("ok" if long_enough or sided else "warning") if comparable else "unknown",
+            )  # fmt: skip
+            self.row(
+                f"separation along {dim}",
+                found.steps[dim],
+                "cells",
+                f"median distance from {self.part} cells to their nearest train cell",
+            )
+        self.row(
+            "pieces", found.pieces, "", f"separate pieces of the {self.part} part, weighted by size"
+        )
+        known = {dim: cells for dim, cells in ranges.items() if dim in cut}
+        if not known:
+            self.row(
+                "cells within the range", math.nan, f"share of {self.part} cells",
+                "no range is known along the dims that are cut", _MOST, "unknown",
+            )  # fmt: skip
+            return
+        scattered = found.pieces >= _SCATTERED and not sided
+        near = found.near > _MOST
+        status = "ok"
+        said = (
+            f"{_percent(found.near)} of the {self.part} cells lie within the range of a train cell "
+            f"({_named(known)})"
+        )
+        if near and scattered:
+            status = "leak"
+            self.leaks.append(said)
+        elif found.near > 0.1:
+            status = "warning"
+            self.warnings.append(said)
+        if scattered and not found.touching and any(math.isinf(cells) for cells in known.values()):
+            endless = [dim for dim, cells in known.items() if math.isinf(cells)]
+            self.warnings.append(
+                f"no buffer along {', '.join(endless)} can be shown to be wide enough, since "
+                "values there have no sill"
+            )
+        self.row(
+            "cells within the range", found.near, f"share of {self.part} cells",
+            "cells nearer to train than values are alike", _MOST, status,
+        )  # fmt: skip
+
+    def deployment(self, curves: dict[str, dict[str, Any]], ground: Ground, asked: bool) -> None:
+        medians = {
+            name: {domain: float(np.median(values)) for domain, values in by_domain.items()}
+            for name, by_domain in curves.items()
+        }
+        test = next(iter(medians.values()))
+        for name, by_domain in medians.items():
+            for domain, value in by_domain.items():
+                self.row(
+                    f"{name}, {domain}", value, ground.units[domain],
+                    f"median distance to the nearest train "
+                    f"{'place, at any time' if domain == 'space' else 'time, at any place'}",
+                )  # fmt: skip
+        if not asked:
+            return
+        use = medians["deployment → train"]
+        for domain in use:
+            if domain not in test or not use[domain] > 0:
+                continue
+            unit = ground.units[domain]
+            said = (
+                f"the {self.part} part lies {test[domain]:.3g} {unit} from train and the "
+                f"deployment {use[domain]:.3g} {unit} (medians in {domain})"
+            )
+            status = "ok"
+            if test[domain] < _FAR_NEARER * use[domain]:
+                status = "leak"
+                self.leaks.append(said)
+            elif test[domain] < _NEARER * use[domain]:
+                status = "warning"
+                self.warnings.append(said)
+            self.row(
+                f"{self.part} against deployment, {domain}", test[domain] / use[domain], "ratio",
+                "below 1 the test is easier than the use", _FAR_NEARER, status,
+            )  # fmt: skip
+
+    def report(
+        self,
+        curves: dict[str, dict[str, Any]],
+        ground: Ground,
+        apart: Separation,
+    ) -> LeakageReport:
+        if self.leaks:
+            verdict = (
+                f"This split leaks: {'; '.join(self.leaks)}; its {self.part} score will flatter."
+            )
+        elif self.warnings:
+            verdict = f"No leak was found, but mind that {'; '.join(self.warnings)}."
+        else:
+            verdict = (
+                f"No leak was found: no {self.part} cell is a copy of a train cell, or too near "
+                "to one."
+            )
+        table = pd.DataFrame.from_dict(self.rows, orient="index")
+        table.index.name = "check"
+        by_domain: dict[str, tuple[str, dict[str, Any]]] = {}
+        for domain in ("space", "time"):
+            found = {name: values[domain] for name, values in curves.items() if domain in values}
+            if found:
+                by_domain[domain] = (ground.units[domain], found)
+        copies = self.rows["duplicate cells"]["found"]
+        held_out = self.rows["test cells"]["found"] + self.rows["val cells"]["found"]
+        shares = {
+            "bitwise copies of train": copies / held_out,
+            "touch a train cell": apart.touching,
+        }
+        if apart.near == apart.near and self.rows["cells within the range"]["status"] != "unknown":
+            shares["within the range of a train cell"] = apart.near
+        logger.info("%s", verdict)
+        findings = (*self.leaks, *self.warnings)
+        return LeakageReport(bool(self.leaks), verdict, table, findings, by_domain, shares)
+
+
+def _when(found: Duplicates, view: CubeView) -> str:
+    """Where along the first outer dim duplicates lie."""
+    if found.dim is None or not found.steps:
+        return ""
+    first, last = found.steps[0], found.steps[-1]
+    coord = view.ds.coords.get(found.dim)
+    ends = [str(coord.values[i])[:10] if coord is not None else str(i) for i in (first, last)]
+    return f" ({found.dim} {ends[0]}" + (f" to {ends[1]})" if last > first else ")")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def _named(ranges: dict[str, float]) -> str:
+    return ", ".join(
+        f"{dim}: {cells:.3g} cells" if math.isfinite(cells) else f"{dim}: no sill"
+        for dim, cells in ranges.items()
+    )

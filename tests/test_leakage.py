@@ -1,0 +1,465 @@
+"""leakage_report flags splits that flatter, and only those; duplicates against brute force."""
+
+import warnings
+from pathlib import Path
+
+import dask
+import dask.array as da
+import iris_sample_data
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.core.fingerprint import combine, fingerprint_columns, informative, words_of
+from ml4cube.core.separation import nearest_box, pieces, run_lengths
+from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.splits import (
+    assign_block_split,
+    assign_rand_split,
+    assign_region_split,
+    assign_time_split,
+    audit,
+    leakage_report,
+    ranges,
+)
+from ml4cube.splits.cube import CubeView
+from ml4cube.splits.duplicates import find_duplicates
+from tests.cubes import cell_id_cube, coordinates
+from tests.test_ranges import made_field
+
+FOLDER = Path(iris_sample_data.path)
+
+
+@pytest.fixture(scope="module")
+def sst():
+    with xr.open_dataset(FOLDER / "ostia_monthly.nc") as ds:
+        return ds[["surface_temperature"]].load()
+
+
+@pytest.fixture(scope="module")
+def scenarios():
+    runs = []
+    for name in ("A1B", "E1"):
+        with xr.open_dataset(FOLDER / f"{name}_north_america.nc") as ds:
+            runs.append(ds["air_temperature"].load().drop_vars("forecast_reference_time"))
+    return xr.concat(runs, "scenario").to_dataset(name="t2m")
+
+
+def random_split(ds, **keywords):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return assign_rand_split(ds, **keywords)
+
+
+def smooth_cube(seed=0, ranges=(6, 5, 8), shape=(60, 40, 60)):
+    field = made_field(list(shape), list(ranges), "gaussian", seed)
+    sizes = dict(zip(("time", "lat", "lon"), shape, strict=True))
+    coords = coordinates(sizes)
+    coords["lon"] = ("lon", np.linspace(10, 69, shape[2]), {"units": "degrees_east"})
+    return xr.Dataset({"t2m": (tuple(sizes), field.astype("float32"))}, coords)
+
+
+def regions_of(ds, dim, length):
+    return xr.DataArray(np.arange(ds.sizes[dim]) // length, dims=dim)
+
+
+# ------------------------------------------------------------------ verdicts
+
+
+def awkward_cubes():
+    smooth = smooth_cube()
+    yield "smooth", smooth
+    yield (
+        "lazy, turned",
+        smooth.chunk({"time": 13, "lat": 40, "lon": 17}).transpose("lon", "time", ...),
+    )
+    yield "gaps", smooth.where(np.random.default_rng(1).random(smooth.t2m.shape) > 0.3)
+    yield "360 days", cell_id_cube({"time": 48, "lat": 12, "lon": 15}, calendar="360_day")
+    noise = np.random.default_rng(2).normal(size=(40, 30, 30))
+    yield "noise, no coordinates", xr.Dataset({"a": (("time", "y", "x"), noise)})
+    yield "integers", (smooth * 1000).astype("int16")
+    static = smooth.assign(height=(("lat", "lon"), np.zeros((40, 60))), grid=((), 0))
+    yield "static variable first", static[["height", "grid", "t2m"]]
+
+
+@pytest.mark.parametrize("ds", [pytest.param(ds, id=name) for name, ds in awkward_cubes()])
+def test_random_leaks_and_what_lies_outside_does_not(ds):
+    place = "x" if "x" in ds.dims else "lon"
+    assert leakage_report(random_split(ds)).leaks
+    assert not leakage_report(assign_time_split(ds, 0.8, gap=2)).leaks
+    regions = regions_of(ds, place, ds.sizes[place] // 4)
+    assert not leakage_report(assign_region_split(ds, regions, test=[1])).leaks
+
+
+def test_real_temperatures(sst):
+    assert leakage_report(random_split(sst)).leaks
+    assert not leakage_report(assign_time_split(sst, 0.8, gap="90D")).leaks
+    regions = regions_of(sst, "longitude", 72)
+    region = assign_region_split(sst, regions, test=[2])
+    assert not leakage_report(region).leaks
+    # the same region split, for another region and for the years to come
+    assert not leakage_report(region, deployment=regions == 4).leaks
+    future = {"time": sst.time.values[-1] + np.arange(200, 500) * np.timedelta64(1, "D")}
+    forward = assign_time_split(sst, 0.8, gap="90D")
+    assert not leakage_report(forward, deployment=future).leaks
+
+
+@pytest.mark.parametrize(
+    "dims", [("x",), ("y", "x"), ("t", "z", "y", "x"), ("a", "b", "c", "d", "e")]
+)
+def test_any_number_of_dims(dims):
+    sizes = {1: 400, 2: 30, 4: 12, 5: 6}[len(dims)]
+    values = np.random.default_rng(0).normal(size=(sizes,) * len(dims)).cumsum(axis=0)
+    ds = xr.Dataset({"v": (dims, values)})
+    assert leakage_report(random_split(ds)).leaks
+    half = assign_region_split(ds, regions_of(ds, dims[0], sizes // 2), test=[1])
+    assert not leakage_report(half).leaks
+
+
+def test_blocks_need_a_buffer_as_long_as_the_range():
+    ds = smooth_cube(shape=(20, 80, 120))
+    blocks = {"lat": 8, "lon": 10}
+    touching = leakage_report(assign_block_split(ds, blocks, 0.8))
+    assert touching.leaks
+    assert "within the range" in touching.verdict
+    apart = assign_block_split(ds, {"lat": 20, "lon": 20}, 0.8, buffer={"lat": 7, "lon": 11})
+    report = leakage_report(apart)
+    assert not report.leaks
+    assert report.table.found["touching cells"] == 0
+    assert report.table.found["cells within the range"] < 0.1
+    narrow = leakage_report(assign_block_split(ds, {"lat": 20, "lon": 20}, 0.8, buffer=1))
+    assert narrow.table.found["cells within the range"] > 0.2
+    assert narrow.findings
+
+
+def test_a_range_is_held_against_the_block():
+    ds = smooth_cube(shape=(20, 80, 120))
+    table = leakage_report(assign_block_split(ds, {"lon": 6}, 0.8, seed=3)).table
+    assert table.found["range along lon"] == pytest.approx(8, rel=0.25)
+    assert table.found["block along lon"] in (6, 12, 18)
+    assert table.status["block along lon"] == (
+        "ok" if table.found["block along lon"] >= 8 else "warning"
+    )
+
+
+@pytest.mark.parametrize("split", [0.2, 0.5, 0.95])
+@pytest.mark.parametrize("shape", [(300,), (30, 40), (6, 6, 6), (5, 5, 5, 5)])
+def test_random_leaks_at_any_fraction(shape, split):
+    dims = tuple("tzyx"[-len(shape) :])
+    ds = xr.Dataset({"a": (dims, np.random.default_rng(0).normal(size=shape))})
+    labelled = random_split(ds, split=split)
+    assert leakage_report(labelled).leaks
+    labelled.split.attrs.clear()  # somebody else's label: what it looks like must tell
+    touching = leakage_report(labelled)
+    assert touching.leaks == (touching.table.found["touching cells"] > 0.5)
+    assert touching.leaks or (len(shape) == 1 and split == 0.2)
+
+
+# ------------------------------------------------------------------ duplicates
+
+
+def test_scenarios_that_share_their_past_are_found(scenarios):
+    same = [
+        bool((scenarios.t2m[0, i].values == scenarios.t2m[1, i].values).all()) for i in range(240)
+    ]
+    years = scenarios.time.dt.year.values
+    assert (np.flatnonzero(same) == np.flatnonzero(years <= 1999)).all()
+    expected = sum(same) * 37 * 49
+    for cube in (
+        scenarios,
+        scenarios.chunk({"time": 50, "latitude": 20, "longitude": 30}),
+        scenarios.transpose("longitude", "time", "scenario", "latitude"),
+        scenarios.isel(time=slice(None, None, -1)),
+        scenarios.assign_coords(scenario=["A1B", "E1"]),
+    ):
+        cube = cube.assign(split=("scenario", np.array([1, 0], "u1")))
+        report = leakage_report(cube)
+        assert report.leaks
+        assert report.table.found["duplicate cells"] == expected
+        assert "bitwise copies" in report.verdict
+        assert "1860" in report.verdict
+        assert "1999" in report.verdict
+    # one scenario trains and tests in turn: nothing is shared
+    later = scenarios.isel(time=years > 1999).assign(split=("scenario", np.array([1, 0], "u1")))
+    assert leakage_report(later).table.found["duplicate cells"] == 0
+    # the same region held out in both: what is equal is held out together
+    region = (scenarios.longitude > 280).astype("u1")
+    both = leakage_report(scenarios.assign(split=1 - region))
+    assert both.table.found["duplicate cells"] == 0
+
+
+def slow_duplicates(values, labels):
+    """Held-out cells of steps that equal another step, whose twin cell trains: pair by pair."""
+    found = np.zeros(labels.shape, dtype=bool)
+    for i in range(len(values)):
+        for j in range(len(values)):
+            if i != j and np.array_equal(values[i], values[j], equal_nan=True):
+                found[i] |= np.isin(labels[i], (0, 2)) & (labels[j] == 1)
+    return int(found.sum())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["f4", "f8", "i2"]), st.booleans())
+def test_duplicates_are_those_of_brute_force(seed, dtype, cellwise):
+    rng = np.random.default_rng(seed)
+    values = rng.normal(0, 1000, size=(12, 9, 7)).astype(dtype)
+    if dtype != "i2":
+        values[rng.random(values.shape) < 0.2] = np.nan
+    for _ in range(4):  # copy a step, over another one
+        values[rng.integers(12)] = values[rng.integers(12)]
+    shape = (12, 9, 7) if cellwise else (12, 1, 1)
+    labels = np.broadcast_to(rng.choice([0, 1, 2, 255], shape), (12, 9, 7)).astype("u1")
+    dims = ("time", "lat", "lon")
+    ds = xr.Dataset({"a": (dims, values), "split": (dims, labels)}, coordinates({"time": 12}))
+    if seed % 2:
+        ds = ds.chunk({"time": 5, "lat": 4, "lon": 3})
+    found = find_duplicates(CubeView.of(ds), ds["split"], ["a"])["a"]
+    assert found.cells == slow_duplicates(values, labels)
+
+
+def test_a_copied_tile_is_found_where_the_field_differs():
+    ds = smooth_cube(shape=(30, 64, 64))
+    values = ds.t2m.values.copy()
+    values[25, :16, :16] = values[3, :16, :16]
+    ds = assign_time_split(ds.assign(t2m=(ds.t2m.dims, values)), 0.7)
+    report = leakage_report(ds)
+    assert report.leaks
+    assert report.table.found["duplicate cells"] == 256
+
+
+def test_a_copied_stretch_of_one_series_is_found():
+    values = np.random.default_rng(0).normal(size=500)
+    values[450:490] = values[17:57]
+    ds = xr.Dataset({"a": ("time", values)}, coordinates({"time": 500}))
+    report = leakage_report(assign_time_split(ds, 0.8, gap=5))
+    assert report.table.found["duplicate cells"] == 40
+    assert report.leaks
+    values[450:490] += 1e-9
+    assert not leakage_report(assign_time_split(ds.assign(a=("time", values)), 0.8, gap=5)).leaks
+
+
+def test_constant_and_repeating_fields_are_no_duplicates():
+    ds = smooth_cube(shape=(48, 20, 30))
+    month = made_field([12, 20, 30], [3, 4, 4], "gaussian", 1)
+    ds["normal"] = ("time", "lat", "lon"), np.tile(month, (4, 1, 1))  # repeats each year
+    ds["height"] = xr.broadcast(xr.DataArray(month[0], dims=("lat", "lon")), ds.time)[0]
+    ds["rain"] = xr.zeros_like(ds.t2m)
+    forward = leakage_report(assign_time_split(ds, 0.7, gap=2))
+    assert not forward.leaks
+    assert forward.table.found["duplicate cells"] == 0
+    assert forward.table.found["duplicate cells of normal"] > 0
+    assert forward.table.status["duplicate cells of normal"] == "warning"
+    assert forward.table.found["duplicate cells of rain"] == 0
+    # and if the target itself is such a variable, it is what is judged
+    assert leakage_report(assign_time_split(ds, 0.7, gap=2), var="normal").leaks
+
+
+def test_fingerprints_know_their_values():
+    a = np.array([1.5, np.nan, -0.0, np.inf])
+    words, known = words_of(a)
+    assert known.tolist() == [True, False, True, True]
+    assert (words_of(a.astype(">f8"))[0] == words).all()
+    assert words_of(np.array(["2000-01-01", "NaT"], "M8[s]"))[1].tolist() == [True, False]
+    rng = np.random.default_rng(0)
+    cells = [np.full(100, 3.0), np.r_[np.full(98, 3.0), 4, 5], rng.normal(size=100)]
+    place = [np.arange(100)]
+    table = np.array([[c.sum() for c in fingerprint_columns(row, place)] for row in cells])
+    assert informative(table).tolist() == [False, False, True]
+    swapped = np.array([[c.sum() for c in fingerprint_columns(cells[2][::-1].copy(), place)]])
+    assert swapped[0, 0] != table[2, 0]  # the same values in another order
+    assert (combine([table, swapped.repeat(3, 0)]) != combine([swapped.repeat(3, 0), table])).any()
+
+
+# ------------------------------------------------------------------ separation
+
+
+def slow_nearest(point, boxes, scale, period):
+    best = np.inf
+    for low, high in boxes:
+        squares = 0.0
+        for p, a, b, unit, n in zip(point, low, high, scale, period, strict=True):
+            cells = np.arange(a, b + 1)
+            apart = np.abs(cells - p)
+            if n:
+                apart = np.minimum(apart, n - apart)
+            squares += (apart.min() / unit) ** 2
+        best = min(best, squares)
+    return np.sqrt(best)
+
+
+def test_nearest_box_is_that_of_brute_force():
+    rng = np.random.default_rng(0)
+    for trial in range(20):
+        low = rng.integers(0, 15, size=(12, 2))
+        high = np.minimum(low + rng.integers(0, 5, size=(12, 2)), 19)
+        points = rng.integers(0, 20, size=(30, 2))
+        scale, period = [1.5, [4.0, np.inf][trial % 2]], [20 * (trial % 3 == 0), 0]
+        found, steps = nearest_box(points, low, high, scale, period)
+        boxes = list(zip(low, high, strict=True))
+        expected = [slow_nearest(p, boxes, scale, period) for p in points]
+        np.testing.assert_allclose(found, expected)
+        np.testing.assert_allclose(found, np.sqrt(((steps / scale) ** 2).sum(axis=1)))
+
+
+def test_runs_and_pieces():
+    part = np.array([[1, 1, 0, 1], [0, 1, 0, 1]], bool)
+    widths = [np.array([2, 3]), np.array([1, 1, 1, 4])]
+    rows, columns = run_lengths(part, widths)
+    assert rows.tolist() == [[2, 5, 0, 5], [0, 5, 0, 5]]
+    assert columns.tolist() == [[2, 2, 0, 4], [0, 1, 0, 4]]
+    volume = np.multiply.outer(*widths).astype(float)
+    left, right = 2 + 2 + 3, 8 + 12
+    assert pieces(part, volume) == pytest.approx((left + right) ** 2 / (left**2 + right**2))
+
+
+def test_separation_is_counted_in_cells():
+    ds = xr.Dataset({"a": ("x", np.random.default_rng(0).normal(size=100).cumsum())})
+    label = np.ones(100, "u1")
+    label[60:], label[50:60] = 0, 255
+    table = leakage_report(ds.assign(split=("x", label)), var="a").table
+    assert table.found["separation along x"] == pytest.approx(30, abs=3)
+    assert table.found["block along x"] == 40
+    assert table.found["excluded cells"] == 10
+    assert table.found["touching cells"] == 0
+    assert table.found["pieces"] == 1
+
+
+def test_longitude_goes_round():
+    ds = cell_id_cube({"time": 4, "lat": 6, "lon": 36})
+    label = np.full(36, 255, "u1")
+    label[0], label[35] = 0, 1  # neighbours across the end
+    report = leakage_report(ds.assign(split=("lon", label)))
+    assert report.table.found["touching cells"] == 1
+
+
+# ------------------------------------------------------------------ distances
+
+
+def great_circle(a, b):
+    (lat1, lon1), (lat2, lon2) = np.deg2rad(a), np.deg2rad(b)
+    h = (
+        np.sin((lat2 - lat1) / 2) ** 2
+        + np.cos(lat1) * np.cos(lat2) * np.sin((lon2 - lon1) / 2) ** 2
+    )
+    return 2 * 6371.0 * np.arcsin(np.sqrt(h))
+
+
+def test_distances_are_those_of_brute_force():
+    lat, lon = np.linspace(60, 85, 11), np.linspace(-180, 150, 12)
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(5, 11, 12))
+    label = rng.choice([0, 1, 255], (11, 12), p=[0.2, 0.1, 0.7]).astype("u1")
+    days = np.datetime64("2000-01-01") + np.array([0, 1, 5, 9, 30]) * np.timedelta64(1, "D")
+    ds = xr.Dataset(
+        {"a": (("time", "lat", "lon"), values), "split": (("lat", "lon"), label)},
+        {"lat": lat, "lon": lon, "time": days},
+    )
+    where = np.argwhere(label == 1)
+    train = [(lat[i], lon[j]) for i, j in where]
+    expected = [
+        min(great_circle((lat[i], lon[j]), t) for t in train) for i, j in np.argwhere(label == 0)
+    ]
+    unit, curves = leakage_report(ds).distances["space"]
+    assert unit == "km"
+    np.testing.assert_allclose(np.sort(curves["test → train"]), np.sort(expected), rtol=1e-9)
+    # points of a user, and dates
+    points = {"lat": [70.0, 80.0], "lon": [190.0, -170.0]}
+    curves = leakage_report(ds, deployment=points).distances["space"][1]
+    expected = [min(great_circle((a, 190.0), t) for t in train) for a in (70.0, 80.0)]
+    np.testing.assert_allclose(curves["deployment → train"], expected, rtol=1e-9)
+    in_time = ds.drop_vars("split").assign(split=("time", np.array([1, 1, 0, 255, 0], "u1")))
+    later = pd.DataFrame({"time": pd.to_datetime(["2000-02-10", "2000-03-01"])})
+    unit, curves = leakage_report(in_time, deployment=later).distances["time"]
+    assert unit == "days"
+    assert curves["test → train"].tolist() == [4.0, 29.0]
+    assert curves["deployment → train"].tolist() == [39.0, 59.0]
+
+
+def test_a_deployment_far_off_is_held_against_a_split_that_stays_near():
+    ds = smooth_cube(shape=(30, 40, 60))
+    forward = assign_time_split(ds, 0.8, gap=3)
+    elsewhere = xr.Dataset(coords={"lat": [-30.0, -20.0], "lon": [200.0, 210.0, 220.0]})
+    report = leakage_report(forward, deployment=elsewhere)
+    assert report.leaks  # a split in time says nothing about a new region
+    assert report.table.status["test against deployment, space"] == "leak"
+    assert "deployment" in report.verdict
+    cells = ds.lon > 60
+    inside = leakage_report(assign_region_split(ds, regions_of(ds, "lon", 15), test=[2]), cells)
+    assert not inside.leaks
+
+
+@pytest.mark.parametrize(
+    ("deployment", "error", "words"),
+    [
+        (3, InvalidTypeError, "deployment is a int"),
+        ({"depth": [1.0]}, InvalidValueError, "none of which"),
+        (xr.DataArray(np.zeros(3, bool), dims="lat"), InvalidValueError, "3 cells along 'lat'"),
+        (xr.DataArray(np.zeros(40, bool), dims="lat"), InvalidValueError, "false everywhere"),
+    ],
+)
+def test_deployments_that_fit_nothing(deployment, error, words):
+    ds = assign_time_split(smooth_cube(shape=(20, 40, 20)), 0.7)
+    with pytest.raises(error, match=words):
+        leakage_report(ds, deployment)
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        (None, "no label 'split'"),
+        (np.ones(20, "u1"), "no test cell"),
+        (np.zeros(20, "u1"), "no train cell"),
+        (np.full(20, "a"), "holds 0, 1, 2 or 255"),
+    ],
+)
+def test_labels_that_cannot_be_judged(label, words):
+    ds = xr.Dataset({"a": ("time", np.arange(20.0))})
+    if label is not None:
+        ds["split"] = "time", label
+    with pytest.raises(InvalidValueError, match=words):
+        leakage_report(ds)
+
+
+# ------------------------------------------------------------------ the object, and large cubes
+
+
+def test_the_object():
+    ds = random_split(smooth_cube(shape=(20, 20, 30)))
+    report = audit(ds)
+    assert report.leaks is True
+    assert isinstance(report.table, pd.DataFrame)
+    assert set(report.table.columns) == {"found", "unit", "limit", "status", "meaning"}
+    assert (report.table.meaning.str.len() > 0).all()
+    assert report.table.index.name == "check"
+    assert report.verdict.endswith(".")
+    assert report.verdict in str(report)
+    assert len(report.plot().axes) == 3
+    assert audit(ds.rename(split="mine"), name="mine").verdict == report.verdict
+
+
+def test_chunks_scheduler_and_order_of_dims_change_nothing():
+    ds = assign_block_split(smooth_cube(shape=(20, 30, 40)), {"lat": 6, "lon": 8}, 0.8, val=0.1)
+    plain = leakage_report(ds).table
+    for other in (ds.chunk({"time": 7, "lat": 11, "lon": 9}), ds.transpose("lon", "lat", "time")):
+        with dask.config.set(scheduler="synchronous"):
+            table = leakage_report(other).table
+        pd.testing.assert_frame_equal(table.loc[plain.index], plain)
+
+
+def test_a_cube_larger_than_its_budget_is_read_chunk_by_chunk(monkeypatch):
+    monkeypatch.setattr(ranges, "_CELLS_AT_MOST", 1 << 18)
+    drawn = da.random.default_rng(0).normal(size=(100, 400, 400), chunks=(10, 200, 200))
+    ds = xr.Dataset({"a": (("time", "lat", "lon"), drawn)}, coordinates({"time": 100}))  # 128 MB
+    import tracemalloc
+
+    labelled = assign_time_split(ds, 0.8, gap=2)
+    tracemalloc.start()
+    with dask.config.set(scheduler="threads", num_workers=2):
+        report = leakage_report(labelled)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not report.leaks
+    assert peak < 70e6
