@@ -405,6 +405,21 @@ def test_other_forms_of_x_know_their_places(form):
         assert sorted(values[test]) == sorted(ids)
 
 
+@pytest.mark.parametrize("order", [("time", "lat", "lon"), ("lon", "time", "lat")])
+def test_rows_may_be_the_valid_cells_in_order(order):
+    cube = cube_of(gaps=0.3, dim_order=order, dask_chunks={"time": 5})
+    values = cube["a"].values.ravel()
+    rows = values[np.isfinite(values)][:, None]
+    folds = BlockKFold(3, SIZES, cube=cube, valid="a")
+    for (train, test), made in zip(folds.split(rows), folds.split_cube(), strict=True):
+        label = made["split"].transpose("lat", "lon", "time").values.ravel()
+        assert (label[rows[train, 0].astype(int)] == 1).all()
+        assert (label[rows[test, 0].astype(int)] == 0).all()
+        assert train.size + test.size == len(rows)
+    with pytest.raises(InvalidValueError, match="another number of valid ones"):
+        list(folds.split(rows[1:]))
+
+
 def test_few_samples_of_a_huge_cube_take_little():
     shape = {"time": 40_000, "lat": 1800, "lon": 3600}
     rng = np.random.default_rng(0)
@@ -517,6 +532,7 @@ def test_bad_parameters_are_named(make, error, says):
     [
         (np.zeros((7, 2)), None, InvalidValueError, "7 rows.*960 cells.*to_dataframe"),
         (3, None, InvalidTypeError, "int"),
+        (np.zeros((960, 1)), np.zeros(960), InvalidTypeError, "groups is a ndarray without col"),
         (np.zeros((2, 1)), {"lat_index": [0, 9]}, InvalidValueError, "go from 0 to 9"),
         (np.zeros((2, 1)), {"lat_index": [0, 1, 2]}, InvalidValueError, "3 values for 2 samples"),
         (np.zeros((2, 1)), {"lat_index": [0, 1]}, InvalidValueError, r"needs \['lon', 'time'\]"),

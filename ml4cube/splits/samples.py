@@ -100,6 +100,11 @@ class Samples:
         n = _length(X if X is not None else groups)
         view = None if cube is None else CubeView.of(cube)
         tables = [table for table in map(_columns, (groups, X)) if table]
+        if groups is not None and not _columns(groups):
+            raise InvalidTypeError(
+                f"groups is a {type(groups).__name__} without columns; give a table that says "
+                "where the samples lie, with columns such as 'lat' or 'lat_index'"
+            )
         spec = _store_spec(X)
         for table in tables:
             if bad := [name for name, values in table.items() if len(values) != n]:
