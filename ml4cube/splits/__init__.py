@@ -1,10 +1,10 @@
 """Splits: a cube gets a `split` label that says which cell trains and which one tests."""
 
 from ml4cube.splits.arrays import create_split as create_split
-from ml4cube.splits.assign import apply_split as apply_split
 from ml4cube.splits.assign import assign_block_split as assign_block_split
 from ml4cube.splits.assign import assign_rand_split as assign_rand_split
 from ml4cube.splits.assign import assign_time_split as assign_time_split
+from ml4cube.splits.label import apply_split as apply_split
 from ml4cube.splits.leakage import LeakageReport as LeakageReport
 from ml4cube.splits.leakage import audit as audit
 from ml4cube.splits.leakage import leakage_report as leakage_report

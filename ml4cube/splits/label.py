@@ -1,0 +1,209 @@
+"""The label on a cube: made lazily from a plan, and made again from its recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import xarray as xr
+
+from ml4cube.core.buffer import Reach
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.split_plan import (
+    EXCLUDED,
+    PARTS,
+    TRAIN,
+    CellPlan,
+    Labels,
+    SplitPlan,
+    label_box,
+)
+from ml4cube.splits.buffers import resolve_buffer
+from ml4cube.splits.cube import RECIPE_ATTR, CubeView, cube_positions, is_label
+from ml4cube.splits.validity import slabs
+
+Cube = xr.Dataset | xr.DataArray
+RECIPE_FORMAT = 1
+
+
+def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split") -> xr.Dataset:
+    """Make a split label again from its recipe, on the same cube opened anew.
+
+    Parameters
+    ----------
+    ds : Dataset or DataArray
+        A cube with the dims and lengths of the one that was split, in any dim order and any
+        chunking; coordinates are needed where the buffer is a time or in kilometres.
+    recipe : str or mapping
+        What stands in ``ds.split.attrs["ml4cube_split"]``, as JSON or as a dict.
+    name : str
+        Name of the label.
+
+    Returns
+    -------
+    Dataset
+        The cube with the same label, bit for bit.
+
+    Raises
+    ------
+    InvalidValueError
+        If the recipe is none of ours, or was made for a cube of another shape.
+
+    Examples
+    --------
+    >>> from ml4cube.splits import assign_block_split
+    >>> ds = xr.Dataset({"t2m": (("time", "lat"), np.zeros((20, 8)))})
+    >>> label = assign_block_split(ds, {"time": 5}).split
+    >>> bool((apply_split(ds, label.attrs["ml4cube_split"]).split == label).all())
+    True
+    """
+    view = CubeView.of(ds)
+    check_name(name, view)
+    plan, made_by = _read_recipe(recipe)
+    if plan.cube_shape != view.canonical:
+        raise InvalidValueError(
+            f"the recipe is for a cube of {plan.cube_shape}, this one has "
+            f"{view.canonical}; select the same cells, or split anew"
+        )
+    reaches: tuple[Reach, ...] = ()
+    if isinstance(plan, SplitPlan):
+        reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
+    return with_label(view, plan, reaches, name, made_by)
+
+
+def with_label(
+    view: CubeView, plan: SplitPlan | CellPlan, reaches: tuple[Reach, ...], name: str, made_by: str
+) -> xr.Dataset:
+    """Add the label of a plan to its cube, lazily where the cube is chunked.
+
+    Parameters
+    ----------
+    view : CubeView
+        The cube.
+    plan : SplitPlan or CellPlan
+        The plan.
+    reaches : tuple of AxisReach or SphereReach
+        The plan's buffer, resolved for this cube.
+    name : str
+        Name of the label.
+    made_by : str
+        Function that made the plan, for the recipe.
+
+    Returns
+    -------
+    Dataset
+        A new Dataset.
+    """
+    positions = cube_positions(view.canonical)
+    data: Any
+    if view.chunks is None:
+        data = np.empty(tuple(view.sizes.values()), dtype=np.uint8)
+        for box in slabs(view.sizes):  # what a buffer needs on the way takes more than labels do
+            here = [positions[dim][box[dim]] for dim in view.dims]
+            data[tuple(box.values())] = label_box(*here, dims=view.dims, plan=plan, reaches=reaches)
+    else:
+        arguments: list[Any] = []
+        for axis, dim in enumerate(view.dims):
+            lazy = da.from_array(  # type: ignore[no-untyped-call]
+                positions[dim], chunks=(view.chunks[dim],)
+            )
+            arguments += [lazy, (axis,)]
+        data = da.blockwise(  # type: ignore[no-untyped-call]
+            label_box,
+            tuple(range(len(view.dims))),
+            *arguments,
+            dims=view.dims,
+            plan=plan,
+            reaches=reaches,
+            align_arrays=False,  # all are in the cube's chunks
+            dtype=np.uint8,
+            meta=np.empty((0,) * len(view.dims), dtype=np.uint8),
+        )
+    recipe = {"format": RECIPE_FORMAT, "made_by": made_by, "plan": json.loads(plan.to_json())}
+    attrs = {
+        "long_name": "part of a train/test split",
+        "flag_values": [TRAIN, PARTS["test"], PARTS["val"], EXCLUDED],
+        "flag_meanings": "train test val excluded",
+        RECIPE_ATTR: json.dumps(recipe),
+    }
+    return view.ds.assign({name: (view.dims, data, attrs)})
+
+
+def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
+    """Return the function behind a lazy label, for those who look up box after box.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The cube.
+    name : str
+        Its label.
+
+    Returns
+    -------
+    callable or None
+        Takes the positions of cells along each of the label's dims, as one array each, and
+        returns their labels. None if the label is not lazy, or no longer as it was assigned.
+    """
+    label = ds[name]
+    # dask names an array by what made it: any change of the label would show here
+    if not str(getattr(label.variable._data, "name", "")).startswith("label_box-"):
+        return None
+    plan, _ = _read_recipe(label.attrs[RECIPE_ATTR])
+    view = CubeView.of(ds)
+    if plan.cube_shape != view.canonical or label.dims != view.dims:
+        return None
+    reaches: tuple[Reach, ...] = ()
+    if isinstance(plan, SplitPlan):
+        reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
+    return partial(label_box, dims=view.dims, plan=plan, reaches=reaches)
+
+
+def check_name(name: str, view: CubeView) -> None:
+    """Refuse a name that a label cannot have.
+
+    Parameters
+    ----------
+    name : str
+        Name of the label.
+    view : CubeView
+        The cube.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no text.
+    InvalidValueError
+        If something else in the cube has it.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidTypeError(f"name={name!r} is no name; give a string such as 'split'")
+    if name in view.ds.dims or name in view.ds.coords:
+        raise InvalidValueError(f"name={name!r} is a dim or coordinate of the cube; choose another")
+    if name in view.ds and not is_label(view.ds[name]):
+        raise InvalidValueError(
+            f"name={name!r} is a variable of the cube and no split label; choose another"
+        )
+
+
+def _read_recipe(recipe: str | Mapping[str, Any]) -> tuple[SplitPlan | CellPlan, str]:
+    if isinstance(recipe, str):
+        try:
+            recipe = json.loads(recipe)
+        except json.JSONDecodeError as error:
+            raise InvalidValueError(f"the recipe is no JSON ({error}): {recipe!r:.80}") from None
+    if not isinstance(recipe, Mapping) or not isinstance(recipe.get("plan"), Mapping):
+        raise InvalidValueError(
+            f"recipe={recipe!r:.80} is no split recipe; take ds.split.attrs[{RECIPE_ATTR!r}]"
+        )
+    if recipe.get("format") != RECIPE_FORMAT:
+        raise InvalidValueError(
+            f"the recipe has format {recipe.get('format')!r}, this version reads "
+            f"{RECIPE_FORMAT}; use the version of ml4cube that wrote it"
+        )
+    kind = CellPlan if recipe["plan"].get("kind") == "cells" else SplitPlan
+    return kind.from_json(json.dumps(recipe["plan"])), str(recipe.get("made_by", "apply_split"))
