@@ -446,6 +446,24 @@ def test_a_resumed_run_goes_on_in_the_same_log(tmp_path):
     assert [float(row["val_loss"]) for row in rows] == ran.history["val_loss"]
 
 
+def test_a_resumed_run_continues_its_run_of_the_service(tmp_path, fakes):
+    def run(**arguments):
+        settings = {"snapshot_path": tmp_path / "s.pt", "save_every": 2, "epochs": 5}
+        log = MLflowLogger(tracking_uri="file:/a", params={"lr": 0.01})
+        trainer(loggers=[log], **settings, **arguments).train()
+
+    def stop():
+        raise Interrupt
+
+    with pytest.raises(Interrupt):
+        run(callbacks=[At(35, stop)])  # in epoch 4; the snapshot is of epoch 2
+    assert [m.step for m in fakes.mlflow.get_metric_history("run0", "epoch")] == [10, 20, 30]
+    run()
+    assert list(fakes.mlflow.runs) == ["run0"]
+    steps = [m.step for m in fakes.mlflow.get_metric_history("run0", "epoch")]
+    assert steps == [10, 20, 30, 40, 50]
+
+
 class Broken(CSVLogger):
     """Fails from its second row on."""
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.training import shard_files
-from ml4cube.training.callbacks import Callback
+from ml4cube.training.callbacks import Callback, ModelCheckpoint
 from ml4cube.training.checkpoint import read_file
 from ml4cube.training.dist import World
 from ml4cube.training.options import Options
@@ -99,6 +99,8 @@ SETTINGS = {
     "bf16": {"precision": "bf16"},
     "fp16, scaled": {"precision": "fp16", "gradient_clip": 0.5},
     "one group": {"shard_modules": 10_000},
+    "averaged, norms logged": {"ema": 0.8, "log_grad_norm": True},
+    "compiled": {"compile": "eager"},
 }
 
 
@@ -211,6 +213,20 @@ def between(folder):
     return [run(**settings), run(**settings)]  # the second finds an ended run
 
 
+def averaged(folder):
+    """As `between`, with a moving average of the weights, which is what comes back."""
+    settings = {"epochs": 3, "ema": 0.8, "log_grad_norm": True}
+    truth = run(**settings)
+    settings |= {"snapshot_path": f"{folder}/s.pt", "save_every": 1}
+    interrupted(7, **settings)
+    return run(**settings), truth
+
+
+def top_k(folder):
+    """Files with the full state of the best epochs."""
+    run(epochs=3, callbacks=[ModelCheckpoint(folder, save_top_k=1)])
+
+
 class Called(At):
     """A signal reaches rank 1 in a step, and the ranks meet after it."""
 
@@ -316,6 +332,8 @@ SCENES = {
         undisturbed,
         between,
         inside,
+        averaged,
+        top_k,
         kept,
         to_ddp,
         from_ddp,
@@ -402,6 +420,22 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(stage):
     names = sorted(path.name for path in (stage["folder"] / "kept").iterdir())
     assert names == ["s.pt", "s.pt.000001.0-of-2", "s.pt.000001.1-of-2"]
     assert len(list((stage["folder"] / "between").iterdir())) == 3  # older shards are gone
+
+
+def test_an_averaged_run_is_resumed_exactly(stage):
+    for again, truth in stage["averaged"]:
+        assert again == truth
+
+
+def test_checkpoints_of_the_best_epochs_are_whole(stage):
+    (file,) = (stage["folder"] / "top_k").iterdir()
+    content = read_file(file)
+    model = network(norm=True)
+    model.load_state_dict(content["model"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer.load_state_dict(content["optimizer"])
+    for parameter in model.parameters():
+        assert optimizer.state[parameter]["momentum_buffer"].shape == parameter.shape
 
 
 def test_shards_hold_the_whole_state(stage):
