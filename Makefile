@@ -26,7 +26,7 @@ test-faults: setup
 	$(PY) -m pytest tests/faults -m "soak or not soak"
 
 # -P keeps benchmarks/statistics.py from hiding the standard library's module of that name
-bench-statistics bench-loading bench-codecs: bench-%: setup
+bench-statistics bench-codecs: bench-%: setup
 	$(PY) -P benchmarks/$*.py
 
 # the libraries it compares with live in an environment of their own
@@ -36,6 +36,13 @@ $(PEERS)/.ready: pyproject.toml benchmarks/peers.py scripts/setup_env.py
 
 bench-training: $(PEERS)/.ready
 	$(PEERS)/bin/python -P benchmarks/training.py
+
+LOADERS := benchmarks/.loaders-venv
+$(LOADERS)/.ready: pyproject.toml benchmarks/peers.py benchmarks/loaders.py scripts/setup_env.py
+	$(PYTHON) benchmarks/loaders.py $(LOADERS)
+
+bench-loading: $(LOADERS)/.ready
+	$(LOADERS)/bin/python -P benchmarks/loading.py
 
 ANCESTOR := benchmarks/.ancestor-venv
 $(ANCESTOR)/.ready: benchmarks/ancestor.py

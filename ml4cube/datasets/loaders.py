@@ -41,7 +41,7 @@ Take = Callable[[int], list[NDArray[Any]]]
 # Batches smaller than this are gathered several at a time.
 _GATHER_BYTES = 1 << 20
 # A remote read mostly waits, so this many may be under way at once.
-_SLOW_READS = 32
+_SLOW_READS = 64
 
 
 def _rank_and_world(parallel: bool) -> tuple[int, int]:
@@ -356,12 +356,19 @@ class SampleLoader:
             ]
         return [torch.from_numpy(buffer.take(rows)) for buffer in self._buffers]
 
+    def _reads_at_once(self, room: int) -> int:
+        """Threads that read: more where they mostly wait, as far as there is room."""
+        if self.dataset._source.slow:
+            return max(self._threads, min(_SLOW_READS, room))
+        return self._threads
+
     def _from_memory(
         self, chunks: range, epoch: int, groups: Iterator[Ints], take: Take
     ) -> Generator[list[NDArray[Any]]]:
         if self._resident is None or self._resident[0] != chunks:
             source, fields = self.dataset._source, self.dataset._fields
-            self._resident = chunks, Resident(source, fields, self._threads, chunks)
+            threads = self._reads_at_once(len(chunks))
+            self._resident = chunks, Resident(source, fields, threads, chunks)
         resident = self._resident[1]
         order = None
         if self._plan.shuffle:
@@ -380,12 +387,10 @@ class SampleLoader:
         else:
             tour = order.tour(epoch, share.begin + start, share.end)
         slots = self._memory.slots(order, share)
-        threads = self._threads
-        if self.dataset._source.slow:
-            threads = max(threads, min(_SLOW_READS, slots))
         if self._idle_ring is not None and self._idle_ring[0] == slots:
             ring, self._idle_ring = self._idle_ring[1], None
         else:
+            threads = self._reads_at_once(slots)
             ring = Ring(self.dataset._source, self.dataset._fields, slots, threads)
         try:
             with closing(ring.batches(tour, groups, take)) as arrays:

@@ -1,0 +1,208 @@
+"""Loaders in other hands: remote stores that wait, trainers of other libraries, dask before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import fsspec
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+
+from ml4cube.core.errors import StoreError
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from tests.cubes import cell_id_cube
+from tests.samplestores import write_store
+
+N = 203
+DEPTH = 12
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[str]:
+    memory = fsspec.filesystem("memory")
+    memory.put(str(write_store(tmp_path / "s.zarr", 400)), "/reach.zarr", recursive=True)
+    yield "memory://reach.zarr"
+    memory.rm("/reach.zarr", recursive=True)
+
+
+class Gate:
+    """Lets reads through only when `DEPTH` of them wait at once; no clock decides."""
+
+    def __init__(self, read: Any) -> None:
+        self._read, self.passed = read, 0
+        self._together = threading.Barrier(DEPTH)
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        with self._lock:
+            self.passed += 1
+            waits = self.passed <= DEPTH
+        if waits:
+            self._together.wait(timeout=60)
+        return self._read(*args, **options)
+
+
+@pytest.mark.parametrize("buffer_mb", [64, 0.008])
+def test_many_reads_of_a_remote_store_wait_at_once(
+    remote: str, buffer_mb: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = PTXrDataset(remote, features="a")
+    data.take(range(0, 400, 40))  # the indices of the shards are known
+    kind = type(fsspec.filesystem("memory"))
+    gate = Gate(kind.cat_file)
+    monkeypatch.setattr(kind, "cat_file", lambda self, *a, **k: gate(self, *a, **k))
+    loader = prep_dataloader(data, batch_size=8, buffer_mb=buffer_mb)
+    # a loader that asked for fewer chunks at a time would wait for ever
+    assert sorted(int(x) for b in loader for x in b[:, 0, 0, 0]) == list(range(400))
+    assert gate.passed == 40
+
+
+def test_a_remote_cube_is_known_to_be_slow() -> None:
+    cell_id_cube({"time": 4, "lat": 4, "lon": 4}).to_zarr("memory://cube.zarr", consolidated=False)
+    cube = xr.open_zarr("memory://cube.zarr", consolidated=False)
+    assert PTXrDataset(cube, sample_size={"lat": 2})._source.slow
+    assert not PTXrDataset(cube.load().drop_encoding(), sample_size={"lat": 2})._source.slow
+    fsspec.filesystem("memory").rm("/cube.zarr", recursive=True)
+
+
+def test_a_remote_read_that_fails_names_its_chunk(
+    remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = PTXrDataset(remote, features="a")
+    kind = type(fsspec.filesystem("memory"))
+    plain = kind.cat_file
+
+    def fails(self: Any, path: str, *args: Any, **options: Any) -> bytes:
+        if path.endswith("a/c/3/0/0"):
+            raise ConnectionResetError("the line is cut")
+        return plain(self, path, *args, **options)
+
+    monkeypatch.setattr(kind, "cat_file", fails)
+    before = threading.active_count()
+    with pytest.raises(StoreError, match=r"a/c/3/0/0: ConnectionResetError: the line is cut"):
+        list(prep_dataloader(data, batch_size=8, buffer_mb=0.008))
+    assert threading.active_count() == before
+
+
+def test_a_shard_that_is_lost_or_cut_after_opening_raises_and_is_named(tmp_path: Path) -> None:
+    for name, harm in (
+        ("lost", lambda path: path.unlink()),
+        ("cut", lambda path: path.write_bytes(path.read_bytes()[:50])),
+    ):
+        path = write_store(tmp_path / f"{name}.zarr", 100)
+        data = PTXrDataset(path, features="a")
+        harm(path / "a" / "c" / "1" / "0" / "0")
+        with pytest.raises(StoreError, match="a/c/1/0/0"):
+            list(prep_dataloader(data, batch_size=10, buffer_mb=0.0012))
+
+
+def test_threads_decode_after_dask_and_decoding_in_the_parent(tmp_path: Path) -> None:
+    path = write_store(tmp_path / "s.zarr", N)
+    with dask.config.set(scheduler="threads"):
+        xr.open_zarr(path)["a"].mean().compute()
+    data = PTXrDataset(path, features="a")
+    data[0]
+    loader = prep_dataloader(data, batch_size=16, buffer_mb=0.002, num_workers=3)
+    for _ in loader:
+        # and dask beside the decode threads
+        assert float(xr.open_zarr(path)["a"][:2].mean().compute()) >= 0
+        break
+    assert sum(len(batch) for batch in loader) == N // 16 * 16
+
+
+def pair_of(form: str, tmp_path: Path) -> Any:
+    data: Any = PTXrDataset(write_store(tmp_path / "s.zarr", N, ("a", "b")), to_pred="b")
+    return data if form == "store" else TensorDataset(*data.take(range(N)))
+
+
+def numbers(batch: Any) -> list[int]:
+    return [int(x) for x in batch[0][:, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("form", ["store", "tensors"])
+def test_a_trainer_that_fetches_one_batch_ahead(form: str, tmp_path: Path) -> None:
+    """As Lightning's and accelerate's loops do, to know which batch is the last."""
+    loader = prep_dataloader(pair_of(form, tmp_path), batch_size=16, buffer_mb=0.004)
+    seen = []
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        batches = iter(loader)
+        now = next(batches)
+        before = [tensor.clone() for tensor in now]
+        this_epoch: list[int] = []
+        while now is not None:
+            following = next(batches, None)
+            # the batch in hand does not change while the next one is gathered
+            assert all(map(torch.equal, now, before))
+            this_epoch += numbers(now)
+            now = following
+            before = [] if now is None else [tensor.clone() for tensor in now]
+        assert len(this_epoch) == len(set(this_epoch)) == N // 16 * 16 == 16 * len(loader)
+        seen.append(this_epoch)
+    assert seen[0] != seen[1]
+
+
+def test_what_lightning_asks_of_a_loader(tmp_path: Path) -> None:
+    """Its loop takes len, iter and next; it looks for a sampler only in torch's DataLoader."""
+    for form in ("store", "tensors"):
+        train, val = prep_dataloader(*[pair_of(form, tmp_path / form)] * 2, batch_size=16)
+        assert len(train) == 12
+        assert len(val) == 13
+        assert iter(train) is not iter(train)
+        assert sum(len(x) for x, _ in val) == N
+        sampler = getattr(train, "sampler", None)
+        if sampler is not None:
+            sampler.set_epoch(3)
+            assert numbers(next(iter(train))) == numbers(next(iter(train_again(train, 3))))
+
+
+def train_again(loader: Any, epoch: int) -> Any:
+    loader.set_epoch(epoch)
+    return loader
+
+
+def test_what_accelerate_makes_of_a_loader(tmp_path: Path) -> None:
+    """It builds torch loaders anew around their batch sampler, and leaves other iterables alone."""
+    loader = prep_dataloader(pair_of("tensors", tmp_path), batch_size=16, seed=5)
+    assert isinstance(loader, DataLoader)
+    assert isinstance(loader.batch_sampler, BatchSampler)
+    anew = DataLoader(
+        loader.dataset,
+        batch_sampler=loader.batch_sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        generator=loader.generator,
+    )
+    first, second = ([x for batch in anew for x in numbers(batch)] for _ in range(2))
+    plain = prep_dataloader(pair_of("tensors", tmp_path / "again"), batch_size=16, seed=5)
+    assert first[: 12 * 16] == [x for batch in plain for x in numbers(batch)]
+    assert first != second
+    assert len(set(first)) == len(first)
+    ours = prep_dataloader(pair_of("store", tmp_path / "store"), batch_size=16)
+    assert not isinstance(ours, DataLoader)
+
+
+@pytest.mark.parametrize("buffer_mb", [64, 0.004])
+def test_batches_of_several_gathers_are_those_of_one(tmp_path: Path, buffer_mb: float) -> None:
+    """Small batches are gathered together; what is handed out does not show it."""
+    data = PTXrDataset(write_store(tmp_path / "s.zarr", N), features="a")
+    found = []
+    for together in (1, 3, 1000):
+        loader = prep_dataloader(data, batch_size=8, buffer_mb=buffer_mb, drop_last=False, seed=2)
+        loader._together = together
+        loader._buffers = type(loader)(
+            data, loader._plan, loader._memory, loader._handover, 2
+        )._buffers
+        found.append([b.clone() for b in loader])
+    assert all(len(batches) == 26 for batches in found)
+    for batches in found[1:]:
+        assert all(map(torch.equal, batches, found[0]))
+    np.testing.assert_array_equal(np.sort(np.concatenate(found[0])[:, 0, 0, 0]), np.arange(N))
