@@ -1,0 +1,259 @@
+"""What a person sees of a run: the table of ranks, a bar, a plot, and numbers for loggers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+from ml4cube.core.errors import InvalidTypeError
+from ml4cube.training.events import Callback, logger
+
+if TYPE_CHECKING:
+    from ml4cube.training.loop import Loop
+
+_SLOW = 0.2  # share of the time that others wait for a rank before it is called slow
+
+
+class RankReport(Callback):
+    """Show per epoch what every rank did: a table on rank 0.
+
+    It goes to the logger ``ml4cube.training.ranks`` at level INFO; where logging has not been
+    set up, to the standard error stream.
+
+    Examples
+    --------
+    >>> rows = [{"rank": rank, "device": "cpu", "host": "a", "train_n": 8, "train_loss": 0.5,
+    ...          "seconds": 2.0, "data_wait": w, "communicate": c, "compute": 1 - w - c}
+    ...         for rank, w, c in ((0, 0.05, 0.6), (1, 0.65, 0.01))]
+    >>> print(RankReport.table({"epoch": 1, "train_loss": 0.5, "ranks": rows}))
+    epoch 1
+    rank  device  host  train_n  train_loss  seconds  data_wait  communicate  compute
+       0     cpu     a        8         0.5     2.00         5%          60%      35%
+       1     cpu     a        8         0.5     2.00        65%           1%      34%
+     all                     16         0.5
+    the others wait for rank 1, which waits for data
+    """
+
+    def __init__(self) -> None:
+        self._console = _Console("ml4cube.training.ranks")
+
+    def on_train_start(self, loop: Loop) -> None:
+        """Make sure the table can be seen."""
+        if loop.world.is_main:
+            self._console.open()
+
+    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Show the table."""
+        if loop.world.is_main:
+            self._console.logger.info("%s", self.table(row))
+
+    def on_close(self, loop: Loop) -> None:
+        """Leave logging as it was."""
+        self._console.close()
+
+    @staticmethod
+    def table(row: Mapping[str, Any]) -> str:
+        """Return the per-rank table of one epoch as text.
+
+        Parameters
+        ----------
+        row : mapping
+            One row of the History.
+
+        Returns
+        -------
+        str
+            One line per rank and one for all; losses are means over samples. Where ranks wait
+            for a slow one, a sentence names it and says what it spends its time on.
+        """
+        ranks: Sequence[Mapping[str, Any]] = row["ranks"]
+        total = {
+            "rank": "all",
+            "train_n": sum(r["train_n"] for r in ranks),
+            "train_loss": row["train_loss"],
+            "val_n": sum(r.get("val_n", 0) for r in ranks),
+            "val_loss": row.get("val_loss"),
+        }
+        names = list(ranks[0])
+        lines = [names, *([_cell(n, r.get(n)) for n in names] for r in [*ranks, total])]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            [f"epoch {row['epoch']}"]
+            + [
+                "  ".join(c.rjust(w) for c, w in zip(x, widths, strict=True)).rstrip()
+                for x in lines
+            ]
+            + _find_slow(ranks)
+        )
+
+
+class Progress(Callback):
+    """Show epochs as a progress bar on rank 0; silent where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._bar: tqdm[Any] | None = None
+
+    def on_train_start(self, loop: Loop) -> None:
+        """Open the bar."""
+        if loop.world.is_main:
+            options = loop.options
+            self._bar = tqdm(
+                total=options.epochs, initial=loop.state.epoch, unit="epoch", disable=None
+            )
+
+    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Move the bar on."""
+        if self._bar is not None:
+            losses = {k: row[k] for k in ("train_loss", "val_loss") if row.get(k) is not None}
+            self._bar.set_postfix(losses, refresh=False)
+            self._bar.update()
+
+    def on_close(self, loop: Loop) -> None:
+        """Close the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class LossPlot(Callback):
+    """Draw training and validation loss into a PNG when training ends, on rank 0.
+
+    Parameters
+    ----------
+    path : str or Path
+        The picture.
+    """
+
+    writes = True
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def on_train_end(self, loop: Loop) -> None:
+        """Draw."""
+        if not loop.world.is_main or not len(loop.history):
+            return
+        # Imported here: drawing libraries are loaded by those who draw.
+        from ml4cube.plotting import loss_curve
+
+        history = loop.history.to_dict()
+        figure = loss_curve(history["train_loss"], history.get("val_loss"))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(self.path, dpi=150)
+
+
+class LoggerCallback(Callback):
+    """Hand every epoch's numbers to loggers on rank 0; one that fails is dropped.
+
+    Parameters
+    ----------
+    loggers : iterable of object
+        Each with ``log(values, step)`` and, if it likes, ``close()``.
+    """
+
+    writes = True
+
+    def __init__(self, loggers: Iterable[Any]) -> None:
+        self._loggers = list(loggers)
+        self._dropped: set[int] = set()
+        for target in self._loggers:
+            if not callable(getattr(target, "log", None)):
+                raise InvalidTypeError(
+                    f"loggers has {target!r}, which has no method log(values, step)"
+                )
+
+    def on_train_start(self, loop: Loop) -> None:
+        """Tell them at which step the run starts or goes on."""
+        for target in self._alive(loop):
+            if hasattr(target, "start"):
+                self._try(target, "start", loop.state.step)
+
+    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Hand over the row, without the table of ranks."""
+        values = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        for target in self._alive(loop):
+            self._try(target, "log", values, loop.state.step)
+
+    def on_close(self, loop: Loop) -> None:
+        """Close them."""
+        for target in self._alive(loop):
+            if hasattr(target, "close"):
+                self._try(target, "close")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what each says of itself; one that was dropped, or says nothing, is empty."""
+        return {
+            "loggers": [
+                target.state_dict()
+                if hasattr(target, "state_dict") and number not in self._dropped
+                else {}
+                for number, target in enumerate(self._loggers)
+            ]
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give each its own back, as far as there are as many."""
+        for target, own in zip(self._loggers, state.get("loggers", ()), strict=False):
+            if own and hasattr(target, "load_state_dict"):
+                target.load_state_dict(own)
+
+    def _alive(self, loop: Loop) -> list[Any]:
+        """Those that get values: on rank 0, and not dropped."""
+        if not loop.world.is_main:
+            return []
+        return [t for number, t in enumerate(self._loggers) if number not in self._dropped]
+
+    def _try(self, target: Any, method: str, *args: Any) -> None:
+        try:
+            getattr(target, method)(*args)
+        except Exception:
+            logger.exception("%s failed and gets no more values; training goes on", target)
+            self._dropped |= {n for n, other in enumerate(self._loggers) if other is target}
+
+
+class _Console:
+    """A logger whose INFO lines are seen, for as long as it is open, in an unset logging."""
+
+    def __init__(self, name: str) -> None:
+        self.logger = logging.getLogger(name)
+        self._handler: logging.Handler | None = None
+        self._level = logging.NOTSET
+
+    def open(self) -> None:
+        if self.logger.hasHandlers() or self._handler is not None:
+            return
+        self._handler, self._level = logging.StreamHandler(), self.logger.level
+        self.logger.addHandler(self._handler)
+        self.logger.setLevel(logging.INFO)
+
+    def close(self) -> None:
+        if self._handler is not None:
+            self.logger.removeHandler(self._handler)
+            self.logger.setLevel(self._level)
+            self._handler = None
+
+
+def _find_slow(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The rank that waits least for others is the one they wait for."""
+    shares = [r.get("communicate") for r in ranks]
+    known = [share for share in shares if share is not None]
+    if len(known) < max(len(ranks), 2) or max(known) - min(known) < _SLOW:
+        return []
+    slow = ranks[shares.index(min(known))]
+    usual = sorted(r["data_wait"] for r in ranks)[(len(ranks) - 1) // 2]
+    cause = "waits for data" if slow["data_wait"] - usual > _SLOW / 2 else "computes longer"
+    return [f"the others wait for rank {slow['rank']}, which {cause}"]
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name in ("data_wait", "communicate", "compute"):
+        return f"{value:.0%}"
+    if name == "seconds":
+        return f"{value:.2f}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
