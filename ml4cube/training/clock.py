@@ -31,6 +31,9 @@ class StepClock:
     ----------
     world : World
         The ranks; of a single one, no step is timed.
+    active : bool
+        Whether the tail of a backward pass is the waiting. With shares of a model (FSDP) ranks
+        meet throughout a step, and nothing can be said.
 
     Examples
     --------
@@ -38,8 +41,8 @@ class StepClock:
     0.0
     """
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, *, active: bool = True) -> None:
+        self._world, self._active = world, active
         self._events = world.device.type == "cuda"
         self._timed = False  # the step under way
         self._last: Any = None
@@ -59,7 +62,7 @@ class StepClock:
         bool
             True for few.
         """
-        return steps % _EVERY == _FIRST and self._world.size > 1
+        return steps % _EVERY == _FIRST and self._world.size > 1 and self._active
 
     @contextmanager
     def timed(self, model: nn.Module) -> Iterator[None]:

@@ -276,7 +276,8 @@ class Loop(Engine):
         state, pulse, step_end = self.state, self.pulse, self._hooks["on_step_end"]
         if self.feed.position is None:
             state.start_epoch()
-        self.measures, self.clock, first = Measures(state), StepClock(self.world), state.step
+        self.measures, first = Measures(state), state.step
+        self.clock = StepClock(self.world, active=not self.strategy.lockstep)
         self.resting_rng = None
         self.module.train()
         pulse.start(state.step)
