@@ -24,6 +24,7 @@ from ml4cube.training.addons import (
 from ml4cube.training.addons import state_manager as manager
 from ml4cube.training.addons.mpu import share_loader
 from ml4cube.training.addons.precision import choose_precision
+from ml4cube.training.callbacks import ModelCheckpoint
 from ml4cube.training.dist import World
 from ml4cube.training.trainer import Trainer
 from tests.distributed_runner import on_ranks
@@ -407,6 +408,7 @@ def test_two_processes_train_as_one_does_and_give_everything_back(tmp_path):
             optimizer,
             torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9),
             loss=nn.MSELoss(),
+            callbacks=[ModelCheckpoint(tmp_path / f"kept{len(device)}", save_top_k=1)],
             init_method="tcp://localhost:12355",
             save_path=tmp_path / f"{len(device)}",
         )
@@ -433,6 +435,14 @@ def test_two_processes_train_as_one_does_and_give_everything_back(tmp_path):
         model.state_dict().keys()
     )
     assert run.inference(loader(7)).shape == (7, 1)
+
+    held_out = loader(7, batch_size=2, seed=1)
+    again = run.run(1, loader(32, batch_size=4), held_out)
+    more = alone.run(1, loader(32, batch_size=8), held_out)
+    assert again["val_loss"] == pytest.approx(more["val_loss"], rel=1e-5)
+    assert again["epoch"] == [1, 2, 3]
+    best = f"epoch-{run.best_epoch:04d}.pt"
+    assert os.listdir(tmp_path / "kept2") == os.listdir(tmp_path / "kept1") == [best]
 
 
 def test_loaders_are_shared_out_without_doubles():

@@ -176,7 +176,8 @@ class Stepwise(Keeping, metaclass=Combinable):
         """
         changed = {name: getattr(self, name) for name in _CHANGES}
         parts = {name: getattr(self, name).state_dict() for name in self._parts()}
-        return {"changed": changed, "parts": to_plain(parts)}
+        learned = [callback.state_dict() for callback in self._callbacks]
+        return {"changed": changed, "parts": to_plain(parts), "callbacks": to_plain(learned)}
 
     def unpack(self, packed: Mapping[str, Any]) -> None:
         """Take over what `pack` returned, in place.
@@ -190,6 +191,8 @@ class Stepwise(Keeping, metaclass=Combinable):
             setattr(self, name, value)
         for name, state in packed["parts"].items():
             getattr(self, name).load_state_dict(state)
+        for callback, state in zip(self._callbacks, packed["callbacks"], strict=True):
+            callback.load_state_dict(state)
 
     # ------------------------------------------------------------------------ pieces
 

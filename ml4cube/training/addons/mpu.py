@@ -43,7 +43,8 @@ class MultiGPUAddon(AddOnBase):
     epoch in training, and exactly once in validation. Loaders of
     `ml4cube.datasets.pytorch.prep_dataloader` share themselves out with ``parallel=True``.
 
-    Attributes that your methods set on the Trainer stay in the processes.
+    Attributes that your methods set on the Trainer stay in the processes, and so does what a
+    callback does not put into its ``state_dict``.
 
     Examples
     --------
