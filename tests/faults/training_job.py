@@ -24,7 +24,7 @@ from ml4cube.training.callbacks import Callback
 from ml4cube.training.dist import World
 from ml4cube.training.pytorch_distributed import Trainer, ddp_init, dist_train
 
-EPOCHS, STEPS = 6, 7  # 13 batches per rank and epoch, two to a step
+EPOCHS, STEPS, BATCHES = 6, 7, 13  # of a rank in an epoch; two batches to a step
 COLUMNS = ("epoch", "train_loss", "val_loss", "mae", "lr")
 DWELL_S = 1.0
 
