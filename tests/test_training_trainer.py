@@ -22,6 +22,7 @@ from ml4cube.training.callbacks import Callback
 from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.schedulers import CosineAnnealingScheduler
 from ml4cube.training.trainer import EarlyStopping, ModelCheckpoint, ProgressChecker, Trainer
+from ml4cube.training.user_steps import UserLoop
 from tests.distributed_runner import on_ranks
 from tests.training_parts import At, Interrupt, dataset, network, weights
 
@@ -364,26 +365,34 @@ def test_a_step_that_returns_no_loss_is_named(returned):
 
 
 def test_steps_read_nothing_from_the_device(monkeypatch):
-    reads = []
+    """Between steps, ranks look at the losses now and then; that is not counted here."""
+    reads, inside = [], []
     for name in ("item", "cpu", "tolist", "numpy", "__float__", "__bool__", "__int__"):
         own = getattr(torch.Tensor, name)
-        monkeypatch.setattr(
-            torch.Tensor,
-            name,
-            lambda t, *a, n=name, f=own, **k: (reads.append(n), f(t, *a, **k))[1],
-        )
-    counts = []
 
-    class Watch(Callback):
-        def on_epoch_start(self, loop):
-            reads.clear()
+        def read(tensor, *args, name=name, own=own, **kwargs):
+            reads.extend([name] * len(inside))
+            return own(tensor, *args, **kwargs)
 
-        def on_step_end(self, loop):
-            counts.append(len(reads))
+        monkeypatch.setattr(torch.Tensor, name, read)
+    take = UserLoop.take_step
 
-    make(Regression, callbacks=[Watch()], optimizer=True).run(1, loader(400))
-    # A few in the optimizer's and the pulse's first looks, none that grows with the steps.
-    assert counts[-1] == counts[20], counts[-1]
+    def watched(loop, *args):
+        inside.append(True)
+        result = take(loop, *args)
+        inside.pop()
+        return result
+
+    monkeypatch.setattr(UserLoop, "take_step", watched)
+
+    class Reads(Regression):
+        def logging(self, step_dict):
+            super().logging({name: value.item() for name, value in step_dict.items()})
+
+    make(Regression).run(1, loader(40))
+    assert reads == []
+    make(Reads).run(1, loader(40))
+    assert reads == ["item"] * 20  # it would have been seen
 
 
 # ----------------------------------------------------------------- what it says and keeps
@@ -636,7 +645,7 @@ def test_what_a_time_limit_left_is_finished_by_the_next_run(tmp_path):
 
     run = trained(0.3, 0.1)
     assert 0 < run.progress_checker.step < 12
-    run.pause = 0.0
+    run.pause, run._options["max_time"] = 0.0, None
     run.run(2, loader(shuffle=True), loader(9))
     assert len(run.history) == 2
     whole = trained(None, 0)
