@@ -420,6 +420,15 @@ def test_rows_may_be_the_valid_cells_in_order(order):
         list(folds.split(rows[1:]))
 
 
+def test_features_that_are_called_like_dims_do_not_mislead():
+    cube = cube_of()
+    folds = BlockKFold(3, SIZES, cube=cube)
+    table = cube["a"].to_dataframe().reset_index()
+    scaled = pd.DataFrame({"lat": table["lat"] / 90, "lon": table["lon"], "a": table["a"]})
+    for by_row, expected in zip(folds.split(scaled), folds.split(rows_of(cube)), strict=True):
+        np.testing.assert_array_equal(by_row[1], expected[1])
+
+
 def test_few_samples_of_a_huge_cube_take_little():
     shape = {"time": 40_000, "lat": 1800, "lon": 3600}
     rng = np.random.default_rng(0)

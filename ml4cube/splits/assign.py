@@ -72,7 +72,7 @@ def assign_block_split(
         "season" (DJF, MAM, ...) or "month" of the time axis, or ``{"t2m": 4}`` for four
         quantile bins of a variable. Classes may be of any type, 256 at most; cells without a
         class (gaps) count for `split` and `val` alone. Read once, in bounded memory: quantile
-        bins are exact up to 4 million different values in blocks; beyond, values are rounded
+        bins are exact up to half a million different values in blocks; beyond, values are rounded
         to as many leading binary digits as fit. A value lies in one bin, so a variable of
         many zeros has fewer bins.
     valid : str, list of str or DataArray, optional

@@ -123,7 +123,8 @@ class CubeSplitter:
             return weighed[grid]
 
         for plan, reaches in self._folds(view, weigh):
-            check_recipe_size(plan, str(getattr(self, "regions", "blocks")))
+            if hasattr(self, "regions"):
+                check_recipe_size(plan, "regions")
             check_train_left(plan, reaches, weighed[plan.grid][0], mask)
             yield with_label(view, plan, reaches, name, type(self).__name__)
 

@@ -24,8 +24,9 @@ from ml4cube.core.grid import Grid
 
 Ints = NDArray[np.int64]
 
-# Pairs of block and value that a tally holds; 4 million take about 100 MB.
-MAX_PAIRS = 1 << 22
+# Pairs of block and value that a tally holds. Half a million take 12 MB; adding two such tallies
+# up takes about 200 MB on the way.
+MAX_PAIRS = 1 << 19
 # A variable with more values than this is no class variable.
 MAX_CLASSES = 256
 
@@ -159,7 +160,7 @@ def tally(values: xr.DataArray, mask: xr.DataArray | None, grid: Grid, classes: 
     merge = dask.delayed(_merge)  # type: ignore[attr-defined]
     parts = list(boxes.to_delayed().ravel())
     while True:
-        parts = [merge(parts[i : i + 8], classes, name) for i in range(0, len(parts), 8)]
+        parts = [merge(parts[i : i + 2], classes, name) for i in range(0, len(parts), 2)]
         if len(parts) == 1:
             return cast("Tally", parts[0].compute())
 
