@@ -114,19 +114,44 @@ def equal(folder):
     return results
 
 
-def adam(folder):
-    def train(**settings):
+class RowSums(torch.optim.SGD):
+    """Keeps a state that has not its parameter's shape, as Adafactor does."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.ndim == 2:
+                    self.state[parameter]["rows"] = parameter.detach().sum(1)
+
+
+OPTIMIZERS = {
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=1e-2),
+    "Adagrad": lambda groups: torch.optim.Adagrad(groups, lr=1e-2),  # has state from the start
+    "RowSums": lambda groups: RowSums(groups, lr=1e-2),
+}
+
+
+def optimizers(folder):
+    """Parameter groups, a frozen parameter, and states of several kinds."""
+
+    def train(make, **settings):
         model = network(norm=True)
         model[0].bias.requires_grad_(False)
         slow, fast = list(model[0].parameters())[:1], list(model[4].parameters())
         groups = [{"params": slow, "lr": 1e-3}, {"params": fast}, {"params": model[1].parameters()}]
-        optimizer = torch.optim.AdamW(groups, lr=1e-2)
         data = DataLoader(dataset(32), batch_size=4)
         settings |= {"epochs": 2, "device": "cpu", "seed": 3, "loss": nn.MSELoss()}
-        Trainer(model, data, data, optimizer, **settings).train()
+        Trainer(model, data, data, make(groups), **settings).train()
         return weights(model)
 
-    return train(), train(**GROUPS)
+    results = {}
+    for name in ("AdamW", "Adagrad"):
+        make = OPTIMIZERS[name]
+        results[name] = train(make), train(make, **GROUPS)
+    with pytest.raises(InvalidTypeError, match="RowSums keeps 'rows' in another shape"):
+        train(OPTIMIZERS["RowSums"], snapshot_path=f"{folder}/s.pt", save_every=1, **GROUPS)
+    return results
 
 
 def unlike(folder):
@@ -323,7 +348,7 @@ SCENES = {
     scene.__name__: scene
     for scene in (
         equal,
-        adam,
+        optimizers,
         unlike,
         shares,
         uneven,
@@ -360,8 +385,9 @@ def test_training_equals_ddp(stage, name):
         assert first[1][0] != stage["equal"][0]["plain"][1][0]
 
 
-def test_parameter_groups_frozen_parameters_and_adam_carry_over(stage):
-    ddp, fsdp = stage["adam"][0]
+@pytest.mark.parametrize("name", ["AdamW", "Adagrad"])
+def test_optimizers_with_groups_and_frozen_parameters_train_as_under_ddp(stage, name):
+    ddp, fsdp = stage["optimizers"][0][name]
     assert close(ddp, fsdp)
     assert fsdp["0.bias"] == network(norm=True).state_dict()["0.bias"].tolist()
 

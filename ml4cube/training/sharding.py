@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.training.batches import to_device
 from ml4cube.training.callbacks import logger
 from ml4cube.training.dist import World
 from ml4cube.training.feed import Portion
@@ -171,9 +172,10 @@ class Sharded(Strategy):
                 return
             if missing:
                 # A rank without any batch of its own needs one to run its part of the model on.
-                found = self.world.gather_objects(None if portion is None else portion.batch)
+                own = None if portion is None else to_device(portion.batch, torch.device("cpu"))
+                found = self.world.gather_objects(own)
                 lent = next(batch for batch in found if batch is not None)
-                spare = spare or Portion(_to(lent, self.world.device), 0, 0.0)
+                spare = spare or Portion(to_device(lent, self.world.device), 0, 0.0)
             if portion is not None:
                 spare = portion._replace(samples=0, weight=0.0)
             yield portion or spare
@@ -189,6 +191,7 @@ class Sharded(Strategy):
 
     def optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         """Gather the optimizer's state, one tensor after the other; rank 0 keeps it."""
+        _check_state(optimizer)
         return dict(self._gather(optimizer.state_dict()))
 
     def load_model(self, model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -246,6 +249,7 @@ class Sharded(Strategy):
         """Write what this rank holds into a file of its own, and say where all are; every rank."""
         if self.world.size == 1:
             return super().save_parts(path, model, optimizer)
+        _check_state(optimizer)
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         return {"shards": write_shards(path, self.world, _local(states), _rows(states))}
 
@@ -440,6 +444,17 @@ def _rows(state: Any) -> Any:
     return {key: rows for key, rows in below.items() if rows is not None} or None
 
 
+def _check_state(optimizer: Optimizer) -> None:
+    """Refuse state that is cut otherwise than its parameter, which could not be cut anew."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if _is_cut(value) and value.shape != parameter.shape:
+                raise InvalidTypeError(
+                    f"{type(optimizer).__name__} keeps {name!r} in another shape than its "
+                    "parameter, which strategy='fsdp' cannot save; take another optimizer"
+                )
+
+
 def _fully_shard() -> Any:
     try:
         from torch.distributed.fsdp import fully_shard
@@ -487,9 +502,3 @@ def _from_local(local: Any, like: Any) -> Any:
     return DTensor.from_local(
         share, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
     )
-
-
-def _to(batch: Any, device: torch.device) -> Any:
-    from ml4cube.training.batches import to_device
-
-    return to_device(batch, device)
