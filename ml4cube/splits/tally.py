@@ -228,14 +228,29 @@ def _tally_box(
     lost, n_lost = np.unique(ids[~has_value], return_counts=True)
     gaps = dict(zip(lost.tolist(), n_lost.tolist(), strict=True))
     ids = ids[has_value]
-    return _bounded(_sum(ids, key, np.ones(key.size, np.int64), gaps, 0, texts), classes, name)
+    packed = _packed(ids, key)
+    if packed is None:
+        return _bounded(_sum(ids, key, np.ones(key.size, np.int64), gaps, 0, texts), classes, name)
+    packed.sort()  # of values alone this is many times faster than of their order
+    starts = np.flatnonzero(np.diff(packed, prepend=-1))
+    count = np.diff(starts, append=packed.size)
+    block, key = packed[starts] >> 32, (packed[starts] & 0xFFFFFFFF) - (1 << 31)
+    return _bounded(Tally(block, key, count, gaps, 0, texts), classes, name)
+
+
+def _packed(block: Ints, key: Ints) -> Ints | None:
+    """Block and key in one number that orders them, if both are of 32 bits."""
+    if not key.size or key.min() < -(1 << 31) or key.max() >= 1 << 31 or block.max() >= 1 << 31:
+        return None
+    return np.asarray((block << 32) | (key + (1 << 31)), dtype=np.int64)
 
 
 def _sum(
     block: Ints, key: Ints, count: Ints, gaps: dict[int, int], level: int, texts: dict[int, str]
 ) -> Tally:
     """Add up the counts of equal pairs of block and key."""
-    order = np.lexsort((key, block))
+    packed = _packed(block, key)
+    order = np.lexsort((key, block)) if packed is None else np.argsort(packed, kind="stable")
     block, key, count = block[order], key[order], count[order]
     first = np.ones(block.size, dtype=bool)
     first[1:] = (np.diff(block) != 0) | (key[1:] != key[:-1])
