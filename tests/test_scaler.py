@@ -257,6 +257,11 @@ def test_functions_take_the_same_statistics() -> None:
     xr.testing.assert_identical(pp.standardize(ds, stats), scaled)
     pairs = pp.get_statistics(ds, dims=["time", "lat", "lon"], by="month")
     xr.testing.assert_identical(pp.standardize(ds, pairs), scaled)
+    mean, _ = pp.get_statistics(ds, ["orog"], by="month")["t"]
+    anomaly = pp.standardize(ds, {"t": [mean, 1.0]}).t
+    np.testing.assert_allclose(anomaly, ds.t - mean.sel(month=ds.time.dt.month), atol=1e-4)
+    by_level = xr.DataArray([1.0, 2.0], dims="level")
+    np.testing.assert_allclose(pp.standardize(ds, {"t": [0.0, by_level]}).t, ds.t / by_level, 1e-6)
     unit = pp.CubeScaler("normalize", per, "month").fit(ds).transform(ds)
     xr.testing.assert_identical(pp.normalize(ds, stats), unit)
 

@@ -271,9 +271,10 @@ def rescale_array(array: xr.DataArray, offset: Any, scale: Any, arithmetic: Resc
         "output_dtypes": [scaled_dtype(array.dtype)],
         "keep_attrs": "override",
     }
-    if not isinstance(offset, xr.DataArray):
+    if not isinstance(offset, xr.DataArray) and not isinstance(scale, xr.DataArray):
         numbers = {"offset": offset, "scale": scale}
         return xr.apply_ufunc(arithmetic, array, kwargs=numbers, **options)
+    offset, scale = xr.broadcast(xr.DataArray(offset), xr.DataArray(scale))
     by = next((dim for dim in offset.dims if dim in GROUPS and dim not in array.dims), None)
     offset, scale = _matched(offset, array, by), _matched(scale, array, by)
     if by is None:
