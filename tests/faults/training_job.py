@@ -155,6 +155,8 @@ def make_trainer(folder: Path, harm: Harm, plan: dict[str, Any]) -> Trainer:
         device="cpu",
         ema=0.9,
         max_time=plan.get("max_time"),
+        strategy=plan.get("strategy", "ddp"),
+        shard_modules=nn.Linear if plan.get("strategy") == "fsdp" else None,
         callbacks=[Steps(harm, plan.get("pace_s", 0.0))],
     )
 
