@@ -248,3 +248,19 @@ def test_effective_batch_size_is_between_one_and_the_batch() -> None:
 def test_impossible_geometries_are_refused(make, error, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=message):
         make()
+
+
+@pytest.mark.parametrize(("n", "batch", "world"), GEOMETRIES)
+@pytest.mark.parametrize("together", [2, 5, 1000])
+def test_several_batches_at_once_are_the_same_batches(
+    n: int, batch: int, world: int, together: int
+) -> None:
+    shares = [*train_shares(n, batch, world), *train_shares(n, batch, world, drop_last=False)]
+    evals = [EvalShare(n, batch, rank, world) for rank in range(world)]
+    for share in (*shares, *evals):
+        for start in {0, min(batch * world, share.num_samples)}:
+            one = [b.tolist() for b in share.batches(start)]
+            many = [b.tolist() for b in share.batches(start, together)]
+            cut = [run[k : k + batch] for run in many for k in range(0, len(run), batch)]
+            assert cut == one
+            assert len(many) == -(-len(one) // together)
