@@ -1,6 +1,7 @@
 """What a run can be told besides its parts: limits, time, averages, compiling, several sets."""
 
 import math
+import os
 import time
 from datetime import timedelta
 
@@ -33,6 +34,23 @@ def _one_thread():
 
 def raise_interrupt():
     raise Interrupt
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What every function named ``..._on_ranks`` below gave on each of two ranks, by its name."""
+    return on_ranks(2, run_all_on_ranks, str(tmp_path_factory.mktemp("ranks")), timeout=120.0)
+
+
+def run_all_on_ranks(folder):
+    """All in one group: starting ranks takes longer than what they do here."""
+    results = {}
+    for name, function in list(globals().items()):
+        if name.endswith("_on_ranks") and name != "run_all_on_ranks":
+            own = f"{folder}/{name}"
+            os.makedirs(own, exist_ok=True)
+            results[name] = function(own)
+    return results
 
 
 class Seen(list):
@@ -195,8 +213,9 @@ def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):
     assert path.exists()
 
 
-def limited(path):
+def limited_on_ranks(folder):
     """Rank 1 alone is late: both end, at the same step."""
+    path = f"{folder}/s.pt"
     rank = dist.get_rank()
     run = trainer(
         ranks=True, snapshot_path=path, callbacks=[Slow()], max_time=0.2 if rank else 60.0
@@ -208,8 +227,8 @@ def limited(path):
     return state["step"], model, losses(resumed), weights(trainer(ranks=True).train())
 
 
-def test_time_limit_of_one_rank_ends_all_in_order(tmp_path):
-    first, second = on_ranks(2, limited, str(tmp_path / "s.pt"))
+def test_time_limit_of_one_rank_ends_all_in_order(two_ranks):
+    first, second = (results["limited_on_ranks"] for results in two_ranks)
     assert first == second
     assert 0 < first[0] < 5
     assert first[1] == first[3]  # as undisturbed
@@ -310,8 +329,8 @@ def averaged_on_ranks(folder):
     return averaged(folder, ranks=True)
 
 
-def test_averages_are_the_same_on_all_ranks_and_resumed(tmp_path):
-    first, second = on_ranks(2, averaged_on_ranks, str(tmp_path))
+def test_averages_are_the_same_on_all_ranks_and_resumed(two_ranks):
+    first, second = (results["averaged_on_ranks"] for results in two_ranks)
     assert first == second
 
 
@@ -349,9 +368,9 @@ def batch_norm_on_ranks(folder):
     return results
 
 
-def test_batch_norm_on_ranks_is_reproduced_from_the_file(tmp_path):
-    for results in on_ranks(2, batch_norm_on_ranks, str(tmp_path)):
-        for reported, mean in results:
+def test_batch_norm_on_several_ranks_is_reproduced_from_the_file(two_ranks):
+    for results in two_ranks:
+        for reported, mean in results["batch_norm_on_ranks"]:
             assert mean == pytest.approx(reported, rel=1e-6)
 
 
@@ -370,7 +389,7 @@ def test_compiled_model_trains_the_same_and_saves_its_own_names(tmp_path):
     assert weights(model) == {name: tensor.tolist() for name, tensor in saved.items()}
 
 
-def compiled_on_ranks():
+def compiled_on_ranks(folder):
     run = trainer(ranks=True, compile={"backend": "aot_eager"}, epochs=1)
     plain = trainer(ranks=True, epochs=1)
     run.train()
@@ -378,8 +397,9 @@ def compiled_on_ranks():
     return run.history["val_loss"], plain.history["val_loss"]
 
 
-def test_compiled_model_trains_on_ranks():
-    for fast, plain in on_ranks(2, compiled_on_ranks):
+def test_compiled_model_trains_on_several_ranks(two_ranks):
+    for results in two_ranks:
+        fast, plain = results["compiled_on_ranks"]
         assert fast == pytest.approx(plain, rel=1e-5)
 
 
@@ -448,7 +468,7 @@ def test_seed_everything_seeds_and_returns():
 # ------------------------------------------------------------- several validation sets
 
 
-def several_sets():
+def several_sets_on_ranks(folder=None):
     """Each set, and all together, as one by one."""
     north, south = dataset(17, seed=1), dataset(6, seed=2)
     rank, size = World.current("cpu").rank, World.current("cpu").size
@@ -484,8 +504,8 @@ def several_sets():
     return results
 
 
-def test_several_validation_sets_are_each_exact_and_together():
-    results = [several_sets(), *on_ranks(2, several_sets)]
+def test_several_validation_sets_are_each_exact_and_together(two_ranks):
+    results = [several_sets_on_ranks(), *(r["several_sets_on_ranks"] for r in two_ranks)]
     for result in results:
         sets = result["sets"]
         for column in ("val_loss", "mae", "rmse"):
@@ -557,7 +577,7 @@ class SlowModel(nn.Sequential):
         return super().forward(x)
 
 
-def one_slow_rank():
+def one_slow_rank_on_ranks(folder):
     """Rank 1 is slow, for one reason and for another, with and without buffers that travel."""
     slow, results = dist.get_rank() == 1, []
     for norm in (False, True):
@@ -573,8 +593,8 @@ def one_slow_rank():
     return results
 
 
-def test_table_says_which_rank_is_slow_and_why():
-    first, second = on_ranks(2, one_slow_rank)
+def test_table_says_which_rank_is_slow_and_why(two_ranks):
+    first, second = (results["one_slow_rank_on_ranks"] for results in two_ranks)
     assert first == second
     for number, (quick, slow) in enumerate(first):
         assert quick["communicate"] > slow["communicate"] + 0.3, first
@@ -666,7 +686,7 @@ def test_a_step_reads_nothing_from_the_device(more, monkeypatch):
     assert set(between) == {0}
 
 
-def reads_on_ranks():
+def reads_on_ranks(folder):
     monkeypatch = pytest.MonkeyPatch()
     reads = Reads(monkeypatch)
     try:
@@ -678,8 +698,9 @@ def reads_on_ranks():
     return reads.per_step, reads.asked
 
 
-def test_a_step_on_ranks_reads_nothing_from_the_device():
-    for per_step, asked in on_ranks(2, reads_on_ranks):
+def test_a_step_of_several_ranks_reads_nothing_from_the_device(two_ranks):
+    for results in two_ranks:
+        per_step, asked = results["reads_on_ranks"]
         between = [n for n, due in zip(per_step[1:], asked[:-1], strict=True) if not due]
         assert len(between) > 60
         assert set(between) == {0}, per_step

@@ -204,8 +204,16 @@ def test_accumulated_batches_count_by_their_cells(weighted, rows):
         assert_alike(fit(cut, accumulate=len(cut), **kind), one)
 
 
-def on_two(weighted):
-    kind = {"weighted": weighted}
+@pytest.fixture(scope="module")
+def two_ranks():
+    return on_ranks(2, on_two)
+
+
+def on_two():
+    return {weighted: cut_over_ranks(weighted=weighted) for weighted in (False, True)}
+
+
+def cut_over_ranks(**kind):
     # equal lengths, unequal lengths, and a rank without any value; then accumulated
     return [
         fit([[(0, 12), (12, 24)]], **kind),
@@ -215,10 +223,10 @@ def on_two(weighted):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_ranks_count_by_their_cells(weighted):
+def test_ranks_count_by_their_cells(weighted, two_ranks):
     one = fit([[(0, 24)]], weighted=weighted)
-    for results in on_ranks(2, on_two, weighted):
-        for found in results:
+    for results in two_ranks:
+        for found in results[weighted]:
             assert_alike(found, one)
 
 
