@@ -420,6 +420,20 @@ def test_rows_may_be_the_valid_cells_in_order(order):
         list(folds.split(rows[1:]))
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_coordinates_rounded_to_float32_are_found(reverse):
+    lat = (np.arange(9) / 7)[:: -1 if reverse else 1]
+    cube = xr.Dataset({"a": (("lat", "x"), np.arange(18.0).reshape(9, 2))}, {"lat": lat})
+    at = np.array([8, 0, 3, 3, 5, 1, 7])  # fewer than the cells: the order of rows says nothing
+    rounded = pd.DataFrame({"lat": lat[at].astype("float32"), "x_index": 0})
+    exact = pd.DataFrame({"lat_index": at, "x_index": 0})
+    folds = BlockKFold(3, {"lat": 2}, cube=cube)
+    for found, expected in zip(folds.split(rounded), folds.split(exact), strict=True):
+        np.testing.assert_array_equal(found[1], expected[1])
+    with pytest.raises(InvalidValueError, match="'lat' of X are not among"):
+        list(folds.split(rounded[["lat"]] + 9))
+
+
 def test_features_that_are_called_like_dims_do_not_mislead():
     cube = cube_of()
     folds = BlockKFold(3, SIZES, cube=cube)
