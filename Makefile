@@ -5,12 +5,12 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling
+.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-splits-honesty bench-gpu_feed
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite"
 	@echo "make setup   only build $(VENV)/"
-	@echo "make bench-NAME    measure (statistics, loading, training, codecs, sampling), into benchmarks/results/"
+	@echo "make bench-NAME    measure (statistics, loading, training, codecs, sampling, splits-honesty), into benchmarks/results/"
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml scripts/setup_env.py
@@ -26,8 +26,11 @@ test-faults: setup
 	$(PY) -m pytest tests/faults -m "soak or not soak"
 
 # -P keeps benchmarks/statistics.py from hiding the standard library's module of that name
-bench-statistics bench-codecs: bench-%: setup
+bench-statistics bench-codecs bench-gpu_feed: bench-%: setup
 	$(PY) -P benchmarks/$*.py
+
+bench-splits-honesty: setup
+	$(PY) -P benchmarks/splits_honesty.py
 
 # the libraries it compares with live in an environment of their own
 PEERS := benchmarks/.peers-venv
