@@ -39,7 +39,8 @@ def split_map(
     steps : sequence of int
         Positions along time to draw as maps.
     aggregated : bool
-        Draw, for each part, how much of the time every place belongs to it.
+        Draw, for each part, how much of the time every place belongs to it; or one map, if no
+        place changes its part.
     valid : DataArray of bool, optional
         Cells that hold a value, along dims of `label`; the others are left grey and do not
         count.
@@ -74,6 +75,11 @@ def split_map(
     singles: list[tuple[str, xr.DataArray]] = []
     if time is None:
         singles = [("", cells.transpose(*rest))]
+    elif shares and all(
+        bool(share.isin([0, 100]).where(share.notnull(), True).all()) for share in shares.values()
+    ):
+        # no place changes its part: one map tells all
+        singles, shares = [("all steps", _part_of_places(shares))], {}
     for step in steps:
         singles.append((_step_name(label, time, step), cells.isel({time: step}).transpose(*rest)))
     heights = [1.5] * (time is not None) + [1.0] * (len(singles) + len(shares))
@@ -244,6 +250,14 @@ def _shares_of_places(cells: xr.DataArray, time: str, rest: list[str]) -> dict[s
         if float(share.max()) > 0:
             shares[part] = share.transpose(*rest)
     return shares
+
+
+def _part_of_places(shares: dict[str, xr.DataArray]) -> xr.DataArray:
+    """The part of every place that keeps it all the time."""
+    label = xr.full_like(next(iter(shares.values())), np.nan)
+    for part, share in shares.items():
+        label = label.where(share != 100, _PART_LABELS[part])
+    return label
 
 
 def _draw_parts(axes: Axes, field: xr.DataArray) -> None:

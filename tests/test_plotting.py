@@ -1,0 +1,180 @@
+"""Every figure shows what it is given, headless, and leaves no trace in pyplot."""
+
+import io
+import sys
+
+import matplotlib.colors
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.figure import Figure
+
+from ml4cube.core.variogram import fit_variogram
+from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.plotting import (
+    distance_curves,
+    field_maps,
+    fold_bars,
+    leakage_figure,
+    loss_curve,
+    split_map,
+    split_timeline,
+    variogram_plot,
+)
+from ml4cube.plotting.splits import PART_COLORS
+from ml4cube.splits import assign_block_split, assign_time_split
+from tests.cubes import cell_id_cube
+
+SIZES = {"time": 12, "lat": 8, "lon": 10}
+LAGS = np.arange(1.0, 21)
+
+
+def rendered(figure):
+    """The figure drawn into memory: a layout or a text that cannot be drawn would raise."""
+    assert isinstance(figure, Figure)
+    figure.savefig(io.BytesIO(), dpi=40)
+    return figure
+
+
+def label_of_time():
+    return assign_time_split(cell_id_cube(SIZES), 0.5, val=0.25, gap=1).split
+
+
+def label_of_blocks():
+    return assign_block_split(cell_id_cube(SIZES), {"lat": 4, "lon": 5}, 0.5, val=0.25).split
+
+
+def texts(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_timeline_shows_the_part_of_every_step():
+    label = label_of_time()
+    axes = rendered(split_timeline(label)).axes[0]
+    shown = {}
+    for bar in axes.patches:
+        if bar.get_height() > 0:
+            step = round(bar.get_x() + bar.get_width() / 2)
+            shown[step] = matplotlib.colors.to_hex(bar.get_facecolor()).upper()
+            assert bar.get_height() == 100
+    codes = {1: "train", 0: "test", 2: "val", 255: "excluded"}
+    expected = {i: PART_COLORS[codes[int(v)]] for i, v in enumerate(label[:, 0, 0].values)}
+    assert shown == expected
+    assert axes.get_ylabel() == "cells (%)"
+
+
+def test_maps_of_steps_and_of_all_of_them():
+    label = label_of_blocks()
+    figure = rendered(split_map(label, steps=[0, 5], aggregated=True, title="T"))
+    assert [axes.get_title(loc="left") for axes in figure.axes[1:]] == [
+        "all steps", "2000-01-01", "2000-01-06",
+    ]  # fmt: skip
+    shown = figure.axes[1].collections[0].get_array().reshape(8, 10)
+    parts = list(PART_COLORS)
+    expected = label[0].values.astype(int)
+    codes = {1: parts.index("train"), 0: parts.index("test"), 2: parts.index("val")}
+    assert (shown == np.vectorize(codes.get)(expected)).all()
+
+
+def test_aggregated_maps_show_shares_where_places_change_their_part():
+    label = assign_block_split(cell_id_cube(SIZES), {"time": 3, "lat": 4}, 0.5).split
+    figure = rendered(split_map(label, aggregated=True))
+    by_title = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    share = by_title["share of the time in train"].collections[0].get_array().reshape(8, 10)
+    np.testing.assert_allclose(share, 100 * (label == 1).mean("time"))
+
+
+def test_a_label_without_time_is_one_map():
+    figure = rendered(split_map(label_of_blocks()[0].drop_vars("time")))
+    assert len(figure.axes) == 1
+    assert figure.axes[0].get_xlabel() == "lon (°E)"
+
+
+def test_gaps_do_not_count():
+    label = label_of_time()
+    valid = xr.DataArray(np.arange(8) < 4, dims="lat")
+    figure = rendered(split_map(label, steps=[0], valid=valid))
+    assert "no data" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert np.ma.getmaskarray(figure.axes[1].collections[0].get_array()).sum() == 40
+
+
+def test_maps_need_two_dims():
+    with pytest.raises(InvalidValueError, match="two dims beside time"):
+        split_map(label_of_time()[:, 0], steps=[0])
+    with pytest.raises(InvalidValueError, match="none of which is a time"):
+        split_timeline(label_of_blocks()[0].drop_vars("time"))
+
+
+def test_fold_bars_show_shares():
+    label = xr.DataArray([1] * 12 + [0] * 4 + [2] * 3 + [255], dims="x", name="split")
+    for folds in ([label], {"a": label}, [label.to_dataset()]):
+        axes = rendered(fold_bars(folds)).axes[0]
+        assert texts(axes) == ["60 %", "5 %", "15 %", "20 %"]
+        widths = [bar.get_width() for bar in axes.patches]
+        assert sum(widths) == pytest.approx(100)
+    assert [t.get_text() for t in rendered(fold_bars({"a": label})).axes[0].get_yticklabels()] == [
+        "a"
+    ]
+    with pytest.raises(InvalidValueError, match="no label"):
+        fold_bars([])
+    with pytest.raises(InvalidValueError, match="has no 'split'"):
+        fold_bars([xr.Dataset()])
+    with pytest.raises(InvalidTypeError, match="give a label"):
+        fold_bars([3])
+
+
+def test_curves_are_cumulative_shares():
+    figure = rendered(distance_curves({"test": [3.0, 1.0, np.nan, 2.0], "use": [10.0]}, range_=4.0))
+    axes = figure.axes[0]
+    x, y = axes.lines[0].get_data()
+    assert x[1:4].tolist() == [1, 2, 3]
+    np.testing.assert_allclose(y[1:4], [100 / 3, 200 / 3, 100])
+    assert axes.get_xlabel() == "distance to the nearest train cell (km)"
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 3
+    with pytest.raises(InvalidValueError, match="hold no distance"):
+        distance_curves({"test": [np.nan]})
+
+
+def test_variograms_show_range_sill_or_why_there_is_none():
+    found = fit_variogram(LAGS, 1 - np.exp(-3 * LAGS / 8), np.full(20, 50))
+    endless = fit_variogram(LAGS, LAGS**2, np.full(20, 50))
+    empty = fit_variogram(LAGS[:0], LAGS[:0], np.zeros(0, int))
+    figure = rendered(variogram_plot({"x": found, "y": endless, "z": empty, "w": found}))
+    first, second, third = figure.axes[:3]
+    assert texts(first)[0] == f"range {found.range:.3g} cells\n(exponential)"
+    assert any(line.get_xdata()[0] == found.range for line in first.lines)
+    assert "no sill" in texts(second)[0]
+    assert "no sill" in texts(third)[0]
+    np.testing.assert_allclose(first.collections[0].get_offsets(), np.c_[LAGS, found.semivariance])
+    with pytest.raises(InvalidValueError, match="empty"):
+        variogram_plot({})
+
+
+def test_leakage_figure_shows_verdict_shares_and_curves():
+    domains = {"space": ("km", {"test": [1.0]}), "time": ("days", {"test": [2.0]})}
+    figure = rendered(leakage_figure("It leaks badly.", True, domains, {"a": 0.25, "b": 1.0}))
+    assert figure.get_suptitle() == "It leaks badly."
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [25, 100]
+    assert [axes.get_title() for axes in figure.axes] == ["too near to train", "space", "time"]
+
+
+def test_losses_and_fields_are_still_where_they_were():
+    assert len(rendered(loss_curve([1.0, 0.5], [1.0, 0.7])).axes) == 1
+    field = xr.DataArray(np.arange(6.0).reshape(2, 3), dims=("lat", "lon"))
+    assert len(rendered(field_maps({"truth": field}, {"error": field - 2})).axes) == 4
+
+
+def test_parts_can_be_told_apart_without_colours():
+    def grey(color):
+        r, g, b = matplotlib.colors.to_rgb(color)
+        return 0.299 * r + 0.587 * g + 0.114 * b
+
+    # parts that lie beside one another in a map: train is darker than all the others
+    others = [grey(color) for part, color in PART_COLORS.items() if part != "train"]
+    assert min(others) - grey(PART_COLORS["train"]) > 0.07
+
+
+def test_pyplot_is_left_alone():
+    before = set(sys.modules)
+    rendered(split_timeline(label_of_time()))
+    assert "matplotlib.pyplot" not in set(sys.modules) - before
