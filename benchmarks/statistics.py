@@ -194,7 +194,12 @@ def report(by_cores: dict[int, dict[str, dict[str, float]]], out: Path) -> None:
     }
     print(json.dumps(summary, indent=2))
     cube = {"shape": SHAPE, "chunks": CHUNKS, "mb": 4 * int(np.prod(list(SHAPE.values()))) // 10**6}
-    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
+    # other work on the machine adds to CPU times, most where memory is shared
+    machine = {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_at_end": round(os.getloadavg()[0], 1),
+    }
     full = {**summary, "cube": cube, "machine": machine, "by_cores": by_cores}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(full, indent=2) + "\n")
