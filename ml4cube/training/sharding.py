@@ -377,7 +377,7 @@ def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Mod
     classes = tuple(shard_modules) if isinstance(shard_modules, Sequence) else shard_modules
     found = {
         name: module
-        for name, module in reversed(list(model.named_modules()))
+        for name, module in sorted(model.named_modules(), key=lambda item: -item[0].count("."))
         if name and isinstance(module, classes)
     }
     if not found:
