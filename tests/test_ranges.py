@@ -280,3 +280,10 @@ def test_a_dim_with_a_range_is_cut_before_one_without(caplog):
 def test_min_blocks_is_checked(min_blocks):
     with pytest.raises(InvalidValueError, match="min_blocks"):
         suggest_block_size(xr.DataArray(np.zeros(30), dims="x"), min_blocks=min_blocks)
+
+
+def test_a_cube_too_small_for_blocks_is_told(caplog):
+    with caplog.at_level(logging.WARNING, "ml4cube"):
+        sizes = suggest_block_size(xr.DataArray(np.zeros((2, 3)), dims=("y", "x")))
+    assert sizes == {"y": 2, "x": 3}
+    assert "1 blocks can be cut in all, fewer than 10" in caplog.text

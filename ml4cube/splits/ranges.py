@@ -226,7 +226,7 @@ def suggest_block_size(
         size = math.ceil(cells[dim] / count[dim]) - 1
         count[dim] = math.ceil(cells[dim] / size)
     sizes = {dim: math.ceil(cells[dim] / count[dim]) for dim in count}
-    if math.prod(count.values()) > full:
+    if full < min_blocks:
         logger.warning("%s: %s", array.name, _too_short(sizes, cells, ranges, full, min_blocks))
     return sizes
 
@@ -250,6 +250,8 @@ def _too_short(
         for dim in sizes
         if sizes[dim] < cells[dim] and not sizes[dim] >= ranges[dim]
     ]
+    if not short:
+        return f"{full} blocks can be cut in all, fewer than {min_blocks}: the cube is too small"
     return (
         f"blocks as long as the range would be {full} in all, fewer than {min_blocks}; shorter "
         f"ones are suggested ({'; '.join(short)}), so values on both sides of an edge are alike: "
