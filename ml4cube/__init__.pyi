@@ -23,8 +23,8 @@ from .preprocessing import standardize as standardize
 from .splits import BlockKFold as BlockKFold
 from .splits import BlockShuffleSplit as BlockShuffleSplit
 from .splits import ForwardChaining as ForwardChaining
-from .splits import LeaveRegionOut as LeaveRegionOut
 from .splits import LeakageReport as LeakageReport
+from .splits import LeaveRegionOut as LeaveRegionOut
 from .splits import apply_split as apply_split
 from .splits import assign_block_split as assign_block_split
 from .splits import assign_rand_split as assign_rand_split
