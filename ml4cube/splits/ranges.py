@@ -88,8 +88,9 @@ def estimate_range(
 
     The empirical variogram of the cells along the dim, over at most half its length, gets a
     spherical, an exponential or a gaussian model by weighted least squares; the range is where
-    the model reaches its sill (spherical) or 95 % of it. Made fields of 30 and more ranges'
-    length are met within 25 %; a short dim says less.
+    the model reaches its sill (spherical) or 95 % of it. Made fields of two and
+    three dims and 30 ranges' length are met within 25 %; a short dim says less, and a field of one
+    dim needs some 100 ranges.
 
     Parameters
     ----------
