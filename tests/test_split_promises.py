@@ -22,6 +22,7 @@ from ml4cube.splits import (
     BlockShuffleSplit,
     ForwardChaining,
     LeaveRegionOut,
+    apply_split,
     assign_block_split,
     assign_region_split,
     assign_time_split,
@@ -263,3 +264,27 @@ def test_recipes_rebuild_labels_in_another_process_from_reopened_stores(tmp_path
         [sys.executable, "-c", REBUILD, *paths], capture_output=True, text=True, check=False
     )
     assert done.stdout == "rebuilt\n", done.stderr
+
+
+@pytest.mark.parametrize("calendar", ["standard", "360_day"])
+def test_a_recipe_is_refused_where_cells_lie_elsewhere(calendar: str) -> None:
+    time = xr.date_range("2000-01-01", periods=12, freq="MS", calendar=calendar, use_cftime=None)
+    ds = xr.Dataset(
+        {"t": (("time", "lat"), np.zeros((12, 6)))},
+        {"time": time, "lat": np.linspace(50, 60, 6, dtype="float32")},
+    )
+    recipe = assign_block_split(ds, {"time": 3}).split.attrs["ml4cube_split"]
+    as_float64 = ds.assign_coords(lat=ds.lat.astype("float64"))
+    xr.testing.assert_equal(
+        apply_split(as_float64, recipe).split.drop_vars("lat"),
+        apply_split(ds, recipe).split.drop_vars("lat"),
+    )
+    assert "split" in apply_split(ds.drop_vars(["lat", "time"]), recipe)
+    elsewhere = {
+        "turned round": (ds.isel(lat=slice(None, None, -1)), "'lat' runs from 50.0 to 60.0"),
+        "shifted": (ds.assign_coords(lat=ds.lat + 1), "this one's from 51.0 to 61.0"),
+        "backwards": (ds.isel(time=slice(None, None, -1)), "'time' runs from 2000-01-01"),
+    }
+    for other, message in elsewhere.values():
+        with pytest.raises(ValueError, match=message):
+            apply_split(other, recipe)

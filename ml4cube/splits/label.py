@@ -51,7 +51,8 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
     Raises
     ------
     InvalidValueError
-        If the recipe is none of ours, or was made for a cube of another shape.
+        If the recipe is none of ours, or was made for a cube of another shape or with other
+        coordinates (turned round, shifted, other years).
 
     Examples
     --------
@@ -63,12 +64,13 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
     """
     view = CubeView.of(ds)
     check_name(name, view)
-    plan, made_by = _read_recipe(recipe)
+    plan, made_by, recipe_ends = _read_recipe(recipe)
     if plan.cube_shape != view.canonical:
         raise InvalidValueError(
             f"the recipe is for a cube of {plan.cube_shape}, this one has "
             f"{view.canonical}; select the same cells, or split anew"
         )
+    _check_ends(recipe_ends, view)
     reaches: tuple[Reach, ...] = ()
     if isinstance(plan, SplitPlan):
         reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
@@ -123,7 +125,12 @@ def with_label(
             dtype=np.uint8,
             meta=np.empty((0,) * len(view.dims), dtype=np.uint8),
         )
-    recipe = {"format": RECIPE_FORMAT, "made_by": made_by, "plan": json.loads(plan.to_json())}
+    recipe = {
+        "format": RECIPE_FORMAT,
+        "made_by": made_by,
+        "plan": json.loads(plan.to_json()),
+        "ends": _ends(view),
+    }
     attrs = {
         "long_name": "part of a train/test split",
         "flag_values": [TRAIN, PARTS["test"], PARTS["val"], EXCLUDED],
@@ -153,7 +160,7 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     # dask names an array by what made it: any change of the label would show here
     if not str(getattr(label.variable._data, "name", "")).startswith("label_box-"):
         return None
-    plan, _ = _read_recipe(label.attrs[RECIPE_ATTR])
+    plan, _, _ = _read_recipe(label.attrs[RECIPE_ATTR])
     view = CubeView.of(ds)
     if plan.cube_shape != view.canonical or label.dims != view.dims:
         return None
@@ -190,7 +197,50 @@ def check_name(name: str, view: CubeView) -> None:
         )
 
 
-def _read_recipe(recipe: str | Mapping[str, Any]) -> tuple[SplitPlan | CellPlan, str]:
+def _ends(view: CubeView) -> dict[str, list[float | str]]:
+    """First and last coordinate of each dim that has one: whether a cube is the one split."""
+    found = {}
+    for dim in view.canonical:
+        if dim in view.ds.coords and view.ds.sizes[dim]:
+            values = view.ds[dim].values
+            found[dim] = [_plain_value(values[0]), _plain_value(values[-1])]
+    return found
+
+
+def _plain_value(value: Any) -> float | str:
+    if isinstance(value, np.datetime64):
+        return str(np.datetime_as_string(value, unit="s"))
+    if hasattr(value, "isoformat"):  # a date of any calendar
+        return str(value.isoformat(timespec="seconds"))
+    number = isinstance(value, int | float | np.integer | np.floating)
+    return float(value) if number else str(value)
+
+
+def _check_ends(ends: Mapping[str, Any], view: CubeView) -> None:
+    """Refuse a cube whose cells lie elsewhere, although it has as many."""
+    here = _ends(view)
+    for dim in sorted(set(ends) & set(here)):
+        there, found = ends[dim], here[dim]
+        if not _same_ends(there, found, view.ds.sizes[dim]):
+            raise InvalidValueError(
+                f"the recipe is for a cube whose {dim!r} runs from {there[0]} to {there[1]}, this "
+                f"one's from {found[0]} to {found[1]}; sort and select the same cells, or split "
+                "anew"
+            )
+
+
+def _same_ends(there: list[Any], found: list[Any], cells: int) -> bool:
+    if any(isinstance(value, str) for value in (*there, *found)):
+        return there == found
+    # a float32 coordinate may have become a float64
+    step = abs(found[1] - found[0]) / max(cells - 1, 1)
+    room = max(1e-3 * step, 1e-6 * abs(found[0]), 1e-6 * abs(found[1]))
+    return all(abs(a - b) <= room for a, b in zip(there, found, strict=True))
+
+
+def _read_recipe(
+    recipe: str | Mapping[str, Any],
+) -> tuple[SplitPlan | CellPlan, str, Mapping[str, Any]]:
     if isinstance(recipe, str):
         try:
             recipe = json.loads(recipe)
@@ -206,4 +256,5 @@ def _read_recipe(recipe: str | Mapping[str, Any]) -> tuple[SplitPlan | CellPlan,
             f"{RECIPE_FORMAT}; use the version of ml4cube that wrote it"
         )
     kind = CellPlan if recipe["plan"].get("kind") == "cells" else SplitPlan
-    return kind.from_json(json.dumps(recipe["plan"])), str(recipe.get("made_by", "apply_split"))
+    plan = kind.from_json(json.dumps(recipe["plan"]))
+    return plan, str(recipe.get("made_by", "apply_split")), recipe.get("ends", {})
