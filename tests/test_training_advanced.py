@@ -51,6 +51,20 @@ def test_exactly_the_best_few_are_kept_best_first(tmp_path, mode, top, kept):
     assert best["scheduler"]["last_epoch"] == kept[0]
 
 
+def test_one_checkpoint_over_several_runs_keeps_the_best_few_of_each(tmp_path):
+    """As cross-validation uses it: what a fold before has kept stays, and is not counted."""
+    checkpoint, files = ModelCheckpoint(tmp_path, save_top_k=2), {}
+    for values in ([5.0, 4.0, 3.0], [10.0, 10.0, 1.0], [2.0, 9.0, 9.0]):
+        callbacks = [Script(values), checkpoint]
+        trainer(epochs=3, early_stopping=False, callbacks=callbacks, samples=8).train()
+        assert [read_file(p)["value"] for p in checkpoint.paths] == sorted(values)[:2]
+        for path in checkpoint.paths:
+            assert path not in files
+            files[path] = path.read_bytes()
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert all(path.read_bytes() == content for path, content in files.items())
+
+
 def test_files_of_another_run_are_neither_replaced_nor_removed(tmp_path):
     first = ModelCheckpoint(tmp_path, save_top_k=1)
     trainer(epochs=1, callbacks=[first]).train()

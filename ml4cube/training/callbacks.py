@@ -202,7 +202,8 @@ class ModelCheckpoint(Callback):
     mode : {"min", "max"}
         Which way is better.
     save_top_k : int
-        How many to keep; -1 keeps all. Of equal ones, the earlier stays.
+        How many to keep; -1 keeps all. Of equal ones, the earlier stays. Every run that starts
+        anew keeps its own; the files of runs before it stay.
 
     Raises
     ------
@@ -243,6 +244,8 @@ class ModelCheckpoint(Callback):
 
     def on_train_start(self, loop: Loop) -> None:
         """Forget files that are gone: a run may be killed after its last snapshot."""
+        if not loop.state.step:  # a run of its own, as every fold has: earlier files are not its
+            self._run, self._kept = None, []
         self._run = loop.world.share(self._run or uuid.uuid4().hex)
         there = loop.world.share([path.exists() for path in self.paths])
         self._kept = [entry for entry, here in zip(self._kept, there, strict=True) if here]
