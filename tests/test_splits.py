@@ -1,5 +1,6 @@
 """Labels on cubes: the same bits whatever the cube's make, one per block, rebuilt from attrs."""
 
+import json
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,7 @@ from ml4cube.splits import (
     assign_time_split,
     create_split,
 )
+from tests import oracle_splits as oracle
 from tests.cubes import cell_id_cube
 
 SHAPE = {"time": 12, "lat": 9, "lon": 10}
@@ -54,6 +56,61 @@ def test_the_make_of_a_cube_changes_no_bit(order, chunks, sizes, buffer, seed, s
         part = {"time": slice(3, 9), "lon": slice(2, 7)}
         np.testing.assert_array_equal(made.isel(part).values, plain.isel(part).values)
     assert made.attrs["ml4cube_split"] == plain.attrs["ml4cube_split"]
+
+
+def globe(chunks=None):
+    lat, lon = np.linspace(80, -80, 9), np.arange(-170.0, 180, 30)
+    values = np.zeros((3, lat.size, lon.size))
+    cube = xr.Dataset({"a": (tuple(SHAPE), values)}, {"lat": lat, "lon": lon})
+    return cube if chunks is None else cube.chunk(chunks)
+
+
+@pytest.mark.parametrize("chunks", [None, {"lat": 4}, {"lon": 5}, {"time": 2, "lat": 2, "lon": 7}])
+@pytest.mark.parametrize(
+    "along",
+    [
+        {"lat": "2300km", "lon": "2300km"},
+        {"lon": "2300.0 KM", "lat": "2300km"},
+        {"lat": "2300km"},
+        {"lon": "2300km"},
+    ],
+)
+def test_kilometres_are_one_distance_over_both_dims(chunks, along):
+    options = {"block_size": {"time": 1, "lat": 3, "lon": 4}, "split": 0.8, "val": 0.1, "seed": 3}
+    cube = globe(chunks)
+    lat, lon = cube["lat"].values, cube["lon"].values
+    expected = oracle.buffered(
+        label_of(globe(), **options).values,
+        [oracle.near_in_cells(3, 1), lambda i, j: True, lambda i, j: True],
+        lambda a, b: oracle.great_circle_km(lat[a[1]], lon[a[2]], lat[b[1]], lon[b[2]]) <= 2300,
+    )
+    assert {0, 1, 2, 255} == set(np.unique(expected))
+    label = label_of(cube, buffer={**along, "time": 1}, **options)
+    np.testing.assert_array_equal(label.values, expected)
+    recipe = json.loads(label.attrs["ml4cube_split"])
+    assert recipe["plan"]["buffer"] == {"lat": "2300km", "time": 1}
+    recipe["plan"]["buffer"] = {**along, "time": 1}  # as recipes once held it
+    np.testing.assert_array_equal(apply_split(cube, recipe)["split"].values, expected)
+
+
+@pytest.mark.parametrize(
+    ("along", "says"),
+    [
+        ({"lat": "800km", "lon": "300km"}, "'800km' along 'lat' and '300km' along 'lon'"),
+        ({"lat": "800km", "lon": "0km"}, "'800km' along 'lat' and '0km' along 'lon'"),
+        ({"lon": "800km", "lat": 2, "time": 1}, "2 along 'lat' and '800km' along 'lon'"),
+        ({"lat": "800km", "lon": 0}, "'800km' along 'lat' and 0 along 'lon'"),
+    ],
+)
+def test_kilometres_that_differ_by_dim_are_refused_before_anything_is_read(along, says):
+    def read(block):
+        raise AssertionError("the cube was read")
+
+    cube = globe({"lat": 3})
+    cube["a"] = cube["a"].copy(data=cube["a"].data.map_blocks(read, dtype=float))
+    with pytest.raises(InvalidValueError, match=f"{says}.*give that distance once") as caught:
+        assign_block_split(cube, {"lat": 3, "lon": 4}, buffer=along, valid="a")
+    assert "{'lat': '800km'}" in str(caught.value)
 
 
 def test_one_label_per_block_and_fractions_within_a_block():

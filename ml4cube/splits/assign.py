@@ -60,7 +60,9 @@ def assign_block_split(
         cut dim (``2``), a time (``"30D"``), kilometres on the sphere between cell centres
         (``"150km"``), or any of them by dim (``{"time": "30D", "lat": "150km"}``). A train
         cell that is within the buffer of another part's cell along all dims (up to and
-        including that distance) is excluded. Dims without a buffer may touch.
+        including that distance) is excluded. Dims without a buffer may touch. Kilometres
+        are one distance over latitude and longitude together, whichever of them it is given
+        for; two that differ, or kilometres for one and cells for the other, are refused.
     gap : int, str or timedelta, optional
         The buffer along time.
     cyclic : str, list of str or bool, optional

@@ -40,14 +40,16 @@ def parse_buffer(
     Returns
     -------
     tuple of (str, int or str)
-        Cells, "30D" or "150km" by dim, sorted by dim; nothing for a buffer of 0.
+        Cells, "30D" or "150km" by dim, sorted by dim; nothing for a buffer of 0. Kilometres
+        count over latitude and longitude together and stand under latitude.
 
     Raises
     ------
     InvalidTypeError
         If a value is neither cells, nor a time, nor a distance.
     InvalidValueError
-        If a dim is unknown or given twice, or the cube lacks the coordinate that is needed.
+        If a dim is unknown or given twice, the cube lacks the coordinate that is needed, or
+        latitude and longitude differ where one is in kilometres.
     """
     by_dim: dict[str, Any] = {}
     if _is_kilometres(buffer):
@@ -67,6 +69,7 @@ def parse_buffer(
                 f"gap={gap!r} and buffer={by_dim[time]!r} both count along {time!r}; give one"
             )
         by_dim[time] = gap
+    by_dim = _one_sphere(by_dim, view)
     checked = {dim: _check(dim, value, view) for dim, value in by_dim.items()}
     return tuple((dim, checked[dim]) for dim in sorted(checked) if checked[dim])
 
@@ -125,14 +128,37 @@ def resolve_buffer(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tup
     Returns
     -------
     tuple of AxisReach or SphereReach
-        One reach for each dim with a buffer.
+        One reach for each dim with a buffer; one for both dims of the sphere.
 
     Raises
     ------
     InvalidValueError
-        If the cube lacks a coordinate that the buffer needs.
+        If the cube lacks a coordinate that the buffer needs, or latitude and longitude differ
+        where one is in kilometres.
     """
-    return tuple(_resolve(dim, value, dim in cyclic, view) for dim, value in buffer)
+    by_dim = _one_sphere(dict(buffer), view)
+    return tuple(_resolve(dim, value, dim in cyclic, view) for dim, value in by_dim.items())
+
+
+def _one_sphere(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:
+    """Keep kilometres, one distance over latitude and longitude together, under latitude."""
+    far = [value for value in by_dim.values() if _is_kilometres(value)]
+    if not far:
+        return by_dim
+    dims = _sphere_dims(view, far[0])
+    given = {dim: by_dim[dim] for dim in dims if dim in by_dim}
+    distances = [value for value in given.values() if _is_kilometres(value)]
+    if not distances:
+        return by_dim
+    if len(distances) < len(given) or len(set(map(_km, distances))) > 1:
+        longest, (lat, lon) = max(distances, key=_km), dims
+        raise InvalidValueError(
+            f"buffer asks for {given[lat]!r} along {lat!r} and {given[lon]!r} along {lon!r}, but "
+            "kilometres are one distance on the sphere over both; give that distance once, as in "
+            f"{{{lat!r}: {longest!r}}}, or cells along both, as in {{{lat!r}: 2, {lon!r}: 2}}"
+        )
+    rest = {dim: value for dim, value in by_dim.items() if dim not in dims}
+    return {**rest, dims[0]: distances[0]}
 
 
 def _resolve(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
