@@ -164,6 +164,43 @@ def test_a_season_and_a_trend_are_taken_off():
         assert not estimate_range(ds, "a", deseason=False, detrend=False)["time"] < 40
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("slope", [1.0, 0.1])
+def test_what_a_trend_leaves_by_rounding_has_no_range(slope, dtype):
+    ds = xr.Dataset(coords=coordinates({"time": 24, "lat": 18, "lon": 36}))
+    ds["time"] = xr.date_range("2000-01-01", periods=24, freq="MS")
+    trend = (slope * np.arange(24)).astype(dtype)[:, None, None]
+    ds["a"] = (("time", "lat", "lon"), np.broadcast_to(trend, (24, 18, 36)))
+    found = estimate_range(ds)
+    assert all(math.isnan(r) for r in found.values()), found
+    assert f"no more than a few steps of {dtype}" in found.reasons["time"]
+    assert found.reasons["lat"] == found.reasons["lon"] == "no sill: all values along it are equal"
+
+
+def test_dims_along_which_nothing_changes_have_no_range_beside_one_with():
+    ds = xr.Dataset(coords=coordinates({"time": 900, "lat": 18, "lon": 36}))
+    line = made_field([900], [9], "exponential", 1)[:, None, None]
+    ds["a"] = (("time", "lat", "lon"), np.broadcast_to(line, (900, 18, 36)))
+    found = estimate_range(ds)
+    assert found["time"] == pytest.approx(9, rel=0.4)
+    assert math.isnan(found["lat"])
+    assert math.isnan(found["lon"])
+
+
+def test_a_few_steps_of_float32_are_not_equal_values():
+    field = made_field([80, 90], [8, 8], "gaussian", 1)
+    dims = ("y", "x")
+    coarse = (1e5 + 0.05 * field / field.std()).astype("float32")  # a spread of 6 steps
+    found = estimate_range(xr.DataArray(coarse, dims=dims))
+    assert found["x"] == pytest.approx(8, rel=0.4)
+    assert found["y"] == pytest.approx(8, rel=0.4)
+    flicker = (1e5 + 0.003 * field / field.std()).astype("float32")
+    for keywords in ({}, {"detrend": False, "deseason": False}):
+        found = estimate_range(xr.DataArray(flicker, dims=dims), **keywords)
+        assert math.isnan(found["x"])
+        assert "no more than a few steps of float32" in found.reasons["x"]
+
+
 def test_irregular_axes_count_in_median_steps():
     field = made_field([4000, 8], [20, 1], "gaussian", 2)
     kept = np.sort(np.random.default_rng(0).choice(4000, 2800, replace=False))

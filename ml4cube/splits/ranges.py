@@ -6,14 +6,14 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.variogram import Variogram, fit_variogram, semivariances
+from ml4cube.core.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
 from ml4cube.splits.cube import as_dataset, is_time, microseconds
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,12 @@ _CELLS_AT_MOST = 1 << 21
 _RUNS = 8
 _YEAR_DAYS = {"360_day": 360.0, "noleap": 365.0, "365_day": 365.0, "all_leap": 366.0}
 _HARMONICS = 2
+# Rounding to a float dtype leaves a spread of 0.3 of its steps, of a few operations a bit more;
+# what is worked out here, in float64, is off by some tens of its eps at most.
+_STEPS_OF_ROUNDING = 2
+_EPS_OF_ROUNDING = 64
+# Share of a cell by which equally far cells may be off: months are of 28 to 31 days.
+_ABOUT_EQUAL = 0.15
 _MICROSECONDS_PER_DAY = 86_400_000_000
 
 
@@ -112,6 +118,7 @@ def estimate_range(
         A dict {dim: cells}, with ``variograms``, ``reasons`` and ``plot()``. NaN where there is
         no sill: ``reasons`` says why, and the log warns. A range below one cell counts as one.
         Where cells of a dim are unequally far apart, a cell is the median of their distances.
+        Months count as equally far apart. Spreads of up to two steps of the dtype have no range.
 
     Raises
     ------
@@ -134,19 +141,24 @@ def estimate_range(
     """
     array = _variable(ds, var)
     wanted = _wanted_dims(array, dims)
-    whole: tuple[Floats, dict[str, Floats]] | None = None
+    whole: _Residuals | None = None
     order = sorted(str(dim) for dim in array.dims)
     found: dict[str, Variogram] = {}
     for dim in wanted:
         if array.size <= _CELLS_AT_MOST:
             whole = whole or _residuals(array, order, detrend, deseason)
-            values, positions = whole
+            left = whole
         else:
-            values, positions = _residuals(_sample(array, dim, deseason), order, detrend, deseason)
-        lines = np.moveaxis(values, order.index(dim), -1)
+            left = _residuals(_sample(array, dim, deseason), order, detrend, deseason)
+        lines = np.moveaxis(left.values, order.index(dim), -1)
         lines = lines.reshape(-1, lines.shape[-1])
+        lags, half, pairs = semivariances(lines, left.positions[dim])
+        if lags.size >= FEWEST_LAGS and math.sqrt(half.max()) <= left.rounding:
+            reason = _nothing_left(array, left.equal[dim], detrend or deseason)
+            found[dim] = Variogram(lags, half, pairs, reason=reason)
+            continue
         spread = float(np.nanvar(lines)) if np.isfinite(lines).any() else None
-        found[dim] = fit_variogram(*semivariances(lines, positions[dim]), spread)
+        found[dim] = fit_variogram(lags, half, pairs, spread)
     ranges = Ranges(found, str(array.name))
     for dim, reason in ranges.reasons.items():
         logger.warning("%s along %s: %s", array.name, dim, reason)
@@ -325,31 +337,51 @@ def _runs(n: int, keep: int, rng: np.random.Generator) -> NDArray[np.int64]:
     return np.unique(np.concatenate([np.arange(s, min(s + length, n)) for s in starts]))
 
 
-def _residuals(
-    array: xr.DataArray, order: list[str], detrend: bool, deseason: bool
-) -> tuple[Floats, dict[str, Floats]]:
-    """Values without trend and season, axes in `order`, gaps as NaN; positions along each dim."""
+class _Residuals(NamedTuple):
+    values: Floats  # without trend and season, gaps as NaN
+    positions: dict[str, Floats]
+    rounding: float  # a spread up to which values may be nothing but rounding
+    equal: dict[str, bool]  # dims along which the values were equal from the start
+
+
+def _residuals(array: xr.DataArray, order: list[str], detrend: bool, deseason: bool) -> _Residuals:
+    """Values without trend and season, axes in `order`, and what else is to be known of them."""
     array = array.transpose(*order)
-    resolution = float(np.finfo(array.dtype).eps) if array.dtype.kind == "f" else 0.0
     values = np.array(array.values, dtype=np.float64)
     values[~np.isfinite(values)] = np.nan
     positions = {}
     for dim in order:
         positions[dim] = _positions(array, dim)
     known = np.isfinite(values)
+    equal = {
+        dim: not (np.fmax.reduce(values, axis) > np.fmin.reduce(values, axis)).any()
+        for axis, dim in enumerate(order)
+        if array.sizes[dim]
+    }
     if not known.any():
-        return values, positions
+        return _Residuals(values, positions, 0.0, equal)
     largest = float(np.abs(values[known]).max())
     values -= values[known].mean()
     if deseason:
         for axis, dim in enumerate(order):
-            values = _without_season(values, axis, array, dim)
+            values = _without_season(values, axis, array, dim, positions[dim])
     if detrend:
         values = _without_trend(values, [positions[dim] for dim in order])
-    rounding = 8 * max(resolution, 1e-15) * largest
-    if np.nanstd(values) <= rounding:  # what is left is the rounding of the trend
-        values[known] = 0.0
-    return values, positions
+    rounding = _EPS_OF_ROUNDING * float(np.finfo(np.float64).eps) * largest
+    if array.dtype.kind == "f":
+        top = array.dtype.type(largest)
+        step = float(top - np.nextafter(top, array.dtype.type(0)))
+        rounding = max(rounding, _STEPS_OF_ROUNDING * step)
+    return _Residuals(values, positions, rounding, equal)
+
+
+def _nothing_left(array: xr.DataArray, equal: bool, taken_off: bool) -> str:
+    """Why values that differ by nothing but rounding have no range."""
+    if equal:
+        return "no sill: all values along it are equal"
+    name = array.dtype.name if array.dtype.kind == "f" else "float64"
+    what = "what trend and season leave of the values varies" if taken_off else "the values vary"
+    return f"no sill: {what} by no more than a few steps of {name}, which may be mere rounding"
 
 
 def _positions(array: xr.DataArray, dim: str) -> Floats:
@@ -374,7 +406,8 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
     if not (np.diff(places) >= 0).all():
         logger.warning("%s is in no order; its cells are taken as equally far apart", dim)
         return plain
-    return plain if np.allclose(places, plain, atol=0.05) else places
+    evenly = places * ((n - 1) / places[-1])
+    return plain if np.abs(evenly - plain).max() <= _ABOUT_EQUAL else places
 
 
 def _dates(array: xr.DataArray, dim: str) -> tuple[Floats, float] | None:
@@ -387,8 +420,14 @@ def _dates(array: xr.DataArray, dim: str) -> tuple[Floats, float] | None:
     return days, _YEAR_DAYS.get(calendar, 365.2425)
 
 
-def _without_season(values: Floats, axis: int, array: xr.DataArray, dim: str) -> Floats:
-    """Take the yearly cycle, and the daily one, of every line along time off; keep its mean."""
+def _without_season(
+    values: Floats, axis: int, array: xr.DataArray, dim: str, places: Floats
+) -> Floats:
+    """Take the yearly cycle, and the daily one, of every line along time off.
+
+    Mean and trend of a line are fitted along with it, else cycles would be bent to a trend's
+    shape, but are left in.
+    """
     dates = _dates(array, dim)
     if dates is None:
         return values
@@ -396,7 +435,7 @@ def _without_season(values: Floats, axis: int, array: xr.DataArray, dim: str) ->
     if np.ptp(days) + np.median(np.abs(np.diff(days))) < 2 * year:
         return values
     cycles = [year] if np.median(np.abs(np.diff(days))) > 0.26 else [year, 1.0]
-    columns = [np.ones_like(days)]
+    columns = [np.ones_like(days), (places - places.mean()) / places.std()]
     for length in cycles:
         for harmonic in range(1, _HARMONICS + 1):
             angle = 2 * np.pi * harmonic * days / length
@@ -409,8 +448,8 @@ def _without_season(values: Floats, axis: int, array: xr.DataArray, dim: str) ->
         normal = np.einsum("tk,tl,tc->ckl", design, design, known, optimize=True)
         right = np.einsum("tk,tc->ck", design, np.where(known, part, 0.0), optimize=True)
         fit = np.einsum("ckl,cl->ck", np.linalg.pinv(normal, rcond=1e-9, hermitian=True), right)
-        fit[known.sum(axis=0) < 3 * design.shape[1]] = 0.0  # too few values to tell a season
-        part -= design[:, 1:] @ fit[:, 1:].T
+        fit[known.sum(axis=0) < 3 * (design.shape[1] - 1)] = 0.0  # too few values to tell a season
+        part -= design[:, 2:] @ fit[:, 2:].T
     return np.moveaxis(lines.reshape(np.moveaxis(values, axis, 0).shape), 0, axis)
 
 
