@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
-from torchmetrics import R2Score
+from torchmetrics import Metric, R2Score
 from torchmetrics.classification import BinaryAUROC
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
@@ -115,6 +115,33 @@ def validate_all():
             assert mean == pytest.approx(row["val_loss"][0], rel=1e-12)
             assert seen == samples * (World.current("cpu").size if "each" in kind else 1)
     return rows
+
+
+class Samples(Metric):
+    """A plain count, which shows when states are added up more than once."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("n", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, pred, target):
+        self.n += len(pred)
+
+    def compute(self):
+        return self.n.float()
+
+
+def count_samples_validated():
+    ranks = dist.is_initialized()
+    _, val = prep_dataloader(dataset(8), dataset(5), batch_size=2, parallel=ranks)
+    run = trainer(val=val, epochs=2, metrics={"n": Samples()}, ranks=ranks)
+    run.train()
+    return run.history["n"]
+
+
+def test_states_of_torchmetrics_are_added_up_once():
+    assert count_samples_validated() == [5.0, 5.0]
+    assert on_ranks(2, count_samples_validated) == [[5.0, 5.0]] * 2
 
 
 def test_validation_is_the_same_on_1_2_and_3_ranks():

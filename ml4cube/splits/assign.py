@@ -114,7 +114,7 @@ def assign_block_split(
     """
     view = CubeView.of(ds)
     check_name(name, view)
-    check_seed(seed)
+    seed = check_seed(seed)
     fractions = check_fractions(split, val)
     grid = Grid.blocks(view.canonical, block_sizes(block_size, view))
     cut = [dim for dim, count in zip(grid.dims, grid.counts, strict=True) if count > 1]
@@ -189,7 +189,7 @@ def assign_rand_split(
     """
     view = CubeView.of(ds)
     check_name(name, view)
-    check_seed(seed)
+    seed = check_seed(seed)
     fractions = check_fractions(split, val)
     plan = CellPlan(tuple(view.canonical.items()), tuple(fractions.items()), int(seed))
     warnings.warn(
@@ -321,13 +321,18 @@ def weigh_blocks(
     return count_by_block(mask, grid).ravel(), strata
 
 
-def check_seed(seed: int) -> None:
+def check_seed(seed: int) -> int:
     """Refuse a seed that is no integer.
 
     Parameters
     ----------
     seed : int
         The seed.
+
+    Returns
+    -------
+    int
+        The same, as Python's own.
 
     Raises
     ------
@@ -336,6 +341,7 @@ def check_seed(seed: int) -> None:
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise InvalidTypeError(f"seed={seed!r} is a {type(seed).__name__}; give an integer")
+    return int(seed)
 
 
 def check_train_left(

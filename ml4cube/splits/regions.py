@@ -297,7 +297,7 @@ def assign_region_split(
     """
     view = CubeView.of(ds)
     check_name(name, view)
-    check_seed(seed)
+    seed = check_seed(seed)
     check_choice("background", background, ("excluded", "train"))
     drawn, fractions = _check_wishes(split, test, val)
     region_map = RegionMap.of(regions, view)

@@ -357,6 +357,8 @@ def _reduce(metric: Any, updated: bool, world: World) -> Any:
     for name, parts in zip(states[0], zip(*(s.values() for s in states), strict=True), strict=True):
         setattr(metric, name, _merge(parts, metric._reductions[name]))
     metric._update_count = max(metric._update_count, 1)
+    # The states are those of all ranks now: compute() would gather and add them up once more.
+    metric.sync_on_compute = metric._to_sync = False
     return _scalar(metric.cpu().compute())
 
 
