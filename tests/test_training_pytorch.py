@@ -20,7 +20,7 @@ from ml4cube.errors import (
     RunError,
     StoreError,
 )
-from ml4cube.training.callbacks import Callback
+from ml4cube.training.callbacks import Callback, EarlyStopping
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.state import History
 from tests.training_parts import ROOT, At, Interrupt, dataset, losses, network, trainer, weights
@@ -723,3 +723,17 @@ def test_loader_sampler_or_dataset_is_told_the_epoch():
 
     trainer(train=DataLoader(Told(*dataset(8).tensors), batch_size=4)).train()
     assert told == [0, 1, 2]
+
+
+def test_early_stopping_may_be_given_in_detail_and_counts_anew_in_a_new_run(tmp_path):
+    class Rising(Callback):
+        def on_row(self, loop, row):
+            row["val_loss"] = float(row["epoch"])
+
+    stopping = EarlyStopping(patience=1, mode="min")
+    for _ in range(2):
+        run = trainer(epochs=5, early_stopping=stopping, callbacks=[Rising()], samples=8)
+        run.train()
+        assert len(run.history) == 2
+    with pytest.raises(InvalidTypeError, match="early_stopping='yes' is neither"):
+        trainer(early_stopping="yes")

@@ -88,7 +88,9 @@ class EarlyStopping(Callback):
         return self.strikes >= self.patience
 
     def on_train_start(self, loop: Loop) -> None:
-        """Stop a resumed run that had been stopped."""
+        """Stop a resumed run that had been stopped; count anew in one that starts anew."""
+        if not loop.state.step:
+            self.best, self.strikes = None, 0
         self._judge(loop)
 
     def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:

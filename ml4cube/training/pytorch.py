@@ -56,8 +56,8 @@ class Trainer:
         File with the full state of the run, written every `save_every` epochs, at the end, and
         on SIGTERM (then training stops) and SIGUSR1 (then it goes on). A run that finds it goes
         on from it.
-    early_stopping : bool
-        Whether to stop when the validation loss no longer improves.
+    early_stopping : bool or EarlyStopping
+        Whether to stop when the validation loss no longer improves, or when and by what.
     patience : int
         Checks (epochs) without improvement after which to stop.
     loss : callable
@@ -150,7 +150,7 @@ class Trainer:
         save_every: int = 10,
         best_model_path: PathLike | None = None,
         snapshot_path: PathLike | None = None,
-        early_stopping: bool = True,
+        early_stopping: bool | EarlyStopping = True,
         patience: int = 10,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
         metrics: Mapping[str, Any] | None = None,
@@ -217,7 +217,13 @@ class Trainer:
         self._best = BestModel(best_path, monitor=monitor)
         stopping = EarlyStopping(patience, monitor=monitor)
         built_in: list[Callback] = [self._best, Progress()]
-        if early_stopping:
+        if isinstance(early_stopping, EarlyStopping):
+            built_in.append(early_stopping)
+        elif not isinstance(early_stopping, bool):
+            raise InvalidTypeError(
+                f"early_stopping={early_stopping!r} is neither True nor False nor an EarlyStopping"
+            )
+        elif early_stopping:
             built_in.append(stopping)
         if validate_parallelism:
             built_in.append(RankReport())
