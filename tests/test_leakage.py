@@ -230,6 +230,22 @@ def test_a_copied_tile_is_found_where_the_field_differs():
     assert report.table.found["duplicate cells"] == 256
 
 
+@pytest.mark.parametrize("size", [4, 6, 10, 20, 40, 46])
+def test_copied_blocks_are_found_whatever_their_size(size):
+    """Blocks of the test part that are copies of train blocks, at another place."""
+    n = 5 * size
+    values = np.random.default_rng(size).normal(280, 5, size=(4, n, n)).astype("f4")
+    dims = ("time", "lat", "lon")
+    ds = xr.Dataset({"a": (dims, values)}, coordinates({"time": 4}))
+    ds = assign_block_split(ds, {"lat": size, "lon": size}, 0.7, seed=1)
+    parts = ds.split.values[0, ::size, ::size]
+    (train, *_), (test, *_) = np.argwhere(parts == 1), np.argwhere(parts == 0)
+    (y, x), (v, u) = train * size, test * size
+    values[:, v : v + size, u : u + size] = values[:, y : y + size, x : x + size]
+    found = leakage_report(ds.assign(a=(dims, values)), var="a").table.found["duplicate cells"]
+    assert found == 4 * size * size
+
+
 def test_a_copied_stretch_of_one_series_is_found():
     values = np.random.default_rng(0).normal(size=500)
     values[450:490] = values[17:57]

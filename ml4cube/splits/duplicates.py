@@ -8,7 +8,7 @@ to the model, whatever lies between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +28,17 @@ from ml4cube.core.fingerprint import (
     informative,
     mix,
 )
-from ml4cube.core.split_plan import PARTS, TRAIN
-from ml4cube.splits.cube import CubeView
+from ml4cube.core.split_plan import PARTS, TRAIN, SplitPlan
+from ml4cube.splits.cube import RECIPE_ATTR, CubeView
+from ml4cube.splits.label import read_recipe
 
 # At most about this many tiles, 40 bytes each, are held; larger cubes get larger tiles.
 _TILES_AT_MOST = 1 << 20
 _TILE_CELLS = 256
 _LARGEST_TILE = 1 << 16
+# Blocks of a split are tiles where they have at least so many cells, larger ones in equal parts.
+_SMALLEST_TILE = 16
+_LONGEST_SIDE = 32
 # Fields of fewer cells than this are compared as runs of steps.
 _SMALL_FIELD = 24
 _CELLS_AT_ONCE = 1 << 18
@@ -96,7 +100,7 @@ def find_duplicates(
     ]
     if not names:
         return {}
-    tiling = _Tiling.of(view)
+    tiling = _Tiling.of(view, _blocks_of(label))
     on_cube = (
         label.broadcast_like(xr.DataArray(view.ds[names[0]].variable))
         if (set(label.dims) != set(view.dims))
@@ -135,7 +139,8 @@ class _Tiling:
     run: int  # steps of the first outer dim that are compared together
 
     @classmethod
-    def of(cls, view: CubeView) -> _Tiling:
+    def of(cls, view: CubeView, blocks: Mapping[str, int]) -> _Tiling:
+        """Tiles of some hundred cells; the blocks of the split, where they are smaller."""
         sizes = view.canonical
         inner = map_dims(view)
         outer = tuple(dim for dim in sizes if dim not in inner)
@@ -146,6 +151,12 @@ class _Tiling:
         fields = math.prod(sizes[dim] for dim in outer)
         cells = min(max(_TILE_CELLS, field * fields // _TILES_AT_MOST), _LARGEST_TILE)
         tile = _tile_sizes({dim: sizes[dim] for dim in inner}, cells)
+        # copies are found where a tile begins as far into the copy as into what was copied
+        cut = {dim: n for dim, n in blocks.items() if n < sizes[dim]}
+        block = {dim: _part_of_block(cut.get(dim, 0), tile[dim]) for dim in inner}
+        count = fields * math.prod(math.ceil(sizes[dim] / n) for dim, n in block.items())
+        if math.prod(block.values()) >= _SMALLEST_TILE and count <= _TILES_AT_MOST:
+            tile = block
         run = 1
         if outer and field < _SMALL_FIELD:
             run = min(math.ceil(_SMALL_FIELD / max(field, 1)), max(sizes[outer[0]] // 2, 1))
@@ -202,6 +213,16 @@ class _Tiling:
         return np.asarray(label.isel(index).transpose(*self.inner).values)
 
 
+def _blocks_of(label: xr.DataArray) -> dict[str, int]:
+    """Cells of a block along each dim, as the label's recipe says; empty where there is none."""
+    if RECIPE_ATTR not in label.attrs:
+        return {}
+    plan, _, _ = read_recipe(label.attrs[RECIPE_ATTR])
+    if not isinstance(plan, SplitPlan):
+        return {}
+    return dict(zip(plan.grid.dims, plan.grid.tile, strict=True))
+
+
 def map_dims(view: CubeView) -> tuple[str, ...]:
     """Dims of a field: latitude and longitude, or else the last two that are no time."""
     lat, lon = view.axis_of("lat"), view.axis_of("lon")
@@ -221,6 +242,13 @@ def _tile_sizes(sizes: dict[str, int], cells: int) -> dict[str, int]:
     share = min(cells / max(math.prod(sizes.values()), 1), 1.0) ** (1 / max(len(sizes), 1))
     # as many equal tiles as keep to the size
     return {dim: math.ceil(n / max(round(1 / share), 1)) for dim, n in sizes.items()}
+
+
+def _part_of_block(block: int, tile: int) -> int:
+    """Cells of a tile along a dim that blocks are made up of; as many as usual without blocks."""
+    parts = [n for n in range(4, min(block, _LONGEST_SIDE) + 1) if block % n == 0]
+    usual = [n for n in parts if n <= tile]
+    return usual[-1] if usual else min(parts, default=tile)
 
 
 def _starts(owner: NDArray[Any]) -> NDArray[np.intp]:

@@ -64,7 +64,7 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
     """
     view = CubeView.of(ds)
     check_name(name, view)
-    plan, made_by, recipe_ends = _read_recipe(recipe)
+    plan, made_by, recipe_ends = read_recipe(recipe)
     if plan.cube_shape != view.canonical:
         raise InvalidValueError(
             f"the recipe is for a cube of {plan.cube_shape}, this one has "
@@ -160,7 +160,7 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     # dask names an array by what made it: any change of the label would show here
     if not str(getattr(label.variable._data, "name", "")).startswith("label_box-"):
         return None
-    plan, _, _ = _read_recipe(label.attrs[RECIPE_ATTR])
+    plan, _, _ = read_recipe(label.attrs[RECIPE_ATTR])
     view = CubeView.of(ds)
     if plan.cube_shape != view.canonical or label.dims != view.dims:
         return None
@@ -238,9 +238,30 @@ def _same_ends(there: list[Any], found: list[Any], cells: int) -> bool:
     return all(abs(a - b) <= room for a, b in zip(there, found, strict=True))
 
 
-def _read_recipe(
+def read_recipe(
     recipe: str | Mapping[str, Any],
 ) -> tuple[SplitPlan | CellPlan, str, Mapping[str, Any]]:
+    """Read the recipe of a label.
+
+    Parameters
+    ----------
+    recipe : str or mapping
+        As JSON or as a dict.
+
+    Returns
+    -------
+    plan : SplitPlan or CellPlan
+        What the label is made from.
+    made_by : str
+        The function that made it.
+    ends : mapping of str to [float or str, float or str]
+        First and last coordinate of each dim that had one.
+
+    Raises
+    ------
+    InvalidValueError
+        If it is no recipe of ours.
+    """
     if isinstance(recipe, str):
         try:
             recipe = json.loads(recipe)
