@@ -560,7 +560,7 @@ def test_bad_arguments_are_refused_before_anything_starts(
         ({"train": []}, EmptyPartError, "train_data gave no batch"),
         ({"train": [(torch.ones(0, 3), torch.ones(0, 1))]}, EmptyPartError, "train_data gave"),
         ({"val": []}, EmptyPartError, "test_data gave no sample"),
-        ({"train": [[torch.ones(2, 3)] * 3]}, InvalidTypeError, "list of 3 items"),
+        ({"train": [[torch.ones(2, 3)] * 4]}, InvalidTypeError, "list of 4 items"),
         ({"train": ["text"]}, InvalidTypeError, "no tensor with a sample axis"),
         ({"loss": nn.MSELoss(reduction="none")}, InvalidValueError, "reduction='mean'"),
     ],

@@ -83,8 +83,8 @@ def kills(seed: int, number: int) -> list[dict[str, Any]]:
 def check_restarts(launcher: Launcher, plan: list[dict[str, Any]], calm: dict[str, Any]) -> str:
     run = launcher.torchrun(JOB, launcher.folder, {"harm": plan}, restarts=3)
     assert run.finish(240) == 0, (plan, run.said)
-    killed = sum(harm["act"] == "kill" for harm in plan)
-    assert run.said.count("exitcode: -9") >= killed, run.said
+    # not "exitcode: -9": torchrun may name a rank that it ended itself after the killed one
+    assert run.said.count("failed (exitcode: ") >= len(plan), run.said
     assert result(launcher.folder) == calm, plan
     return run.said
 
