@@ -29,7 +29,7 @@ CODECS = {
     "none": Compressor(None),
     "lz4": Compressor("lz4", 5, "noshuffle"),
     "lz4, shuffle": Compressor("lz4", 5, "shuffle"),
-    "lz4, bitshuffle (default)": Compressor("lz4", 5, "bitshuffle"),
+    "lz4, bitshuffle": Compressor("lz4", 5, "bitshuffle"),
     "zstd 1, bitshuffle": Compressor("zstd", 1, "bitshuffle"),
     "zstd 5, bitshuffle": Compressor("zstd", 5, "bitshuffle"),
 }
@@ -110,7 +110,9 @@ def main() -> None:
         print("|---|---|---|---|---|")
         for stored, precision in STORED.items():
             kept = precision.apply("", samples)
-            for name, codec in CODECS.items():
+            default = Compressor.parse("lz4", rounded=bool(precision.keepbits))
+            for codec_name, codec in CODECS.items():
+                name = f"{codec_name} (default)" if codec == default else codec_name
                 row = measure(kept, codec, repeats)
                 row["ratio"] *= samples.nbytes / kept.nbytes
                 results[field][f"{stored}; {name}"] = row

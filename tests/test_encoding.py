@@ -75,6 +75,22 @@ def test_unknown_compressors_are_refused(choice: Any) -> None:
         Compressor.parse(choice)
 
 
+@pytest.mark.parametrize(
+    ("options", "shuffle"),
+    [({}, "shuffle"), ({"bitround": 10}, "bitshuffle"), ({"compressors": "zstd"}, "bitshuffle")],
+    ids=str,
+)
+def test_how_values_are_sorted_by_default(
+    tmp_path: Path, options: dict[str, Any], shuffle: str
+) -> None:
+    cube = cell_id_cube({"time": 24, "lat": 6}, "float32")
+    paths = {p: tmp_path / f"{p}.zarr" for p in ("train_cube", "test_cube")}
+    MultiProcSampler(cube, **paths, block_size={"time": 4}, nproc=1, **options).run()
+    blosc = zarr.open_array(paths["train_cube"] / "a", mode="r").compressors[0]
+    assert isinstance(blosc, BloscCodec)
+    assert str(getattr(blosc.shuffle, "value", blosc.shuffle)) == shuffle
+
+
 def test_rounding_is_recorded_and_reaches_the_loader(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     cube = cell_id_cube({"time": 24, "lat": 6}, "float32")

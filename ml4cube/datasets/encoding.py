@@ -34,16 +34,18 @@ class Compressor:
 
     cname: str | None = "lz4"
     clevel: int = 5
-    shuffle: str = "bitshuffle"
+    shuffle: str = "shuffle"
 
     @classmethod
-    def parse(cls, compressors: Any) -> Compressor:
+    def parse(cls, compressors: Any, rounded: bool = False) -> Compressor:
         """Read the sampler's `compressors`.
 
         Parameters
         ----------
         compressors : {"lz4", "zstd"}, zarr.codecs.BloscCodec or None
             What the user wrote; a sequence of one of these, too.
+        rounded : bool
+            Whether values are rounded to few bits, which decides how a named one sorts them.
 
         Returns
         -------
@@ -69,7 +71,10 @@ class Compressor:
                 f"{list(_COMPRESSORS)}, a zarr.codecs.BloscCodec, or None"
             )
         check_choice("compressors", compressors, _COMPRESSORS)
-        return cls(cname=compressors)
+        # measured (make bench-codecs): sorted by byte, values decode 1.6 to 1.9 times as fast; by
+        # bit they pack better once bits are all zero, or where size is what was asked for
+        by_bit = rounded or compressors == "zstd"
+        return cls(cname=compressors, shuffle="bitshuffle" if by_bit else "shuffle")
 
     def codecs(self, itemsize: int) -> list[Any]:
         """Name the compressor and the checksum after it to zarr.

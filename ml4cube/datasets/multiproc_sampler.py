@@ -178,7 +178,8 @@ class MultiProcSampler:
         Whether to show progress bars; by default on a terminal only.
     compressors : {"lz4", "zstd", None} or zarr.codecs.BloscCodec
         How chunks are compressed: fast to read, smaller, not at all, or in detail. The names
-        stand for blosc with bitshuffle. A checksum is added always.
+        stand for blosc: "lz4" with byte shuffle, or bitshuffle if there is `bitround`; "zstd"
+        with bitshuffle. A checksum is added always.
     dtype : dtype or mapping, optional
         Float dtype to store float variables in, of all or by variable: ``"float16"`` halves a
         store of scaled float32. Samples are cast after they are scaled.
@@ -288,8 +289,8 @@ class MultiProcSampler:
             scale_fn=scale_fn,
             max_chunk_mb=max_chunk_mb,
         )
-        self._compressor = Compressor.parse(compressors)
         self._precision = Precision.parse(dtype, bitround)
+        self._compressor = Compressor.parse(compressors, rounded=bool(self._precision.keepbits))
         if callback is None:
             ds_dtypes = {n: self.sampling.ds[n].dtype for n in self.sampling.spec.variables}
             self._precision.check_names(ds_dtypes)
