@@ -5,7 +5,8 @@ Imports nothing that a worker does not need.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from ml4cube.core.errors import RunError
 from ml4cube.core.grid import Block
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.absent_chunks import AbsentChunks
 from ml4cube.datasets.extractor import OUTCOMES, Extractor, float_statistics
 from ml4cube.datasets.windows import CubeReader
 
@@ -34,12 +36,15 @@ class TileCount:
         Of its train samples; None if it has none.
     schema : dict or None
         Of its samples; None if it has none.
+    absent : dict of str to AbsentChunks
+        Chunks that begin in the tile and are not in the source, by variable.
     """
 
     id: int
     outcomes: tuple[int, ...]
     statistics: Statistics | None
     schema: Schema | None
+    absent: Mapping[str, AbsentChunks] = field(default_factory=dict)
 
 
 def count_tiles(
@@ -65,7 +70,9 @@ def count_tiles(
 
 def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> TileCount:
     tile = extractor.tiles.block(id)
-    cells = reader.read(extractor.cells_of(tile))
+    region = extractor.cells_of(tile)
+    cells = reader.read(region)
+    absent = reader.absent(cells, region, extractor.owned_by(tile))
     codes = extractor.outcomes(cells, tile)
     counts = np.bincount(codes, minlength=len(OUTCOMES))
     statistics, schema = None, None
@@ -78,7 +85,7 @@ def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> TileCount:
             )
             if part == PARTS["train"]:
                 statistics = float_statistics(samples)
-    return TileCount(id, tuple(int(n) for n in counts), statistics, schema)
+    return TileCount(id, tuple(int(n) for n in counts), statistics, schema, absent)
 
 
 def same_schema(known: Schema | None, found: Schema | None) -> Schema | None:

@@ -133,6 +133,26 @@ class Extractor:
         """
         return tile_cells(self.spec.windows, tile)
 
+    def owned_by(self, tile: Block) -> dict[str, slice]:
+        """Cells that are a tile's own: each cell that any tile covers belongs to one.
+
+        Parameters
+        ----------
+        tile : Block
+            A tile.
+
+        Returns
+        -------
+        dict of str to slice
+            Part of `cells_of`, without what the next tiles begin with.
+        """
+        owned = {}
+        for (dim, cells), last, n, stride in zip(
+            self.cells_of(tile).items(), tile.stop, self.tiles.shape, self.spec.stride, strict=True
+        ):
+            owned[dim] = cells if last == n else slice(cells.start, last * stride)
+        return owned
+
     @property
     def reads(self) -> tuple[str, ...]:
         """Variables of the cube that `samples` needs."""

@@ -35,6 +35,7 @@ from ml4cube.datasets.sample_plan import (
     MAX_CHUNK_MB,
     SamplePlan,
     Sampling,
+    check_missing_chunks,
     make_plan,
     seed_of,
 )
@@ -188,6 +189,9 @@ class MultiProcSampler:
         zero, which compresses well. 10 bits are about three digits.
     max_chunk_mb : float
         Most megabytes that a decoded chunk of the cube may have; a worker holds some at a time.
+    missing_chunks : {"fill", "raise"}
+        What of chunks that the cube's zarr store does not have, and which read as its fill value.
+        They are counted in the plan, and warned of where that value is no gap; or refused.
 
     Raises
     ------
@@ -251,6 +255,7 @@ class MultiProcSampler:
         dtype: Any = None,
         bitround: Any = None,
         max_chunk_mb: float = MAX_CHUNK_MB,
+        missing_chunks: str = "fill",
     ) -> None:
         """Check every argument against the cube; read none of its cells."""
         check_client(client)
@@ -289,6 +294,8 @@ class MultiProcSampler:
             scale_fn=scale_fn,
             max_chunk_mb=max_chunk_mb,
         )
+        check_missing_chunks(missing_chunks, self.sampling.reader)
+        self._missing_chunks = missing_chunks
         self._precision = Precision.parse(dtype, bitround)
         self._compressor = Compressor.parse(compressors, rounded=bool(self._precision.keepbits))
         if callback is None:
@@ -335,7 +342,12 @@ class MultiProcSampler:
         if self._planned is None:
             with self._bar("counting", len(self.sampling.extractor.tiles), "tiles") as bar:
                 extractor, plan = make_plan(
-                    self.sampling, engine, self.targets, batch=self._batch, note=bar.update
+                    self.sampling,
+                    engine,
+                    self.targets,
+                    batch=self._batch,
+                    note=bar.update,
+                    missing_chunks=self._missing_chunks,
                 )
             dims = len(self.sampling.spec.dims)
             self._planned = extractor, plan.stored_as(self._precision, dims)
@@ -480,7 +492,8 @@ class MultiProcSampler:
             statistics=plan.statistics,
             accounting=plan.accounting,
             split=self.sampling.recipe,
-            provenance=provenance(self.sampling, self._settings, call),
+            provenance=provenance(self.sampling, self._settings, call)
+            | {"absent_chunks": {name: found.number for name, found in plan.absent.items()}},
             variables=tuple(plan.schema),
         )
 

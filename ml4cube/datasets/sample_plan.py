@@ -17,12 +17,19 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import (
+    EmptyPartError,
+    InvalidTypeError,
+    InvalidValueError,
+    StoreError,
+    check_choice,
+)
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.absent_chunks import AbsentChunks
 from ml4cube.datasets.counting import Schema, count_tiles, same_schema, train_cells
 from ml4cube.datasets.engines import Engine
 from ml4cube.datasets.extractor import (
@@ -506,6 +513,8 @@ class SamplePlan:
         Bytes of each part's samples before compression.
     tile_samples : ndarray of int, shape (tiles, parts)
         Samples that each tile gives to each part.
+    absent : dict of str to AbsentChunks
+        Chunks that are not in the source and read as its fill value, by variable.
     """
 
     parts: tuple[str, ...]
@@ -514,6 +523,7 @@ class SamplePlan:
     schema: Schema
     nbytes: Mapping[str, int]
     tile_samples: NDArray[np.int64]
+    absent: Mapping[str, AbsentChunks]
 
     def stored_as(self, precision: Precision, dims: int) -> SamplePlan:
         """Tell what the same samples are on disk.
@@ -559,6 +569,11 @@ class SamplePlan:
         for reason, n in self.dropped.items():
             if n:
                 rows.append(f"{n:>14,} dropped: {reason} ({n / total:.1%})")
+        for name, absent in self.absent.items():
+            rows.append(
+                f"{absent.number:>14,} chunks of {name!r} are not in the source and read as "
+                f"{absent.reads_as}"
+            )
         return "\n".join(rows)
 
 
@@ -569,6 +584,7 @@ def make_plan(
     *,
     batch: int | None = None,
     note: Callable[[int], object] = lambda _: None,
+    missing_chunks: str = "fill",
 ) -> tuple[Extractor, SamplePlan]:
     """Read the cube and count what becomes of every window.
 
@@ -584,6 +600,8 @@ def make_plan(
         Tiles of one task; speed only.
     note : callable, optional
         Told the number of tiles done, as they are.
+    missing_chunks : {"fill", "raise"}
+        What of chunks that are not in the source.
 
     Returns
     -------
@@ -596,6 +614,8 @@ def make_plan(
     ------
     EmptyPartError
         If a part that was asked for would hold no sample.
+    StoreError
+        If a chunk is not in the source, and that is to be refused.
     """
     parts = tuple(parts)
     extractor = sampling.extractor
@@ -606,14 +626,19 @@ def make_plan(
     counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
     merge = InOrder()
     schemas: dict[int, Schema] = {}
+    absent: dict[str, AbsentChunks] = {}
     shared = extractor, sampling.reader.common()
     for position, results in engine.run(count_tiles, shared, tasks):
         for result in results:
             counts[result.id] = result.outcomes
+            if missing_chunks == "raise":
+                _refuse_absent(result.absent)
+            absent |= {n: found.merge(absent.get(n)) for n, found in result.absent.items()}
             if result.schema is not None:
                 schemas[0] = same_schema(schemas.get(0), result.schema) or {}
         merge.add(position, [r.statistics for r in results if r.statistics is not None])
         note(len(results))
+    _tell_absent(absent)
     accounting = _accounting(sampling.spec, counts, parts)
     _check_parts(sampling, accounting, counts.sum(axis=0), parts)
     schema = schemas[0]
@@ -628,7 +653,57 @@ def make_plan(
         schema,
         _nbytes(samples, schema, len(sampling.spec.dims)),
         counts[:, [PARTS[part] for part in parts]],
+        dict(sorted(absent.items())),
     )
+
+
+def check_missing_chunks(missing_chunks: str, reader: CubeReader) -> None:
+    """Refuse an unknown choice, and one that cannot be kept.
+
+    Parameters
+    ----------
+    missing_chunks : {"fill", "raise"}
+        What of chunks that are not in the source.
+    reader : CubeReader
+        Reads the cube.
+
+    Raises
+    ------
+    InvalidValueError
+        If chunks are to be refused of which nothing can be known.
+    """
+    check_choice("missing_chunks", missing_chunks, ("fill", "raise"))
+    hidden = [name for name, source in reader.sources.items() if source.hides_chunks]
+    if missing_chunks == "raise" and hidden:
+        raise InvalidValueError(
+            f"missing_chunks='raise' cannot be kept for {hidden}: only a cube just as it lies in "
+            "a zarr store can be looked into, not what dask computes or a selection of it; give "
+            "the path of the store, or missing_chunks='fill'"
+        )
+
+
+def _refuse_absent(absent: Mapping[str, AbsentChunks]) -> None:
+    for name, found in absent.items():
+        raise StoreError(
+            f"variable {name!r}: chunk {found.first!r} is not in the source, its cells would "
+            f"read as {found.reads_as}; mend the source, or give missing_chunks='fill' if its "
+            "writer left out chunks of nothing but that value"
+        )
+
+
+def _tell_absent(absent: Mapping[str, AbsentChunks]) -> None:
+    """Warn of cells that look like values; gaps are counted as such anyway."""
+    for name, found in absent.items():
+        if not found.is_gap:
+            logger.warning(
+                "%d chunks of variable %r are not in the source (one is %r) and read as %s: right "
+                "if its writer left out chunks of nothing but that value, as zarr does, wrong if "
+                "files were lost; missing_chunks='raise' refuses them",
+                found.number,
+                name,
+                found.first,
+                found.reads_as,
+            )
 
 
 def _nbytes(samples: Mapping[str, int], schema: Schema, dims: int) -> dict[str, int]:

@@ -7,8 +7,9 @@ process that only reads a zarr array stays small.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.core.grid import Block, Grid
+from ml4cube.datasets.absent_chunks import AbsentChunks, absent_chunks
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -200,6 +202,16 @@ class Source(Protocol):
         """Whether `narrow` returns it as it is."""
         ...
 
+    @property
+    def stored(self) -> Any:
+        """The zarr array whose cells these are, one by one; None if there is none, or unsure."""
+        ...
+
+    @property
+    def hides_chunks(self) -> bool:
+        """Whether chunks may be absent from a file behind it without this being noticed."""
+        ...
+
     def narrow(self, slices: Slices) -> Source:
         """Return a source that knows only the cells inside `slices`, cheap to send away."""
         ...
@@ -213,6 +225,8 @@ class _MemorySource:
     values: NDArray[Any]
     origin: tuple[int, ...]
     sent_whole = False
+    stored = None
+    hides_chunks = False
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -234,6 +248,8 @@ class _DaskSource:
     array: Any
     origin: tuple[int, ...]
     sent_whole = False
+    stored = None
+    hides_chunks = True
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -262,6 +278,8 @@ class _LazySource:
     array: Any
     dtype: np.dtype[Any]
     here_only: bool
+    stored: Any
+    hides_chunks: bool
 
     @property
     def sent_whole(self) -> bool:
@@ -287,6 +305,11 @@ class _ZarrSource:
     dims: tuple[str, ...]
     array: Any
     sent_whole = True
+    hides_chunks = False
+
+    @property
+    def stored(self) -> Any:
+        return self.array
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -318,6 +341,8 @@ class ComputedSource:
     function: Callable[..., NDArray[Any]]
     dtype: np.dtype[Any]
     sent_whole = True
+    stored = None
+    hides_chunks = False
 
     def take(self, slices: Slices) -> NDArray[Any]:
         """Compute the cells inside `slices`.
@@ -380,10 +405,10 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
     from xarray.core.indexing import CopyOnWriteArray, LazilyIndexedArray, MemoryCachedArray
     from zarr.storage import FsspecStore, MemoryStore
 
-    plain, inner = True, array
+    plain, whole, inner = True, True, array
     while hasattr(inner, "array"):
         if isinstance(inner, LazilyIndexedArray):
-            plain &= all(key == slice(None) for key in inner.key.tuple)
+            whole &= all(key == slice(None) for key in inner.key.tuple)
         else:
             plain &= isinstance(inner, CopyOnWriteArray | MemoryCachedArray)
         inner = inner.array
@@ -392,10 +417,12 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
     here_only = isinstance(store, MemoryStore)
     if isinstance(store, FsspecStore):
         here_only = "memory" in store.fs.protocol
-    same = plain and store is not None and stored.shape == array.shape and stored.dtype == dtype
-    if same and not here_only:
+    in_zarr = store is not None
+    one_to_one = in_zarr and not here_only and whole and stored.shape == array.shape
+    if one_to_one and plain and stored.dtype == dtype:
         return _ZarrSource(dims, stored)
-    return _LazySource(dims, array, dtype, here_only)
+    known = stored if one_to_one else None
+    return _LazySource(dims, array, dtype, here_only, known, in_zarr and not one_to_one)
 
 
 def _file_behind(array: Any) -> Any:
@@ -571,22 +598,62 @@ class CubeReader:
         """
         return {name: self._read_one(name, slices) for name in self.sources}
 
+    def absent(
+        self, cells: Mapping[str, NDArray[Any]], slices: Slices, owned: Slices
+    ) -> dict[str, AbsentChunks]:
+        """Tell which variables lack chunks in their zarr source, which read as its fill value.
+
+        Parameters
+        ----------
+        cells : mapping of str to ndarray
+            What `read` gave for a region.
+        slices : mapping of str to slice
+            That region.
+        owned : mapping of str to slice
+            The part of it in which the chunks begin that are looked for.
+
+        Returns
+        -------
+        dict of str to AbsentChunks
+            Of variables that lack some; those that are no plain zarr arrays are left out.
+        """
+        found = {}
+        for name, source in self.sources.items():
+            if source.stored is None:
+                continue
+            lacking = [slice(None) if d in source.dims else slice(0, 1) for d in self.dims]
+            origin = {dim: slices[dim].start for dim in self.dims}
+            with _reading(name, slices):
+                absent = absent_chunks(
+                    source.stored, source.dims, cells[name][tuple(lacking)], origin, owned
+                )
+            if absent is not None:
+                found[name] = absent
+        return found
+
     def _read_one(self, name: str, slices: Slices) -> NDArray[Any]:
         source = self.sources[name]
-        try:
+        with _reading(name, slices):
             values = source.take(slices)
-        except Exception as error:
-            place = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in slices.items())
-            raise StoreError(
-                f"variable {name!r} cannot be read at {place}: {type(error).__name__}: {error}; "
-                "the source is damaged or out of reach, mend it and run again"
-            ) from error
         order = [d for d in self.dims if d in source.dims]
         values = values.transpose([source.dims.index(d) for d in order])
         lacking = tuple(i for i, dim in enumerate(self.dims) if dim not in source.dims)
         values = np.expand_dims(values, lacking)
         full = tuple(slices[d].stop - slices[d].start for d in self.dims)
         return values if values.shape == full else np.broadcast_to(values, full)
+
+
+@contextlib.contextmanager
+def _reading(name: str, slices: Slices) -> Iterator[None]:
+    """Say what could not be read, and where."""
+    try:
+        yield
+    except Exception as error:
+        place = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in slices.items())
+        raise StoreError(
+            f"variable {name!r} cannot be read at {place}: {type(error).__name__}: {error}; "
+            "the source is damaged or out of reach, mend it and run again"
+        ) from error
 
 
 def tile_cells(windows: Grid, tile: Block) -> dict[str, slice]:

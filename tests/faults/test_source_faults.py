@@ -1,0 +1,173 @@
+"""A damaged source: one clear error that names the place, or a count; mended, the run completes."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from zarr.codecs import BloscCodec, Crc32cCodec
+
+from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.store import open_store, verify_store
+from ml4cube.splits import assign_block_split
+from tests.cubes import cell_id_cube
+from tests.faults.test_sampling_faults import tree
+
+SHAPE = {"time": 24, "lat": 8}
+CHUNK = {"time": 4, "lat": 8}
+CHUNK_CELLS = 32
+
+
+def write_cube(folder: Path, dtype: str, zarr_format: int = 3, **encoding: Any) -> Path:
+    """A cube of chunks that each hold a part of the blocks of a split."""
+    cube = cell_id_cube(SHAPE, dtype, dask_chunks=CHUNK) + 1
+    path = folder / "cube.zarr"
+    cube.astype(dtype).to_zarr(
+        path,
+        encoding={"a": {"chunks": tuple(CHUNK.values()), **encoding}},
+        zarr_format=zarr_format,  # type: ignore[arg-type]
+        consolidated=False,
+    )
+    return path
+
+
+def chunk_file(cube: Path, number: int = 1) -> Path:
+    return cube / "a" / "c" / str(number) / "0"
+
+
+def sampler(cube: Any, folder: Path, **options: Any) -> MultiProcSampler:
+    given: dict[str, Any] = {"nproc": 1, "sample_size": {"lat": 2}, "data_split": 0.5}
+    paths = {f"{part}_cube": folder / f"{part}.zarr" for part in ("train", "test")}
+    return MultiProcSampler(cube, **paths, **{**given, "scale_fn": None, **options})
+
+
+def all_samples(folder: Path) -> np.ndarray:
+    parts = [open_store(folder / f"{part}.zarr")["a"].values for part in ("train", "test")]
+    return np.sort(np.concatenate(parts).ravel())
+
+
+@pytest.mark.parametrize("fault", ["flipped", "cut", "emptied"])
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_damaged_chunk_of_a_checksummed_source(tmp_path: Path, fault: str, nproc: int) -> None:
+    codecs = [BloscCodec(typesize=4, cname="lz4"), Crc32cCodec()]
+    cube = write_cube(tmp_path, "float32", compressors=codecs)
+    whole, file = tmp_path / "whole", chunk_file(cube)
+    sampler(cube, whole).run()
+    good = file.read_bytes()
+    flipped = bytes([good[-8] ^ 16])
+    damaged = {"flipped": good[:-8] + flipped + good[-7:], "cut": good[:-9], "emptied": b""}
+    file.write_bytes(damaged[fault])
+    out = tmp_path / "out"
+    with pytest.raises(
+        StoreError, match=r"variable 'a' cannot be read at time \d+:\d+, lat 0:8: .*mend it and run"
+    ):
+        sampler(cube, out, nproc=nproc).run()
+    assert not list(out.glob("*.zarr"))
+    file.write_bytes(good)
+    sampler(cube, out, nproc=nproc).run()
+    assert tree(out) == tree(whole)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize(
+    ("dtype", "fill", "reads_as"),
+    [("float64", np.nan, "nan"), ("float32", 0.0, "0.0"), ("int32", 0, "0"), ("int16", 7, "7")],
+)
+def test_a_missing_chunk_is_counted_and_told(
+    tmp_path: Path, caplog: Any, dtype: str, fill: float, reads_as: str, zarr_format: int
+) -> None:
+    """Gaps are dropped and counted; what looks like values is kept, with a warning."""
+    cube = write_cube(tmp_path, dtype, zarr_format)
+    # as other writers than xarray make it: a fill value that means nothing
+    shutil.rmtree(cube / "a")
+    array = zarr.open_group(cube, mode="r+", zarr_format=zarr_format).create_array(  # type: ignore[arg-type]
+        "a",
+        shape=tuple(SHAPE.values()),
+        chunks=tuple(CHUNK.values()),
+        dtype=dtype,
+        fill_value=fill,
+        **({"dimension_names": list(SHAPE)} if zarr_format == 3 else {}),
+        attributes={"_ARRAY_DIMENSIONS": list(SHAPE)} if zarr_format == 2 else {},
+    )
+    array[:] = np.arange(1, 193).reshape(24, 8) * 11
+    key = "c/1/0" if zarr_format == 3 else "1.0"
+    (cube / "a" / key).unlink()
+    if zarr_format == 2:
+        reads_as = "nan"  # there xarray takes the fill value for "no value"
+    made = sampler(cube, tmp_path / "out")
+    with caplog.at_level(logging.WARNING):
+        plan = made.plan()
+        made.run()
+    assert {name: (f.number, f.reads_as) for name, f in plan.absent.items()} == {"a": (1, reads_as)}
+    assert f"1 chunks of 'a' are not in the source and read as {reads_as}" in str(plan)
+    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    if reads_as == "nan":
+        assert not told
+        assert plan.dropped["gap"] == CHUNK_CELLS // 2
+    else:
+        assert len(told) == 1
+        assert f"1 chunks of variable 'a' are not in the source (one is '{key}')" in told[0]
+        found = all_samples(tmp_path / "out")
+        assert (found == fill).sum() == CHUNK_CELLS
+    attrs = open_store(tmp_path / "out/train.zarr").attrs
+    assert attrs["provenance"]["absent_chunks"] == {"a": 1}
+    with pytest.raises(
+        StoreError, match=f"variable 'a': chunk '{key}' is not in the source.*read as {reads_as}"
+    ):
+        sampler(cube, tmp_path / "strict", missing_chunks="raise").run()
+    assert not list((tmp_path / "strict").glob("*"))
+
+
+def test_absent_chunks_are_counted_once_however_tiles_overlap(tmp_path: Path) -> None:
+    cube = write_cube(tmp_path, "int32")
+    files = [chunk_file(cube, n) for n in (0, 2, 3, 5)]
+    for file in files:
+        file.unlink()
+    made = sampler(cube, tmp_path / "out", sample_size={"time": 3, "lat": 3}, overlap={"time": 0.5})
+    assert made.plan().absent["a"].number == len(files)
+
+
+def test_a_whole_source_is_not_suspected(tmp_path: Path) -> None:
+    """Chunks of one value that are there, and arrays that no store is behind."""
+    cube = write_cube(tmp_path, "int32")
+    with zarr.config.set({"array.write_empty_chunks": True}):
+        zarr.open_group(cube)["a"][4:8] = 0
+    assert chunk_file(cube).exists()
+    assert sampler(cube, tmp_path / "out", missing_chunks="raise").plan().absent == {}
+    loaded = xr.open_zarr(cube, consolidated=False).load()
+    assert sampler(loaded, tmp_path / "out", missing_chunks="raise").plan().absent == {}
+
+
+def test_strictness_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    cube = xr.open_zarr(write_cube(tmp_path, "int32"), consolidated=False)
+    with pytest.raises(InvalidValueError, match=r"missing_chunks='raise' cannot be kept for \['a'"):
+        sampler(cube + 1, tmp_path / "out", missing_chunks="raise")
+    with pytest.raises(CubeError, match="missing_chunks='drop'"):
+        sampler(cube, tmp_path / "out", missing_chunks="drop")
+
+
+def test_one_block_all_gaps(tmp_path: Path) -> None:
+    cube = assign_block_split(cell_id_cube(SHAPE, "float64"), {"time": 4}, split=0.6)
+    cube["a"][4:8] = np.nan
+    made = sampler(cube, tmp_path, sample_size={"lat": 8})
+    plan = made.plan()
+    made.run()
+    assert plan.dropped["gap"] == 4
+    assert sum(plan.samples.values()) == 20
+    for part, n in plan.samples.items():
+        assert verify_store(tmp_path / f"{part}.zarr") is None
+        assert open_store(tmp_path / f"{part}.zarr").sizes["samples"] == n
+
+
+def test_more_processes_than_blocks(tmp_path: Path) -> None:
+    cube = assign_block_split(cell_id_cube(SHAPE, "float64"), {"time": 12})
+    sampler(cube, tmp_path / "one").run()
+    sampler(cube, tmp_path / "many", nproc=7).run()
+    assert tree(tmp_path / "many") == tree(tmp_path / "one")
