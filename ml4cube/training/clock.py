@@ -2,7 +2,7 @@
 
 In a backward pass gradients travel while others are still computed. What is left when the last
 gradient of this rank is there is waiting: for the wire, and for ranks that are not as far. That
-tail is timed on every 20th step, from the third on, by hooks that exist only then. On a GPU it is
+tail is timed on every 50th step, from the third on, by hooks that exist only then. On a GPU it is
 timed by events in its own stream, which are read when the epoch has ended.
 """
 
@@ -18,7 +18,7 @@ from torch import nn
 
 from ml4cube.training.dist import World
 
-_EVERY = 20
+_EVERY = 50
 _FIRST = 2  # the first two steps also set up what later ones use
 
 Span = tuple[Any, Any]

@@ -66,7 +66,7 @@ class History:
     ``seconds`` and ``ranks`` (per epoch a list of rows ``rank, device, host, train_n,
     train_loss, val_n, val_loss, seconds, data_wait, communicate, compute``). Losses are means over
     samples, over all ranks. The last three are shares of the training time, which add up to 1:
-    waiting for data, waiting for other ranks (timed on every 20th step; None where no step was),
+    waiting for data, waiting for other ranks (timed on every 50th step; None where no step was),
     and the rest.
 
     Parameters
