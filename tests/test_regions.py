@@ -61,6 +61,11 @@ def test_named_regions_cell_by_cell(kind, dims, chunks, order, buffer, backgroun
     ]
     expected = oracle.buffered(plain, near) if buffer else plain
     options = {"test": test, "val": val, "buffer": buffer, "background": background}
+    asked = {dim for dim in buffer if buffer[dim]} if isinstance(buffer, dict) else set()
+    if asked - set(dims):
+        with pytest.raises(InvalidValueError, match="the split is not cut there"):
+            assign_region_split(cube, ids, **options)
+        return
     if {0, 1, 2} - set(codes.ravel().tolist()) or 1 not in expected:
         # a draw without one of the regions, or a buffer over all of train: an error
         with pytest.raises(InvalidValueError):

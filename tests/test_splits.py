@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 
 from ml4cube.errors import CubeError, EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.splits import (
+    BlockKFold,
+    LeaveRegionOut,
     apply_split,
     assign_block_split,
     assign_rand_split,
+    assign_region_split,
     assign_time_split,
     create_split,
 )
@@ -111,6 +114,62 @@ def test_kilometres_that_differ_by_dim_are_refused_before_anything_is_read(along
     with pytest.raises(InvalidValueError, match=f"{says}.*give that distance once") as caught:
         assign_block_split(cube, {"lat": 3, "lon": 4}, buffer=along, valid="a")
     assert "{'lat': '800km'}" in str(caught.value)
+
+
+def dated_globe():
+    return globe().assign_coords(time=np.array(["2000-01", "2000-02", "2000-03"], "M8[ns]"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "asked", "says"),
+    [
+        ({"lat": 3, "lon": 4}, {"gap": "30D"}, "gap asks for '30D' along 'time'"),
+        ({"lat": 3, "lon": 4, "time": 3}, {"gap": 1}, "gap asks for 1 along 'time'"),
+        ({"lat": 3, "lon": 4}, {"buffer": "30D"}, "buffer asks for '30D' along 'time'"),
+        ({"lat": 3, "lon": 4}, {"buffer": {"lat": 1, "time": 1}}, "buffer asks for 1 along 'time'"),
+        ({"lat": 3, "lon": 4}, {"buffer": 1, "gap": 1}, "gap asks for 1 along 'time'"),
+        ({"time": 1}, {"buffer": "200km"}, "buffer asks for '200km' along 'lat' and 'lon'"),
+        ({"time": 1}, {"buffer": {"lon": "200km"}}, "'200km' along 'lat' and 'lon'"),
+        ({"time": 1, "lat": 3}, {"buffer": {"lon": 2}}, "buffer asks for 2 along 'lon'"),
+    ],
+)
+def test_a_buffer_that_could_keep_nothing_apart_is_refused(sizes, asked, says):
+    with pytest.raises(InvalidValueError, match=f"{says}, but the split is not cut there"):
+        assign_block_split(dated_globe(), sizes, **asked)
+    with pytest.raises(InvalidValueError, match=says):
+        list(BlockKFold(2, sizes, **asked).split_cube(dated_globe()))
+
+
+def test_a_buffer_of_nothing_and_one_along_one_of_two_cut_dims_are_taken():
+    cube = dated_globe()
+    plain = assign_block_split(cube, {"lat": 3, "lon": 4}, gap="0D")["split"]
+    assert 255 not in plain.values
+    assert 255 in assign_block_split(cube, {"lat": 3}, buffer="2300km")["split"].values
+    zones = xr.DataArray(np.repeat([0, 1, 2], 3), dims="lat", name="zones")
+    with pytest.raises(InvalidValueError, match=r"'30D' along 'time'.* cut along \['lat'\]"):
+        assign_region_split(cube, zones, test=[1], buffer="30D")
+    with pytest.raises(InvalidValueError, match="'30D' along 'time'"):
+        list(LeaveRegionOut(zones, buffer="30D").split_cube(cube))
+
+
+@pytest.mark.parametrize(
+    ("coord", "value", "says"),
+    [
+        ("lat", np.nan, "-90 to 90 in 'lat', found 1 others \\(nan at 2"),
+        ("lat", 90.5, "-90 to 90 in 'lat', found 1 others \\(90.5 at 2"),
+        ("lat", -9e36, "in 'lat'"),
+        ("lon", np.inf, "-720 to 720 in 'lon', found 1 others \\(inf at 2"),
+        ("lon", 9.96921e36, "in 'lon'"),
+    ],
+)
+def test_kilometres_over_coordinates_that_are_no_degrees_are_refused(coord, value, says):
+    cube = globe()
+    values = cube[coord].values.copy()
+    values[2] = value
+    cube = cube.assign_coords({coord: values})
+    with pytest.raises(InvalidValueError, match=says):
+        assign_block_split(cube, {"lat": 3, "lon": 4}, buffer="300km")
+    assign_block_split(cube, {"lat": 3, "lon": 4}, buffer=1)
 
 
 def test_one_label_per_block_and_fractions_within_a_block():

@@ -62,7 +62,8 @@ def assign_block_split(
         cell that is within the buffer of another part's cell along all dims (up to and
         including that distance) is excluded. Dims without a buffer may touch. Kilometres
         are one distance over latitude and longitude together, whichever of them it is given
-        for; two that differ, or kilometres for one and cells for the other, are refused.
+        for; two that differ, or kilometres for one and cells for the other, are refused. So
+        is a buffer along a dim that is not cut, where it could keep nothing apart.
     gap : int, str or timedelta, optional
         The buffer along time.
     cyclic : str, list of str or bool, optional

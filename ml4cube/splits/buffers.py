@@ -35,7 +35,8 @@ def parse_buffer(
     view : CubeView
         The cube.
     cut_dims : sequence of str
-        Dims that a plain number of cells counts for.
+        Dims along which the split is cut. A plain number of cells counts for them, and along
+        any other dim nothing can lie between parts.
 
     Returns
     -------
@@ -48,8 +49,8 @@ def parse_buffer(
     InvalidTypeError
         If a value is neither cells, nor a time, nor a distance.
     InvalidValueError
-        If a dim is unknown or given twice, the cube lacks the coordinate that is needed, or
-        latitude and longitude differ where one is in kilometres.
+        If a dim is unknown, given twice or not cut, the cube lacks the coordinate that is
+        needed, or latitude and longitude differ where one is in kilometres.
     """
     by_dim: dict[str, Any] = {}
     if _is_kilometres(buffer):
@@ -71,7 +72,11 @@ def parse_buffer(
         by_dim[time] = gap
     by_dim = _one_sphere(by_dim, view)
     checked = {dim: _check(dim, value, view) for dim, value in by_dim.items()}
-    return tuple((dim, checked[dim]) for dim in sorted(checked) if checked[dim])
+    kept = tuple((dim, checked[dim]) for dim in sorted(checked) if checked[dim])
+    for dim, value in kept:
+        argument = "gap" if gap is not None and dim == view.time_dim("gap") else "buffer"
+        _check_cut(argument, dim, value, view, cut_dims)
+    return kept
 
 
 def parse_cyclic(cyclic: Any, view: CubeView) -> tuple[str, ...]:
@@ -195,6 +200,22 @@ def _check(dim: str, value: Any, view: CubeView) -> int | str:
             raise InvalidValueError(f"buffer of {dim!r} is {value!r}; give a time of 0 or more")
         return text.strip() if pd.Timedelta(text) else 0
     raise _no_buffer(f"buffer of {dim!r}", value)
+
+
+def _check_cut(
+    argument: str, dim: str, value: int | str, view: CubeView, cut_dims: Sequence[str]
+) -> None:
+    """Refuse what cannot keep parts apart, since every part reaches all along the dim."""
+    dims = _sphere_dims(view, value) if _is_kilometres(value) else (dim,)
+    if any(d in cut_dims for d in dims):
+        return
+    along = " and ".join(map(repr, dims))
+    raise InvalidValueError(
+        f"{argument} asks for {value!r} along {along}, but the split is not cut there: each of "
+        "its blocks or regions reaches all along, so that nothing can lie between parts. It is "
+        f"cut along {list(cut_dims)}; cut it along {along} too (smaller blocks there), or leave "
+        f"this {argument} out"
+    )
 
 
 def _no_buffer(argument: str, value: Any) -> InvalidTypeError:

@@ -17,6 +17,10 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
 RECIPE_ATTR = "ml4cube_split"
 
+# Degrees that are places on the globe: of a pole, rounding may lie a little beyond it, and a
+# longitude may be counted once more around.
+_MOST_LAT, _MOST_LON = 90.001, 720.0
+
 # Labels, of one byte, that are made together where a cube was opened without dask.
 _LABELS_AT_ONCE = 1 << 24
 
@@ -222,7 +226,7 @@ class CubeView:
         Raises
         ------
         InvalidValueError
-            If the cube lacks one.
+            If the cube lacks one, or their values are no degrees.
         """
         lat, lon = self.axis_of("lat"), self.axis_of("lon")
         if lat is None or lon is None or lat.dims == lon.dims:
@@ -230,6 +234,8 @@ class CubeView:
                 f"{asked!r} needs 1-D latitude and longitude along two dims, the cube has the "
                 f"coordinates {sorted(map(str, self.ds.coords))}; give it in cells"
             )
+        _check_degrees(asked, lat, _MOST_LAT)
+        _check_degrees(asked, lon, _MOST_LON)
         return lat, lon
 
     def global_lon_dim(self) -> str | None:
@@ -333,6 +339,18 @@ def _chunks(
         previous_chunks=tuple(size_of_chunk.values()) if stored else None,
     )
     return dict(zip(dims, sizes, strict=True)), size_of_chunk if stored else None
+
+
+def _check_degrees(asked: object, coord: xr.DataArray, most: float) -> None:
+    """Refuse missing or impossible degrees, on which distances would be nonsense."""
+    values = coord.values.astype(float)
+    wrong = np.flatnonzero(~(np.abs(values) <= most))
+    if wrong.size:
+        shown = ", ".join(f"{values[i]:g} at {i}" for i in wrong[:3])
+        raise InvalidValueError(
+            f"{asked!r} needs degrees from {-most:.0f} to {most:.0f} in {coord.name!r}, found "
+            f"{wrong.size} others ({shown}); mend the coordinate, or give it in cells"
+        )
 
 
 def _is_kind(coord: xr.DataArray, kind: str) -> bool:
