@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -158,3 +160,17 @@ def filled(
     }[method]
     cells = [stand_in if is_gap(x) else float(x) for x in np.ravel(sample)]
     return np.array(cells).reshape(np.shape(sample))
+
+
+def finest_bins(cells: Sequence[float], bins: int) -> tuple[list[float], list[int]]:
+    """Lower edges and counts of the narrowest bins, 2**e wide, of which at most `bins` hold cells.
+
+    In whole numbers of 2**-1022, step by step from bins of one value each.
+    """
+    numbers = [int(Fraction(cell) * 2**1022) for cell in cells]
+    for step in itertools.count():
+        held = Counter(number >> step for number in numbers)
+        if len(held) <= bins:
+            edges = [float(Fraction(k << step, 2**1022)) for k in sorted(held)]
+            return edges, [held[k] for k in sorted(held)]
+    raise AssertionError("some width is enough")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+import warnings
 from typing import Any
 
 import dask
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.fields import FieldStatistics
-from ml4cube.core.quantiles import BinGrid, Histogram
+from ml4cube.core.quantiles import Histogram
 from ml4cube.core.statistics import scale_parameters
 from tests import oracle
 from tests.cubes import coordinates
@@ -115,7 +116,7 @@ def test_every_place_has_the_moments_and_quantiles_of_its_train_cells(
 def test_range_over_bins_bounds_the_error_and_fields_have_fewer_bins() -> None:
     cells = np.random.default_rng(0).lognormal(0, 2, 100_000)
     one = pp.Statistics.from_cube({"t": cells}, quantiles=[0.5])["t"]
-    assert one.quantile_error <= 2 * np.ptp(cells) / 65_534
+    assert 0 < one.quantile_error <= 2 * np.ptp(cells) / 65_534
     for p in (0.01, 0.25, 0.5, 0.75, 0.99):
         exact = np.quantile(cells, p, method="inverted_cdf")
         assert abs(one.quantile(p) - exact) <= one.quantile_error
@@ -124,38 +125,81 @@ def test_range_over_bins_bounds_the_error_and_fields_have_fewer_bins() -> None:
     many = pp.Statistics.from_cube(
         xr.Dataset({"t": (("x", "y"), cells.reshape(50, 2000))}), dims="x", quantiles=[0.5]
     )["t"]
-    assert many.histogram.grid.bins == 8192
+    assert many.histogram.bins == 4096
     exact = np.quantile(cells.reshape(50, 2000), 0.75, axis=0, method="inverted_cdf")
-    assert (abs(many.quantile(0.75) - exact) <= many.quantile_error).all()
+    np.testing.assert_array_equal(many.quantile(0.75), exact)  # 50 values, a bin each
+    assert (many.quantile_error == 0).all()
     wide = xr.Dataset({"t": (("x", "y"), np.broadcast_to(np.float32(1), (1, 2**21)))})
     with pytest.raises(InvalidValueError, match=r"2097152 places.*GB"):
         pp.Statistics.from_cube(wide, dims="x", quantiles=[0.5])
 
 
-FINITE = st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, -0.0, 273.15, 1e-30, 1e30, -1e30])
+@pytest.mark.parametrize("share", [1e-5, 1e-3, 0.2])
+@pytest.mark.parametrize("far", [9.969209968386869e36, -9.96e36, 1e20])
+def test_fill_values_left_in_leave_quantiles_fine(far: float, share: float) -> None:
+    rng = np.random.default_rng(2)
+    cells = rng.normal(273.15, 8, 300_000).astype("float32")
+    cells[rng.random(cells.size) < share] = far
+    cube = xr.Dataset({"t": (("x", "y"), cells.reshape(3000, 100))})
+    whole = pp.Statistics.from_cube(cube.chunk({"x": 700}), quantiles=[0.5])["t"]
+    assert 0 < whole.quantile_error < 0.002  # 80 K over 65536 bins
+    for p in (0.05, 0.25, 0.5, 0.75):
+        exact = np.quantile(cells, p, method="inverted_cdf")
+        assert abs(whole.quantile(p) - exact) <= abs(whole.quantile_error)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaled = pp.CubeScaler("robust").fit_transform(cube)["t"]
+    low, median, high = np.quantile(cells, [0.25, 0.5, 0.75], method="inverted_cdf")
+    expected = (cells.reshape(3000, 100).astype(float) - median) / (float(high) - low)
+    inner = abs(cells.reshape(3000, 100)) < 1000
+    np.testing.assert_allclose(scaled.values[inner], expected[inner], atol=0.002)
+
+
+def test_integers_and_other_repeated_values_have_exact_quantiles() -> None:
+    rng = np.random.default_rng(3)
+    for cells in (
+        rng.integers(-30_000, 30_000, 200_000).astype("int16"),
+        np.round(rng.gamma(0.2, 8, 100_000), 1).astype("float32"),
+        rng.integers(0, 2, 1000).astype(bool),
+        np.array([2.0**60, 2.0**60 + 256, -0.0, 1e-290, -1e150, 9.96921e36]),
+    ):
+        one = pp.Statistics.from_cube({"t": cells}, quantiles=[0.5])["t"]
+        assert one.quantile_error == 0
+        for p in (0.0, 0.1, 0.5, 0.9, 1.0):
+            assert one.quantile(p) == np.quantile(cells, p, method="inverted_cdf")
+
+
+FINITE = st.floats(-1e6, 1e6, width=32) | st.sampled_from(
+    [0.0, -0.0, 273.15, 1e-30, 1e30, -1e30, 9.96921e36, 2.0**53 + 2]
+)
+PARTS_OF_CELLS = st.lists(st.lists(FINITE, min_size=1, max_size=8), min_size=2, max_size=5)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.lists(FINITE, min_size=1, max_size=8), min_size=2, max_size=5), st.randoms())
+@given(PARTS_OF_CELLS, st.randoms(), st.sampled_from([3, 4, 16]))
 def test_histograms_merged_in_any_order_are_that_of_the_whole_bit_for_bit(
-    parts: list[list[float]], random: Any
+    parts: list[list[float]], random: Any, bins: int
 ) -> None:
     def counted(cells: list[float]) -> Histogram:
-        x = np.array(cells)
-        grid = BinGrid.spanning(x.min(), x.max(), 16)
-        assert np.ptp(x) == 0 or grid.width <= max(2 * np.ptp(x) / 14, np.spacing(abs(x).max()) * 2)
-        return Histogram(grid, np.bincount(grid.locate(x, np.zeros(len(x), int)), minlength=16))
+        return Histogram.of(np.array(cells), bins)
 
-    merged, seen = counted(parts[0]), parts[0]
-    order = parts[1:]
-    random.shuffle(order)
-    for part in order:
-        seen = seen + part
-        merged = merged.merge(counted(part), min(seen), max(seen))
-    whole = counted(seen)
+    random.shuffle(parts)
+    merged = counted(parts[0])
+    for part in parts[1:]:
+        merged = merged.merge(counted(part))
+    seen = np.array(list(itertools.chain(*parts)))
+    whole = counted(seen.tolist())
     np.testing.assert_array_equal(merged.counts, whole.counts)
-    assert merged.grid.exponent == whole.grid.exponent
-    assert merged.grid.start == whole.grid.start
+    np.testing.assert_array_equal(merged.edges, whole.edges)
+    assert merged.exponent == whole.exponent
+    # the finest bins that are not too many, and no quantile is farther off than one of them
+    edges, counts = oracle.finest_bins(seen.tolist(), bins)
+    assert whole.edges.tolist() == edges
+    assert whole.counts.tolist() == counts
+    for p in (0.0, 0.3, 0.5, 1.0):
+        exact = np.quantile(seen, p, method="inverted_cdf")
+        read = whole.quantile(p, seen.min(), seen.max())
+        assert read == exact if whole.width == 0 else abs(read - exact) <= whole.width
 
 
 @pytest.mark.parametrize(("dims", "by", "weights"), FORMS[:6])
@@ -213,6 +257,7 @@ def test_parts_merged_in_any_order_are_the_whole(order: list[int], form: Any) ->
     np.testing.assert_allclose(found.std, whole.std, rtol=1e-12, atol=1e-12)
     if weights is None:
         np.testing.assert_array_equal(found.histogram.counts, whole.histogram.counts)
+        np.testing.assert_array_equal(found.histogram.edges, whole.histogram.edges)
     else:
         np.testing.assert_allclose(found.histogram.counts, whole.histogram.counts, rtol=1e-12)
 

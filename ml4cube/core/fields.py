@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.moments import VariableStatistics
-from ml4cube.core.quantiles import BinGrid, Floats, Histogram
+from ml4cube.core.quantiles import Floats, Histogram
 
 Ints = NDArray[np.int64]
 
@@ -268,7 +268,7 @@ class FieldStatistics(VariableStatistics):
         moments = self.moments.merge(other.moments)
         histogram = self.histogram
         if histogram is not None and other.histogram is not None:
-            histogram = histogram.merge(other.histogram, moments.min, moments.max)
+            histogram = histogram.merge(other.histogram)
         return type(self)(*moments, self.dims, self.labels, histogram)
 
     def _form(self) -> str:
@@ -278,7 +278,7 @@ class FieldStatistics(VariableStatistics):
             for dim, values in sorted(self.labels.items())
         }
         sizes = dict(zip(self.dims, self.mean.shape, strict=True))
-        bins = self.histogram.grid.bins if self.histogram else "no"
+        bins = self.histogram.bins if self.histogram else "no"
         return f"{sizes} (labels {labels}, {bins} bins)"
 
     @property
@@ -303,7 +303,8 @@ class FieldStatistics(VariableStatistics):
         Returns
         -------
         ndarray of float64, shape (*dims)
-            Off by less than `quantile_error`; NaN where there is no cell.
+            Off by less than `quantile_error`, or exact where that is 0; NaN where there is no
+            cell.
 
         Raises
         ------
@@ -314,8 +315,8 @@ class FieldStatistics(VariableStatistics):
 
     @property
     def quantile_error(self) -> Floats:
-        """Bound on the error of `quantile`: a bin's width, up to twice the range over the bins."""
-        return self._counted().grid.width
+        """Bound on the error of `quantile` at each place: a bin's width; 0 if it is exact."""
+        return self._counted().width
 
     def _counted(self) -> Histogram:
         """The histogram, or an error that says how to get one."""
@@ -347,11 +348,10 @@ class FieldStatistics(VariableStatistics):
         labels = {dim: _encoded(values) for dim, values in self.labels.items()}
         entry: dict[str, Any] = {"dims": list(self.dims), "labels": labels, **arrays}
         if self.histogram is not None:
-            grid = self.histogram.grid
             entry["histogram"] = {
-                "bins": grid.bins,
-                "exponent": _encoded(grid.exponent),
-                "start": _encoded(grid.start),
+                "bins": self.histogram.bins,
+                "exponent": _encoded(self.histogram.exponent),
+                "edges": _encoded(self.histogram.edges),
                 "counts": _encoded(self.histogram.counts),
             }
         return entry
@@ -375,8 +375,8 @@ class FieldStatistics(VariableStatistics):
         histogram = None
         if "histogram" in raw:
             part = raw["histogram"]
-            grid = BinGrid(_decoded(part["exponent"]), _decoded(part["start"]), int(part["bins"]))
-            histogram = Histogram(grid, _decoded(part["counts"]))
+            exponent, edges, counts = (_decoded(part[k]) for k in ("exponent", "edges", "counts"))
+            histogram = Histogram(exponent, edges, counts, int(part["bins"]))
         return cls(*moments, tuple(raw["dims"]), labels, histogram)
 
 

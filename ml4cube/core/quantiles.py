@@ -1,12 +1,14 @@
 """Histograms that merge exactly, and the quantiles read from them.
 
-Bins are as wide as a power of two and start at multiples of it, the finest that fit between the
-least and the greatest value. So bins of a part nest in those of the whole, counts are carried over
-without loss, and the histogram of merged parts is that of all cells, bit for bit, in any order.
+Bins are as wide as a power of two, start at multiples of it, and only those that hold cells are
+kept; they are the finest of which not too many do. So a few values far out (a fill value left
+undecoded) cost a bin each and leave the others as fine as they were, bins of a part nest in those
+of the whole, and the histogram of merged parts is that of all cells, bit for bit, in any order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,11 +18,15 @@ from numpy.typing import ArrayLike, NDArray
 from ml4cube.core.errors import InvalidValueError
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
-# Exponents are kept where 2**-exponent is a normal number.
-_LEAST_EXPONENT = -1022
-# Bins per histogram, and counters in all of them together: 128 MiB.
-_MOST_BINS, _FEWEST_BINS, _MOST_COUNTERS = 65_536, 256, 2**24
+# Bins this narrow hold one value each; 2**-exponent is still a normal number.
+_EXACT = -1022
+# Bins per histogram, and in all of them together: an edge and a count each, 128 MiB.
+_MOST_BINS, _FEWEST_BINS, _MOST_IN_ALL = 65_536, 256, 2**23
+_BYTES_PER_BIN = 16
+# Cells that are sorted at a time.
+_CELLS_AT_ONCE = 2**18
 
 
 def default_bins(places: int) -> int:
@@ -39,103 +45,23 @@ def default_bins(places: int) -> int:
     Raises
     ------
     InvalidValueError
-        If even 256 bins each would take more than a gigabyte.
+        If even 256 bins each would take more than two gigabytes.
 
     Examples
     --------
     >>> default_bins(1), default_bins(10_000)
-    (65536, 1024)
+    (65536, 512)
     """
-    if places * _FEWEST_BINS * 8 > 2**30:
+    gigabytes = places * _FEWEST_BINS * _BYTES_PER_BIN / 2**30
+    if gigabytes > 2:
         raise InvalidValueError(
-            f"quantiles at {places} places would take {places * _FEWEST_BINS * 8 / 2**30:.1f} GB "
-            "of counters; keep fewer dims, or take them of a part of the cube at a time"
+            f"quantiles at {places} places would take {gigabytes:.1f} GB of counters; keep fewer "
+            "dims, or take them of a part of the cube at a time"
         )
     bins = _MOST_BINS
-    while bins > _FEWEST_BINS and places * bins > _MOST_COUNTERS:
+    while bins > _FEWEST_BINS and places * bins > _MOST_IN_ALL:
         bins //= 2
     return bins
-
-
-@dataclass(frozen=True)
-class BinGrid:
-    """Where the bins of one or many histograms lie.
-
-    Parameters
-    ----------
-    exponent : ndarray of int64
-        Bins are ``2**exponent`` wide.
-    start : ndarray of int64
-        The first bin begins at ``start * 2**exponent``.
-    bins : int
-        How many there are.
-    """
-
-    exponent: NDArray[np.int64]
-    start: NDArray[np.int64]
-    bins: int
-
-    @classmethod
-    def spanning(cls, low: ArrayLike, high: ArrayLike, bins: int) -> Self:
-        """Lay the finest bins that hold every value from `low` to `high`.
-
-        Parameters
-        ----------
-        low, high : float or ndarray
-            Least and greatest value; NaN where there is none.
-        bins : int
-            At least 2.
-
-        Returns
-        -------
-        BinGrid
-            Bins less than ``2 * (high - low) / (bins - 2)`` wide, or as fine as float64.
-
-        Examples
-        --------
-        >>> grid = BinGrid.spanning(0.0, 100.0, 256)
-        >>> float(grid.width)
-        0.5
-        """
-        least, most = np.nan_to_num(np.asarray(low)), np.nan_to_num(np.asarray(high))
-        # no finer than the digits of the values: so bin numbers stay below 2**53
-        digits = np.frexp(np.maximum(np.abs(least), np.abs(most)))[1] - 52
-        # two powers below what fits for sure, from where the loop goes up
-        fit = np.where(most > least, np.frexp((most - least) / bins)[1] - 2, _LEAST_EXPONENT)
-        exponent = np.maximum(np.maximum(digits, fit), _LEAST_EXPONENT).astype(np.int64)
-        for _ in range(4):
-            first, last = _number(least, exponent), _number(most, exponent)
-            exponent = exponent + (last - first + 1 > bins)
-        return cls(exponent, _number(least, exponent), bins)
-
-    @property
-    def width(self) -> Floats:
-        """Width of a bin: no quantile is farther off than that."""
-        return np.asarray(np.ldexp(1.0, self.exponent))
-
-    def locate(self, values: Floats, place: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Find the counter of each value, counting through all histograms.
-
-        Parameters
-        ----------
-        values : ndarray of float64
-            Within the range that the grid spans.
-        place : ndarray of int64
-            Number of the histogram that each belongs to.
-
-        Returns
-        -------
-        ndarray of int64
-            ``place * bins + bin``.
-        """
-        inside = _number(values, self.exponent.reshape(-1)[place]) - self.start.reshape(-1)[place]
-        return place * self.bins + inside
-
-
-def _number(values: Floats, exponent: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number of the bin that a value lies in; exact, since scaling by a power of two is."""
-    scaled = np.asarray(values, np.float64) * np.ldexp(1.0, -exponent)
-    return np.asarray(np.floor(scaled), np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,46 +70,177 @@ class Histogram:
 
     Parameters
     ----------
-    grid : BinGrid
-        Of the shape of the field.
-    counts : ndarray of int64 or float64, shape (*field, bins)
-        Cells, or their weights.
+    exponent : ndarray of int64, shape (*field)
+        Bins are ``2**exponent`` wide; at the least exponent each holds one value.
+    edges : ndarray of float64, shape (*field, width)
+        Lower edge of each bin that holds a cell, rising; NaN after the last.
+    counts : ndarray of int64 or float64, shape (*field, width)
+        Cells in the bin, or their weights; 0 after the last.
+    bins : int
+        How many bins a place may have, at least 3.
+
+    Examples
+    --------
+    >>> x = np.append(np.linspace(270, 300, 100_000), 9.96921e36)
+    >>> h = Histogram.of(x, 65_536)
+    >>> float(h.width)
+    0.00048828125
+    >>> abs(h.quantile(0.5, x.min(), x.max()) - 285) < h.width
+    np.True_
     """
 
-    grid: BinGrid
+    exponent: Ints
+    edges: Floats
     counts: NDArray[Any]
+    bins: int
 
-    def on(self, grid: BinGrid) -> NDArray[Any]:
-        """Count by wider bins, without loss.
+    @classmethod
+    def empty(cls, field: tuple[int, ...], bins: int, dtype: Any = np.int64) -> Self:
+        """Histograms of no cells.
 
         Parameters
         ----------
-        grid : BinGrid
-            Spanning at least the cells counted, with as many bins.
+        field : tuple of int
+            Shape of the field.
+        bins : int
+            How many bins a place may have.
+        dtype : dtype
+            Of the counts: int64, or float64 for weights.
 
         Returns
         -------
-        ndarray, shape (*field, bins)
-            Counts in the bins of `grid`.
+        Histogram
+            To merge others with.
         """
-        flat = self.counts.reshape(-1, self.grid.bins)
-        place, old = np.nonzero(flat)
-        number = self.grid.start.reshape(-1)[place] + old
-        coarser = (grid.exponent - self.grid.exponent).reshape(-1)[place]
-        new = (number >> np.minimum(coarser, 62)) - grid.start.reshape(-1)[place]
-        counts = np.zeros_like(flat)
-        np.add.at(counts, (place, new), flat[place, old])
-        return counts.reshape(self.counts.shape)
+        return cls.gathered(field, bins, (), dtype)
 
-    def merge(self, other: Histogram, low: ArrayLike, high: ArrayLike) -> Histogram:
+    @classmethod
+    def of(cls, values: Floats, bins: int, weights: Floats | None = None) -> Self:
+        """Count the cells of each place.
+
+        Parameters
+        ----------
+        values : ndarray of float64, shape (*field, cells)
+            Cells; NaN is left out.
+        bins : int
+            How many bins a place may have.
+        weights : ndarray of float64, optional
+            Of the shape of `values`; not NaN where they are not.
+
+        Returns
+        -------
+        Histogram
+            The finest that `bins` allows.
+        """
+        field, n = values.shape[:-1], values.shape[-1]
+        flat = values.reshape(-1, n)
+        weighed = None if weights is None else weights.reshape(-1, n)
+        dtype = np.int64 if weights is None else np.float64
+        columns = max(min(n, _CELLS_AT_ONCE), 1)
+        rows = _CELLS_AT_ONCE // columns
+        groups = []
+        for top in range(0, len(flat), rows):
+            some = slice(top, top + rows)
+            total = cls.empty((len(flat[some]),), bins, dtype)
+            for left in range(0, n, columns):
+                box = (some, slice(left, left + columns))
+                amounts = None if weighed is None else weighed[box]
+                total = total._with_cells(flat[box], amounts)
+            groups.append(((some, ...), total))
+        whole = cls.gathered((len(flat),), bins, groups, dtype)
+        shape = (*field, whole.edges.shape[-1])
+        return cls(
+            whole.exponent.reshape(field),
+            whole.edges.reshape(shape),
+            whole.counts.reshape(shape),
+            bins,
+        )
+
+    @classmethod
+    def gathered(
+        cls,
+        field: tuple[int, ...],
+        bins: int,
+        parts: Sequence[tuple[tuple[Any, ...], Histogram]],
+        dtype: Any = np.int64,
+    ) -> Self:
+        """Put the histograms of parts of a field together.
+
+        Parameters
+        ----------
+        field : tuple of int
+            Shape of the field.
+        bins : int
+            How many bins a place may have.
+        parts : sequence of (tuple, Histogram)
+            An index into the field that ends in ``...``, and what lies there; each place once.
+        dtype : dtype
+            Of the counts.
+
+        Returns
+        -------
+        Histogram
+            Without cells at places that no part has.
+        """
+        width = max([part.edges.shape[-1] for _, part in parts], default=1)
+        whole = cls(
+            np.full(field, _EXACT, np.int64),
+            np.full((*field, width), np.nan),
+            np.zeros((*field, width), dtype),
+            bins,
+        )
+        for place, part in parts:
+            used = (*place, slice(part.edges.shape[-1]))
+            whole.exponent[place] = part.exponent
+            whole.edges[used] = part.edges
+            whole.counts[used] = part.counts
+        return whole
+
+    def _with_cells(self, cells: Floats, weights: Floats | None) -> Self:
+        """Count more cells of each row."""
+        edges = _lower_edges(cells, self.exponent)
+        if weights is None:
+            edges = np.sort(edges, axis=-1)
+            found = _collapsed(edges, (~np.isnan(edges)).astype(np.int64))
+        else:
+            found = _sorted_and_collapsed(edges, np.where(np.isnan(cells), 0.0, weights))
+        return self.merge(self._fitted(self.exponent, *found))
+
+    def _fitted(self, exponent: Ints, edges: Floats, counts: NDArray[Any]) -> Self:
+        """Widen bins where more hold cells than there may be, as little as that takes."""
+        field = exponent.shape
+        exponent, edges = exponent.reshape(-1), edges.reshape(-1, edges.shape[-1])
+        counts = counts.reshape(edges.shape)
+        over = np.flatnonzero((~np.isnan(edges)).sum(-1) > self.bins)
+        if over.size:
+            crowded = edges[over]
+            fine = exponent[over]
+            extent = np.nanmax(crowded, -1) - crowded[:, 0] + np.ldexp(1.0, fine)
+            coarse = np.maximum(np.frexp(extent / (self.bins - 2))[1], fine + 1)
+            while (coarse - fine > 1).any():
+                middle = (fine + coarse) // 2
+                fits = _occupied(_lower_edges(crowded, middle)) <= self.bins
+                coarse, fine = np.where(fits, middle, coarse), np.where(fits, fine, middle)
+            exponent = exponent.copy()
+            exponent[over] = coarse
+            edges, counts = _collapsed(_lower_edges(edges, exponent), counts)
+        shape = (*field, edges.shape[-1])
+        return type(self)(
+            exponent.reshape(field), edges.reshape(shape), counts.reshape(shape), self.bins
+        )
+
+    @property
+    def width(self) -> Floats:
+        """Width of a bin: no quantile is farther off than that. 0 where quantiles are exact."""
+        return np.where(self.exponent == _EXACT, 0.0, np.ldexp(1.0, self.exponent))
+
+    def merge(self, other: Histogram) -> Self:
         """Combine with the histogram of other cells.
 
         Parameters
         ----------
         other : Histogram
             Of the same field, with as many bins.
-        low, high : float or ndarray
-            Range of all cells together.
 
         Returns
         -------
@@ -195,12 +252,15 @@ class Histogram:
         InvalidValueError
             If numbers of bins or shapes differ.
         """
-        if self.counts.shape != other.counts.shape:
-            raise InvalidValueError(
-                f"cannot merge histograms of shapes {self.counts.shape} and {other.counts.shape}"
-            )
-        grid = BinGrid.spanning(low, high, self.grid.bins)
-        return Histogram(grid, self.on(grid) + other.on(grid))
+        mine, theirs = (self.exponent.shape, self.bins), (other.exponent.shape, other.bins)
+        if mine != theirs:
+            raise InvalidValueError(f"cannot merge histograms of (shape, bins) {mine} and {theirs}")
+        exponent = np.maximum(self.exponent, other.exponent)
+        edges = np.concatenate([_lower_edges(h.edges, exponent) for h in (self, other)], axis=-1)
+        counts = np.concatenate([self.counts, other.counts], axis=-1)
+        flat = (-1, edges.shape[-1])
+        found = _sorted_and_collapsed(edges.reshape(flat), counts.reshape(flat))
+        return self._fitted(exponent, *found)
 
     def quantile(self, probability: float, low: ArrayLike, high: ArrayLike) -> Floats:
         """Read a quantile, between the edges of the bin that holds it.
@@ -225,19 +285,56 @@ class Histogram:
         """
         if not 0 <= probability <= 1:
             raise InvalidValueError(f"a quantile of {probability!r}; give a number from 0 to 1")
-        flat = self.counts.reshape(-1, self.grid.bins)
-        found = np.empty(len(flat))
+        columns = self.edges.shape[-1]
+        edges, counts = self.edges.reshape(-1, columns), self.counts.reshape(-1, columns)
+        width = self.width.reshape(-1)
+        found = np.empty(len(edges))
         # a few at a time: running sums take as much room as the counts
-        for start in range(0, len(flat), max(2**20 // self.grid.bins, 1)):
-            rows = slice(start, start + max(2**20 // self.grid.bins, 1))
-            found[rows] = _bin_of_quantile(flat[rows], probability)
-        position = self.grid.start + found.reshape(self.grid.start.shape)
-        value = np.clip(position * self.grid.width, low, high)
-        return np.where(np.isnan(low), np.nan, value)
+        for start in range(0, len(edges), max(2**20 // columns, 1)):
+            some = slice(start, start + max(2**20 // columns, 1))
+            index, part = _bin_of_quantile(counts[some], probability)
+            found[some] = edges[some][np.arange(len(index)), index] + part * width[some]
+        return np.asarray(np.clip(found.reshape(self.exponent.shape), low, high))
 
 
-def _bin_of_quantile(counts: NDArray[Any], probability: float) -> Floats:
-    """Bin, with the part of it that is needed, up to which a share of each row's cells lies."""
+def _lower_edges(values: Floats, exponent: Ints) -> Floats:
+    """Lower edge of the bin of each value; exact, since scaling by a power of two is."""
+    width = np.ldexp(1.0, exponent)[..., np.newaxis]
+    with np.errstate(over="ignore", invalid="ignore"):
+        edges = np.floor(values / width) * width
+        # so far out, every float64 is a multiple of the width
+        return np.asarray(np.where(np.abs(values) >= width * 2.0**53, values, edges) + 0.0)
+
+
+def _occupied(edges: Floats) -> Ints:
+    """Different edges in each row; rows rise, with NaN after the last."""
+    new = (edges[:, 1:] != edges[:, :-1]) & ~np.isnan(edges[:, 1:])
+    return np.asarray(new.sum(-1) + ~np.isnan(edges[:, 0]))
+
+
+def _sorted_and_collapsed(edges: Floats, counts: NDArray[Any]) -> tuple[Floats, NDArray[Any]]:
+    """Sort each row by its edges, and add up the counts of equal ones."""
+    order = np.argsort(edges, axis=-1, kind="stable")
+    return _collapsed(np.take_along_axis(edges, order, -1), np.take_along_axis(counts, order, -1))
+
+
+def _collapsed(edges: Floats, counts: NDArray[Any]) -> tuple[Floats, NDArray[Any]]:
+    """Add up the counts of equal edges; rows rise, with NaN and 0 after the last."""
+    new = ~np.isnan(edges)
+    new[:, 1:] &= edges[:, 1:] != edges[:, :-1]
+    column = np.cumsum(new, axis=-1) - 1
+    shape = (len(edges), int(column.max(initial=0)) + 1)
+    fewer, sums = np.full(shape, np.nan), np.zeros(shape, counts.dtype)
+    starts = np.flatnonzero(new)
+    if starts.size:
+        at = (starts // edges.shape[-1], column.ravel()[starts])
+        fewer[at] = edges.ravel()[starts]
+        sums[at] = np.add.reduceat(counts.ravel(), starts)
+    return fewer, sums
+
+
+def _bin_of_quantile(counts: NDArray[Any], probability: float) -> tuple[NDArray[np.intp], Floats]:
+    """Bin up to which a share of each row's cells lies, and the part of it that is needed."""
     below = np.cumsum(counts, axis=1, dtype=np.float64)
     wanted = probability * below[:, -1:]
     # the first bin that is not empty and reaches the share wanted
@@ -246,4 +343,4 @@ def _bin_of_quantile(counts: NDArray[Any], probability: float) -> Floats:
     inside = counts[rows, index].astype(np.float64)
     before = below[rows, index] - inside
     part = (wanted[:, 0] - before) / np.where(inside > 0, inside, 1.0)
-    return np.asarray(index + np.clip(part, 0.0, 1.0))
+    return index, np.asarray(np.clip(part, 0.0, 1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.fields import FieldStatistics, Moments
 from ml4cube.core.moments import VariableStatistics
-from ml4cube.core.quantiles import BinGrid, Histogram, default_bins
+from ml4cube.core.quantiles import Histogram, default_bins
 from ml4cube.preprocessing.blocks import Slices, each_block
 from ml4cube.preprocessing.climatology import GROUPS, check_group, group_ids, time_dim
 from ml4cube.preprocessing.cubes import check_known
@@ -121,23 +122,32 @@ def field_statistics(
     groups = None
     if plan.grouped and form.groups is not None:
         groups = form.groups
-    others = [where, weights, groups]
     shape = tuple(plan.sizes.values())
+    bins = default_bins(math.prod(shape)) if form.counted else None
     total = Moments.empty(shape)
-    for slices, found in each_block(variable, others, partial(_block_moments, plan)):
-        for group, moments in found:
-            target = tuple(array[plan.place(slices, group)] for array in total)
+    histograms: dict[str, tuple[Any, Histogram]] = {}
+    work = partial(_sum_block, plan, bins)
+    for slices, found in each_block(variable, [where, weights, groups], work):
+        for group, moments, histogram in found:
+            place = plan.place(slices, group)
+            target = tuple(array[place] for array in total)
             merged = Moments(*target).merge(moments)
             for array, values in zip(target, merged, strict=True):
                 array[...] = values
+            if histogram is not None:
+                # blocks cover the same places, or none in common
+                before = histograms.get(str(place))
+                together = histogram if before is None else before[1].merge(histogram)
+                histograms[str(place)] = (place, together)
     labels = dict(form.labels or {})
     if plan.grouped:
         labels[str(form.by)] = GROUPS[str(form.by)]
     labels = {dim: labels[dim] for dim in plan.sizes if dim in labels}
     statistics = FieldStatistics(*total, dims=tuple(plan.sizes), labels=labels)
-    if form.counted:
-        histogram = _counted(variable, others, plan, statistics)
-        statistics = replace(statistics, histogram=histogram)
+    if bins is not None:
+        dtype = np.int64 if weights is None else np.float64
+        whole = Histogram.gathered(shape, bins, list(histograms.values()), dtype)
+        statistics = replace(statistics, histogram=whole)
     return statistics
 
 
@@ -196,69 +206,47 @@ class _Plan:
         return cut
 
 
-def _block_moments(
+def _sum_block(
     plan: _Plan,
+    bins: int | None,
     slices: Slices,
     values: NDArray[Any],
     where: NDArray[Any] | None,
     weights: NDArray[Any] | None,
     groups: NDArray[Any] | None,
-) -> list[tuple[int, Moments]]:
-    """Sum up one block, group by group."""
-    return [
-        (group, Moments.of(arrays[0], plan.axes, arrays[1], arrays[2]))  # type: ignore[arg-type]
-        for group, arrays in plan.of_group((values, where, weights), groups)
-    ]
-
-
-def _counted(
-    variable: xr.Variable, others: list[xr.Variable | None], plan: _Plan, stats: FieldStatistics
-) -> Histogram:
-    """Read the variable once more and count its cells by bins between the least and greatest."""
-    places = stats.mean.size
-    bins = default_bins(places)
-    grid = BinGrid.spanning(stats.min, stats.max, bins)
-    dtype = np.int64 if others[1] is None else np.float64
-    counts = np.zeros(places * bins, dtype)
-    numbers = np.arange(places).reshape(stats.mean.shape)
-    work = partial(_block_counts, plan, grid, numbers)
-    for _, (where, found) in each_block(variable, others, work):
-        counts[where] += found
-    return Histogram(grid, counts.reshape(*stats.mean.shape, bins))
-
-
-def _block_counts(
-    plan: _Plan,
-    grid: BinGrid,
-    numbers: NDArray[np.int64],
-    slices: Slices,
-    values: NDArray[Any],
-    where: NDArray[Any] | None,
-    weights: NDArray[Any] | None,
-    groups: NDArray[Any] | None,
-) -> tuple[slice | NDArray[np.int64], NDArray[Any]]:
-    """Counters that one block adds to, each once, and what it adds."""
-    counters, added = [], []
+) -> list[tuple[int, Moments, Histogram | None]]:
+    """Sum up one block, group by group, and count its cells if `bins` says by how many."""
+    found = []
     for group, arrays in plan.of_group((values, where, weights), groups):
-        cells, chosen, weighed = arrays
-        assert cells is not None
-        x = cells.astype(np.float64)
-        ok = np.isfinite(x)
-        if chosen is not None:
-            ok &= chosen
-        if weighed is not None:
-            ok &= weighed > 0
-        place = np.expand_dims(numbers[plan.place(slices, group)], plan.axes)
-        counters.append(grid.locate(x[ok], np.broadcast_to(place, x.shape)[ok]))
-        if weighed is not None:
-            added.append(weighed[ok])
-    every = np.concatenate(counters)
-    amounts = np.concatenate(added) if added else None
-    total = numbers.size * grid.bins
-    if total <= 4 * values.size:
-        return slice(None), np.bincount(every, amounts, total)
-    located, inverse = np.unique(every, return_inverse=True)
-    return located, np.bincount(inverse, amounts, len(located))
+        moments = Moments.of(arrays[0], plan.axes, arrays[1], arrays[2])  # type: ignore[arg-type]
+        histogram = None if bins is None else _count_block(plan, bins, *arrays)
+        found.append((group, moments, histogram))
+    return found
+
+
+def _count_block(
+    plan: _Plan,
+    bins: int,
+    values: NDArray[Any] | None,
+    where: NDArray[Any] | None,
+    weights: NDArray[Any] | None,
+) -> Histogram:
+    """Count the cells of one block of a group."""
+    assert values is not None
+    cells = values.astype(np.float64)
+    unused = ~np.isfinite(cells)
+    if where is not None:
+        unused |= ~where
+    if weights is not None:
+        unused |= weights == 0
+    cells[unused] = np.nan
+    kept = tuple(values.shape[plan.dims.index(dim)] for dim in plan.kept)
+
+    def flat(array: NDArray[Any]) -> NDArray[Any]:
+        last = tuple(range(array.ndim - len(plan.axes), array.ndim))
+        return np.moveaxis(array, plan.axes, last).reshape(*kept, -1)
+
+    return Histogram.of(flat(cells), bins, None if weights is None else flat(weights))
 
 
 def labelled(stats: VariableStatistics, values: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -36,9 +35,9 @@ class CubeScaler:
     method : {"standardize", "normalize", "robust"}
         To mean 0 and standard deviation 1; to the range 0 to 1; or to median 0 and interquartile
         range 1, which a few extremes do not move. Quartiles are read from a histogram: off by
-        at most 1/32767 of the range of the variable (``statistics_[name].quantile_error`` says
-        how much; more at many places). Where they are not that far apart, as of rain on mostly
-        dry days, values are only shifted.
+        less than 1/32767 of the range of the variable, a few values far out left aside
+        (``statistics_[name].quantile_error`` says how much; more at many places). Where they
+        are not that far apart, as of rain on mostly dry days, values are only shifted.
     per : sequence of str
         What has numbers of its own: ``("variable",)``, and any dims, e.g. ``("variable",
         "level")``, or ``("variable", "lat", "lon")`` for each pixel. Variables always have.
@@ -344,27 +343,12 @@ def _resolution(stats: VariableStatistics) -> Any:
     return stats.quantile_error if isinstance(stats, FieldStatistics) else 0.0
 
 
-def _warn_of_coarse(name: str, stats: VariableStatistics, spread: Any) -> None:
-    """Say so where a few far values have left the histogram too coarse for quartiles."""
-    coarse = np.any(np.asarray(spread) <= 20 * np.asarray(_resolution(stats)))
-    wide = np.any(np.asarray(stats.max) - np.asarray(stats.min) > 50 * np.asarray(stats.std))
-    if coarse and wide:
-        warnings.warn(
-            f"variable {name!r} runs from {float(np.nanmin(stats.min)):g} to "
-            f"{float(np.nanmax(stats.max)):g}, far beyond its spread, so its quartiles are known "
-            "coarsely only: is a fill value left undecoded? Mask such values (assign_mask) first",
-            UserWarning,
-            stacklevel=5,
-        )
-
-
 def _median_and_spread(statistics: Statistics) -> dict[str, list[Any]]:
     """Median and interquartile range; 1 where the histogram cannot tell the quartiles apart."""
     found = {}
     for name, (low, median, high) in statistics.quantiles(_QUARTILES).items():
         stats = statistics[name]
         spread = high - low
-        _warn_of_coarse(name, stats, spread)
         # in one bin: more than half of the cells (dry days, say) have about the same value
         apart = spread > labelled(stats, _resolution(stats))
         if isinstance(spread, xr.DataArray):

@@ -88,9 +88,9 @@ class Statistics(core.Statistics):
             Weights of cells: the cosine of latitude, or numbers matched by the names of dims,
             not negative. Cells of weight 0 are left out.
         quantiles : sequence of float
-            If any are given, the variables are read a second time and a histogram is kept, from
-            which ``stats[name].quantile(p)`` reads these and any other quantile, with an error
-            below ``stats[name].quantile_error``.
+            If any are given, a histogram is kept, from which ``stats[name].quantile(p)`` reads
+            these and any other quantile, with an error below ``stats[name].quantile_error``
+            (exact where that is 0).
 
         Returns
         -------
@@ -224,7 +224,8 @@ class Statistics(core.Statistics):
         Returns
         -------
         dict of str to list of float or DataArray
-            One value per probability, each off by less than the variable's ``quantile_error``.
+            One value per probability, each off by less than the variable's ``quantile_error``,
+            or exact where that is 0.
 
         Raises
         ------
