@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.splits import assign_block_split, estimate_range
 from tests import oracle
 from tests.cubes import cell_id_cube
 
@@ -150,7 +151,16 @@ def test_integers_count_as_numbers_but_packed_ones_are_refused(dtype: str, packe
         assert_stats(pp.get_statistics(ds)["a"], ds.a.values)
         return
     ds.a.attrs |= {"scale_factor": 0.1, "add_offset": 3.0}
-    for act in (pp.get_statistics, lambda d: pp.standardize(d, {"a": [0, 1]})):
+    fills = {"method": "constant", "const": 0}
+    for act in (
+        pp.get_statistics,
+        lambda d: pp.standardize(d, {"a": [0, 1]}),
+        pp.fill_nan_values,
+        lambda d: pp.fill_nan_values(d, ["a"], **fills),
+        lambda d: pp.fill_nan_values(d["a"], **fills),
+        lambda d: estimate_range(d, "a"),
+        lambda d: assign_block_split(d, {"time": 1}, stratify={"a": 2}),
+    ):
         with pytest.raises(InvalidValueError, match=r"'a'.*packed.*scale_factor"):
             act(ds)
 

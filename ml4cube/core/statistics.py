@@ -24,6 +24,36 @@ _PIECE = 131_072
 SCALE_FNS = ("standardize", "normalize", None)
 
 
+def check_decoded(name: str, dtype: DTypeLike, attrs: Mapping[str, Any]) -> None:
+    """Refuse packed integers whose scale or fill value is still in the attributes.
+
+    Parameters
+    ----------
+    name : str
+        Name of the variable.
+    dtype : dtype
+        Of its values.
+    attrs : mapping
+        Its attributes.
+
+    Raises
+    ------
+    InvalidValueError
+        If it was opened without decoding: its numbers are not the values.
+
+    Examples
+    --------
+    >>> check_decoded("t2m", "float32", {"scale_factor": 0.1})
+    """
+    packed = [key for key in ("scale_factor", "add_offset", "_FillValue") if key in attrs]
+    if not packed or np.dtype(dtype).kind not in "iu":
+        return
+    raise InvalidValueError(
+        f"variable {name!r} holds packed {np.dtype(dtype)} values: {packed} still in its attrs; "
+        "open the source with mask_and_scale=True, or apply xarray.decode_cf"
+    )
+
+
 class Statistics(Mapping[str, VariableStatistics]):
     """Statistics of several variables: an immutable mapping of names to `VariableStatistics`.
 

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import PARTS
@@ -254,13 +255,7 @@ def check_decoded(name: str, variable: xr.Variable | xr.DataArray) -> None:
     InvalidValueError
         If it was opened without decoding.
     """
-    packed = [key for key in ("scale_factor", "add_offset", "_FillValue") if key in variable.attrs]
-    if not packed or variable.dtype.kind not in "iu":
-        return
-    raise InvalidValueError(
-        f"variable {name!r} holds packed {variable.dtype} values: {packed} still in its attrs; "
-        "open the source with mask_and_scale=True, or apply xarray.decode_cf"
-    )
+    core.check_decoded(name, variable.dtype, variable.attrs)
 
 
 def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None, str]:

@@ -479,7 +479,8 @@ def fill_nan_values(
     Raises
     ------
     InvalidValueError
-        If a name or the method is unknown, or ``"constant"`` has no `const`.
+        If a name or the method is unknown, ``"constant"`` has no `const`, or a variable holds
+        packed integers that were not decoded, whose gaps are numbers.
     InvalidTypeError
         If a variable listed holds no numbers.
 
@@ -506,6 +507,9 @@ def fill_nan_values(
                 f"variable {name!r} is of dtype {given[name].dtype}, only numbers can be filled; "
                 "leave it out of vars"
             )
+    if isinstance(given, xr.Dataset):
+        for name in listed or cubes.data_variables(given):
+            cubes.check_decoded(name, given[name])
     wanted = _fillable(given, listed)
     if statistics is None and method != "constant" and wanted:
         statistics = Statistics.from_cube(given, wanted, split=split)

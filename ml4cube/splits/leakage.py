@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TEST, TRAIN, VAL
+from ml4cube.core.statistics import check_decoded
 from ml4cube.splits.cube import RECIPE_ATTR, CubeView, is_label
 from ml4cube.splits.deployment import Ground, distances
 from ml4cube.splits.duplicates import Duplicates, find_duplicates, map_dims
@@ -289,6 +290,11 @@ def _longest_ranges(view: CubeView, names: list[str], cut: list[str]) -> dict[st
     longest: dict[str, float] = {}
     for name in names[:4]:
         if view.ds[name].dtype.kind not in "biuf":
+            continue
+        try:
+            check_decoded(name, view.ds[name].dtype, view.ds[name].attrs)
+        except InvalidValueError as error:
+            logger.warning("no range is estimated: %s", error)
             continue
         found = estimate_range(view.ds[name], None, [d for d in dims if d in view.ds[name].dims])
         for dim, cells in found.items():

@@ -13,6 +13,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.statistics import check_decoded
 from ml4cube.core.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
 from ml4cube.splits.cube import as_dataset, is_time, microseconds
 
@@ -123,7 +124,8 @@ def estimate_range(
     Raises
     ------
     InvalidValueError
-        If the variable or a dim is unknown, or the variable holds no numbers.
+        If the variable or a dim is unknown, or the variable holds no numbers, or packed
+        integers that were not decoded.
 
     Notes
     -----
@@ -288,6 +290,7 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
         raise InvalidValueError(f"{array.name!r} is of {array.dtype}; give a variable of numbers")
     if not array.ndim:
         raise InvalidValueError(f"{array.name!r} has no dims; give a variable with dims")
+    check_decoded(str(array.name), array.dtype, array.attrs)
     return array
 
 

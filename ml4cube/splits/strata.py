@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import PARTS
+from ml4cube.core.statistics import check_decoded
 from ml4cube.splits.cube import CubeView, is_time
 from ml4cube.splits.tally import Tally, key_names, tally
 from ml4cube.splits.validity import Counts, on_cube, repeat_along_missing
@@ -152,6 +153,7 @@ def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int |
                 f"stratify={dict(stratify)!r}: {name!r} is of {array.dtype}, which has no "
                 f"quantiles; for its classes write stratify={name!r}"
             )
+        check_decoded(name, array.dtype, array.attrs)
     elif isinstance(stratify, xr.DataArray):
         said, array = str("regions" if stratify.name is None else stratify.name), stratify
     elif isinstance(stratify, str):
