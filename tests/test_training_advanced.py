@@ -197,8 +197,10 @@ def test_further_settings_of_the_loop_are_handed_on(tmp_path):
     assert [row["train_n"] for row in parts.history["ranks"][0]] == [8]
     assert "grad_norm" in parts.history
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(TypeError, match="grad_norms"):
+    with pytest.raises(InvalidTypeError, match=r"'grad_norms'; did you mean 'log_grad_norm'"):
         fitted(grad_norms=True)
+    with pytest.raises(InvalidTypeError, match=r"is said in fit\(\.\.\., epochs\)"):
+        fitted(max_epochs=3)
 
 
 def test_progress_is_shown_on_a_terminal_only(capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """Several ranks: exact, agreed, equal to one process, and ended with a clear error."""
 
+import math
 import os
 import signal
 import subprocess
@@ -415,6 +416,9 @@ def test_dist_train_refuses_what_does_not_fit():
         ddp_init(backend="glo")
     with pytest.raises(InvalidValueError, match="timeout=-1"):
         ddp_init(timeout=-1)
+    for timeout in ("x", None, math.nan, math.inf, True):
+        with pytest.raises(InvalidValueError, match="is no time to wait"):
+            ddp_init(timeout=timeout)
 
 
 def test_group_of_the_caller_is_left_alone(tmp_path):

@@ -21,6 +21,7 @@ from ml4cube.errors import (
     StoreError,
 )
 from ml4cube.training.callbacks import Callback, EarlyStopping
+from ml4cube.training.loggers import JSONLLogger
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.state import History
 from tests.training_parts import ROOT, At, Interrupt, dataset, losses, network, trainer, weights
@@ -100,6 +101,40 @@ def test_metric_objects_reduce_themselves():
     assert run.history["r2"][0] == pytest.approx(torchmetrics.R2Score()(pred, y).item())
     assert run.history["rmse"][0] == pytest.approx(((pred - y) ** 2).mean().sqrt().item())
     assert not given.update_called  # what the user passed keeps its state
+
+
+def test_metrics_that_squash_some_batches_and_not_others_are_warned_of(caplog):
+    classes = pytest.importorskip("torchmetrics.classification")
+
+    class Squashed(classes.BinaryAUROC):
+        def update(self, pred, target):
+            super().update(pred.sigmoid(), (target > 0).int())
+
+    class Raw(classes.BinaryAUROC):
+        pass
+
+    x, y = dataset(16, seed=1).tensors
+    val = [(x[:8], (y[:8] > 0).int()), (x[8:], (y[8:] > 0).int())]
+    loss = lambda pred, target: (pred - target).pow(2).mean()  # noqa: E731
+    trainer(metrics={"fine": Squashed()}, val=val, loss=loss, epochs=1).train()
+    assert not caplog.records
+    scaled = [(100 * inputs, target) for inputs, target in val]
+    for _ in range(2):
+        trainer(metrics={"raw": Raw()}, val=scaled, loss=loss, epochs=2).train()
+    (record,) = caplog.records
+    assert "metrics raw of torchmetrics get numbers beyond 0 to 1" in record.message
+
+
+def test_what_a_metric_object_gives_must_fit_the_history():
+    class Curve:
+        def update(self, pred, target):
+            pass
+
+        def compute(self):
+            return ["a", "b"]
+
+    with pytest.raises(InvalidTypeError, match=r"metrics\['roc'\]\.compute\(\) gave a list"):
+        trainer(metrics={"roc": Curve()}, epochs=1).train()
 
 
 def test_every_step_trains_in_train_mode_and_validation_in_eval_mode():
@@ -541,6 +576,14 @@ print(losses(run), weights(model))
         ({"train": 3}, InvalidTypeError, "train_data=3"),
         ({"train": iter([1])}, InvalidTypeError, "used up after one epoch"),
         ({"callbacks": [print]}, InvalidTypeError, "no Callback"),
+        ({"callbacks": EarlyStopping}, InvalidTypeError, "no Callback"),
+        ({"loggers": "tensorboard"}, InvalidTypeError, "'tensorboard', which has no method log"),
+        ({"seed": "a"}, InvalidValueError, "seed='a' is no seed"),
+        ({"seed": -1}, InvalidValueError, "seed=-1 is no seed"),
+        ({"snapshot_path": 3}, InvalidTypeError, "snapshot_path=3 is no path"),
+        ({"best_model_path": 3}, InvalidTypeError, "best_model_path=3 is no path"),
+        ({"gradient_clip": "1"}, InvalidValueError, "gradient_clip='1' is not a positive norm"),
+        ({"ema": "0.9"}, InvalidValueError, "ema='0.9' is no decay"),
         ({"loggers": [object()]}, InvalidTypeError, "has no method log"),
     ],
 )
@@ -563,6 +606,10 @@ def test_bad_arguments_are_refused_before_anything_starts(
         ({"train": [[torch.ones(2, 3)] * 4]}, InvalidTypeError, "list of 4 items"),
         ({"train": ["text"]}, InvalidTypeError, "no tensor with a sample axis"),
         ({"loss": nn.MSELoss(reduction="none")}, InvalidValueError, "reduction='mean'"),
+        ({"loss": lambda p, y: float((p - y).mean())}, InvalidTypeError, "the loss is a float"),
+        ({"loss": lambda p, y: y.mean()}, InvalidValueError, "not depend on any parameter"),
+        ({"metrics": {"e": lambda p, y: p - y}}, InvalidValueError, "['e'] returned shape (5, 1)"),
+        ({"metrics": {"e": lambda p, y: "x"}}, InvalidTypeError, "['e'] returned 'x'"),
     ],
 )
 def test_bad_batches_and_losses_are_refused_by_name(arguments, error, message, tmp_path):
@@ -582,6 +629,42 @@ def test_optimizer_of_another_model_and_frozen_models_are_refused():
         Trainer(frozen, loader, loader, foreign, loss=nn.MSELoss())
     with pytest.raises(InvalidTypeError, match=r"no torch\.nn\.Module"):
         Trainer(lambda x: x, loader, loader, foreign, loss=nn.MSELoss())
+
+
+def test_optimizers_and_schedulers_that_cannot_work_together_are_refused():
+    model = network()
+    sgd, lbfgs = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.LBFGS(model.parameters())
+    schedulers = torch.optim.lr_scheduler
+    loader = DataLoader(dataset(8), batch_size=4)
+
+    def refused(optimizer, scheduler=None, **options):
+        with pytest.raises((InvalidTypeError, InvalidValueError)) as caught:
+            Trainer(
+                model,
+                loader,
+                None,
+                optimizer,
+                loss=nn.MSELoss(),
+                scheduler=scheduler,
+                **options,
+            )
+        return str(caught.value)
+
+    assert "optimizer is LBFGS, whose step()" in refused(lbfgs)
+    other = torch.optim.AdamW(model.parameters())
+    said = refused(sgd, schedulers.StepLR(other, 1))
+    assert "scheduler (StepLR) was made with another optimizer (AdamW)" in said
+    plateau = schedulers.ReduceLROnPlateau(sgd)
+    assert "ReduceLROnPlateau contradict" in refused(sgd, plateau, scheduler_step_on_batch=True)
+
+
+def test_one_callback_or_logger_need_not_stand_in_a_list(tmp_path):
+    seen = []
+    log = JSONLLogger(tmp_path / "log.jsonl")
+    trainer(callbacks=At(1, lambda: seen.append(1)), loggers=log, epochs=1).train()
+    assert seen == [1]
+    assert (tmp_path / "log.jsonl").exists()
+    trainer(callbacks=None, loggers=None, epochs=1).train()
 
 
 def test_snapshot_of_another_model_or_damaged_is_refused_by_name(tmp_path):

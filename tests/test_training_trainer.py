@@ -157,13 +157,37 @@ def test_run_goes_on_where_it_ended():
 
 
 def test_run_after_an_early_stop_trains_as_many_epochs_as_asked():
-    stopping = EarlyStopping(patience=1, monitor="lr")  # which never improves
-    run = make(callbacks=[stopping])
+    run = make(callbacks=EarlyStopping(patience=1, monitor="lr"))  # which never improves
     run.run(5, loader())
     assert len(run.history) == 2
-    stopping.strikes, stopping.best = 0, None
     run.run(2, loader())
     assert len(run.history) == 4
+
+
+def test_a_stopped_run_that_is_resumed_stays_stopped(tmp_path):
+    def stopped():
+        stopping = EarlyStopping(patience=1, monitor="lr")
+        run = make(callbacks=[stopping], snapshot_path=tmp_path / "s.pt")
+        run.run(5, loader())
+        return columns(run.history)
+
+    first = stopped()
+    assert len(first["lr"]) == 2
+    assert stopped() == first
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"gradient_cliping": 1.0}, r"Trainer\(\) has no argument .*did you mean 'gradient_clip'"),
+        ({"limit_train_batch": 1}, "did you mean 'limit_train_batches'"),
+        ({"epochs": 3}, r"how long to train is said in run\(n_epoch"),
+        ({"xyz": 3}, "it takes callbacks, compile, device, "),
+    ],
+)
+def test_a_misspelt_option_is_named_at_once(option, message):
+    with pytest.raises(InvalidTypeError, match=message):
+        make(**option)
 
 
 # ------------------------------------------------------------------- single batches

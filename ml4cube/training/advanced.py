@@ -19,7 +19,9 @@ from ml4cube.training.callbacks import (
     Progress,
 )
 from ml4cube.training.dist import World, ddp_init
-from ml4cube.training.loop import Loop, Options, Supervised
+from ml4cube.training.events import as_callbacks
+from ml4cube.training.loop import Loop, Supervised
+from ml4cube.training.options import Options, refuse_unknown
 from ml4cube.training.pytorch import pick_precision
 from ml4cube.training.state import History
 
@@ -54,9 +56,9 @@ class AdvancedTrainer:
         What to keep on file.
     metrics : mapping, optional
         ``{name: metric}``, as for `ml4cube.training.pytorch.Trainer`.
-    callbacks : iterable of Callback
+    callbacks : Callback or iterable of Callback
         Called after those two.
-    loggers : iterable of object
+    loggers : object or iterable of object
         Each with ``log(values, step)``.
     precision : {"fp32", "bf16", "fp16"}, optional
         The precision by name.
@@ -136,7 +138,7 @@ class AdvancedTrainer:
             *(part for part in (early_stopping, checkpoint) if part is not None),
             Progress(),
             LoggerCallback(loggers),
-            *callbacks,
+            *as_callbacks(callbacks),
         ]
         self._options: dict[str, Any] = {
             "max_steps": max_steps,
@@ -149,8 +151,8 @@ class AdvancedTrainer:
             "save_every": save_every,
             **options,
         }
+        refuse_unknown(AdvancedTrainer, options, "fit(..., epochs)")
         Options(**self._options)  # refuses here, not in fit
-        self._stopping = early_stopping
         self._parts: dict[str, Any] = {"scheduler": scheduler, "metrics": metrics}
         self.history = History()
 
@@ -182,8 +184,6 @@ class AdvancedTrainer:
         RunError
             If a loss is not finite, another rank failed, or SIGTERM came.
         """
-        if self._stopping is not None:  # its patience is for each fit
-            self._stopping.load_state_dict({"best": None, "strikes": 0})
         loop = Loop(
             self.model,
             Supervised(self.criterion),

@@ -243,7 +243,8 @@ def exact_loader(loader: Any, world: World) -> Any:
     iterable
         The loader to evaluate with.
     """
-    if not isinstance(loader, DataLoader) or not isinstance(loader.sampler, DistributedSampler):
+    # a DistributedSampler by name alone, as that of `ml4cube.datasets`, is no such sampler
+    if not isinstance(loader, DataLoader) or type(loader.sampler) is not DistributedSampler:
         return loader
     workers = loader.num_workers
     return DataLoader(

@@ -88,8 +88,8 @@ class EarlyStopping(Callback):
         return self.strikes >= self.patience
 
     def on_train_start(self, loop: Loop) -> None:
-        """Stop a resumed run that had been stopped; count anew in one that starts anew."""
-        if not loop.state.step:
+        """Stop a resumed run that had been stopped; count anew in every other."""
+        if not loop.resumed:
             self.best, self.strikes = None, 0
         self._judge(loop)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
 
-def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
+def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = False) -> None:
     """Refuse a model, an optimizer or a scheduler that cannot train together.
 
     Parameters
@@ -22,6 +25,8 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
         Should be an optimizer over its parameters; None for a model that is only evaluated.
     scheduler : Any
         None, or something with ``step()``.
+    on_batch : bool
+        Whether the scheduler is to move on after every optimizer step.
 
     Raises
     ------
@@ -36,14 +41,67 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any) -> None:
         return
     if not isinstance(optimizer, Optimizer):
         raise InvalidTypeError(f"optimizer={optimizer!r} is no torch.optim.Optimizer")
+    if _needs_closure(optimizer):
+        raise InvalidTypeError(
+            f"optimizer is {type(optimizer).__name__}, whose step() computes the loss several "
+            "times; use one that takes a step after one backward pass, such as torch.optim.AdamW"
+        )
+    if on_batch and isinstance(scheduler, ReduceLROnPlateau):
+        raise InvalidTypeError(
+            "scheduler_step_on_batch=True and ReduceLROnPlateau contradict: it looks at the loss "
+            "of an epoch; leave scheduler_step_on_batch out, or take another scheduler"
+        )
+    its = getattr(scheduler, "optimizer", optimizer)
+    if isinstance(its, Optimizer) and its.param_groups is not optimizer.param_groups:
+        raise InvalidValueError(
+            f"scheduler ({type(scheduler).__name__}) was made with another optimizer "
+            f"({type(its).__name__}) than the one given ({type(optimizer).__name__}), whose rates "
+            "it would never change; make it with the optimizer that trains"
+        )
     mine = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     if not mine:
         raise InvalidValueError("model has no parameter to train; check requires_grad")
-    if not any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(id(p) in mine for p in trained):
+        if any(hasattr(p, "full_tensor") for p in trained):  # a DTensor, on which FSDP works
+            raise InvalidValueError(
+                "optimizer holds shares of another model, as strategy='fsdp' left them: each "
+                "training needs a new optimizer and Trainer; with snapshot_path= they go on where "
+                "the last one ended"
+            )
         raise InvalidValueError(
             "optimizer holds none of the model's parameters; make it from model.parameters() of "
             "the model that is trained"
         )
+
+
+def bad_loss(loss: Any) -> InvalidTypeError | InvalidValueError:
+    """Return the error that says why a loss cannot be trained on.
+
+    Parameters
+    ----------
+    loss : Any
+        What a step gave.
+
+    Returns
+    -------
+    Exception
+        To be raised.
+    """
+    if not isinstance(loss, torch.Tensor):
+        return InvalidTypeError(
+            f"the loss is a {type(loss).__name__} ({loss!r}), not a tensor, so nothing can be "
+            "learned from it; return the tensor itself, without .item() or float()"
+        )
+    if loss.ndim:
+        return InvalidValueError(
+            f"loss has shape {tuple(loss.shape)}, one number per batch is needed; use "
+            "reduction='mean'"
+        )
+    return InvalidValueError(
+        "the loss does not depend on any parameter that is trained; compute it from what the "
+        "model gives, without .detach(), .numpy() or torch.no_grad()"
+    )
 
 
 def check_loader(name: str, loader: Any) -> None:
@@ -77,3 +135,8 @@ def check_loader(name: str, loader: Any) -> None:
         raise InvalidTypeError(
             f"{name} is an iterator, which is used up after one epoch; give a loader or a list"
         )
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, c
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 600.0
+_LONGEST_S = 1e9  # what a timedelta and gloo can hold
 _GRACE_S = 2.0  # what the other ranks get to say goodbye after one has failed
 _FAILED = "ml4cube/failed"
 
@@ -521,9 +523,12 @@ def _pick_backend(backend: str | None) -> str:
 
 
 def _as_timedelta(timeout: float | timedelta) -> timedelta:
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    if not seconds > 0:
-        raise InvalidValueError(f"timeout={timeout!r} is not a positive number of seconds")
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds < _LONGEST_S:
+        raise InvalidValueError(
+            f"timeout={timeout!r} is no time to wait; give seconds above 0, or a timedelta"
+        )
     return timedelta(seconds=seconds)
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
 from ml4cube.training.batches import exact_loader, kept_generators, limit_of, to_device
-from ml4cube.training.checks import check_loader, check_parts
+from ml4cube.training.checks import bad_loss, check_loader, check_parts
 from ml4cube.training.clock import StepClock
 from ml4cube.training.compiling import compiled
 from ml4cube.training.dist import World
@@ -71,7 +71,7 @@ class Engine:
         scheduler: Any,
         metrics: Mapping[str, Any] | None,
     ) -> None:
-        check_parts(model, optimizer, scheduler)
+        check_parts(model, optimizer, scheduler, on_batch=options.scheduler_step_on_batch)
         for name, loader in (("train_data", train), ("test_data", val)):
             if loader is not None:
                 check_loader(name, loader)
@@ -235,6 +235,8 @@ class Engine:
         # A number is compared, a tensor is not: that would read it from the device.
         if isinstance(weight, torch.Tensor) or weight != total:
             loss = loss * (weight / total)
+        if not loss.requires_grad:
+            raise bad_loss(loss)
         torch.autograd.backward(self.scaler.scale(loss) if self._scales else loss)
         self.clock.end_backward()
         self.measures.add(result, portion)
@@ -247,11 +249,8 @@ class Engine:
         else:
             with self._autocast():
                 result = self.step(module, batch)
-        if result.loss.ndim:
-            raise InvalidValueError(
-                f"loss has shape {tuple(result.loss.shape)}, one number per batch is needed; "
-                "use reduction='mean'"
-            )
+        if not isinstance(result.loss, torch.Tensor) or result.loss.ndim:
+            raise bad_loss(result.loss)
         return result
 
     def _hold(self, model: nn.Module) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
     from ml4cube.training.loop import Loop
@@ -116,6 +116,57 @@ class Callback:
         state : mapping
             From a snapshot.
         """
+
+
+def listed(given: Any) -> list[Any]:
+    """Return what an argument holds that takes one object or several.
+
+    Parameters
+    ----------
+    given : object, iterable of object, or None
+        As the user gave it.
+
+    Returns
+    -------
+    list
+        Empty for None.
+
+    Examples
+    --------
+    >>> listed(None), listed("one"), listed(("one", "two"))
+    ([], ['one'], ['one', 'two'])
+    """
+    if given is None:
+        return []
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    return list(given) if several else [given]
+
+
+def as_callbacks(given: Any) -> list[Callback]:
+    """Return the callbacks of a run.
+
+    Parameters
+    ----------
+    given : Callback, iterable of Callback, or None
+        As the user gave them.
+
+    Returns
+    -------
+    list of Callback
+        In the same order.
+
+    Raises
+    ------
+    InvalidTypeError
+        If one is none.
+    """
+    callbacks = listed(given)
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise InvalidTypeError(
+                f"callbacks has {callback!r}, no Callback; give objects of subclasses of Callback"
+            )
+    return callbacks
 
 
 def is_better(value: float, best: float | None, mode: str) -> bool:

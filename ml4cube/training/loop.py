@@ -94,11 +94,6 @@ class Loop(Engine):
         metrics: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        for callback in callbacks:
-            if not isinstance(callback, Callback):
-                raise InvalidTypeError(
-                    f"callbacks has {callback!r}, no Callback; subclass Callback"
-                )
         super().__init__(
             model,
             step,
@@ -116,6 +111,7 @@ class Loop(Engine):
         self.history = History()
         self.pulse = Pulse(world)
         self.saved_at: tuple[int, int] | None = None  # epoch and step
+        self.resumed = False  # from a snapshot, by this call of `run`
         self.stop_reason: str | None = None
         self.resting_rng: dict[str, Any] | None = None  # while validation draws from generators
         self._ends_at, self._cut_short = math.inf, False  # the first on the monotonic clock
@@ -167,8 +163,7 @@ class Loop(Engine):
                 Signals(active=self.options.snapshot_path is not None)
             )
             self._spread()
-            if resume:
-                snapshot.resume(self)
+            self.resumed = resume and snapshot.resume(self)
             if self.ema is not None:
                 self.ema.apply(False)
             self._call("on_train_start")

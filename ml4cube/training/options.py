@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
@@ -100,6 +105,8 @@ class Options:
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, DTYPES)
+        check_path("snapshot_path", self.snapshot_path)
+        _check_seed(self.seed)
         check_choice("strategy", self.strategy, ["ddp", "fsdp"])
         if self.strategy == "ddp" and self.shard_modules is not None:
             raise InvalidValueError(
@@ -114,11 +121,11 @@ class Options:
             _check_count(name, getattr(self, name), optional=name == "max_steps")
         for name in _LIMITS:
             _check_limit(name, getattr(self, name))
-        if self.gradient_clip is not None and not self.gradient_clip > 0:
+        if self.gradient_clip is not None and not _is_above_zero(self.gradient_clip):
             raise InvalidValueError(
                 f"gradient_clip={self.gradient_clip!r} is not a positive norm; None clips nothing"
             )
-        if self.ema is not None and (isinstance(self.ema, bool) or not 0 < self.ema < 1):
+        if self.ema is not None and not (_is_above_zero(self.ema) and self.ema < 1):
             raise InvalidValueError(
                 f"ema={self.ema!r} is no decay between 0 and 1; use e.g. 0.999, or None"
             )
@@ -149,11 +156,69 @@ class Options:
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
 
+def refuse_unknown(face: type, options: Mapping[str, Any], starts: str) -> None:
+    """Refuse settings that neither a face of the loop takes nor a run has.
+
+    Parameters
+    ----------
+    face : type
+        The class that was given them.
+    options : mapping of str to Any
+        What it takes no argument of its own for.
+    starts : str
+        The call that says how long to train.
+
+    Raises
+    ------
+    InvalidTypeError
+        Naming the setting that is nearest.
+    """
+    further = {field.name for field in fields(Options)} - {"epochs"}
+    for name in options:
+        if name in further:
+            continue
+        known = {*inspect.signature(face.__init__).parameters, *further} - {"self", "options"}  # type: ignore[misc]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(known))}"
+        if "epoch" in name:
+            hint = f"how long to train is said in {starts}"
+        raise InvalidTypeError(f"{face.__name__}() has no argument {name!r}; {hint}")
+
+
+def check_path(name: str, path: Any) -> None:
+    """Refuse what is no path.
+
+    Parameters
+    ----------
+    name : str
+        What it is called in messages.
+    path : Any
+        Should be text, a path, or None.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is not.
+    """
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise InvalidTypeError(f"{name}={path!r} is no path; give e.g. 'run/model.pt', or None")
+
+
+def _check_seed(seed: Any) -> None:
+    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if seed is not None and not (whole and 0 <= seed < 2**63):
+        raise InvalidValueError(f"seed={seed!r} is no seed; use an int from 0 up, or None")
+
+
 def _check_count(name: str, value: Any, *, optional: bool = False) -> None:
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidValueError(f"{name}={value!r} is not a count; use 1 or more")
+
+
+def _is_above_zero(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
 def _check_limit(name: str, value: Any) -> None:

@@ -22,7 +22,9 @@ from ml4cube.training.callbacks import (
     RankReport,
 )
 from ml4cube.training.dist import World
-from ml4cube.training.loop import Loop, Options, Supervised
+from ml4cube.training.events import as_callbacks
+from ml4cube.training.loop import Loop, Supervised
+from ml4cube.training.options import Options, check_path
 from ml4cube.training.state import History
 
 PathLike = str | Path
@@ -87,9 +89,9 @@ class Trainer:
         Whether it moves on after every optimizer step, not every epoch.
     max_steps : int, optional
         Optimizer steps to take at most.
-    callbacks : iterable of Callback
+    callbacks : Callback or iterable of Callback
         Called after the built-in ones.
-    loggers : iterable of object
+    loggers : object or iterable of object
         Each with ``log(values, step)``; given every epoch's numbers.
     seed : int, optional
         Seeds dropout and loaders without a seed of their own, for the time of training.
@@ -240,7 +242,7 @@ class Trainer:
             options=options,
             scheduler=scheduler,
             metrics=metrics,
-            callbacks=[*built_in, *callbacks],
+            callbacks=[*built_in, *as_callbacks(callbacks)],
         )
         self.model = model
 
@@ -322,6 +324,8 @@ def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -
 
 
 def _one_path(best_model_path: PathLike | None, model_path: PathLike | None) -> Path | None:
+    check_path("best_model_path", best_model_path)
+    check_path("model_path", model_path)
     given = {Path(path) for path in (best_model_path, model_path) if path is not None}
     if len(given) > 1:
         raise InvalidTypeError(
@@ -332,6 +336,7 @@ def _one_path(best_model_path: PathLike | None, model_path: PathLike | None) -> 
 
 
 def _check_paths(best: Path | None, snapshot: PathLike | None, plot: bool) -> None:
+    check_path("snapshot_path", snapshot)
     for name, path in (("best_model_path", best), ("snapshot_path", snapshot)):
         if path is not None and Path(path).is_dir():
             raise InvalidValueError(f"{name}={str(path)!r} is a folder; give the path of a file")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from ml4cube.core.errors import InvalidTypeError
-from ml4cube.training.events import Callback, logger
+from ml4cube.training.events import Callback, listed, logger
 
 if TYPE_CHECKING:
     from ml4cube.training.loop import Loop
@@ -151,14 +151,14 @@ class LoggerCallback(Callback):
 
     Parameters
     ----------
-    loggers : iterable of object
+    loggers : object or iterable of object
         Each with ``log(values, step)`` and, if it likes, ``close()``.
     """
 
     writes = True
 
     def __init__(self, loggers: Iterable[Any]) -> None:
-        self._loggers = list(loggers)
+        self._loggers = listed(loggers)
         self._dropped: set[int] = set()
         for target in self._loggers:
             if not callable(getattr(target, "log", None)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.dist import World
+from ml4cube.training.events import logger
 
 Metric = Callable[[torch.Tensor, torch.Tensor], Any]
 _RESERVED = {
@@ -237,16 +239,26 @@ class Scores:
         samples : int
             Samples in the batch.
         """
+        if not self._updated:
+            self._look_for_logits(pred)
         self._updated = True
-        for metric, meter in self._plain.values():
+        for name, (metric, meter) in self._plain.items():
             weigh = getattr(metric, "weigh", None)  # as a MaskedLoss has: by cells with a value
             weight = None if weigh is None else weigh(target)
-            meter.add(torch.as_tensor(metric(pred, target)).detach(), samples, weight)
+            meter.add(_one_number(name, metric(pred, target)), samples, weight)
         for metric in self._objects.values():
             if _merges(metric):
                 metric.update(pred.detach().cpu().numpy(), target.detach().cpu().numpy())
             else:
                 metric.update(pred, target)
+
+    def _look_for_logits(self, pred: Any) -> None:
+        """Say so where torchmetrics would squash some batches and leave others as they are."""
+        names = [name for name, metric in self._objects.items() if _squashes(metric)]
+        if not names or not isinstance(pred, torch.Tensor) or not pred.is_floating_point():
+            return
+        if bool(((pred < 0) | (pred > 1)).any()):
+            _warn_of_logits(", ".join(names))
 
     def compute(self, world: World) -> dict[str, float]:
         """Reduce over all ranks; every rank must call this.
@@ -270,9 +282,9 @@ class Scores:
         for name, metric in self._objects.items():
             value = _reduce(metric, self._updated, world)
             if isinstance(value, Mapping):
-                result.update({f"{name}_{key}": float(item) for key, item in value.items()})
+                result.update({f"{name}_{key}": _number(name, i) for key, i in value.items()})
             else:
-                result[name] = float(value)
+                result[name] = _number(name, value)
         return result
 
 
@@ -320,8 +332,55 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(metrics)
 
 
+def _one_number(name: str, value: Any) -> torch.Tensor:
+    """Return a batch's score as a scalar, without reading it from the device."""
+    try:
+        tensor = torch.as_tensor(value).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidTypeError(
+            f"metrics[{name!r}] returned {value!r}; return one number per batch"
+        ) from None
+    if tensor.numel() != 1:
+        raise InvalidValueError(
+            f"metrics[{name!r}] returned shape {tuple(tensor.shape)} for a batch; return one "
+            "number, such as its mean, or give each part a metric of its own"
+        )
+    return tensor.reshape(())
+
+
+def _number(name: str, value: Any) -> float:
+    """Return what a metric object computed, if it is one number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidTypeError(
+            f"metrics[{name!r}].compute() gave a {type(value).__name__}, which the History cannot "
+            "hold; give a metric of one number, of a vector, or a dict of numbers"
+        ) from None
+
+
 def _is_object(metric: Any) -> bool:
     return hasattr(metric, "update") and hasattr(metric, "compute")
+
+
+def _squashes(metric: Any) -> bool:
+    """Whether a metric of torchmetrics puts a batch through a sigmoid if it looks like logits."""
+    members = metric.values() if hasattr(metric, "items") else [metric]
+    return any(
+        type(member).update.__module__.startswith("torchmetrics.classification")
+        and (hasattr(member, "threshold") or hasattr(member, "thresholds"))
+        for member in members
+    )
+
+
+@functools.cache
+def _warn_of_logits(names: str) -> None:
+    logger.warning(
+        "metrics %s of torchmetrics get numbers beyond 0 to 1: torchmetrics squashes each batch "
+        "that has such numbers and no other, so the result depends on how samples are cut into "
+        "batches; give probabilities, for example by a metric whose update() takes pred.sigmoid()",
+        names,
+    )
 
 
 def _merges(metric: Any) -> bool:

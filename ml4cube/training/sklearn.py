@@ -89,7 +89,7 @@ class Trainer:
         With ``fit`` on a loader, how many samples to hold in memory at most.
     score_train : bool
         Whether to measure on `train_data` too, in one more pass per epoch.
-    loggers : iterable of object
+    loggers : object or iterable of object
         Each with ``log(values, step)``; see `ml4cube.training.loggers`. A step is a batch.
 
     Raises
@@ -406,6 +406,7 @@ class _Run:
     world: World
     state: TrainState
     reason: str | None = None
+    resumed: bool = False
 
     def stop(self, reason: str) -> None:
         self.reason = reason

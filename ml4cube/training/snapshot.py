@@ -53,13 +53,18 @@ def save(loop: Loop) -> None:
     loop.strategy.saved(path)
 
 
-def resume(loop: Loop) -> None:
+def resume(loop: Loop) -> bool:
     """Go on from the snapshot if there is one; rank 0 says whether there is.
 
     Parameters
     ----------
     loop : Loop
         Before its first step.
+
+    Returns
+    -------
+    bool
+        Whether there was one.
 
     Raises
     ------
@@ -70,7 +75,7 @@ def resume(loop: Loop) -> None:
     """
     path = loop.options.snapshot_path
     if path is None or not loop.world.share(Path(path).exists()):
-        return
+        return False
     content = read_file(path)
     if content.get("ml4cube_snapshot") != FORMAT:
         raise StoreError(
@@ -85,7 +90,11 @@ def resume(loop: Loop) -> None:
         ) from error
     _load_rank(loop, content["ranks"])
     loop.saved_at = (loop.state.epoch, loop.state.step)
+    if loop.state.step:
+        # The steps before count, when torch asks whether one came before the scheduler's.
+        loop.optimizer._opt_called = True  # type: ignore[attr-defined]
     logger.info("resumed from %s after epoch %d", path, loop.state.epoch)
+    return True
 
 
 def _rank_state(loop: Loop) -> dict[str, Any]:

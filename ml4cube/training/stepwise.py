@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import Combinable
 from ml4cube.training.callbacks import Callback, logger
 from ml4cube.training.checkpoint import to_plain
@@ -204,7 +204,6 @@ class Stepwise(Keeping, metaclass=Combinable):
         # An epoch that was left half done, since time was over, is finished from its snapshot.
         half_done = self._state.batch > 0 and self._options["snapshot_path"] is not None
         goal, resumes = self._goal + epochs, half_done or not self._started
-        self._refuse_again()
         loop = self._make_loop(loader, valid_loader, goal)
         self._started, self._running = True, loop
         try:
@@ -317,13 +316,6 @@ class Stepwise(Keeping, metaclass=Combinable):
     @property
     def _is_cut(self) -> bool:
         return self._options.get("strategy") == "fsdp" and self._world.size > 1
-
-    def _refuse_again(self) -> None:
-        if self._is_cut and self._started:
-            raise RunError(
-                "with strategy='fsdp' a Trainer runs once, since the ranks then hold shares of the "
-                "optimizer; to go on, make a new one with the same snapshot_path"
-            )
 
     def _check_optimizer(self) -> None:
         if not isinstance(self.optimizer, Optimizer):

@@ -23,7 +23,9 @@ from ml4cube.training.callbacks import (
     Progress,
 )
 from ml4cube.training.dist import World, ddp_init
-from ml4cube.training.loop import Options, Supervised
+from ml4cube.training.events import as_callbacks
+from ml4cube.training.loop import Supervised
+from ml4cube.training.options import Options, refuse_unknown
 from ml4cube.training.progress import ProgressChecker
 from ml4cube.training.state import History, TrainState
 from ml4cube.training.stepwise import Device, Stepwise, default
@@ -78,9 +80,9 @@ class Trainer(Stepwise):
         The precision by name.
     max_steps : int, optional
         Optimizer steps to take at most, over all calls of `run`.
-    callbacks : iterable of Callback
+    callbacks : Callback or iterable of Callback
         Such as `EarlyStopping` and `ModelCheckpoint`.
-    loggers : iterable of object
+    loggers : object or iterable of object
         Each with ``log(values, step)``; given every epoch's numbers.
     snapshot_path : str or Path, optional
         File to save the full state of the run to, and to resume from.
@@ -188,6 +190,7 @@ class Trainer(Stepwise):
             "save_every": save_every,
             **options,
         }
+        refuse_unknown(Trainer, options, "run(n_epoch, ...)")
         Options(**self._options)  # refuses here, not in run
         self._metrics = metrics
         self.log_bar = log_bar
@@ -196,7 +199,7 @@ class Trainer(Stepwise):
             Follow(self),
             *bars,
             LoggerCallback(loggers),
-            *callbacks,
+            *as_callbacks(callbacks),
         ]
         self.progress_checker = ProgressChecker()
         self.log_train, self.log_test = defaultdict(list), defaultdict(list)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.training.addons.core import AddOnBase
+from ml4cube.training.events import listed
 from ml4cube.training.loggers import NeptuneLogger, WandBLogger
 
 
@@ -17,7 +18,7 @@ class _WandB:
         self, *args: Any, web_logger: Any = None, loggers: Iterable[Any] = (), **kwargs: Any
     ) -> None:
         rest, mine = _take(web_logger, "wandb", WandBLogger, {"id": "run_id", "config": "params"})
-        both = [*loggers, *mine]
+        both = [*listed(loggers), *mine]
         super().__init__(*args, web_logger=rest, loggers=both, **kwargs)  # type: ignore[call-arg]
 
 
@@ -29,7 +30,7 @@ class _Neptune:
     ) -> None:
         names = {"project_name": "project", "api_tkn": "api_token", "custom_run_id": "run_id"}
         rest, mine = _take(web_logger, "neptune", NeptuneLogger, names)
-        both = [*loggers, *mine]
+        both = [*listed(loggers), *mine]
         super().__init__(*args, web_logger=rest, loggers=both, **kwargs)  # type: ignore[call-arg]
 
 
