@@ -194,6 +194,23 @@ def test_a_dataset_is_scored_by_variable_and_only_where_both_have_it():
     assert scores.gaps.values.tolist() == [1, 1]
 
 
+def test_static_variables_are_scored_beside_others_and_what_describes_the_grid_is_not():
+    truth = sphere().to_dataset(name="t").assign(height=sphere(seed=3).isel(time=0, drop=True))
+    truth = truth.assign(crs=0, lat_bnds=(("lat", "bnds"), np.zeros((4, 2))))
+    truth.lat.attrs["bounds"], truth.t.attrs["grid_mapping"] = "lat_bnds", "crs"
+    zone = xr.DataArray([0, 1, 1, 0], dims="lat", name="zone")
+    truth = truth.assign_coords(zone=zone)
+    found = truth + 1.0
+    for order in (["t", "height"], ["height", "t"]):
+        scores = score_cube(found[[*order, "crs", "lat_bnds"]], truth, by=["time", "zone"])
+        assert scores["variable"].values.tolist() == order
+    static = score_cube(found.height, truth.height, by=zone, metrics="mae")
+    for step in scores.mae.sel(variable="height").transpose("time", "zone").values:
+        np.testing.assert_allclose(step, static.mae.values[0])
+    steps = xr.DataArray([1.0, 0.0, 2.0], dims="time")
+    assert score_cube(found, truth, weights=steps).mae.values == pytest.approx([1.0, 1.0])
+
+
 def test_score_cube_refuses_other_grids_and_typos():
     truth = sphere()
     with pytest.raises(InvalidValueError, match="did you mean 'rmse'"):
@@ -202,10 +219,20 @@ def test_score_cube_refuses_other_grids_and_typos():
         score_cube(truth.isel(lon=slice(4)), truth)
     with pytest.raises(InvalidValueError, match="other 'lon' coordinates"):
         score_cube(truth.assign_coords(lon=truth.lon + 1), truth)
+    turned = xr.zeros_like(truth.isel(time=0)).isel(lat=slice(None, None, -1))
+    for arguments in ({"by": turned.rename("zone")}, {"weights": turned}):
+        with pytest.raises(InvalidValueError, match="other 'lat' coordinates"):
+            score_cube(truth, truth, **arguments)
+    fine = truth.assign_coords(lat=truth.lat / 7)
+    rounded = fine.assign_coords(lat=fine.lat.astype("f4"))
+    xr.testing.assert_allclose(score_cube(rounded, fine), score_cube(fine, fine))
     with pytest.raises(InvalidValueError, match="none in common"):
         score_cube(truth.to_dataset(name="x"), truth.to_dataset(name="y"))
     with pytest.raises(InvalidValueError, match=r"by='lev' is not one of"):
         score_cube(truth, truth, by="lev")
+    for arguments in ({"prediction": 3}, {"by": np.ones(4)}, {"weights": np.ones(4)}):
+        with pytest.raises(InvalidTypeError, match="give a"):
+            score_cube(**{"prediction": truth, "truth": truth, **arguments})
     with pytest.raises(InvalidValueError, match="give labels that lie along dims"):
         score_cube(truth, truth, by=xr.DataArray([0, 1], dims="lat", name="zone"))
 

@@ -427,7 +427,8 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
 
 
 def test_bad_arguments_are_named_before_any_work(tmp_path):
-    cube = cell_id_cube({"time": 4, "lat": 4})
+    cube = cell_id_cube({"time": 4, "lat": 4}).assign_coords(lat=[0.0, 1.0, 2.0, 3.0])
+    turned = cube.a.isel(lat=slice(None, None, -1)) > 3
     bad = [
         ({"features": "sst"}, InvalidValueError, r"features names 'sst', the cube has \['a'\]"),
         ({"mask": "sea"}, InvalidValueError, "mask names 'sea'"),
@@ -445,10 +446,15 @@ def test_bad_arguments_are_named_before_any_work(tmp_path):
         ({"model": lambda x: x[:, :, None]}, InvalidValueError, r"must return \(16, 1\)"),
         ({"model": lambda x: {"a": x}}, InvalidTypeError, "returned a dict"),
         ({"mask": xr.DataArray([True], dims="lev")}, InvalidValueError, "mask has {'lev': 1}"),
+        ({"ds": cube.isel(lat=slice(0))}, InvalidValueError, r"no cell along \['lat'\]"),
+        ({"mask": turned}, InvalidValueError, "mask has other 'lat' coordinates"),
     ]
     for arguments, error, message in bad:
         with pytest.raises(error, match=message):
             predict_cube(**{"model": IDENTITY, "ds": cube, **arguments})
+    with pytest.raises(RuntimeError) as caught:
+        predict_cube(torch.nn.Linear(7, 1), cube)
+    assert caught.value.__notes__ == ["the model was given a batch of shape (16, 1)"]
     assert list(tmp_path.iterdir()) == []
 
 

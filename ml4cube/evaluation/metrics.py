@@ -18,10 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
+from ml4cube.preprocessing.cubes import data_variables
 
 Cube = xr.Dataset | xr.DataArray
 Weights = xr.DataArray | str | None
 
+_USUAL = ("rmse", "mae", "bias", "r2", "correlation", "count", "unpredicted")
 _BLOCK_CELLS = 2**22  # cells read at once: 32 MB in float64
 _LATITUDE_NAMES = ("latitude", "grid_latitude")
 _LATITUDE_UNITS = ("degrees_north", "degree_north", "degrees_n", "degree_n", "degreesn", "degreen")
@@ -466,7 +468,7 @@ def score_cube(
     prediction: xr.Dataset | xr.DataArray,
     truth: xr.Dataset | xr.DataArray,
     *,
-    metrics: Sequence[str] = ("rmse", "mae", "bias", "r2", "correlation", "count", "unpredicted"),
+    metrics: str | Sequence[str] = _USUAL,
     by: str | xr.DataArray | Sequence[str | xr.DataArray] | None = None,
     weights: xr.DataArray | str | None = "area",
 ) -> xr.Dataset:
@@ -476,14 +478,15 @@ def score_cube(
     ----------
     prediction, truth : Dataset or DataArray
         Cubes on the same grid, of any dim order, dask- or numpy-backed. The variables both
-        have are scored; a DataArray counts as one variable.
-    metrics : sequence of str, optional
+        have are scored, but for masks, bounds and the like; a DataArray counts as one variable.
+    metrics : str or sequence of str, optional
         Any of ``rmse``, ``mse``, ``mae``, ``bias``, ``r2``, ``correlation``, ``std_ratio``,
         ``max_error``, ``count``, ``gaps``, ``unpredicted``.
     by : str, DataArray or sequence of these, optional
         Scores apart for each step of a dim (``"time"``), or each label of an array that lies
-        along dims of the cube (a map of regions; ``ds.time.dt.month``). Cells whose label is
-        NaN are left out. Several are crossed.
+        along dims of the cube (a map of regions; ``ds.time.dt.month``), which may be named if
+        it is a coordinate. Cells whose label is NaN are left out. Several are crossed. A
+        variable without a dim of the labels counts at each of its steps.
     weights : DataArray, "area" or None, default "area"
         Weight of each cell; ``"area"`` takes `area_weights`, and 1 where there is no latitude.
 
@@ -495,6 +498,8 @@ def score_cube(
 
     Raises
     ------
+    InvalidTypeError
+        If a cube, the weights or a label are no arrays with named dims.
     InvalidValueError
         If a metric is unknown, the cubes share no variable or lie on different grids, or a
         label in `by` lies along no dim of the cube.
@@ -507,10 +512,16 @@ def score_cube(
     >>> scores.mae.sel(variable="sst").values.round(3).tolist()
     [0.667, 0.333]
     """
+    metrics = [metrics] if isinstance(metrics, str) else list(metrics)
     for metric in metrics:
         check_choice("metrics", metric, list(_FORMULAS))
+    for argument, cube in (("prediction", prediction), ("truth", truth)):
+        if not isinstance(cube, xr.Dataset | xr.DataArray):
+            raise InvalidTypeError(
+                f"{argument} is a {type(cube).__name__}; give a Dataset or a DataArray"
+            )
     pairs = _pairs(prediction, truth)
-    groupings = _groupings(by, next(iter(pairs.values()))[0])
+    groupings = _groupings(by, max((p for p, _ in pairs.values()), key=lambda array: array.ndim))
     labels = {grouping.name: grouping.labels for grouping in groupings}
     shape = tuple(array.size for array in labels.values())
     sums = [_sum_variable(p, t, groupings, weights) for p, t in pairs.values()]
@@ -542,7 +553,7 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
 def _variables(cube: Cube) -> dict[Hashable, xr.DataArray]:
     if isinstance(cube, xr.DataArray):
         return {cube.name: cube}
-    return {name: array for name, array in cube.data_vars.items() if array.dtype.kind in "fiub"}
+    return {name: cube[name] for name in data_variables(cube)}
 
 
 def _same_grid(
@@ -553,14 +564,41 @@ def _same_grid(
             f"{name!r} is {dict(prediction.sizes)} predicted and {dict(truth.sizes)} in truth; "
             "select the same cells of both"
         )
-    for dim in prediction.dims:
-        both = [array.indexes[dim] for array in (prediction, truth) if dim in array.indexes]
-        if len(both) == 2 and not both[0].equals(both[1]):
-            raise InvalidValueError(
-                f"{name!r} has other {dim!r} coordinates predicted than in truth; "
-                "select the same cells of both"
-            )
+    check_places(f"{name!r} of the prediction", prediction, truth)
     return prediction, truth.transpose(*prediction.dims)
+
+
+def check_places(argument: str, array: xr.DataArray, cube: Cube) -> None:
+    """Refuse an array whose cells, matched by position, would not be the cube's.
+
+    Parameters
+    ----------
+    argument : str
+        What it is called in messages.
+    array : DataArray
+        Along dims of the cube.
+    cube : Dataset or DataArray
+        The cube.
+
+    Raises
+    ------
+    InvalidValueError
+        If both have coordinates along a dim, and they differ by more than rounding to float32.
+    """
+    for dim in array.dims:
+        if dim not in array.indexes or dim not in cube.indexes:
+            continue
+        given, wanted = array.coords[dim].values, cube.coords[dim].values
+        if given.dtype.kind == wanted.dtype.kind == "f":
+            rounding = 1e-6 * np.abs(wanted).max(initial=0.0)
+            same = np.allclose(given, wanted, rtol=0.0, atol=rounding, equal_nan=True)
+        else:
+            same = array.indexes[dim].equals(cube.indexes[dim])
+        if not same:
+            raise InvalidValueError(
+                f"{argument} has other {dim!r} coordinates ({given[0]} to {given[-1]}) than the "
+                f"cube ({wanted[0]} to {wanted[-1]}); select the same cells, as with reindex_like"
+            )
 
 
 def _groupings(
@@ -568,7 +606,7 @@ def _groupings(
 ) -> list[_Grouping]:
     if by is None:
         return []
-    each = [by] if isinstance(by, str | xr.DataArray) else list(by)
+    each: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
     return [_Grouping.of(one, cube) for one in each]
 
 
@@ -582,10 +620,16 @@ class _Grouping:
 
     @classmethod
     def of(cls, by: str | xr.DataArray, cube: xr.DataArray) -> _Grouping:
+        if isinstance(by, str) and by not in cube.dims:
+            check_choice("by", by, sorted({str(name) for name in (*cube.dims, *cube.coords)}))
+            by = cube.coords[by]
         if isinstance(by, str):
-            check_choice("by", by, [str(dim) for dim in cube.dims])
             steps = xr.DataArray(np.arange(cube.sizes[by]), dims=by)
             return cls(by, cube[by].reset_coords(drop=True), steps)
+        if not isinstance(by, xr.DataArray):
+            raise InvalidTypeError(
+                f"by has a {type(by).__name__}; give a dim, or labels as a DataArray along dims"
+            )
         name = str(by.name) if by.name is not None else "group"
         lost = {d: n for d, n in by.sizes.items() if cube.sizes.get(d) != n}
         if lost:
@@ -593,6 +637,7 @@ class _Grouping:
                 f"by={name!r} has {lost}, the cube has {dict(cube.sizes)}; "
                 "give labels that lie along dims of the cube"
             )
+        check_places(f"by={name!r}", by, cube)
         values = by.values
         known = ~np.asarray(by.isnull().values)
         labels, inverse = np.unique(values[known], return_inverse=True)
@@ -606,6 +651,9 @@ def _sum_variable(
     prediction: xr.DataArray, truth: xr.DataArray, groupings: list[_Grouping], weights: Weights
 ) -> PairSums:
     """Sum over the variable, one block at a time, in a fixed order."""
+    along = [g.codes for g in groupings] + ([weights] if isinstance(weights, xr.DataArray) else [])
+    lacking = {d: n for a in along for d, n in a.sizes.items() if d not in prediction.dims}
+    prediction, truth = prediction.expand_dims(lacking), truth.expand_dims(lacking)
     weight = _cell_weights(weights, prediction)
     shape = tuple(grouping.labels.size for grouping in groupings)
     n_groups = int(np.prod(shape, dtype=np.int64))
@@ -625,11 +673,17 @@ def _cell_weights(weights: Weights, cube: xr.DataArray) -> xr.DataArray | None:
     if isinstance(weights, str):
         check_choice("weights", weights, ["area", None])
         return area_weights(cube)
+    if weights is not None and not isinstance(weights, xr.DataArray):
+        raise InvalidTypeError(
+            f"weights are a {type(weights).__name__}; give a DataArray along dims of the cube"
+        )
     if weights is not None and any(cube.sizes.get(d) != n for d, n in weights.sizes.items()):
         raise InvalidValueError(
             f"weights have {dict(weights.sizes)}, {cube.name!r} has {dict(cube.sizes)}; "
             "give weights along dims of the cube"
         )
+    if weights is not None:
+        check_places("weights", weights, cube)
     return weights
 
 

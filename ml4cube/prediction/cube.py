@@ -23,6 +23,7 @@ from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.statistics import Statistics, scale_parameters, scale_values, unscale_values
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.datasets.windows import CubeReader, as_dataset, cube_dims, cube_variables
+from ml4cube.evaluation.metrics import check_places
 from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import describe
 from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_free, parse_path
@@ -143,6 +144,9 @@ def predict_cube(
     (True, 'K')
     """
     cube = as_dataset(ds)
+    empty = [str(dim) for dim in cube_dims(cube) if not cube.sizes[dim]]
+    if empty:
+        raise InvalidValueError(f"the cube has no cell along {empty}; select one that has")
     if isinstance(mask, xr.DataArray):
         cube, mask = _with_mask(cube, mask)
     recipe = _Recipe.of(cube, store_or_stats, features, targets, sample_size, overlap, mask)
@@ -179,6 +183,7 @@ def _with_mask(cube: xr.Dataset, mask: xr.DataArray) -> tuple[xr.Dataset, str]:
         raise InvalidValueError(
             f"mask has {lost}, the cube has {dict(cube.sizes)}; give one along dims of the cube"
         )
+    check_places("mask", mask, cube)
     name = "_mask"
     while name in cube.variables:
         name = f"_{name}"
@@ -422,7 +427,11 @@ class _Runner:
 
     def __call__(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         with torch.no_grad():
-            y = self.model(torch.from_numpy(x).to(self.dtype).to(self.device))
+            try:
+                y = self.model(torch.from_numpy(x).to(self.dtype).to(self.device))
+            except Exception as error:
+                error.add_note(f"the model was given a batch of shape {x.shape}")
+                raise
         if not isinstance(y, torch.Tensor):
             raise InvalidTypeError(
                 f"the model returned a {type(y).__name__}; wrap it so that it returns one tensor"
