@@ -157,10 +157,13 @@ def test_validation_is_the_same_on_1_2_and_3_ranks():
 
 
 def test_exact_loader_gives_every_sample_once():
+    class Mine(DistributedSampler):
+        """Of a user, who changed something else."""
+
     data = dataset(11)
     seen = []
     for rank in range(4):
-        padded = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, 4, rank))
+        padded = DataLoader(data, batch_size=2, sampler=Mine(data, 4, rank))
         exact = exact_loader(padded, World(rank, 4, torch.device("cpu")))
         seen += [row.tolist() for x, _ in exact for row in x]
     assert sorted(seen) == sorted(data.tensors[0].tolist())

@@ -243,8 +243,9 @@ def exact_loader(loader: Any, world: World) -> Any:
     iterable
         The loader to evaluate with.
     """
-    # a DistributedSampler by name alone, as that of `ml4cube.datasets`, is no such sampler
-    if not isinstance(loader, DataLoader) or type(loader.sampler) is not DistributedSampler:
+    # One that iterates in a way of its own, as that of `ml4cube.datasets`, need not pad.
+    own = getattr(type(getattr(loader, "sampler", None)), "__iter__", None)
+    if not isinstance(loader, DataLoader) or own is not DistributedSampler.__iter__:
         return loader
     workers = loader.num_workers
     return DataLoader(
