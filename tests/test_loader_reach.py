@@ -14,6 +14,7 @@ import pytest
 import torch
 import xarray as xr
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.core.errors import StoreError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
@@ -188,6 +189,18 @@ def test_what_accelerate_makes_of_a_loader(tmp_path: Path) -> None:
     assert len(set(first)) == len(first)
     ours = prep_dataloader(pair_of("store", tmp_path / "store"), batch_size=16)
     assert not isinstance(ours, DataLoader)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_other_libraries_share_out_no_loader_again(parallel: bool) -> None:
+    """Lightning asks for the sampler's type, accelerate for a mark, on torch's loaders only.
+
+    ``make bench-loaders_in_trainers`` runs their trainers themselves.
+    """
+    data = TensorDataset(torch.arange(24.0))
+    loader = prep_dataloader(data, batch_size=4, parallel=parallel)
+    assert isinstance(loader.sampler, DistributedSampler)
+    assert loader._is_accelerate_prepared == parallel
 
 
 @pytest.mark.parametrize("buffer_mb", [64, 0.004])

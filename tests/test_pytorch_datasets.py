@@ -21,6 +21,7 @@ import zarr
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
+from ml4cube.datasets import sample_plan, shard_writer
 from ml4cube.datasets.cursor import EpochCursor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
@@ -536,6 +537,46 @@ def test_the_quality_of_the_shuffle_is_told(tmp_path: Path, order: str) -> None:
     _, empty = prep_dataloader(data, PTXrDataset(cube, features="a", part="test"))
     with pytest.raises(InvalidValueError, match="no batch"):
         empty.shuffle_report()
+
+
+def test_a_store_in_shuffled_order_is_mixed_well_with_the_default_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store of 2 GB in chunks and shards as the sampler makes them, 1024 times smaller."""
+    monkeypatch.setattr(sample_plan, "_SHARD_BYTES", (32 << 10, 32 << 10))
+    monkeypatch.setattr(shard_writer, "_RUN_BYTES", 4)
+    cube = cell_id_cube({"time": 400, "lat": 8, "lon": 160}, "float32")
+    train, _ = MultiProcSampler(
+        cube,
+        train_cube=tmp_path / "train.zarr",
+        test_cube=tmp_path / "test.zarr",
+        nproc=1,
+        data_split=1.0,
+        block_size={"time": 4, "lat": 4, "lon": 16},
+        sample_size={"lat": 4, "lon": 4},
+    ).get_datasets()
+    data = PTXrDataset(train, features="a")
+    loader = prep_dataloader(data, batch_size=256, buffer_mb=0.3)
+    assert not loader._memory.fits
+    for epoch in (0, 1):
+        report = loader.shuffle_report(epoch, batches=10_000)
+        assert report.blocks == 2000
+        assert 200 <= report.effective_batch_size <= 1.02 * report.perfect
+        assert report.least_blocks >= 15
+
+
+def test_a_store_of_few_blocks_says_so(tmp_path: Path) -> None:
+    few = PTXrDataset(write_store(tmp_path / "few.zarr", 120), features="a")
+    report = prep_dataloader(few, batch_size=64).shuffle_report()
+    assert report.least_blocks == report.blocks == 12
+    assert str(report).endswith("12 chunks are few: no loader can mix more")
+    many = PTXrDataset(write_store(tmp_path / "many.zarr", 4000), features="a")
+    mixed = prep_dataloader(many, batch_size=64).shuffle_report()
+    assert mixed.effective_batch_size == pytest.approx(mixed.perfect, rel=0.1)
+    assert str(mixed).endswith("of 400 chunks")
+    poor = prep_dataloader(many, batch_size=64, buffer_mb=SMALL_MB).shuffle_report()
+    assert poor.effective_batch_size < 10
+    assert str(poor).endswith("a larger buffer_mb, or a store in shuffled order, mixes better")
 
 
 def rows_of(loader: Any, data: PTXrDataset, number: int) -> list[list[int]]:

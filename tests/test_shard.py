@@ -18,6 +18,7 @@ from ml4cube.core.shard import (
     permutation,
     stream_count,
 )
+from ml4cube.datasets.memory import Memory
 
 GEOMETRIES = [
     (n, batch, world)
@@ -198,6 +199,28 @@ def test_batches_mix_as_many_chunks_as_there_are_streams() -> None:
         assert effective_batch_size(blocks) >= 0.95 * 24
 
 
+@pytest.mark.parametrize("chunk_mb", [0.5, 1, 2.5, 4, 8])
+@pytest.mark.parametrize("gb", [0.6, 0.9, 3, 40])
+@pytest.mark.parametrize("batch", [64, 256])
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_fifteen_chunks_in_every_batch_with_the_default_buffer(
+    chunk_mb: float, gb: float, batch: int, world: int
+) -> None:
+    """Even of a store in grid order, where chunks are the blocks, for all that a sampler makes."""
+    chunks = int(gb * 1024 / chunk_mb)
+    counts = np.full(chunks, 1000)
+    counts[-1] = 137
+    memory = Memory(counts, int(chunk_mb * 2**20 / 1000), buffer_mb=512)
+    assert not memory.fits
+    order = memory.order(seed=5)
+    share = TrainShare(order.n, batch // world, 0, world)
+    tour = order.tour(3)
+    steps = len(share)
+    for step in {*range(20), *range(0, steps, max(1, steps // 50)), *range(steps - 20, steps)}:
+        whole = np.arange(step * share.global_batch, (step + 1) * share.global_batch)
+        assert len(np.unique(tour.chunks[tour.locate(whole)[0]])) >= 15
+
+
 def test_order_without_seed_is_the_order_of_samples() -> None:
     order = ChunkOrder([3, 0, 4], 1, None)
     assert order.samples(epoch=9).tolist() == list(range(7))
@@ -219,7 +242,7 @@ CHUNKED = [3, 10, 7, 0, 8, 4, 2, 9, 5, 1, 11, 6]
 
 @pytest.mark.parametrize(
     ("chunks", "slots", "expected"),
-    [(500, 64, 32), (10, 64, 8), (1, 64, 1), (500, 1, 1), (10_000, 10_000, 96), (40, 40, 16)],
+    [(500, 64, 48), (10, 64, 8), (1, 64, 1), (500, 1, 1), (10_000, 10_000, 96), (40, 40, 24)],
 )
 def test_stream_count(chunks: int, slots: int, expected: int) -> None:
     assert stream_count(chunks, slots) == expected

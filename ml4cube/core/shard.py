@@ -24,6 +24,11 @@ Ints = NDArray[np.int64]
 # streams, the fewer chunks are read by two ranks.
 STREAM_COUNTS = (96, 72, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 
+# Batches of fewer different blocks are poor; a report says so where the data has no more.
+FEW_BLOCKS = 15
+# Share of a perfect shuffle's effective batch size below which a report says what would help.
+_WELL_MIXED = 0.8
+
 
 def permutation(n: int, seed: int, epoch: int, chunk: int | None = None) -> Ints:
     """Shuffle 0 ... n - 1, the same in every process and on every machine.
@@ -259,7 +264,7 @@ class EvalShare(_Share):
 def stream_count(chunks: int, slots: int) -> int:
     """How many streams walk the chunks at once, given room for `slots` chunks in memory.
 
-    Half of the slots hold the chunks in use, the others those that are being read ahead.
+    Three of four slots hold chunks in use, the others those that are being read ahead.
 
     Parameters
     ----------
@@ -271,15 +276,15 @@ def stream_count(chunks: int, slots: int) -> int:
     Returns
     -------
     int
-        1 to 96, at most `chunks` and half of `slots`. World sizes that divide it share the
-        work without reading chunks twice.
+        1 to 96, at most `chunks` and three quarters of `slots`. World sizes that divide it
+        share the work without reading chunks twice.
 
     Examples
     --------
     >>> stream_count(chunks=500, slots=64), stream_count(chunks=10, slots=64)
-    (32, 8)
+    (48, 8)
     """
-    most = max(1, min(chunks, slots // 2))
+    most = max(1, min(chunks, slots * 3 // 4))
     return next(count for count in STREAM_COUNTS if count <= most)
 
 
@@ -547,27 +552,34 @@ class ShuffleReport:
         Samples in a full batch of one rank.
     effective_batch_size : float
         `effective_batch_size` of the batches looked at, their median.
+    perfect : float
+        The same for batches drawn from all samples at random: no loader can do better, it
+        depends on how many blocks there are.
     least_blocks : int
         Least number of different blocks in one of these batches.
     blocks : int
-        Blocks seen in all of them.
+        Blocks in the data.
     unit : str
         What a block is: ``"blocks of the split"`` or ``"chunks"``.
 
     Examples
     --------
-    >>> print(ShuffleReport.of([[0, 0, 1, 1], [0, 1, 2, 3]], "chunks"))
-    a batch of 4 is worth 3.0 independent samples, from at least 2 chunks (of 4 seen)
+    >>> report = ShuffleReport.of([[0, 0, 1, 1], [0, 1, 2, 3]], "chunks", counts=[5] * 20)
+    >>> print(report)
+    a batch of 4 is worth 3.0 independent samples (at best 3.6), from at least 2 of 20 chunks
     """
 
     batch_size: int
     effective_batch_size: float
+    perfect: float
     least_blocks: int
     blocks: int
     unit: str
 
     @classmethod
-    def of(cls, batches: Sequence[Sequence[int] | Ints], unit: str) -> ShuffleReport:
+    def of(
+        cls, batches: Sequence[Sequence[int] | Ints], unit: str, counts: Sequence[int] | Ints
+    ) -> ShuffleReport:
         """Sum up batches.
 
         Parameters
@@ -576,24 +588,36 @@ class ShuffleReport:
             Block of each sample, batch by batch; at least one batch.
         unit : str
             What a block is.
+        counts : sequence of int
+            Samples in each block of the data.
 
         Returns
         -------
         ShuffleReport
             The report.
         """
-        distinct = [np.unique(batch) for batch in batches]
+        size = max(len(batch) for batch in batches)
+        sizes = np.asarray(counts, np.float64)
+        n = sizes.sum()
+        alike = float((sizes * (sizes - 1)).sum() / (n * (n - 1))) if n > 1 else 0.0
         return cls(
-            batch_size=max(len(batch) for batch in batches),
+            batch_size=size,
             effective_batch_size=float(np.median([effective_batch_size(b) for b in batches])),
-            least_blocks=min(len(blocks) for blocks in distinct),
-            blocks=len(np.unique(np.concatenate(distinct))),
+            perfect=size / (1 + (size - 1) * alike),
+            least_blocks=min(len(np.unique(batch)) for batch in batches),
+            blocks=int((sizes > 0).sum()),
             unit=unit,
         )
 
     def __str__(self) -> str:
-        """One sentence."""
-        return (
+        """One sentence, which says what limits the mixing where it is poor."""
+        said = (
             f"a batch of {self.batch_size} is worth {self.effective_batch_size:.1f} independent "
-            f"samples, from at least {self.least_blocks} {self.unit} (of {self.blocks} seen)"
+            f"samples (at best {self.perfect:.1f}), from at least {self.least_blocks} of "
+            f"{self.blocks} {self.unit}"
         )
+        if self.effective_batch_size < _WELL_MIXED * self.perfect:
+            said += "; a larger buffer_mb, or a store in shuffled order, mixes better"
+        if self.blocks < FEW_BLOCKS:
+            said += f"; {self.blocks} {self.unit} are few: no loader can mix more"
+        return said

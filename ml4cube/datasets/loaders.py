@@ -30,7 +30,8 @@ with needs_torch("ml4cube.datasets.pytorch"):
     import torch
     import torch.distributed
     from torch import Tensor
-    from torch.utils.data import DataLoader, Sampler
+    from torch.utils.data import DataLoader
+    from torch.utils.data.distributed import DistributedSampler
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -260,8 +261,9 @@ class SampleLoader:
         """Say how well the batches of this rank are mixed.
 
         Samples that lie near one another resemble one another, so a batch of few blocks is
-        worth fewer samples than it has. The remedy is a larger `buffer_mb`, or a store written
-        in shuffled order (the sampler's default).
+        worth fewer samples than it has. How many it could be worth at best depends on how many
+        blocks the data has; where a batch is worth less than that, the remedy is a larger
+        `buffer_mb`, or a store written in shuffled order (the sampler's default).
 
         Parameters
         ----------
@@ -273,7 +275,8 @@ class SampleLoader:
         Returns
         -------
         ShuffleReport
-            The effective batch size, and the least number of blocks in a batch.
+            The effective batch size, what it could be at best, and the least number of blocks
+            in a batch. Printed, it says what limits them.
 
         Raises
         ------
@@ -286,12 +289,13 @@ class SampleLoader:
             raise InvalidValueError("the loader has no batch on this rank, so nothing is mixed")
         order = self._order(epoch)
         chosen = set(np.linspace(0, len(share) - 1, batches).astype(int).tolist())
+        block, unit = self.dataset.blocks(np.arange(self._plan.n))
         found = [
-            self.dataset.blocks(positions if order is None else order[positions])
+            block[positions if order is None else order[positions]]
             for number, positions in enumerate(share.batches())
             if number in chosen
         ]
-        return ShuffleReport.of([blocks for blocks, _ in found], found[0][1])
+        return ShuffleReport.of(found, unit, np.unique(block, return_counts=True)[1])
 
     def _order(self, epoch: int) -> Ints | None:
         """All samples in the order of an epoch; None if that is the order they are stored in."""
@@ -399,8 +403,11 @@ class SampleLoader:
             self._idle_ring = slots, ring
 
 
-class ShareSampler(Sampler[int]):
+class ShareSampler(DistributedSampler[int]):
     """Samples of one rank, in the order of an epoch, for a torch DataLoader.
+
+    It is a DistributedSampler by name, not by what it does: it pads nothing. By that name
+    Lightning and ignite know that samples are shared among ranks already, and leave it alone.
 
     Parameters
     ----------
@@ -416,6 +423,7 @@ class ShareSampler(Sampler[int]):
     """
 
     def __init__(self, plan: Plan, order: Callable[[int], Ints] | None = None) -> None:
+        # not DistributedSampler's own, which asks for a process group and copies the samples
         self.plan = plan
         self._order = order
         self.begun = (0, 0)
@@ -462,6 +470,8 @@ class MapLoader(DataLoader[Any]):
 
     sampler: ShareSampler
     handover: Handover
+    # by this name accelerate's `prepare` knows what it shared out already: it leaves that alone
+    _is_accelerate_prepared: bool
 
     @property
     def parallel(self) -> bool:

@@ -170,7 +170,7 @@ def _map_loader(
         generator=torch.Generator(),
         pin_memory=torch.cuda.is_available(),
     )
-    loader.handover = handover
+    loader.handover, loader._is_accelerate_prepared = handover, plan.parallel
     return loader
 
 
