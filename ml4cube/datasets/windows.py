@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.core.grid import Block, Grid
 from ml4cube.datasets.absent_chunks import AbsentChunks, absent_chunks
+from ml4cube.datasets.disk_chunks import DiskChunks
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -304,6 +305,7 @@ class _ZarrSource:
 
     dims: tuple[str, ...]
     array: Any
+    disk: DiskChunks | None
     sent_whole = True
     hides_chunks = False
 
@@ -317,7 +319,8 @@ class _ZarrSource:
         return dtype
 
     def take(self, slices: Slices) -> NDArray[Any]:
-        return np.asarray(self.array[tuple(slices[dim] for dim in self.dims)])
+        box = tuple(slices[dim] for dim in self.dims)
+        return np.asarray(self.array[box]) if self.disk is None else self.disk.read(box)
 
     def narrow(self, slices: Slices) -> _ZarrSource:
         return self
@@ -420,7 +423,7 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
     in_zarr = store is not None
     one_to_one = in_zarr and not here_only and whole and stored.shape == array.shape
     if one_to_one and plain and stored.dtype == dtype:
-        return _ZarrSource(dims, stored)
+        return _ZarrSource(dims, stored, DiskChunks.of(stored))
     known = stored if one_to_one else None
     return _LazySource(dims, array, dtype, here_only, known, in_zarr and not one_to_one)
 

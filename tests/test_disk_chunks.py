@@ -1,0 +1,139 @@
+"""Chunks read straight from disk are what zarr reads, or an error that names the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+
+from ml4cube.datasets.disk_chunks import DiskChunks
+
+V3: dict[str, Any] = {
+    "none": None,
+    "checksum": [Crc32cCodec()],
+    "zstd": [ZstdCodec(level=1)],
+    "zstd, checksums": [ZstdCodec(level=3, checksum=True), Crc32cCodec()],
+    "blosc": [BloscCodec(typesize=4, cname="lz4", shuffle="bitshuffle")],
+    "blosc, checksum": [BloscCodec(typesize=4, cname="zstd", shuffle="shuffle"), Crc32cCodec()],
+}
+V2: dict[str, Any] = {
+    "v2 none": None,
+    "v2 zstd": numcodecs.Zstd(1),
+    "v2 blosc": numcodecs.Blosc("zlib"),
+}
+DTYPES = ["<f4", "<f8", "|u1", "<i2", "|b1"]
+
+
+def make(folder: Path, codec: str, dtype: str, shape: Any, chunks: Any, **more: Any) -> zarr.Array:
+    old = codec.startswith("v2")
+    compressors = V2[codec] if old else V3[codec]
+    version: Any = 2 if old else 3
+    return zarr.create_array(
+        folder,
+        shape=shape,
+        chunks=chunks,
+        dtype=dtype,
+        zarr_format=version,
+        compressors=compressors,
+        overwrite=True,
+        **more,
+    )
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data(), codec=st.sampled_from([*V3, *V2]), dtype=st.sampled_from(DTYPES))
+def test_same_cells_as_zarr(tmp_path: Path, data: Any, codec: str, dtype: str) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4)))
+    chunks = tuple(data.draw(st.integers(1, n)) for n in shape)
+    separator: Any = data.draw(st.sampled_from([".", "/"]))
+    name: Any = "v2" if codec.startswith("v2") else data.draw(st.sampled_from(["default", "v2"]))
+    keys: Any = {"name": name, "separator": separator}
+    fill = data.draw(st.sampled_from([0, 1]))
+    array = make(
+        tmp_path / "a", codec, dtype, shape, chunks, fill_value=fill, chunk_key_encoding=keys
+    )
+    # chunks of nothing but the fill value are not written, and must read as it
+    array[...] = np.random.default_rng(3).integers(0, 2, shape).astype(dtype)
+    starts = [data.draw(st.integers(0, n - 1)) for n in shape]
+    stops = [data.draw(st.integers(a + 1, n)) for a, n in zip(starts, shape, strict=True)]
+    box = tuple(slice(a, b) for a, b in zip(starts, stops, strict=True))
+    reader = DiskChunks.of(array)
+    assert reader is not None
+    found = reader.read(box)
+    assert found.dtype == array.dtype
+    np.testing.assert_array_equal(found, array[box])
+
+
+def test_a_frame_that_declares_no_size(tmp_path: Path) -> None:
+    """As writers that stream make them."""
+    array = make(tmp_path / "a", "zstd", "<f4", (4, 2), (4, 2))
+    array[...] = 1.0
+    # one raw block of a frame without content size: window of 1 KiB
+    raw = np.arange(8, dtype="<f4").tobytes()
+    header = b"\x28\xb5\x2f\xfd\x00\x00" + (len(raw) << 3 | 1).to_bytes(3, "little")
+    (tmp_path / "a/c/0/0").write_bytes(header + raw)
+    reader = DiskChunks.of(array)
+    assert reader is not None
+    box = (slice(0, 4), slice(0, 2))
+    np.testing.assert_array_equal(reader.read(box), np.arange(8.0).reshape(4, 2))
+    np.testing.assert_array_equal(array[box], np.arange(8.0).reshape(4, 2))
+
+
+@pytest.mark.parametrize("codec", [*V3, *V2])
+@pytest.mark.parametrize("fault", ["emptied", "cut", "of another size"])
+def test_a_damaged_chunk_is_named(tmp_path: Path, codec: str, fault: str) -> None:
+    array = make(tmp_path / "a", codec, "<f4", (40, 9), (20, 9))
+    array[...] = np.random.default_rng(3).normal(size=(40, 9))
+    file = tmp_path / "a" / ("1.0" if codec.startswith("v2") else "c/1/0")
+    if fault == "of another size":
+        other = make(tmp_path / "b", codec, "<f4", (60, 9), (60, 9))
+        other[...] = np.random.default_rng(3).normal(size=(60, 9))
+        bigger = tmp_path / "b" / ("0.0" if codec.startswith("v2") else "c/0/0")
+        file.write_bytes(bigger.read_bytes())
+    else:
+        file.write_bytes(b"" if fault == "emptied" else file.read_bytes()[:-7])
+    reader = DiskChunks.of(array)
+    assert reader is not None
+    reader.read((slice(0, 20), slice(0, 9)))
+    with pytest.raises(ValueError, match=f"chunk {file}: "):
+        reader.read((slice(0, 40), slice(0, 9)))
+
+
+def test_a_bomb_is_refused_before_it_expands(tmp_path: Path) -> None:
+    """A frame or buffer that declares gigabytes, and one that lies about it."""
+    box = (slice(0, 4),)
+    for codec, compress in (("zstd", numcodecs.Zstd(1)), ("blosc", numcodecs.Blosc())):
+        array = make(tmp_path / codec, codec, "<f4", (4,), (4,))
+        array[...] = 1.0
+        bomb = compress.encode(np.zeros(2**26, np.uint8))
+        (tmp_path / codec / "c/0").write_bytes(bomb)
+        reader = DiskChunks.of(array)
+        assert reader is not None
+        with pytest.raises(ValueError, match=r"it holds 67108864 bytes, 16 are wanted"):
+            reader.read(box)
+
+
+@pytest.mark.parametrize("kind", ["sharded", "gzip", "big-endian", "memory", "text", "filters"])
+def test_other_layouts_are_left_to_zarr(tmp_path: Path, kind: str) -> None:
+    options: dict[str, Any] = {"shape": (8,), "chunks": (4,), "dtype": "<f4"}
+    if kind == "sharded":
+        options["shards"] = (8,)
+    elif kind == "gzip":
+        options["compressors"] = [GzipCodec()]
+    elif kind == "big-endian":
+        options |= {"dtype": ">f4", "zarr_format": 2}
+    elif kind == "text":
+        options["dtype"] = str
+    elif kind == "filters":
+        options |= {"filters": [numcodecs.Delta("<f4")], "zarr_format": 2}
+    store: Any = {} if kind == "memory" else tmp_path / "a"
+    assert DiskChunks.of(zarr.create_array(store, **options)) is None
