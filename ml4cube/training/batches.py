@@ -244,8 +244,11 @@ def exact_loader(loader: Any, world: World) -> Any:
         The loader to evaluate with.
     """
     # One that iterates in a way of its own, as that of `ml4cube.datasets`, need not pad.
-    own = getattr(type(getattr(loader, "sampler", None)), "__iter__", None)
-    if not isinstance(loader, DataLoader) or own is not DistributedSampler.__iter__:
+    if (
+        not isinstance(loader, DataLoader)
+        or not isinstance(loader.sampler, DistributedSampler)
+        or type(loader.sampler).__iter__ is not DistributedSampler.__iter__
+    ):
         return loader
     workers = loader.num_workers
     return DataLoader(
