@@ -370,6 +370,28 @@ def test_origins_values_and_calendar(tmp_path: Path) -> None:
     assert train.lat_origin.attrs["units"] == "degrees_north"
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_origins_are_the_values_however_the_file_packs_them(
+    tmp_path: Path, zarr_format: Any
+) -> None:
+    ds = cell_id_cube({"time": 8, "lat": 6, "lon": 10}, "float64")
+    hours = np.datetime64("2000-01-01T05:00", "ns") + np.arange(8) * np.timedelta64(7, "h")
+    ds = ds.assign_coords(
+        lat=np.linspace(60.25, 50.25, 6), lon=np.linspace(0.1, 9.1, 10).astype("f4"), time=hours
+    )
+    ds["lat"].encoding = {"dtype": "int16", "scale_factor": 0.25, "_FillValue": -32768}
+    ds["time"].encoding = {"units": "days since 1999-12-31", "dtype": "float64"}
+    ds.to_zarr(tmp_path / "cube.zarr", zarr_format=zarr_format, consolidated=False)
+    cube = xr.open_zarr(tmp_path / "cube.zarr", consolidated=False)
+    train, test = sampler(cube, tmp_path, block_size={"time": 2}).get_datasets()
+    for store in (train, test):
+        for dim in ("time", "lat", "lon"):
+            wanted = cube[dim].values[store[f"{dim}_index"].values]
+            np.testing.assert_array_equal(store[dim].values, wanted)
+            assert store[dim].dtype.kind == cube[dim].dtype.kind
+        assert store.lon.dtype == np.float32
+
+
 @pytest.mark.parametrize(
     ("names", "dims", "shape"),
     [

@@ -456,7 +456,9 @@ def _axis(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
     name = f"{dim}_origin" if dim in spec.array_dims or dim in spec.variables else dim
     if dim not in ds.coords:
         return Axis(name, np.arange(ds.sizes[dim]), {})
-    encoded = xr.conventions.encode_cf_variable(ds[dim].variable.to_base_variable())
+    # without the encoding of the file it came from, which may pack values or round dates
+    coordinate = ds[dim].variable.to_base_variable().drop_encoding()
+    encoded = xr.conventions.encode_cf_variable(coordinate)
     values = np.asarray(encoded.values)
     if values.dtype.kind not in "fiub":
         values = np.array([str(v) for v in values], dtype=object)
