@@ -1,20 +1,21 @@
 """Our loader against the floor (gathering in memory, decoding alone), torch and other libraries.
 
-Writes `benchmarks/results/loading.json`. The same samples of float32 are made once in a temporary
-folder: 200,000 small ones (3, 16, 16), large ones (8, 3, 32, 32), 4 million points, and a cube that
-is cut as it is read. All contenders run in turns in one process, `cold` is a first epoch, start-up
-included, and the median of the epochs after it counts. Ratios are medians of the ratios of one
-turn, so that what else the machine does meets both sides alike.
+Writes `benchmarks/results/loading.json` after each of its parts, and prints what the issue asked
+for beside what was found. The same samples of float32 are made once in a temporary folder: 200,000
+small ones (3, 16, 16), large ones (8, 3, 32, 32), 4 million points, and a cube that is cut as it is
+read. All contenders of a part run in turns in one process; ratios are medians of the ratios of one
+turn, so that what else the machine does meets both sides alike. The first turn counts as `cold`
+only. An epoch that takes longer than ``--seconds`` is cut there, and counts from its first batch
+on, so that workers which start anew in each epoch cost a slow library nothing.
 
-- *gather*: `index_select` of whole shuffled batches in memory; *decode*: every chunk decoded once;
+- *gather*: `index_select` of whole shuffled batches in memory; *decode*: every chunk decoded once,
+  by one thread per core, into buffers that are used again;
 - *tensordataset*: torch's DataLoader over a TensorDataset in memory;
-- *ancestor*: ml4xcube 1.1.0, a store whose chunks are batches, one chunk per item;
-- *xbatcher*: contiguous batches of the cube in memory, its fastest setting, not shuffled;
-- *litdata*, *mosaicml*, *webdataset*: their own formats without compression, shuffled as their docs
-  say, batched before collating, one worker per core.
+- the other libraries as `SETTINGS` says, after their own docs.
 
 A library that is not installed is left out and named; ``make bench-loading`` installs them.
-``python -P benchmarks/loading.py --scale 0.02 --repeats 1`` tries it out.
+``python -P benchmarks/loading.py --scale 0.02 --repeats 1`` tries it out, ``--only small remote``
+measures some parts anew and keeps the others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import importlib.util
 import json
 import os
 import platform
-import shutil
 import statistics
 import sys
 import tempfile
@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import fsspec
@@ -43,7 +43,6 @@ import torch
 import xarray as xr
 import zarr
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from zarr.codecs import BloscCodec
 
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
@@ -53,9 +52,58 @@ RESULTS = Path(__file__).parent / "results" / "loading.json"
 DIMS = ("time", "lat", "lon")
 CORES = len(os.sched_getaffinity(0))
 PEERS = ("ml4xcube", "xbatcher", "litdata", "mosaicml-streaming", "webdataset", "torch", "zarr")
+BATCHES = (256, 64)
 DELAY_S = 0.05
+SETTINGS = {
+    "ml4cube": "prep_dataloader(PTXrDataset(store, features=...), batch_size=..., buffer_mb=...)",
+    "tensordataset": "DataLoader(TensorDataset(samples), shuffle=True), in memory",
+    "ancestor": "ml4xcube 1.1.0: a store in chunks of one batch, one chunk per item, shuffled",
+    "xbatcher": "contiguous batches of the cube in memory, its fastest setting; not shuffled",
+    "litdata": "chunks of 64 MB, not compressed, StreamingDataset(shuffle=True), a worker per core",
+    "mosaicml": "shards of 64 MB, not compressed, shuffle=True (py1e), a worker per core",
+    "webdataset": "tar shards of 64 MB, shuffled by shard and by a buffer of 5000, batched in "
+    "workers, one per core",
+    "ancestor_lazy": "PTXrDataset of ml4xcube 1.1.0 with process_chunks, blocks that are chunks",
+    "xbatcher_lazy": "BatchGenerator over the lazy cube, patches along time as long as its chunks",
+    "sequential_decode": "zarr-python chunk by chunk in the order of the file, cut; not shuffled",
+}
 
-Epoch = Callable[[], int]
+
+class Bar(NamedTuple):
+    """What was asked for, and in which part of the benchmark it is found."""
+
+    part: str
+    least: float | None
+
+
+# Key of the results: where it is measured, and how much was asked for.
+BARS = {
+    "of_gather_small_3mb": Bar("small", 0.30),
+    "of_gather_small_12mb": Bar("small", 0.45),
+    "of_raw_decode": Bar("small", 0.45),
+    "over_tensordataset": Bar("small", 2.5),
+    "over_ancestor": Bar("small", 10),
+    "over_xbatcher": Bar("small", 6),
+    "over_litdata": Bar("small", 8),
+    "over_mosaicml": Bar("small", 3),
+    "over_webdataset": Bar("small", 8),
+    "effective_batch": Bar("small", 200),
+    "least_blocks": Bar("small", 15),
+    "remote_of_local": Bar("remote", 0.7),
+    "of_gather_large": Bar("large", None),
+    "over_litdata_large": Bar("large", 1.5),
+    "over_mosaicml_large": Bar("large", 3),
+    "over_webdataset_large": Bar("large", None),
+    "over_ancestor_large": Bar("large", None),
+    "of_gather_points": Bar("points", 0.75),
+    "over_sequential_decode": Bar("lazy", 2),
+    "over_xbatcher_lazy": Bar("lazy", 50),
+    "over_ancestor_lazy": Bar("lazy", 4),
+}
+
+# Yields how many samples each batch of one epoch has.
+Epoch = Callable[[], Iterator[int]]
+Found = dict[str, Any]
 
 
 def field(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -77,47 +125,45 @@ def store_of(cube: xr.Dataset, folder: Path, name: str, **options: Any) -> Path:
     return folder / f"{name}.zarr"
 
 
-def run_through(batches: Iterable[Any]) -> int:
-    """Take every batch, and count samples."""
-    count = 0
+def counted(batches: Iterable[Any]) -> Iterator[int]:
+    """Take every batch, and count its samples."""
     for batch in batches:
         while not isinstance(batch, torch.Tensor):
             batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-        count += len(batch)
-    return count
+        yield len(batch)
 
 
 def gather(data: torch.Tensor, size: int) -> Epoch:
     """Whole shuffled batches from memory into one buffer: what no loader can beat."""
     out = torch.empty(size, *data.shape[1:])
 
-    def epoch() -> int:
+    def epoch() -> Iterator[int]:
         order = torch.randperm(len(data))
         for start in range(0, len(data) - size + 1, size):
             torch.index_select(data, 0, order[start : start + size], out=out)
-        return len(data) // size * size
+            yield size
 
     return epoch
 
 
-def decode(path: Path, variables: list[str], threads: int) -> Epoch:
+def decode(path: Path, variables: list[str]) -> Epoch:
     """Every chunk decoded once by threads into buffers that are used again; no batches."""
     arrays = sharded_arrays(str(path), variables)
     assert arrays is not None
     first = next(iter(arrays.values()))
     chunks = -(-first.shape[0] // first.chunk)
+    rooms = [np.empty((first.chunk, *first.shape[1:]), first.dtype) for _ in range(CORES)]
 
-    def some(which: range) -> None:
-        room = np.empty((first.chunk, *first.shape[1:]), first.dtype)
-        for chunk in which:
+    def some(thread: int) -> None:
+        for chunk in range(thread, chunks, CORES):
             n = min(first.chunk, first.shape[0] - chunk * first.chunk)
             for array in arrays.values():
-                array.read(chunk, room[:n])
+                array.read(chunk, rooms[thread][:n])
 
-    def epoch() -> int:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(some, [range(k, chunks, threads) for k in range(threads)]))
-        return first.shape[0]
+    def epoch() -> Iterator[int]:
+        with ThreadPoolExecutor(CORES) as pool:
+            list(pool.map(some, range(CORES)))
+        yield first.shape[0]
 
     return epoch
 
@@ -152,18 +198,132 @@ class AncestorBatches(Dataset[torch.Tensor]):
         return torch.from_numpy(np.stack([np.asarray(v) for v in held.values()], axis=1))
 
 
-def ancestor(data: torch.Tensor, size: int, folder: Path) -> Epoch:
-    """Write the samples in chunks of one batch, and let every item be one."""
-    from ml4xcube.datasets.pytorch import PTXrDataset as Ancestor
+class Ancestor:
+    """ml4xcube over samples in chunks of one batch."""
 
-    path, names = folder / "ancestor.zarr", [f"v{k}" for k in range(data.shape[1])]
-    dims = ("samples", *(f"d{k}" for k in range(data.ndim - 2)))
-    ds = xr.Dataset({n: (dims, data[:, k].numpy()) for k, n in enumerate(names)})
-    chunks = (size, *data.shape[2:])
-    ds.to_zarr(path, mode="w", encoding={n: {"chunks": chunks} for n in names}, consolidated=False)
-    batches = AncestorBatches(Ancestor(xr.open_zarr(path, consolidated=False)))
-    loader = DataLoader(batches, batch_size=None, shuffle=True)
-    return lambda: run_through(loader)
+    module = "ml4xcube"
+
+    def __init__(self, data: torch.Tensor, folder: Path) -> None:
+        self.data, self.folder = data, folder
+
+    def epoch(self, size: int) -> Epoch:
+        """Write the samples in chunks of one batch, and let every item be one."""
+        from ml4xcube.datasets.pytorch import PTXrDataset as Chunks
+
+        names = [f"v{k}" for k in range(self.data.shape[1])]
+        path = self.folder / f"ancestor-{size}.zarr"
+        dims = ("samples", *(f"d{k}" for k in range(self.data.ndim - 2)))
+        ds = xr.Dataset({n: (dims, self.data[:, k].numpy()) for k, n in enumerate(names)})
+        chunks = {"chunks": (size, *self.data.shape[2:])}
+        ds.to_zarr(path, encoding=dict.fromkeys(names, chunks), consolidated=False)
+        batches = AncestorBatches(Chunks(xr.open_zarr(path, consolidated=False)))
+        loader = DataLoader(batches, batch_size=None, shuffle=True)
+        return lambda: counted(loader)
+
+
+class Litdata:
+    """Chunks of 64 MB as its docs advise, a shuffled StreamingDataset."""
+
+    module = "litdata"
+
+    def __init__(self, data: torch.Tensor, folder: Path) -> None:
+        from litdata.streaming.cache import Cache
+
+        self.where = str(folder / "litdata")
+        cache = Cache(self.where, chunk_bytes="64MB")
+        for k, sample in enumerate(data):
+            cache[k] = {"x": sample.clone()}
+        cache.done()
+        cache.merge()
+
+    def epoch(self, size: int) -> Epoch:
+        """One worker per core."""
+        import litdata as ld
+
+        stream = ld.StreamingDataset(self.where, shuffle=True, drop_last=True)
+        loader = ld.StreamingDataLoader(stream, batch_size=size, num_workers=CORES)
+        return lambda: counted(loader)
+
+
+class Mosaicml:
+    """Uncompressed MDS shards, its default shuffle (py1e)."""
+
+    module = "streaming"
+
+    def __init__(self, data: torch.Tensor, folder: Path) -> None:
+        # images and texts need libraries whose wheels do not fit every build of torch
+        for name in ("vision", "text", "multimodal"):
+            sys.modules.setdefault(f"streaming.{name}", mock.MagicMock())
+        from streaming import MDSWriter
+
+        self.where = folder / "mosaicml"
+        columns = {"x": "ndarray:float32:" + ",".join(map(str, data.shape[1:]))}
+        with MDSWriter(out=str(self.where), columns=columns, size_limit="64mb") as writer:
+            for sample in data.numpy():
+                writer.write({"x": sample})
+
+    def epoch(self, size: int) -> Epoch:
+        """One worker per core; two data sets may not share a folder, so each has its own name."""
+        from streaming import StreamingDataset
+
+        local = self.where.with_name(f"mosaicml-{size}")
+        local.symlink_to(self.where)
+        stream = StreamingDataset(
+            local=str(local), shuffle=True, batch_size=size, num_canonical_nodes=1
+        )
+        loader = DataLoader(stream, batch_size=size, num_workers=CORES, drop_last=True)
+        return lambda: counted(loader)
+
+
+class Webdataset:
+    """Tar shards of raw bytes."""
+
+    module = "webdataset"
+
+    def __init__(self, data: torch.Tensor, folder: Path) -> None:
+        import webdataset as wds
+
+        self.shape, where = tuple(data.shape[1:]), folder / "webdataset"
+        where.mkdir()
+        with wds.ShardWriter(str(where / "%06d.tar"), maxsize=64 << 20, verbose=0) as sink:
+            for k, sample in enumerate(data.numpy()):
+                sink.write({"__key__": f"{k:08d}", "x.bin": sample.tobytes()})
+        self.urls = sorted(map(str, where.glob("*.tar")))
+
+    def epoch(self, size: int) -> Epoch:
+        """Shuffled by shard and by a buffer, batched in workers, one per core."""
+        import webdataset as wds
+
+        stream = wds.WebDataset(self.urls, shardshuffle=len(self.urls), empty_check=False)
+
+        def collate(rows: Any) -> torch.Tensor:
+            values = b"".join(row[0] for row in rows)
+            return torch.from_numpy(
+                np.frombuffer(values, np.float32).reshape(-1, *self.shape).copy()
+            )
+
+        batched = stream.shuffle(5000).to_tuple("x.bin").batched(size, collation_fn=collate)
+        loader = wds.WebLoader(batched, batch_size=None, num_workers=min(CORES, len(self.urls)))
+        return lambda: counted(loader)
+
+
+LIBRARIES = {
+    "ancestor": Ancestor,
+    "litdata": Litdata,
+    "mosaicml": Mosaicml,
+    "webdataset": Webdataset,
+}
+
+
+def written(data: torch.Tensor, folder: Path) -> dict[str, Any]:
+    """The samples in the format of every other library that is installed."""
+    found = {}
+    for name, library in LIBRARIES.items():
+        if is_here(library.module):
+            began = time.perf_counter()
+            found[name] = library(data, folder)
+            print(f"wrote the samples for {name} in {time.perf_counter() - began:.0f} s")
+    return found
 
 
 def xbatcher(cube: xr.Dataset, window: dict[str, int], size: int) -> Epoch:
@@ -173,205 +333,170 @@ def xbatcher(cube: xr.Dataset, window: dict[str, int], size: int) -> Epoch:
     steps = window.get("time", 1)
     batch = {**window, "time": min(size * steps, cube.sizes["time"])}
 
-    def epoch() -> int:
-        patches = BatchGenerator(cube, batch)
-        count = 0
-        for patch in patches:
+    def epoch() -> Iterator[int]:
+        for patch in BatchGenerator(cube, batch):
             stacked = np.stack([v.values for v in patch.data_vars.values()], axis=1)
-            count += len(torch.from_numpy(stacked)) // steps
-        return count
+            yield len(torch.from_numpy(stacked)) // steps
 
     return epoch
 
 
-def litdata(data: torch.Tensor, size: int, folder: Path) -> Epoch:
-    """Chunks of 64 MB as its docs advise, a shuffled StreamingDataset."""
-    import litdata as ld
-    from litdata.streaming.cache import Cache
+class Turn(NamedTuple):
+    """One epoch of one contender."""
 
-    where = folder / "litdata"
-    cache = Cache(str(where), chunk_bytes="64MB")
-    for k, sample in enumerate(data):
-        cache[k] = {"x": sample.clone()}
-    cache.done()
-    cache.merge()
-    stream = ld.StreamingDataset(str(where), shuffle=True, drop_last=True)
-    loader = ld.StreamingDataLoader(stream, batch_size=size, num_workers=CORES)
-    return lambda: run_through(loader)
+    rate: float  # samples per second
+    cold_rate: float  # with the start of the epoch
+    first_s: float  # until the first batch
 
 
-def mosaicml(data: torch.Tensor, size: int, folder: Path) -> Epoch:
-    """Uncompressed MDS shards, its default shuffle (py1e)."""
-    # images and texts need libraries whose wheels do not fit every build of torch
-    for name in ("vision", "text", "multimodal"):
-        sys.modules.setdefault(f"streaming.{name}", mock.MagicMock())
-    from streaming import MDSWriter, StreamingDataset
-
-    where = folder / "mosaicml"
-    kind = "ndarray:float32:" + ",".join(map(str, data.shape[1:]))
-    with MDSWriter(out=str(where), columns={"x": kind}, size_limit="64mb") as writer:
-        for sample in data.numpy():
-            writer.write({"x": sample})
-    stream = StreamingDataset(
-        local=str(where), shuffle=True, batch_size=size, num_canonical_nodes=1
-    )
-    loader = DataLoader(stream, batch_size=size, num_workers=CORES, drop_last=True)
-    return lambda: run_through(loader)
-
-
-def webdataset(data: torch.Tensor, size: int, folder: Path) -> Epoch:
-    """Tar shards of raw bytes, shuffled by shard and by a buffer of 5000, batched in workers."""
-    import webdataset as wds
-
-    where = folder / "webdataset"
-    where.mkdir()
-    with wds.ShardWriter(str(where / "%06d.tar"), maxsize=64 << 20, verbose=0) as sink:
-        for k, sample in enumerate(data.numpy()):
-            sink.write({"__key__": f"{k:08d}", "x.bin": sample.tobytes()})
-    urls = sorted(map(str, where.glob("*.tar")))
-    shape = tuple(data.shape[1:])
-    stream = wds.WebDataset(urls, shardshuffle=len(urls), empty_check=False)
-    decoded = stream.shuffle(5000).to_tuple("x.bin")
-
-    def collate(rows: Any) -> torch.Tensor:
-        values = b"".join(row[0] for row in rows)
-        return torch.from_numpy(np.frombuffer(values, np.float32).reshape(-1, *shape).copy())
-
-    batched = decoded.batched(size, collation_fn=collate)
-    loader = wds.WebLoader(batched, batch_size=None, num_workers=min(CORES, len(urls)))
-    return lambda: run_through(loader)
+def run_epoch(epoch: Epoch, seconds: float) -> Turn:
+    """Run an epoch, or so much of it as `seconds` allow after its first batch."""
+    began = time.perf_counter()
+    first = now = count = first_count = 0.0
+    whole = True
+    batches = epoch()
+    for samples in batches:
+        now = time.perf_counter()
+        count += samples
+        if not first:
+            first, first_count = now, samples
+        elif now - first > seconds:
+            whole = False
+            break
+    del batches  # stops the workers, off the clock
+    all_of_it = count / (now - began)
+    rate = all_of_it if whole else (count - first_count) / (now - first)
+    return Turn(rate, all_of_it, first - began)
 
 
-PEER_LOADERS: dict[str, tuple[str, Callable[[torch.Tensor, int, Path], Epoch]]] = {
-    "ancestor": ("ml4xcube", ancestor),
-    "litdata": ("litdata", litdata),
-    "mosaicml": ("streaming", mosaicml),
-    "webdataset": ("webdataset", webdataset),
-}
-
-
-def peers(data: torch.Tensor, size: int, folder: Path) -> dict[str, Epoch]:
-    """Every other loader that is installed, over the same samples."""
-    found = {}
-    for name, (module, make) in PEER_LOADERS.items():
-        if is_here(module):
-            print(f"writing samples for {name}")
-            found[name] = make(data, size, folder)
-    return found
-
-
-def measure(contenders: dict[str, Epoch], repeats: int) -> dict[str, list[float]]:
-    """Samples per second of every epoch, in turns."""
-    rates: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(repeats + 1):
+def measure(contenders: dict[str, Epoch], args: Any) -> dict[str, list[Turn]]:
+    """Every contender in turns."""
+    turns: dict[str, list[Turn]] = {name: [] for name in contenders}
+    for number in range(args.repeats + 1):
         for name, epoch in contenders.items():
-            began = time.perf_counter()
-            rates[name].append(epoch() / (time.perf_counter() - began))
-        print(f"turn {turn}: " + ", ".join(f"{n} {r[-1]:,.0f}" for n, r in rates.items()))
-    return rates
+            turns[name].append(run_epoch(epoch, args.seconds))
+        print(f"  turn {number}: " + ", ".join(f"{n} {t[-1].rate:,.0f}" for n, t in turns.items()))
+    return turns
 
 
-def ratio(rates: dict[str, list[float]], one: str, other: str) -> float | None:
+def ratio(turns: dict[str, list[Turn]], one: str, other: str) -> float | None:
     """Median over the turns of how many times faster one is; the first turn does not count."""
-    if one not in rates or other not in rates:
+    if one not in turns or other not in turns:
         return None
-    pairs = zip(rates[one][1:], rates[other][1:], strict=True)
-    return round(statistics.median(a / b for a, b in pairs), 3)
+    pairs = zip(turns[one][1:], turns[other][1:], strict=True)
+    return round(statistics.median(a.rate / b.rate for a, b in pairs), 3)
 
 
-def summary(rates: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """The first epoch, and the median of the others."""
+def summary(turns: dict[str, list[Turn]]) -> Found:
+    """The first epoch with its start-up, and medians of the others."""
     return {
-        name: {"cold": round(found[0]), "steady": round(statistics.median(found[1:]))}
-        for name, found in rates.items()
+        name: {
+            "cold": round(found[0].cold_rate),
+            "steady": round(statistics.median(turn.rate for turn in found[1:])),
+            "first_batch_s": round(statistics.median(turn.first_s for turn in found[1:]), 3),
+        }
+        for name, found in turns.items()
     }
 
 
 def patches(
-    folder: Path, steps: int, names: list[str], window: dict[str, int], args: Any, chunks: Any
-) -> dict[str, Any]:
-    """Every loader over the same samples of a cube, for both batch sizes."""
-    lat, lon = window["lat"], window["lon"]
-    shape = (steps, lat, lon * 100)
+    folder: Path, steps: int, names: list[str], window: dict[str, int], chunks: Any, args: Any
+) -> dict[int, Found]:
+    """Every loader over the same samples of a cube, by batch size."""
+    shape = (steps, window["lat"], window["lon"] * 100)
     cube = xr.Dataset({n: (DIMS, field(shape, k)) for k, n in enumerate(names)})
-    options = {"sample_size": window}
-    paths = {k: store_of(cube, folder, k, chunk_size=n, **options) for k, n in chunks.items()}
+    paths = {
+        key: store_of(cube, folder, key, chunk_size=n, sample_size=window)
+        for key, n in chunks.items()
+    }
     best = [*chunks][-1]
-    # beside the default compressor, the one that decodes fastest
-    fast = {"chunk_size": chunks[best], "compressors": BloscCodec(cname="lz4", shuffle="shuffle")}
-    paths[f"{best}_byteshuffle"] = store_of(cube, folder, "byteshuffle", **fast, **options)
-    largest = PTXrDataset(paths[best], features=names)
-    data = largest.take(range(len(largest)))
-    result: dict[str, Any] = {"shape": list(data.shape)}
-    for size in (64, 256):
-        mine = folder / f"peers-{size}"
-        mine.mkdir()
+    whole = PTXrDataset(paths[best], features=names)
+    data = whole.take(range(len(whole)))
+    libraries = written(data, folder)
+    results: dict[int, Found] = {}
+    for size in BATCHES:
+        print(f"{len(data)} samples {tuple(data.shape[1:])}, batches of {size}")
         contenders = {
             "gather": gather(data, size),
-            "tensordataset": lambda size=size: run_through(
+            "tensordataset": lambda size=size: counted(
                 DataLoader(TensorDataset(data), size, shuffle=True)
             ),
         }
         reports = {}
         for key, path in paths.items():
-            loader = prep_dataloader(
-                PTXrDataset(path, features=names), batch_size=size, buffer_mb=args.buffer_mb
-            )
-            report = loader.shuffle_report()
-            reports[key] = {
-                "effective_batch_size": round(report.effective_batch_size, 1),
-                "least_blocks": report.least_blocks,
-                "said": str(report),
-            }
-            contenders[f"decode_{key}"] = decode(path, names, CORES)
-            contenders[f"ml4cube_{key}"] = lambda loader=loader: run_through(loader)
-        contenders |= peers(data, size, mine)
+            samples = PTXrDataset(path, features=names)
+            loader = prep_dataloader(samples, batch_size=size, buffer_mb=args.buffer_mb)
+            reports[key] = loader.shuffle_report()
+            contenders[f"decode_{key}"] = decode(path, names)
+            contenders[f"ml4cube_{key}"] = lambda loader=loader: counted(loader)
+        contenders |= {name: library.epoch(size) for name, library in libraries.items()}
         if is_here("xbatcher"):
             contenders["xbatcher"] = xbatcher(cube, window, size)
-        rates = measure(contenders, args.repeats)
-        others = ("tensordataset", "ancestor", "xbatcher", "litdata", "mosaicml", "webdataset")
-        result[f"batch_{size}"] = {
-            "samples_per_second": summary(rates),
-            "shuffle": reports,
-            "of_gather": {k: ratio(rates, f"ml4cube_{k}", "gather") for k in paths},
-            "of_raw_decode": {k: ratio(rates, f"ml4cube_{k}", f"decode_{k}") for k in paths},
-            **{f"over_{name}": ratio(rates, f"ml4cube_{best}", name) for name in others},
+        turns = measure(contenders, args)
+        others = ["tensordataset", *LIBRARIES, "xbatcher"]
+        raw = [ratio(turns, f"ml4cube_{key}", f"decode_{key}") for key in paths]
+        results[size] = {
+            **{f"of_gather_{key}": ratio(turns, f"ml4cube_{key}", "gather") for key in paths},
+            "of_raw_decode": min(raw),
+            **{f"over_{name}": ratio(turns, f"ml4cube_{best}", name) for name in others},
+            "effective_batch": round(min(r.effective_batch_size for r in reports.values()), 1),
+            "least_blocks": min(report.least_blocks for report in reports.values()),
+            "shuffle": {key: str(report) for key, report in reports.items()},
+            "samples_per_second": summary(turns),
         }
-        shutil.rmtree(mine)
-    return result
+    return results
 
 
-def points(folder: Path, args: Any) -> dict[str, Any]:
+def small(folder: Path, args: Any) -> dict[int, Found]:
+    """200,000 samples (3, 16, 16) in chunks of 3 and 12 MB, all variables together."""
+    chunks = {f"small_{mb}mb": max(1, int(333 * mb * args.scale)) for mb in (3, 12)}
+    steps = max(4, int(2000 * args.scale))
+    return patches(folder, steps, list("rgb"), {"lat": 16, "lon": 16}, chunks, args)
+
+
+def large(folder: Path, args: Any) -> dict[int, Found]:
+    """6,000 samples (8, 3, 32, 32) in chunks of 12 MB."""
+    window = {"time": 3, "lat": 32, "lon": 32}
+    chunks = {"large": max(1, int(125 * args.scale))}
+    names = [f"v{k}" for k in range(8)]
+    found = patches(folder, max(18, int(180 * args.scale)), names, window, chunks, args)
+    return {
+        size: {f"{k}_large" if k.startswith("over_") else k: v for k, v in values.items()}
+        for size, values in found.items()
+    }
+
+
+def points(folder: Path, args: Any) -> dict[int, Found]:
     """4 million points of three variables."""
     shape = (max(2, int(100 * args.scale)), 100, 400)
     cube = xr.Dataset({n: (DIMS, field(shape, k)) for k, n in enumerate("rgb")})
     data = PTXrDataset(store_of(cube, folder, "points"), features=list("rgb"))
     whole = data.take(range(len(data)))
-    result: dict[str, Any] = {}
-    for size in (64, 256):
+    results = {}
+    for size in BATCHES:
+        print(f"{len(whole)} points, batches of {size}")
         loader = prep_dataloader(data, batch_size=size)
-        contenders = {"gather": gather(whole, size), "ml4cube": lambda it=loader: run_through(it)}
-        rates = measure(contenders, args.repeats)
-        result[f"batch_{size}"] = {
-            "samples_per_second": summary(rates),
-            "of_gather_points": ratio(rates, "ml4cube", "gather"),
+        contenders = {"gather": gather(whole, size), "ml4cube": lambda it=loader: counted(it)}
+        turns = measure(contenders, args)
+        results[size] = {
+            "of_gather_points": ratio(turns, "ml4cube", "gather"),
+            "samples_per_second": summary(turns),
         }
-    return result
+    return results
 
 
-def lazy_cube(folder: Path, args: Any) -> dict[str, Any]:
+def lazy(folder: Path, args: Any) -> dict[int, Found]:
     """Windows of a chunked cube on disk, cut as they are read."""
     path, window = folder / "cube.zarr", {"lat": 16, "lon": 16}
     chunks = (8, 128, 128)
     shape = (max(16, int(400 * args.scale)), 256, 256)
     cube = xr.Dataset({n: (DIMS, field(shape, k)) for k, n in enumerate("rgb")})
     cube.to_zarr(path, encoding={n: {"chunks": chunks} for n in cube}, consolidated=False)
-    lazy = xr.open_zarr(path, consolidated=False)
+    opened = xr.open_zarr(path, consolidated=False)
     group = zarr.open_group(path, mode="r")
 
-    def sequential() -> int:
+    def sequential() -> Iterator[int]:
         """Decode chunk after chunk, and cut."""
-        count = 0
         for t in range(0, shape[0], chunks[0]):
             for y in range(0, shape[1], chunks[1]):
                 for x in range(0, shape[2], chunks[2]):
@@ -379,39 +504,49 @@ def lazy_cube(folder: Path, args: Any) -> dict[str, Any]:
                     cells = np.stack([group[n][box] for n in "rgb"], axis=1)
                     n, _, h, w = cells.shape
                     cut = cells.reshape(n, 3, h // 16, 16, w // 16, 16).transpose(0, 2, 4, 1, 3, 5)
-                    count += len(np.ascontiguousarray(cut.reshape(-1, 3, 16, 16)))
-        return count
+                    yield len(np.ascontiguousarray(cut.reshape(-1, 3, 16, 16)))
 
-    def xbatcher_lazy() -> Iterator[torch.Tensor]:
+    def patches_of_xbatcher() -> Iterator[int]:
         from xbatcher import BatchGenerator
 
-        few = lazy.isel(time=slice(0, 8))
-        for patch in BatchGenerator(few, {"time": 8, **window}):
-            yield torch.from_numpy(np.stack([v.values for v in patch.data_vars.values()], axis=1))
+        for patch in BatchGenerator(opened, {"time": chunks[0], **window}):
+            stacked = np.stack([v.values for v in patch.data_vars.values()], axis=1)
+            yield len(torch.from_numpy(stacked))
 
-    data = PTXrDataset(lazy, features=list("rgb"), sample_size=window, scale_fn=None)
-    loader = prep_dataloader(data, batch_size=256, buffer_mb=args.buffer_mb / 2)
-    contenders = {"sequential_decode": sequential, "ml4cube": lambda: run_through(loader)}
+    data = PTXrDataset(opened, features=list("rgb"), sample_size=window, scale_fn=None)
+    size = BATCHES[0]
+    loader = prep_dataloader(data, batch_size=size, buffer_mb=args.buffer_mb / 2)
+    contenders: dict[str, Epoch] = {
+        "sequential_decode": sequential,
+        "ml4cube": lambda: counted(loader),
+    }
     if is_here("xbatcher"):
-        contenders["xbatcher_lazy"] = lambda: run_through(xbatcher_lazy())
+        contenders["xbatcher_lazy"] = patches_of_xbatcher
     if is_here("ml4xcube"):
-        from ml4xcube.datasets.pytorch import PTXrDataset as Ancestor
+        from ml4xcube.datasets.pytorch import PTXrDataset as Chunks
 
-        sizes = [("time", 1), *window.items()]
-        blocks = list(zip(DIMS, chunks, strict=True))
-        old = Ancestor(lazy, sample_size=sizes, block_sizes=blocks, process_chunks=True)
+        sizes, blocks = [("time", 1), *window.items()], list(zip(DIMS, chunks, strict=True))
+        old = Chunks(opened, sample_size=sizes, block_sizes=blocks, process_chunks=True)
         items = DataLoader(AncestorBatches(old), batch_size=None, shuffle=True)
-        contenders["ancestor_lazy"] = lambda: run_through(items)
-    rates = measure(contenders, args.repeats)
+        contenders["ancestor_lazy"] = lambda: counted(items)
+    print(f"{len(data)} windows of a lazy cube, batches of {size}")
+    turns = measure(contenders, args)
+    others = ("sequential_decode", "xbatcher_lazy", "ancestor_lazy")
     return {
-        "samples_per_second": summary(rates),
-        "shuffle": str(loader.shuffle_report()),
-        **{f"over_{n}": ratio(rates, "ml4cube", n) for n in contenders if n != "ml4cube"},
+        size: {
+            **{f"over_{name}": ratio(turns, "ml4cube", name) for name in others},
+            "shuffle": str(loader.shuffle_report()),
+            "samples_per_second": summary(turns),
+        }
     }
 
 
-def remote(folder: Path, store: Path, names: list[str], args: Any) -> dict[str, Any]:
-    """The same store behind a file system that takes 50 ms for every read, and without delay."""
+def remote(folder: Path, args: Any) -> dict[int, Found]:
+    """A store behind a file system that takes 50 ms for every read, and without that delay."""
+    shape = (max(4, int(2000 * args.scale)), 16, 1600)
+    cube = xr.Dataset({n: (DIMS, field(shape, k)) for k, n in enumerate("rgb")})
+    window, chunk = {"lat": 16, "lon": 16}, max(1, int(1000 * args.scale))
+    store = store_of(cube, folder, "remote", chunk_size=chunk, sample_size=window)
     memory = fsspec.filesystem("memory")
     memory.put(str(store), "/remote.zarr", recursive=True)
     kind = type(memory)
@@ -421,60 +556,106 @@ def remote(folder: Path, store: Path, names: list[str], args: Any) -> dict[str, 
         time.sleep(DELAY_S)
         return plain(self, *given, **options)
 
-    data = PTXrDataset("memory://remote.zarr", features=names)
-    loaders = [prep_dataloader(data, batch_size=256, buffer_mb=args.buffer_mb) for _ in range(2)]
+    data = PTXrDataset("memory://remote.zarr", features=list("rgb"))
+    size = BATCHES[0]
+    near, far = (prep_dataloader(data, batch_size=size, buffer_mb=args.buffer_mb) for _ in range(2))
 
-    def delayed() -> int:
+    def delayed() -> Iterator[int]:
         with mock.patch.object(kind, "cat_file", late):
-            return run_through(loaders[1])
+            yield from counted(far)
 
-    rates = measure({"near": lambda: run_through(loaders[0]), "far": delayed}, args.repeats)
+    print(f"{len(data)} samples behind {DELAY_S} s per read, batches of {size}")
+    turns = measure({"near": lambda: counted(near), "far": delayed}, args)
     memory.rm("/remote.zarr", recursive=True)
-    found = ratio(rates, "far", "near")
-    return {"samples_per_second": summary(rates), "delay_s": DELAY_S, "of_local": found}
+    return {
+        size: {
+            "remote_of_local": ratio(turns, "far", "near"),
+            "samples_per_second": summary(turns),
+        }
+    }
 
 
-def main() -> None:
-    """Measure, print, and write the results."""
+PARTS: dict[str, Callable[[Path, Any], dict[int, Found]]] = {
+    "small": small,
+    "lazy": lazy,
+    "remote": remote,
+    "points": points,
+    "large": large,
+}
+
+
+def table(results: Found) -> str:
+    """What was asked for beside what was found."""
+    first, second = BATCHES
+    lines = [f"{'':24}{'asked':>8}{f'batch {first}':>12}{f'batch {second}':>12}"]
+    for key, bar in BARS.items():
+        found = results.get(key)
+        if found is None:
+            continue
+        least = "" if bar.least is None else f"{bar.least:g}"
+        other = results[f"batch_{second}"].get(key)
+        short = bar.least is not None and found < bar.least
+        lines.append(
+            f"{key:24}{least:>8}{found:>12g}{'' if other is None else f'{other:g}':>12}"
+            + ("   less than asked" if short else "")
+        )
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    """What to measure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="1 for 200,000 small samples")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="longest epoch measured")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     args.buffer_mb = 512 * args.scale
-    warnings.filterwarnings("ignore", message=".*not part in the Zarr format 3.*")
+    return args
+
+
+def main() -> None:
+    """Measure part after part; write the results after each, and print them at the end."""
+    args = arguments()
+    for noise in (".*not part in the Zarr format 3.*", ".*array is not writable.*"):
+        warnings.filterwarnings("ignore", message=noise)
     torch.set_num_threads(1)  # one thread gathers, as in our loader
-    settings = {"batch_sizes": [64, 256], "buffer_mb": args.buffer_mb, "scale": args.scale}
-    settings |= {"workers_of_peers": CORES, "repeats": args.repeats}
-    results: dict[str, Any] = {
+    fixed = {
         "machine": {"cpus": CORES, "platform": platform.platform()},
         "versions": {"python": platform.python_version(), **versions()},
-        "settings": settings,
-        "not_installed": [
-            name for name, (module, _) in PEER_LOADERS.items() if not is_here(module)
-        ],
+        "settings": {
+            **{"buffer_mb": args.buffer_mb, "scale": args.scale, "repeats": args.repeats},
+            **{"longest_epoch_s": args.seconds, "workers_of_peers": CORES, **SETTINGS},
+        },
     }
-    with tempfile.TemporaryDirectory() as name:
-        small, large = Path(name, "small"), Path(name, "large")
-        small.mkdir()
-        large.mkdir()
-        scaled = [max(1, int(n * args.scale)) for n in (1000, 4000)]
-        chunks = dict(zip(("3mb", "12mb"), scaled, strict=True))
-        rgb, eight = list("rgb"), [f"v{k}" for k in range(8)]
-        window = {"lat": 16, "lon": 16}
-        steps = max(4, int(2000 * args.scale))
-        results["small"] = patches(small, steps, rgb, window, args, chunks)
-        results["remote"] = remote(small, small / "3mb.zarr", rgb, args)
-        cuboid = {"time": 3, "lat": 32, "lon": 32}
-        steps = max(18, int(180 * args.scale))
-        results["large"] = patches(
-            large, steps, eight, cuboid, args, {"12mb": max(1, scaled[0] // 8)}
-        )
-        results["points"] = points(Path(name), args)
-        results["lazy_cube"] = lazy_cube(Path(name), args)
-    print(json.dumps(results, indent=1))
-    args.out.parent.mkdir(exist_ok=True)
-    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    results: Found = {f"batch_{size}": {} for size in BATCHES} | {"parts": {}}
+    if len(args.only) < len(PARTS) and args.out.exists():
+        before = json.loads(args.out.read_text())
+        if all(before.get(key) == value for key, value in fixed.items()):
+            results = {key: before[key] for key in results}
+    for part in args.only:
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            found = PARTS[part](Path(folder), args)
+        for size, values in found.items():
+            here = {key for key, bar in BARS.items() if bar.part == part}
+            results[f"batch_{size}"] |= {k: v for k, v in values.items() if k in here}
+            results["parts"].setdefault(part, {})[f"batch_{size}"] = values
+        results["parts"][part]["took_s"] = round(time.perf_counter() - began)
+        results["parts"][part]["load_average"] = os.getloadavg()
+        tops = results[f"batch_{BATCHES[0]}"]
+        ordered = {key: tops[key] for key in BARS if key in tops}
+        if "of_gather_small_12mb" in tops:
+            ordered["of_gather_small"] = tops["of_gather_small_12mb"]
+        args.out.parent.mkdir(exist_ok=True)
+        args.out.write_text(json.dumps({**ordered, **fixed, **results}, indent=1) + "\n")
+        print(f"{part}: {results['parts'][part]['took_s']} s, written to {args.out}\n")
+    print(json.dumps(fixed["settings"], indent=1))
+    print(table(json.loads(args.out.read_text())))
+    missing = [name for name, library in LIBRARIES.items() if not is_here(library.module)]
+    if missing:
+        print("not installed, so not compared with: " + ", ".join(missing))
 
 
 if __name__ == "__main__":
