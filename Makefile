@@ -5,7 +5,7 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-splits-honesty bench-gpu_feed
+.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-splits-honesty bench-gpu_feed bench-loaders_in_trainers
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite"
@@ -37,8 +37,8 @@ PEERS := benchmarks/.peers-venv
 $(PEERS)/.ready: pyproject.toml benchmarks/peers.py scripts/setup_env.py
 	$(PYTHON) benchmarks/peers.py $(PEERS) lightning accelerate pytorch-ignite
 
-bench-training: $(PEERS)/.ready
-	$(PEERS)/bin/python -P benchmarks/training.py
+bench-training bench-loaders_in_trainers: bench-%: $(PEERS)/.ready
+	$(PEERS)/bin/python -P benchmarks/$*.py
 
 LOADERS := benchmarks/.loaders-venv
 $(LOADERS)/.ready: pyproject.toml benchmarks/peers.py benchmarks/loaders.py scripts/setup_env.py

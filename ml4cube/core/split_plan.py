@@ -304,9 +304,13 @@ class SplitPlan:
             One label per cell, axes in the order of ``grid.dims``.
         """
         dims = self.grid.dims
-        blocks = np.ix_(*(self.grid.tile_of_cells(dim)[positions[dim]] for dim in dims))
         table = self.table
-        labels = table[blocks]
+        tiles = (self.grid.tile_of_cells(dim)[positions[dim]] for dim in dims)
+        blocks = [np.unique(ids, return_inverse=True) for ids in tiles]
+        labels = table[np.ix_(*(ids for ids, _ in blocks))]
+        # every block is looked up once; from the last axis on, whole rows and planes are copied
+        for axis in reversed(range(len(dims))):
+            labels = labels.take(blocks[axis][1], axis)
         if reaches:
             other = (table == TEST) | (table == VAL)
             near = near_to(other, self.grid, reaches, positions)
