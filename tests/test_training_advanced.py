@@ -1,12 +1,14 @@
 """AdvancedTrainer and ModelCheckpoint: the best few epochs on file, exactly those."""
 
 import os
+from itertools import chain
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training import distributed
 from ml4cube.training.callbacks import Callback
@@ -15,6 +17,7 @@ from ml4cube.training.dist import World
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator, MultiGPUTrainer
 from ml4cube.training.loggers import TensorBoardLogger
 from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping, ModelCheckpoint
+from tests.distributed_runner import on_ranks
 from tests.training_parts import dataset, losses, network, trainer, weights
 
 
@@ -297,5 +300,33 @@ def test_only_rank_0_saves(tmp_path):
     wrapped.world = World(1, 1, torch.device("cpu"))
     wrapped.save_checkpoint(tmp_path / "a.pt")
     assert list(tmp_path.iterdir()) == []
-    loader = wrapped.create_dataloader(dataset(9), batch_size=4, shuffle=True)
-    assert [len(x) for x, _ in loader] == [4, 4]
+
+
+def samples_of(loader):
+    return [x[:, 0].tolist() for x, _ in loader]
+
+
+def loaders_of_a_rank():
+    """What is dealt out of nine samples, and of one."""
+    wrapped = DistributedTrainer(network())
+    train = samples_of(wrapped.create_dataloader(dataset(9), batch_size=4))
+    val = samples_of(wrapped.create_dataloader(dataset(9), batch_size=2, shuffle=False))
+    one = samples_of(wrapped.create_dataloader(dataset(1), batch_size=2, shuffle=False))
+    ordered = wrapped.create_dataloader(dataset(9), batch_size=4, shuffle=False, train=True)
+    return train, val, one, samples_of(ordered)
+
+
+def test_ranks_get_equal_batches_to_train_on_and_every_sample_to_evaluate():
+    there = dataset(9).tensors[0][:, 0].tolist()
+    train, val, _, ordered = loaders_of_a_rank()
+    assert [len(batch) for batch in train] == [4, 4, 1]  # nothing is dropped
+    assert list(chain(*val)) == list(chain(*ordered)) == there
+    first, second = on_ranks(2, loaders_of_a_rank)
+    assert [len(batch) for batch in first[0]] == [len(batch) for batch in second[0]] == [4]
+    assert sorted(chain(*first[1], *second[1])) == sorted(there)
+    assert len(first[2]) + len(second[2]) == 1
+    assert [len(b) for b in first[3]] == [len(b) for b in second[3]] == [4]
+    with pytest.raises(InvalidTypeError, match="shuffle=True and train=False contradict"):
+        DistributedTrainer(network()).create_dataloader(dataset(9), 4, train=False)
+    with pytest.raises(InvalidTypeError, match="give train_ds, test_ds or val_ds"):
+        prep_dataloader()

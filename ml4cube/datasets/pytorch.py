@@ -31,7 +31,7 @@ __all__ = [
 
 
 def prep_dataloader(
-    train_ds: Any,
+    train_ds: Any = None,
     test_ds: Any = None,
     batch_size: int = 1,
     callback: Collate | None = None,
@@ -51,7 +51,7 @@ def prep_dataloader(
 
     Parameters
     ----------
-    train_ds : PTXrDataset or map-style data set
+    train_ds : PTXrDataset or map-style data set, optional
         Samples to train on.
     test_ds : PTXrDataset or map-style data set, optional
         Samples to test on.
@@ -100,7 +100,7 @@ def prep_dataloader(
     Raises
     ------
     InvalidTypeError
-        If a data set has no length or cannot be indexed.
+        If there is no data set, or one has no length or cannot be indexed.
     InvalidValueError
         If a number cannot work, or there are fewer training samples than one global batch.
 
@@ -139,10 +139,10 @@ def prep_dataloader(
             return SampleLoader(data, plan, memory, handover, num_workers or _useful_threads())
         return _map_loader(data, plan, memory, handover, num_workers)
 
-    loaders = [loader("train_ds", train_ds, True)]
-    for argument, data in (("test_ds", test_ds), ("val_ds", val_ds)):
-        if data is not None:
-            loaders.append(loader(argument, data, False))
+    given = {"train_ds": train_ds, "test_ds": test_ds, "val_ds": val_ds}
+    loaders = [loader(a, data, a == "train_ds") for a, data in given.items() if data is not None]
+    if not loaders:
+        raise InvalidTypeError("there is no data set; give train_ds, test_ds or val_ds")
     return loaders[0] if len(loaders) == 1 else tuple(loaders)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.training.callbacks import logger
 from ml4cube.training.checkpoint import read_file, write_file
@@ -170,9 +170,15 @@ class DistributedTrainer(_Wrapped):
             )
 
     def create_dataloader(
-        self, dataset: Any, batch_size: int, shuffle: bool = True, **arguments: Any
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool = True,
+        *,
+        train: bool | None = None,
+        **arguments: Any,
     ) -> Any:
-        """Return a training loader that gives this rank its share of every epoch.
+        """Return a loader that gives this rank its share of every epoch.
 
         Parameters
         ----------
@@ -182,17 +188,31 @@ class DistributedTrainer(_Wrapped):
             Samples per batch and rank.
         shuffle : bool
             Whether each epoch has an order of its own; call ``set_epoch`` to choose it.
+        train : bool, optional
+            True: every rank gets as many batches, of as many samples, so that it can be trained
+            on; of samples that cannot be shared out evenly, fewer than one per rank are left
+            out. False: every sample comes exactly once over all ranks, in order, so that ranks
+            may differ in their batches. Default: what `shuffle` says.
         **arguments : Any
-            As of `ml4cube.datasets.pytorch.prep_dataloader`.
+            As of `ml4cube.datasets.pytorch.prep_dataloader`; ``drop_last`` is False.
 
         Returns
         -------
         iterable
             The loader.
+
+        Raises
+        ------
+        InvalidTypeError
+            If samples are to be shuffled and evaluated.
         """
-        several = self.world.size > 1
+        train = shuffle if train is None else train
+        if shuffle and not train:
+            raise InvalidTypeError("shuffle=True and train=False contradict; give one of them")
+        arguments = {"drop_last": False, "parallel": self.world.size > 1, **arguments}
+        name = "train_ds" if train else "test_ds"
         return prep_dataloader(
-            dataset, batch_size=batch_size, shuffle=shuffle, parallel=several, **arguments
+            **{name: dataset}, batch_size=batch_size, shuffle=shuffle, **arguments
         )
 
     def save_checkpoint(
