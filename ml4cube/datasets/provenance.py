@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import os
+import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import xarray as xr
 import ml4cube
 from ml4cube.datasets.sample_plan import Sampling, jsonable
 from ml4cube.datasets.store import FORMAT
+from ml4cube.datasets.windows import zarr_behind
 
 _LIBRARIES = ("numpy", "xarray", "zarr", "numcodecs")
 
@@ -90,10 +94,11 @@ def fingerprint(sampling: Sampling, settings: Mapping[str, Any]) -> str:
     Returns
     -------
     str
-        The same for the same call on the same cube; for cubes in memory their content counts,
-        for others where they come from.
+        The same for the same call on the same cube: for cubes in memory their content counts,
+        for others where they come from, and number, size and time of change of local files.
     """
     extractor = sampling.extractor
+    state = functools.cache(_state)
     call = {
         "format": FORMAT,
         "spec": json.loads(sampling.spec.to_json()),
@@ -101,7 +106,7 @@ def fingerprint(sampling: Sampling, settings: Mapping[str, Any]) -> str:
         "recipe": sampling.recipe,
         "settings": settings,
         "versions": versions(),
-        "cells": {n: _identity(sampling.ds[n].variable) for n in sampling.reader.variables},
+        "cells": {n: _identity(sampling.ds, n, state) for n in sampling.reader.variables},
         "axes": {a.name: [_hash(a.values), dict(a.attrs)] for a in extractor.axes},
         "choice": None if extractor.choice is None else _hash(extractor.choice.used),
         "callback": None if extractor.callback is None else identity_of(extractor.callback),
@@ -111,18 +116,49 @@ def fingerprint(sampling: Sampling, settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(call, sort_keys=True).encode()).hexdigest()
 
 
-def _identity(variable: xr.Variable) -> str:
-    """Tell one variable from another without reading files."""
+def _identity(ds: xr.Dataset, name: str, state: Callable[[Path], str]) -> str:
+    """Tell one variable from another without reading its cells."""
+    from dask.base import tokenize
+
+    variable = ds[name].variable
+    if variable._in_memory and variable.chunks is None:
+        return f"memory {_hash(variable.values)}"
+    known = [f"{variable.dtype} {variable.shape}"]
     if variable.chunks is not None:
         # a dask array's name is a hash of what it is made from
         array: Any = variable._data
-        return f"dask {array.name} {variable.chunks}"
-    if variable._in_memory:
-        return f"memory {_hash(variable.values)}"
-    source = variable.encoding.get("source")
-    path = Path(str(source))
-    changed = path.stat().st_mtime_ns if source and path.exists() else None
-    return f"file {source} {changed} {variable.dtype} {variable.shape}"
+        known.append(f"dask {array.name} {variable.chunks}")
+    stored, keys = zarr_behind(variable)
+    if stored is not None:
+        known.append(f"zarr {stored.store_path} {tokenize(keys)}")
+        # Icechunk: the state of the repository that the session reads
+        known.append(str(getattr(getattr(stored.store, "session", None), "snapshot_id", None)))
+        root = getattr(stored.store, "root", None)
+        source = None if root is None else Path(root) / stored.path
+    else:
+        found = variable.encoding.get("source") or ds.encoding.get("source")
+        source = None if found is None else Path(str(found))
+        known.append(f"file {source}")
+    if source is not None and source.exists():
+        known.append(state(source))
+    return ", ".join(known)
+
+
+def _state(source: Path) -> str:
+    """Number, size and newest change of the files of a source, so that a changed one is noticed."""
+    number, size, changed = 0, 0, 0
+    folders = [source]
+    while folders:
+        folder = folders.pop()
+        entries: Iterable[Any] = os.scandir(folder) if folder.is_dir() else [folder]
+        for entry in entries:
+            if entry.is_dir():
+                folders.append(Path(entry))
+                continue
+            found = entry.stat()
+            number, size = number + 1, size + found.st_size
+            changed = max(changed, found.st_mtime_ns)
+    return f"{number} files {size} bytes {changed}"
 
 
 def _hash(values: np.ndarray[Any, Any]) -> str:
@@ -144,28 +180,118 @@ def identity_of(function: Callable[..., Any]) -> str:
     Returns
     -------
     str
-        Hash of its code, constants, defaults and closure; an object that is no plain function
-        is known by its pickle, which may differ between processes: then it counts as another.
+        Hash of its code, constants, defaults and closure, and of the globals it names; not of
+        the file and lines it stands in. Helpers of an importable module count with their own
+        code. What Python itself cannot look into is known by its pickle, which may differ
+        between processes: then it counts as another callback.
     """
+    return hashlib.sha256(repr(_Canonical().of(function, whole=True)).encode()).hexdigest()
+
+
+_OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__firstlineno__"}
+
+
+class _Canonical:
+    """Writes values as tuples and texts that are the same in every process."""
+
+    def __init__(self) -> None:
+        # by id, with the value itself, so that no id is used again meanwhile
+        self._seen: dict[int, tuple[int, Any]] = {}
+
+    def of(self, value: Any, whole: bool = False) -> Any:
+        """Describe a value; a function's closure and globals where it is no mere helper."""
+        if value is None or isinstance(value, str | bytes | bool | int | float | complex):
+            return repr(value)
+        if isinstance(value, tuple):
+            return "tuple", self._each(value)
+        if isinstance(value, set | frozenset):
+            # each by itself, so that nothing depends on the order in which they come
+            return "set", sorted(repr(_Canonical().of(v)) for v in value)
+        if isinstance(value, types.CodeType):
+            names = (value.co_names, value.co_varnames, value.co_freevars)
+            return "code", value.co_code, self._each(value.co_consts), names
+        # a function that calls itself, a list that holds itself
+        if id(value) in self._seen:
+            return "again", self._seen[id(value)][0]
+        self._seen[id(value)] = (len(self._seen), value)
+        if isinstance(value, types.FunctionType):
+            return self._of_function(value, whole or not _importable(value))
+        if isinstance(value, type):
+            return self._of_class(value)
+        return self._of_object(value)
+
+    def _each(self, values: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(self.of(value) for value in values)
+
+    def _of_function(self, function: types.FunctionType, whole: bool) -> Any:
+        code, known = function.__code__, function.__globals__
+        parts: list[Any] = [code, function.__defaults__, function.__kwdefaults__]
+        if whole:
+            parts.append([_content(cell) for cell in function.__closure__ or ()])
+            parts.append({n: known[n] for n in sorted(_names(code) & set(known))})
+        return "function", self._each(parts)
+
+    def _of_class(self, kind: type) -> Any:
+        if _importable(kind):
+            return "named", kind.__module__, kind.__qualname__
+        members = sorted((n, v) for n, v in vars(kind).items() if n not in _OF_EVERY_CLASS)
+        return "class", kind.__qualname__, self._each(kind.__bases__), self._each(members)
+
+    def _of_object(self, value: Any) -> Any:
+        kind = type(value).__qualname__
+        if isinstance(value, list):
+            return kind, self._each(value)
+        if isinstance(value, dict):
+            return kind, self._each(value.items())
+        if isinstance(value, np.ndarray | np.generic):
+            return kind, _hash(np.asarray(value))
+        if isinstance(value, types.ModuleType):
+            return kind, value.__name__
+        if isinstance(value, types.MethodType):
+            return kind, self._each((value.__self__, value.__func__))
+        if isinstance(value, staticmethod | classmethod):
+            return kind, self._each((value.__func__,))
+        if isinstance(value, property):
+            return kind, self._each((value.fget, value.fset, value.fdel))
+        if isinstance(value, functools.partial):
+            return kind, self._each((value.func, value.args, value.keywords))
+        if _is_plain(value):
+            return kind, self._each((type(value), vars(value)))
+        return "pickle", _pickled(value)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+
+
+def _importable(value: Any) -> bool:
+    """Whether another process finds it by its name; what a script or notebook defines, not."""
+    module = getattr(value, "__module__", None)
+    if module is None or module == "__main__":
+        return False
+    found: Any = sys.modules.get(module)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether an object is nothing but its class and attributes."""
+    kind: Any = type(value)
+    as_usual = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    slots = any(vars(c).get("__slots__") for c in kind.__mro__)
+    return as_usual and not slots and hasattr(value, "__dict__")
+
+
+def _pickled(value: Any) -> str:
     import cloudpickle
 
-    if not isinstance(function, types.FunctionType):
-        return hashlib.sha256(cloudpickle.dumps(function)).hexdigest()
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    named = {
-        n: function.__globals__[n] for n in _names(function.__code__) & set(function.__globals__)
-    }
-    context = [function.__defaults__, function.__kwdefaults__, cells]
-    context.append({n: v for n, v in sorted(named.items()) if not isinstance(v, types.ModuleType)})
-    text = repr(_code(function.__code__)) + hashlib.sha256(cloudpickle.dumps(context)).hexdigest()
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
 
 
 def _names(code: types.CodeType) -> set[str]:
     inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
     return set(code.co_names).union(*(_names(c) for c in inner))
-
-
-def _code(code: types.CodeType) -> tuple[Any, ...]:
-    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
-    return (code.co_code, constants, code.co_names, code.co_varnames)

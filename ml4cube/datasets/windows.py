@@ -411,7 +411,7 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
     plain, whole, inner = True, True, array
     while hasattr(inner, "array"):
         if isinstance(inner, LazilyIndexedArray):
-            whole &= all(key == slice(None) for key in inner.key.tuple)
+            whole &= all(isinstance(k, slice) and k == slice(None) for k in inner.key.tuple)
         else:
             plain &= isinstance(inner, CopyOnWriteArray | MemoryCachedArray)
         inner = inner.array
@@ -446,6 +446,33 @@ def _file_behind(array: Any) -> Any:
         return None
     same = held.shape == array.shape and held.dtype == array.dtype
     return held.array if same else None
+
+
+def zarr_behind(variable: xr.Variable) -> tuple[Any, list[Any]]:
+    """Find the zarr array that a lazy variable reads.
+
+    Parameters
+    ----------
+    variable : Variable
+        Of a cube that was opened, with dask or without.
+
+    Returns
+    -------
+    array : zarr.Array or None
+        None if there is none, or dask computes something of it.
+    keys : list
+        How it is indexed.
+    """
+    from dask.base import is_dask_collection
+
+    data = variable._data
+    inner: Any = _file_behind(data) if is_dask_collection(data) else data
+    keys = []
+    while hasattr(inner, "array"):
+        keys.append(getattr(inner, "key", None))
+        inner = inner.array
+    stored = getattr(inner, "_array", None)
+    return (stored, keys) if hasattr(stored, "store_path") else (None, keys)
 
 
 @dataclass(frozen=True)
