@@ -22,6 +22,7 @@ from ml4cube.training.options import Options
 from ml4cube.training.pytorch_distributed import Trainer
 from ml4cube.training.shard_files import read_shards, row_range
 from ml4cube.training.sharding import Sharded, pick_groups
+from ml4cube.training.trainer import AdvancedTrainer
 from tests.distributed_runner import on_ranks
 from tests.training_parts import At, Interrupt, dataset, losses, network, trainer, weights
 
@@ -344,6 +345,21 @@ def torn(folder):
     return epoch, run(**settings)
 
 
+def again(folder):
+    """What a second `fit` says, and that it fits once there is a new optimizer."""
+    model, loader = network(), DataLoader(dataset(16), batch_size=4)
+
+    def fresh():
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        return AdvancedTrainer(model, optimizer, nn.MSELoss(), device="cpu", **GROUPS)
+
+    first = fresh()
+    first.fit(loader, epochs=1)
+    with pytest.raises(InvalidValueError) as caught:
+        first.fit(loader, epochs=1)
+    return str(caught.value), len(fresh().fit(loader, epochs=1))
+
+
 SCENES = {
     scene.__name__: scene
     for scene in (
@@ -366,6 +382,7 @@ SCENES = {
         from_ddp,
         harmed,
         torn,
+        again,
     )
 }
 
@@ -515,6 +532,12 @@ def test_a_snapshot_that_failed_on_one_rank_leaves_the_one_before(stage):
     for rank in (0, 1):
         assert stage["torn"][rank] == (1, stage["undisturbed"][rank])
     assert len(list((stage["folder"] / "torn").iterdir())) == 3  # what was left over is gone
+
+
+def test_a_second_fit_needs_a_new_optimizer_and_says_so(stage):
+    for said, epochs in stage["again"]:
+        assert "holds shares of another model, as strategy='fsdp' left them" in said
+        assert epochs == 1
 
 
 # ------------------------------------------------------------------------------ pieces

@@ -172,7 +172,8 @@ class AdvancedTrainer:
             Loader of validation batches, or several by name; without one, ``val_loss`` cannot be
             monitored.
         epochs : int
-            How many to train at most.
+            How many to train at most; with `snapshot_path`, which a second call goes on from as
+            well, in all calls together.
 
         Returns
         -------
@@ -181,6 +182,8 @@ class AdvancedTrainer:
 
         Raises
         ------
+        InvalidValueError
+            If the optimizer is left from a run with ``strategy="fsdp"``.
         RunError
             If a loss is not finite, another rank failed, or SIGTERM came.
         """
