@@ -522,6 +522,46 @@ def test_bad_arguments_are_refused_before_any_work(tmp_path: Path, options: Any)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["lat_index", "lat_origin", "time", "samples", "lat", "manifest", "zarr.json", "a/b", ""],
+)
+@pytest.mark.parametrize("made_by", ["cube", "callback"])
+def test_names_that_a_store_cannot_hold(tmp_path: Path, name: str, made_by: str) -> None:
+    ds, options = split_cube(), {"sample_size": {"lat": 2}, "val_cube": tmp_path / "v"}
+    if made_by == "callback":
+        options["callback"] = lambda samples: {**samples, name: samples["a"] + 1}
+    elif name in ds.coords:
+        pytest.skip("a cube cannot have such a variable")
+    else:
+        ds[name] = ds["a"] + 1
+    with pytest.raises(ValueError, match=f"variable '{name}' of the samples"):
+        sampler(ds, tmp_path, **options).run()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (None, "returned a NoneType; return a dict"),
+        ([1], "returned a list; return a dict"),
+        ({}, "returned no variable"),
+        ({"a": np.timedelta64(1, "D")}, "timedelta64"),
+        ({"a": 1j}, "complex128"),
+    ],
+    ids=str,
+)
+def test_what_a_callback_may_not_return(tmp_path: Path, returned: Any, told: str) -> None:
+    def callback(samples: dict[str, Any]) -> Any:
+        if not returned or isinstance(returned, list):
+            return returned
+        return {"a": np.full(len(samples["a"]), returned["a"])}
+
+    with pytest.raises(RunError, match=told):
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", callback=callback).run()
+    assert not list(tmp_path.iterdir())
+
+
 def test_same_path_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another part's path"):
         sampler(split_cube(), tmp_path, test_cube=str(tmp_path / "." / "train.zarr"))

@@ -22,7 +22,7 @@ from ml4cube.core.missing import fill_gaps, find_gaps, window_all, window_any
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import Statistics
-from ml4cube.datasets.windows import CubeReader, arrange, cut, tile_cells
+from ml4cube.datasets.windows import KINDS, CubeReader, arrange, cut, tile_cells
 
 Arrays = dict[str, NDArray[Any]]
 Callback = Callable[[Arrays], Mapping[str, Any]]
@@ -387,7 +387,9 @@ class Extractor:
         assert self.callback is not None
         where = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in self.cells_of(tile).items())
         try:
-            result = {str(k): np.asarray(v) for k, v in self.callback(samples).items()}
+            returned = self.callback(samples)
+            known = isinstance(returned, Mapping)
+            result = {str(k): np.asarray(v) for k, v in returned.items()} if known else {}
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise RunError(
@@ -395,12 +397,14 @@ class Extractor:
                 f"{type(error).__name__}: {error} (line {place.lineno} of {place.filename}); "
                 "mend it and run again"
             ) from error
-        wrong = {k: v.shape for k, v in result.items() if v.ndim == 0 or len(v) != n}
+        wrong: Any = {k: v.shape for k, v in result.items() if v.ndim == 0 or len(v) != n}
+        wrong |= {k: v.dtype.name for k, v in result.items() if v.dtype.kind not in KINDS}
         if wrong or not result:
+            found = wrong or (f"no variable: {result}" if known else f"a {type(returned).__name__}")
             raise RunError(
                 f"the callback got {n} samples of block {tile.id} (cells {where}) and returned "
-                f"{wrong or 'no variable'}; return arrays with the samples as first axis, as "
-                "many as it got"
+                f"{found}; return a dict of arrays of numbers, booleans or dates with the samples "
+                "as first axis, as many as it got"
             )
         return result
 

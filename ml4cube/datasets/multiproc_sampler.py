@@ -36,6 +36,7 @@ from ml4cube.datasets.sample_plan import (
     SamplePlan,
     Sampling,
     check_missing_chunks,
+    check_stored_names,
     make_plan,
     seed_of,
 )
@@ -301,6 +302,7 @@ class MultiProcSampler:
         if callback is None:
             ds_dtypes = {n: self.sampling.ds[n].dtype for n in self.sampling.spec.variables}
             self._precision.check_names(ds_dtypes)
+            check_stored_names(self.sampling.spec, ds_dtypes)
         self._chunk = chunk_samples(chunk_size, self.sampling.spec)
         self._batch = chunk_batch
         self._order = order
@@ -349,6 +351,7 @@ class MultiProcSampler:
                     note=bar.update,
                     missing_chunks=self._missing_chunks,
                 )
+            check_stored_names(self.sampling.spec, plan.schema)
             dims = len(self.sampling.spec.dims)
             self._planned = extractor, plan.stored_as(self._precision, dims)
         return self._planned

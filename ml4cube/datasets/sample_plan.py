@@ -42,6 +42,7 @@ from ml4cube.datasets.extractor import (
     tiling,
 )
 from ml4cube.datasets.precision import Precision
+from ml4cube.datasets.store import MANIFEST
 from ml4cube.datasets.windows import (
     ComputedSource,
     CubeReader,
@@ -307,6 +308,40 @@ def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
             )
 
 
+def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
+    """Refuse variables whose names a sample store needs itself, or cannot hold.
+
+    Parameters
+    ----------
+    spec : SampleSpec
+        How samples are cut.
+    stored : iterable of str
+        Variables of the samples, of the cube or of a callback's making.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is one.
+    """
+    origins = {_origin_name(dim, spec) for dim in spec.dims} | {f"{d}_index" for d in spec.dims}
+    taken = {
+        **dict.fromkeys(sorted(origins), "the coordinate of that name"),
+        **dict.fromkeys(spec.array_dims, "the dim of that name"),
+        **dict.fromkeys((MANIFEST.partition("/")[0], "zarr.json"), "a file of that name"),
+    }
+    for name in stored:
+        odd = not name or "/" in name or name in (".", "..") or name.startswith("__")
+        if name in taken or odd:
+            why = "cannot be a folder's name" if odd else f"clashes with {taken[name]} in the store"
+            raise InvalidValueError(
+                f"variable {name!r} of the samples {why}; rename it (ds.rename, or in the callback)"
+            )
+
+
+def _origin_name(dim: str, spec: SampleSpec) -> str:
+    return f"{dim}_origin" if dim in spec.array_dims or dim in spec.variables else dim
+
+
 def _source_chunks(variable: xr.Variable) -> dict[str, int]:
     """Largest chunk along each dim, of dask or of the file; nothing for arrays in memory."""
     if variable.chunks is not None:
@@ -453,7 +488,7 @@ def _recipe(label: xr.DataArray) -> dict[str, Any]:
 
 def _axis(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
     """The coordinate along a dim, dates as numbers; positions where the cube has none."""
-    name = f"{dim}_origin" if dim in spec.array_dims or dim in spec.variables else dim
+    name = _origin_name(dim, spec)
     if dim not in ds.coords:
         return Axis(name, np.arange(ds.sizes[dim]), {})
     # without the encoding of the file it came from, which may pack values or round dates

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Slices = Mapping[str, slice]
 
-# Kinds of dtype a sample can hold: float, signed, unsigned, bool, date.
-_KINDS = "fiubM"
+#: Kinds of dtype a sample can hold: float, signed, unsigned, bool, date.
+KINDS = "fiubM"
 
 
 def as_dataset(ds: Any) -> xr.Dataset:
@@ -122,7 +122,7 @@ def cube_dims(ds: xr.Dataset) -> tuple[str, ...]:
     candidates = [
         v
         for name, v in ds.variables.items()
-        if name in ds.data_vars and name not in bounds and v.dtype.kind in _KINDS and v.ndim
+        if name in ds.data_vars and name not in bounds and v.dtype.kind in KINDS and v.ndim
     ]
     if not candidates:
         raise InvalidValueError(
@@ -174,7 +174,7 @@ def cube_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> tuple[list[st
             others[str(name)] = "has no dim"
         elif name in bounds or not set(v.dims) <= dims:
             others[str(name)] = f"has dims {v.dims} outside the cube's {tuple(sorted(dims))}"
-        elif v.dtype.kind not in _KINDS:
+        elif v.dtype.kind not in KINDS:
             others[str(name)] = f"is of dtype {v.dtype}"
         else:
             kept.append(str(name))
