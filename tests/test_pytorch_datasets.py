@@ -25,7 +25,7 @@ from ml4cube.datasets import sample_plan, shard_writer
 from ml4cube.datasets.cursor import EpochCursor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
-from ml4cube.datasets.store import open_store
+from ml4cube.datasets.store import MANIFEST, open_store
 from ml4cube.splits import assign_block_split
 from tests.cubes import cell_id_cube
 from tests.samplestores import numbered, write_store
@@ -139,6 +139,7 @@ def test_types_are_as_asked(store: Path) -> None:
     data = PTXrDataset(store, to_pred="b", dtype="float64", target_dtype="int64")
     x, y = data[9]
     assert (x.dtype, y.dtype) == (torch.float64, torch.int64)
+    assert PTXrDataset(store, features="b", dtype=torch.float16)[9].dtype == torch.float16
     (x, y) = next(iter(prep_dataloader(data, batch_size=4)))
     assert (x.dtype, y.dtype) == (torch.float64, torch.int64)
 
@@ -149,6 +150,16 @@ def test_negative_and_impossible_indices(store: Path) -> None:
     for index in (N, -N - 1):
         with pytest.raises(IndexError, match=str(N)):
             data[index]
+    mask = np.arange(N) % 100 == 3
+    assert numbers(data.take(mask)) == [3, 103]
+    assert data.coords(mask)["lat_index"].tolist() == [6, 206]
+    assert numbers(data.take(torch.tensor([4, 5]))) == [4, 5]
+    assert numbers(data[torch.tensor(4)][None]) == [4]
+    assert len(data.take([])) == 0
+    wrong: list[Any] = [1.7, [1.0, 2.0], mask[:5], slice(2, 5), True, "1", None]
+    for index in wrong:
+        with pytest.raises(InvalidTypeError, match="whole numbers"):
+            data.coords(index)
 
 
 def test_samples_know_where_they_come_from(store: Path) -> None:
@@ -209,7 +220,7 @@ def test_epochs_differ_and_are_a_function_of_seed_and_epoch(
     assert first != second
     assert set(range(N)) - set(flat(first)) != set(range(N)) - set(flat(second))
     again = prep_dataloader(data, num_workers=0 if form == "tensors" else 3, **options)
-    again.set_epoch(1)
+    again.set_epoch(np.int64(1))
     assert epoch(again) == second
     again.set_epoch(0)
     assert epoch(again) == first
@@ -489,6 +500,19 @@ def test_a_cube_gives_the_samples_that_the_sampler_writes(
     assert len(train) == len(lazy) // 4
 
 
+def test_the_path_of_a_cube_is_known_as_one(tmp_path: Path) -> None:
+    cell_id_cube(CUBE).to_zarr(tmp_path / "cube.zarr", consolidated=False)
+    with pytest.raises(
+        StoreError, match=r"cube\.zarr is no sample store but a cube with dims .*la"
+    ):
+        PTXrDataset(tmp_path / "cube.zarr")
+    assert len(PTXrDataset(tmp_path / "cube.zarr", sample_size={"lat": 3})) == 6 * 3 * 10
+    broken = write_store(tmp_path / "broken.zarr", 20)
+    (broken / MANIFEST).unlink()
+    with pytest.raises(StoreError, match="no manifest"):
+        PTXrDataset(broken)
+
+
 def test_a_cube_without_a_split_is_all_training() -> None:
     cube = cell_id_cube(CUBE, names=("a",))
     data = PTXrDataset(cube, features="a", sample_size={"lat": 3, "lon": 5}, scale_fn=None)
@@ -618,7 +642,10 @@ class Endless(IterableDataset[int]):
             InvalidValueError,
             "part='training'.*did you mean 'train'",
         ),
-        (lambda p: PTXrDataset(p / "no"), StoreError, "no sample store"),
+        (lambda p: PTXrDataset(p / "no"), StoreError, "no does not exist: no sample store"),
+        (lambda p: PTXrDataset("memory://no.zarr"), StoreError, "memory://no.zarr does not exist"),
+        (lambda p: PTXrDataset(p, dtype=torch.bfloat16), InvalidTypeError, "dtype=torch.bfloat16"),
+        (lambda p: PTXrDataset(p, "a", target_dtype="flat"), InvalidTypeError, "target_dtype='fl"),
         (lambda p: prep_dataloader(Endless()), InvalidTypeError, "train_ds is a Endless"),
         (lambda p: prep_dataloader(3), InvalidTypeError, "train_ds is a int"),
         (lambda p: prep_dataloader([1], 3), InvalidTypeError, "test_ds is a int"),

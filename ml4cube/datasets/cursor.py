@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.shard import check_whole
 
 
 class EpochCursor:
@@ -44,12 +45,9 @@ class EpochCursor:
         epoch : int
             From 0. If a loaded state lies inside this very epoch, it is kept.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int):
-            raise InvalidTypeError(f"epoch={epoch!r} is a {type(epoch).__name__}; give an int")
-        if epoch < 0:
-            raise InvalidValueError(f"epoch={epoch}; epochs count from 0")
+        check_whole("epoch", epoch, 0)
         if epoch != self._next[0]:
-            self._next = (epoch, 0)
+            self._next = (int(epoch), 0)
         self._now = self._next
 
     @property

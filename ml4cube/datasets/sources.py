@@ -7,11 +7,13 @@ samples lie in their cube (`coords`). `open_source` chooses the one that fits wh
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from fsspec.core import url_to_fs
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreError, check_choice
@@ -555,7 +557,7 @@ def open_source(
     if lead is not None and asked == ["sample_size"] and _holds_samples(ds):
         asked = []  # it says how many cells of a stored window are inputs
     opened = isinstance(ds, xr.Dataset | xr.DataArray)
-    ds = as_dataset(ds) if opened or asked else open_store(ds)
+    ds = as_dataset(ds) if opened or asked else _opened_store(ds)
     metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
     dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
     if dim not in ds.dims:
@@ -567,6 +569,28 @@ def open_source(
         )
     source = _of_store(ds, dim) if metadata else DatasetSource(ds, dim)
     return (source if lead is None else WindowPair(source, lead, sample_size)), metadata
+
+
+def _opened_store(source: Any) -> xr.Dataset:
+    """Open a store; where there is none, say what there is."""
+    try:
+        return open_store(source)
+    except StoreError:
+        if isinstance(source, str | os.PathLike):
+            fs, root = url_to_fs(os.fspath(source))
+            if not fs.exists(root):
+                raise StoreError(f"{source} does not exist: no sample store, no cube") from None
+        try:
+            found = as_dataset(source)
+        except StoreError:
+            found = None
+        if found is not None and "ml4cube_format" not in found.attrs and found.sizes:
+            raise StoreError(
+                f"{source} is no sample store but a cube with dims {dict(found.sizes)}; give "
+                "sample_size= (or scale_fn=, ...) with the path, or the cube opened by xarray, to "
+                "cut it as it is read"
+            ) from None
+        raise
 
 
 def _holds_samples(ds: Any) -> bool:

@@ -168,7 +168,9 @@ class PTXrDataset(Dataset[Any]):
         self._choose_variables(targets, chosen, weighing, apart=lead is not None)
         self._add_features(coord_features)
         self._add_weights(weights)
-        self._fields = self._make_fields(np.dtype(dtype), np.dtype(target_dtype or dtype))
+        kept = _numpy_dtype("dtype", dtype)
+        other = kept if target_dtype is None else _numpy_dtype("target_dtype", target_dtype)
+        self._fields = self._make_fields(kept, other)
         self.layout = tuple(self._source.dims[field.variables[0]] for field in self._fields)
         self._starts = np.concatenate([[0], np.cumsum(self._source.counts)])
         self._cache = _ChunkCache(self._source, self._fields, int(cache_mb * _MB))
@@ -195,8 +197,8 @@ class PTXrDataset(Dataset[Any]):
 
         Parameters
         ----------
-        indices : sequence of int
-            Which samples; negative numbers count from the end.
+        indices : sequence of int or of bool
+            Which samples; negative numbers count from the end. Or a bool for every sample.
 
         Returns
         -------
@@ -277,7 +279,15 @@ class PTXrDataset(Dataset[Any]):
 
     def _rows(self, indices: Any) -> Ints:
         """Count negative indices from the end, and refuse those that do not exist."""
-        wanted = np.asarray(indices, np.int64)
+        given = np.asarray(indices)
+        if given.dtype == bool and given.shape == (len(self),):
+            return np.flatnonzero(given)
+        if given.size and given.dtype.kind not in "iu":
+            raise InvalidTypeError(
+                f"sample {indices!r}: samples have whole numbers; give one, a list of them, or one "
+                f"bool for each of the {len(self)} samples"
+            )
+        wanted = given.astype(np.int64)
         wanted = np.where(wanted < 0, wanted + len(self), wanted)
         if ((wanted < 0) | (wanted >= len(self))).any():
             raise IndexError(f"sample {indices} of {len(self)} samples")
@@ -459,6 +469,20 @@ class PTXrDataset(Dataset[Any]):
                 "leave it out with features="
             )
         return window
+
+
+def _numpy_dtype(argument: str, given: Any) -> np.dtype[Any]:
+    """Read a dtype of numpy or of torch."""
+    try:
+        if isinstance(given, torch.dtype):
+            made: np.dtype[Any] = torch.empty(0, dtype=given).numpy().dtype
+            return made
+        return np.dtype(given)
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"{argument}={given!r} is no type that samples are read as ({error}); give one that "
+            "numpy and torch have both, such as 'float32'"
+        ) from error
 
 
 class _ChunkCache:
