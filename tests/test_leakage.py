@@ -363,6 +363,38 @@ def great_circle(a, b):
     return 2 * 6371.0 * np.arcsin(np.sqrt(h))
 
 
+@pytest.mark.parametrize(
+    "by_hand",
+    {
+        "random cells": lambda ds, rng: (ds.t2m.dims, rng.random(ds.t2m.shape) < 0.8),
+        "few random train cells": lambda ds, rng: (ds.t2m.dims, rng.random(ds.t2m.shape) < 0.2),
+        "random columns": lambda ds, rng: (ds.t2m.dims[1:], rng.random(ds.t2m.shape[1:]) < 0.8),
+        "every fifth step": lambda ds, rng: ("time", np.arange(ds.time.size) % 5 != 0),
+        "one step": lambda ds, rng: ("time", np.arange(ds.time.size) != 11),
+        "two rows": lambda ds, rng: ("lat", ~np.isin(np.arange(ds.lat.size), [11, 12])),
+        "by value": lambda ds, rng: (ds.t2m.dims, ds.t2m.values > ds.t2m.values.mean()),
+        "by a value that rises": lambda ds, rng: (
+            ds.t2m.dims,
+            (ds.t2m.values + rng.normal(0, 9, ds.t2m.shape)).cumsum(0) < 0,
+        ),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_labels_by_hand_that_leave_test_cells_among_train_are_flagged(by_hand):
+    ds = smooth_cube(shape=(24, 30, 30))
+    dims, train = by_hand[1](ds, np.random.default_rng(0))
+    assert leakage_report(ds.assign(split=(dims, train.astype("u1")))).leaks
+
+
+def test_labels_by_hand_of_what_lies_outside_of_train_are_not():
+    ds = smooth_cube(shape=(24, 30, 30))
+    for dim in ("time", "lat"):
+        last = np.arange(ds.sizes[dim]) < ds.sizes[dim] - 1
+        assert not leakage_report(ds.assign(split=(dim, last.astype("u1")))).leaks
+    rows = xr.DataArray(np.isin(np.arange(30), [11, 12]), dims="lat")
+    assert not leakage_report(assign_region_split(ds, rows)).leaks
+
+
 def test_distances_are_those_of_brute_force():
     lat, lon = np.linspace(60, 85, 11), np.linspace(-180, 150, 12)
     rng = np.random.default_rng(0)
@@ -410,8 +442,17 @@ def test_a_deployment_far_off_is_held_against_a_split_that_stays_near():
 @pytest.mark.parametrize(
     ("deployment", "error", "words"),
     [
-        (3, InvalidTypeError, "deployment is a int"),
-        ({"depth": [1.0]}, InvalidValueError, "none of which"),
+        (3, InvalidTypeError, r"deployment is a int; say where .*\['lat', 'lon', 'time'\]"),
+        (np.ones((40, 20), bool), InvalidTypeError, "ndarray; .* a DataArray of bools"),
+        ({"depth": [1.0]}, InvalidValueError, "it needs 'lat' and 'lon', or 'time'"),
+        ({"lat": [1.0]}, InvalidValueError, r"coordinates \['lat'\].* needs 'lat' and 'lon'"),
+        ({"lat": [1.0, 2.0], "lon": [1.0]}, InvalidValueError, "one of each for every point"),
+        ({"lat": slice(0, 9), "lon": slice(0, 9)}, InvalidValueError, "'lat' as slice"),
+        ({"lat": ["a"], "lon": ["b"]}, InvalidValueError, "<U1 along 'lat'"),
+        ({"lat": [np.nan], "lon": [3.0]}, InvalidValueError, "along 'lat', or some that are NaN"),
+        ({"lat": [91.0], "lon": [3.0]}, InvalidValueError, "beyond the poles"),
+        ({"time": ["2010-01-01"]}, InvalidValueError, "pandas.to_datetime"),
+        (xr.Dataset(coords={"lat": [], "lon": []}), InvalidValueError, "no places along 'lat'"),
         (xr.DataArray(np.zeros(3, bool), dims="lat"), InvalidValueError, "3 cells along 'lat'"),
         (xr.DataArray(np.zeros(40, bool), dims="lat"), InvalidValueError, "false everywhere"),
     ],

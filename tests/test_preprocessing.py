@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.preprocessing import cubes
 from ml4cube.splits import assign_block_split, estimate_range
 from tests import oracle
 from tests.cubes import cell_id_cube
@@ -568,3 +569,35 @@ def test_importing_the_module_loads_neither_sklearn_nor_torch() -> None:
     code = "import sys, ml4cube.preprocessing; print({'sklearn', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+UNREAD = [
+    lambda ds: pp.standardize(ds, {"a": [1.0, 3.0]}),
+    lambda ds: pp.CubeScaler("robust").fit(ds).transform(ds)[["a"]],
+    lambda ds: pp.CubeScaler(per="lat").fit(ds).inverse_transform(ds)[["a"]],
+    lambda ds: pp.fill_nan_values(ds, ["a"], "sample_mean"),
+    lambda ds: pp.fill_nan_values(ds, ["a"], "noise"),
+    lambda ds: pp.assign_mask(ds[["a"]], ds["mask"]),
+    lambda ds: pp.apply_filter(ds, "mask"),
+    lambda ds: pp.drop_nan_values(ds, ["a"]),
+]
+
+
+@pytest.mark.parametrize("act", UNREAD)
+def test_a_cube_opened_without_dask_is_not_read_as_a_whole(
+    act: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = cell_id_cube({"time": 12, "lat": 6, "lon": 4}, "float32", gaps=0.2)
+    ds["mask"] = ds["a"].fillna(1) % 3 != 0
+    ds.chunk({"time": 3}).to_zarr(tmp_path / "c.zarr", consolidated=False)
+    expected = act(ds)
+    monkeypatch.setattr(cubes, "_BLOCK_CELLS", 100)  # a file chunk has 72 cells
+    with xr.open_zarr(tmp_path / "c.zarr", chunks=None, consolidated=False) as unread:
+        made = act(unread)
+        assert not unread["a"].variable._in_memory
+        for name in made.data_vars:
+            if not np.array_equal(expected[name], ds.get(name), equal_nan=True):
+                assert made[name].chunksizes["time"] == (3, 3, 3, 3)
+            np.testing.assert_array_equal(made[name], expected[name])
+            assert made[name].dtype == expected[name].dtype
+        assert pp.accounting(made) == pp.accounting(expected)

@@ -23,6 +23,8 @@ from ml4cube.splits import (
     assign_time_split,
     create_split,
 )
+from ml4cube.splits.cube import CubeView
+from ml4cube.splits.validity import valid_mask
 from tests import oracle_splits as oracle
 from tests.cubes import cell_id_cube
 
@@ -357,3 +359,17 @@ def test_a_huge_cube_opened_without_dask_gets_a_lazy_label(tmp_path):
     seconds, megabytes = map(float, done.stdout.split())
     assert megabytes < 500
     assert seconds < 60
+
+
+def test_what_is_valid_is_read_in_whole_chunks_of_the_file(tmp_path, monkeypatch):
+    ds = cell_id_cube({"time": 12, "lat": 6, "lon": 4}, "float32", gaps=0.2)
+    ds.chunk({"time": 3}).to_zarr(tmp_path / "c.zarr", consolidated=False)
+    monkeypatch.setattr("ml4cube.splits.cube._CELLS_IN_CHUNK", 160)  # two chunks have 144 cells
+    with xr.open_zarr(tmp_path / "c.zarr", chunks=None, consolidated=False) as unread:
+        mask = valid_mask("a", CubeView.of(unread))
+        assert mask.chunksizes["time"] in ((3, 3, 3, 3), (6, 6))
+        made = assign_block_split(unread, {"time": 2, "lat": 3}, valid="a")
+        assert not unread["a"].variable._in_memory
+    np.testing.assert_array_equal(
+        made["split"], assign_block_split(ds, {"time": 2, "lat": 3}, valid="a")["split"]
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -29,6 +29,7 @@ UNNAMED = "values"
 _BLOCK_CELLS = 2**21
 
 Cube = xr.Dataset | xr.DataArray | Mapping[str, Any]
+V = TypeVar("V", xr.Variable, xr.DataArray)
 
 
 def check_cube(ds: object) -> None:
@@ -386,6 +387,29 @@ def _file_chunks(variable: xr.Variable) -> dict[str, int] | None:
             return None
         chunks = dict(zip(variable.dims, stored, strict=True))
     return {str(dim): n for dim, n in chunks.items() if isinstance(n, int)}
+
+
+def read_in_blocks(array: V) -> V:
+    """Put an array that was opened without dask, and not read yet, into dask's hands.
+
+    Parameters
+    ----------
+    array : Variable or DataArray
+        Any.
+
+    Returns
+    -------
+    Variable or DataArray
+        In chunks of `block_shape`, if it is lazy without dask and more than one block; so it is
+        never in memory as a whole. Else the array itself.
+    """
+    variable = array.variable if isinstance(array, xr.DataArray) else array
+    if variable.chunks is not None or variable._in_memory:
+        return array
+    shape = block_shape(variable)
+    if all(shape[str(dim)] == n for dim, n in variable.sizes.items()):
+        return array
+    return array.chunk(shape)
 
 
 def blocks(variable: xr.Variable) -> Iterator[dict[str, slice]]:

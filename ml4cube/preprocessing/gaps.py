@@ -128,6 +128,7 @@ def _mask_variable(
 
 def _flags(mask: xr.Variable) -> xr.Variable:
     """Turn numbers into flags: NaN and 0 are False."""
+    mask = cubes.read_in_blocks(mask)
     present: xr.Variable = mask.notnull()
     return present & mask.astype(bool)
 
@@ -282,7 +283,7 @@ def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
     """Turn cells of one variable into gaps, lazily if it is lazy."""
     return xr.apply_ufunc(
         blank,
-        array,
+        cubes.read_in_blocks(array),
         cells,
         dask="parallelized",
         output_dtypes=[_blanked_dtype(array.dtype)],
@@ -412,7 +413,7 @@ def _reasons(variables: list[xr.Variable], mask: xr.Variable | None, mode: str) 
     full = xr.Variable(
         (*outer, *window), np.broadcast_to(False, tuple(sizes[d] for d in (*outer, *window)))
     )
-    arrays = [cubes.spread(variable, full) for variable in variables]
+    arrays = [cubes.spread(cubes.read_in_blocks(variable), full) for variable in variables]
     if mask is not None:
         arrays.append(cubes.spread(mask, full))
     result: xr.Variable = xr.apply_ufunc(
@@ -561,10 +562,11 @@ def _fill_samples(samples: Mapping[str, Any], options: Mapping[str, dict[str, An
 def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, Any]]) -> Any:
     """Fill a Dataset or DataArray, lazily if it is lazy."""
     cube = cubes.as_dataset(ds)
-    filled = {name: _filled(cube[name], chosen) for name, chosen in options.items()}
+    gappy = {name: cubes.read_in_blocks(cube[name]) for name in options}
+    filled = {name: _filled(gappy[name], chosen) for name, chosen in options.items()}
     counts = {name: count.data for name, count in recorded(cube).items()}
-    for name in options:
-        counts["filled"] = counts.get("filled", 0) + _gap_count(cube.variables[name]).data
+    for array in gappy.values():
+        counts["filled"] = counts.get("filled", 0) + _gap_count(array.variable).data
     return cubes.like_given(record(cube.assign(filled), counts), ds)
 
 

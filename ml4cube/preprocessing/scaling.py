@@ -266,6 +266,7 @@ def rescale_array(array: xr.DataArray, offset: Any, scale: Any, arithmetic: Resc
         If dims or coordinates do not fit.
     """
     cubes.check_decoded(str(array.name), array)
+    array = cubes.read_in_blocks(array)
     options: dict[str, Any] = {
         "dask": "parallelized",
         "output_dtypes": [scaled_dtype(array.dtype)],

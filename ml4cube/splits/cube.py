@@ -19,7 +19,10 @@ RECIPE_ATTR = "ml4cube_split"
 
 # Degrees that are places on the globe: of a pole, rounding may lie a little beyond it, and a
 # longitude may be counted once more around.
-_MOST_LAT, _MOST_LON = 90.001, 720.0
+MOST_LAT, _MOST_LON = 90.001, 720.0
+
+# Cells of an array in memory that are looked at together, and of a chunk of a larger one.
+_CELLS_IN_MEMORY, _CELLS_IN_CHUNK = 1 << 24, 1 << 21
 
 # Labels, of one byte, that are made together where a cube was opened without dask.
 _LABELS_AT_ONCE = 1 << 24
@@ -234,7 +237,7 @@ class CubeView:
                 f"{asked!r} needs 1-D latitude and longitude along two dims, the cube has the "
                 f"coordinates {sorted(map(str, self.ds.coords))}; give it in cells"
             )
-        _check_degrees(asked, lat, _MOST_LAT)
+        _check_degrees(asked, lat, MOST_LAT)
         _check_degrees(asked, lon, _MOST_LON)
         return lat, lon
 
@@ -323,22 +326,57 @@ def _chunks(
     lazy = [variable for variable in variables if not variable.variable._in_memory]
     stored: dict[str, int] = {}
     for variable in lazy:
-        for name, size in (variable.encoding.get("preferred_chunks") or {}).items():
-            if name in variable.sizes and isinstance(size, int | np.integer) and size > 0:
-                stored.setdefault(str(name), int(size))
+        stored = {**_stored_chunks(variable), **stored}
     shape = tuple(ds.sizes[dim] for dim in dims)
     size_of_chunk = {dim: min(stored.get(dim, n), n) for dim, n in zip(dims, shape, strict=True)}
     if not lazy or math.prod(shape) <= _LABELS_AT_ONCE:
         return None, size_of_chunk if stored else None
     # labels are small: several chunks of the file make one of theirs, or there are too many
-    sizes = normalize_chunks(  # type: ignore[no-untyped-call]
-        "auto",
-        shape=shape,
-        limit=_LABELS_AT_ONCE,
-        dtype=np.dtype(np.uint8),
-        previous_chunks=tuple(size_of_chunk.values()) if stored else None,
+    of_file = tuple(size_of_chunk.values()) if stored else None
+    whole = _whole_chunks(shape, of_file, _LABELS_AT_ONCE)
+    return dict(zip(dims, whole, strict=True)), size_of_chunk if stored else None
+
+
+def _stored_chunks(variable: xr.DataArray) -> dict[str, int]:
+    """Size of the chunks of the file that a variable was opened from, where it has some."""
+    return {
+        str(name): int(size)
+        for name, size in (variable.encoding.get("preferred_chunks") or {}).items()
+        if name in variable.sizes and isinstance(size, int | np.integer) and size > 0
+    }
+
+
+def _whole_chunks(
+    shape: tuple[int, ...], stored: tuple[int, ...] | None, cells: int
+) -> tuple[tuple[int, ...], ...]:
+    """Chunks of about so many cells, made of whole chunks of the file."""
+    sizes: tuple[tuple[int, ...], ...] = normalize_chunks(  # type: ignore[no-untyped-call]
+        "auto", shape=shape, limit=cells, dtype=np.dtype(np.uint8), previous_chunks=stored
     )
-    return dict(zip(dims, sizes, strict=True)), size_of_chunk if stored else None
+    return sizes
+
+
+def in_chunks(array: xr.DataArray) -> xr.DataArray:
+    """Put an array without chunks into dask's hands, if it is large.
+
+    Parameters
+    ----------
+    array : DataArray
+        Any.
+
+    Returns
+    -------
+    DataArray
+        In chunks of a few megabytes if it is large, or was opened without dask and not read yet;
+        made of whole chunks of its file, so that none is read twice.
+    """
+    least = _CELLS_IN_MEMORY if array.variable._in_memory else _CELLS_IN_CHUNK
+    if array.chunks is not None or array.size <= least:
+        return array
+    stored = _stored_chunks(array)
+    of_file = tuple(min(stored.get(str(dim), n), n) for dim, n in array.sizes.items())
+    chunks = _whole_chunks(array.shape, of_file if stored else None, _CELLS_IN_CHUNK)
+    return array.chunk(dict(zip(array.dims, chunks, strict=True)))
 
 
 def _check_degrees(asked: object, coord: xr.DataArray, most: float) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ml4cube.core.buffer import EARTH_RADIUS_KM
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
-from ml4cube.splits.cube import CubeView, is_time, microseconds
+from ml4cube.splits.cube import MOST_LAT, CubeView, is_time, microseconds
 from ml4cube.splits.layout import SAMPLE, Layout
 
 Floats = NDArray[np.float64]
@@ -135,15 +135,17 @@ class Ground:
             coords = {str(name): c for name, c in deployment.coords.items() if c.ndim == 1}
             return self._of_coords(coords, grid=True)
         if isinstance(deployment, Mapping) or hasattr(deployment, "columns"):
-            coords = {
-                str(name): xr.DataArray(np.asarray(deployment[name]), dims="points", name=name)
-                for name in deployment
-            }
-            return self._of_coords(coords, grid=False)
+            return self._of_coords(_by_name(deployment), grid=False)
+        named = ", ".join(f"{dim!r}: [...]" for dim in self._axes())
         raise InvalidTypeError(
-            f"deployment is a {type(deployment).__name__}; give a cube, a mask of bools, or "
-            "coordinates of points by name"
+            f"deployment is a {type(deployment).__name__}; say where the model will be used by a "
+            f"cube with the coordinates {self._axes()}, a DataArray of bools on the cells of this "
+            f"cube, or the coordinates of points by name, as in {{{named}}}"
         )
+
+    def _axes(self) -> list[str]:
+        """Dims that a deployment may lie along."""
+        return [*self.map_dims, *([self.time_dim] if self.time_dim else [])]
 
     def _of_mask(self, mask: xr.DataArray) -> Places:
         for dim, n in mask.sizes.items():
@@ -169,25 +171,42 @@ class Ground:
 
     def _of_coords(self, coords: dict[str, xr.DataArray], grid: bool) -> Places:
         rng = np.random.default_rng(0)
-        axes = [self._match(dim, coords) for dim in self.map_dims]
+        axes = {dim: self._match(dim, coords) for dim in self.map_dims}
+        found = {dim: values for dim, values in axes.items() if values is not None}
         space = None
-        if axes and all(values is not None for values in axes):
-            places = [
-                np.asarray(values.values, dtype=float) for values in axes if values is not None
-            ]
-            if grid:
+        if found and len(found) == len(axes):
+            places = [self._numbers(dim, values) for dim, values in found.items()]
+            if grid and len({values.dims for values in found.values()}) == len(found):
                 places = [rng.choice(values, 4 * SAMPLE) for values in places]
             space = self._vectors(places)
-        time = None
-        found = self._match(self.time_dim, coords) if self.time_dim else None
-        if found is not None:
-            time = self._days(found)
+        when = self._match(self.time_dim, coords) if self.time_dim else None
+        time = None if when is None else self._days(when)
         if space is None and time is None:
+            place = " and ".join(map(repr, self.map_dims))
+            enough = [words for words in (place, self.time_dim and repr(self.time_dim)) if words]
             raise InvalidValueError(
-                f"deployment has the coordinates {sorted(coords)}, none of which is one of the "
-                f"cube's {[*self.map_dims, self.time_dim]}; name them alike"
+                f"deployment has the coordinates {sorted(coords)}; to be found on this cube it "
+                f"needs {', or '.join(enough)}; name them alike"
             )
         return Places(space, time)
+
+    def _numbers(self, dim: str, values: xr.DataArray) -> Floats:
+        """Coordinates of places, checked to be some."""
+        if values.dtype.kind not in "fiu":
+            raise InvalidValueError(
+                f"deployment has {values.dtype} along {dim!r}, the cube has numbers; give numbers"
+            )
+        numbers = np.asarray(values.values, dtype=float)
+        lat = self.view.axis_of("lat")
+        on_lat = self.units["space"] == "km" and lat is not None and lat.dims[0] == dim
+        most = MOST_LAT if on_lat else np.inf
+        if not numbers.size or not (np.isfinite(numbers) & (np.abs(numbers) <= most)).all():
+            raise InvalidValueError(
+                f"deployment has no places along {dim!r}, or some that are NaN or infinite"
+                + (", or beyond the poles" if on_lat else "")
+                + "; leave such points out"
+            )
+        return numbers
 
     def _match(self, dim: str | None, coords: dict[str, xr.DataArray]) -> xr.DataArray | None:
         """The coordinate that means the same as a dim of the cube."""
@@ -248,7 +267,7 @@ class Ground:
         if not is_time(coord):
             raise InvalidValueError(
                 f"deployment has {coord.dtype} along {coord.name!r}, the cube has dates; decode "
-                "the times"
+                "the times, or give dates as of pandas.to_datetime"
             )
         both = np.concatenate([own.values[:1], coord.values.ravel()])
         try:
@@ -259,6 +278,27 @@ class Ground:
                 f"the dates of deployment are of another calendar than the cube's ({error}); "
                 "convert them with convert_calendar"
             ) from None
+
+
+def _by_name(deployment: Any) -> dict[str, xr.DataArray]:
+    """Coordinates of points: columns and named index levels of a table, or entries of a mapping."""
+    if hasattr(deployment, "columns") and any(deployment.index.names):
+        deployment = deployment.reset_index()
+    found = {}
+    for name in deployment:
+        values = np.atleast_1d(np.asarray(deployment[name]))
+        if values.ndim != 1 or isinstance(deployment[name], slice):
+            raise InvalidValueError(
+                f"deployment gives {name!r} as {type(deployment[name]).__name__} of shape "
+                f"{values.shape}; give one number for each point"
+            )
+        found[str(name)] = xr.DataArray(values, dims="points", name=name)
+    sizes = {name: values.size for name, values in found.items()}
+    if len(set(sizes.values())) > 1:
+        raise InvalidValueError(
+            f"deployment has {sizes} coordinates by name; give one of each for every point"
+        )
+    return found
 
 
 def _on_sphere(view: CubeView, dims: tuple[str, ...]) -> bool:

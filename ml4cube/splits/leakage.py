@@ -34,6 +34,8 @@ _CATEGORIES = {
 }  # fmt: skip
 # A split leaks when more than this share of its test cells touch train, or lie within the range.
 _MOST = 0.5
+# No region of some size has that share of its cells at its border; only one asked for by name.
+_ALL = 0.95
 # Fewer pieces than this are regions, that many or more are blocks dealt out among train.
 _SCATTERED = 3.5
 # A label that changes more often than this along each dim is no matter of a few regions, even if
@@ -139,10 +141,12 @@ def leakage_report(
     A split leaks if cells held out have duplicates in train; if `assign_rand_split` made it; if
     the test part is scattered among train, and more than half of its cells touch a train cell,
     or lie within the range of one (blocks that touch, along dims without a sill, do so at any
-    size: give them a buffer); or if the deployment lies more than four times as far from train
-    as the test part. A part that lies wholly to one side of train (forward in time) or in few
-    large pieces (regions) is used for what lies outside of train, so being within the range is
-    reported and not held against it.
+    size: give them a buffer); if all test cells touch a train cell, as those of a single step
+    or row among train do (a region that `assign_region_split` left out may be that thin); or if
+    the deployment lies more than four times as far from train as the test part. A part that
+    lies wholly to one side of train (forward in time) or in few large pieces (regions) is used
+    for what lies outside of train, so being within the range is reported and not held against
+    it.
 
     Every chunk is read once for the duplicates, and sums of it are kept; ranges and separation
     are taken from seeded samples; memory is bounded. Gaps of the first variable are no test
@@ -190,10 +194,16 @@ def leakage_report(
         layout.one_sided(dim, part) is not None for dim in cut if not _categorical(view, dim)
     )
     runs = math.prod(starts.size for starts in layout.starts.values())
-    among = not sided and (apart.pieces >= _SCATTERED or runs >= _FEW_RUNS ** len(cut))
-    judge.cell_by_cell(view.ds[name])
-    judge.neighbours(apart, gap, time_dim, among)
-    judge.ranges(ranges, apart, cut, sided, view)
+    scattered = apart.pieces >= _SCATTERED
+    ragged = runs >= _FEW_RUNS ** len(cut)
+    among = not sided and (scattered or ragged)
+    # regions may be ragged, but they stay where they are
+    mixed = not sided and (scattered or (ragged and len(cut) > 1 and time_dim in cut))
+    made_by = _maker(view.ds[name])
+    judge.cell_by_cell(made_by)
+    whole = sided or made_by in ("assign_region_split", "LeaveRegionOut")
+    judge.neighbours(apart, gap, time_dim, among, whole)
+    judge.ranges(ranges, apart, cut, sided, mixed, view)
     judge.deployment(curves, ground, asked is not None)
     return judge.report(curves, ground, apart)
 
@@ -247,6 +257,15 @@ def _label(view: CubeView, name: str) -> xr.DataArray:
     if label.dtype.kind not in "iuf":
         raise InvalidValueError(f"the label {name!r} is of {label.dtype}; it holds 0, 1, 2 or 255")
     return label
+
+
+def _maker(label: xr.DataArray) -> str | None:
+    """Function that made a label of ours; None for a label of somebody else's."""
+    try:
+        recipe = json.loads(label.attrs.get(RECIPE_ATTR, "{}"))
+    except (TypeError, json.JSONDecodeError):
+        return None
+    return recipe.get("made_by") if isinstance(recipe, dict) else None
 
 
 def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
@@ -375,20 +394,21 @@ class _Judge:
                 f"{share} of the held-out cells are bitwise copies of train cells{where}"
             )
 
-    def cell_by_cell(self, label: xr.DataArray) -> None:
-        try:
-            recipe = json.loads(label.attrs.get(RECIPE_ATTR, "{}"))
-        except (TypeError, json.JSONDecodeError):
-            return  # a label of somebody else's
-        if isinstance(recipe, dict) and recipe.get("made_by") == "assign_rand_split":
+    def cell_by_cell(self, made_by: str | None) -> None:
+        if made_by == "assign_rand_split":
             self.leaks.append("cells were dealt out one by one, among their neighbours")
 
     def neighbours(
-        self, found: Separation, gap: int | None, time_dim: str | None, among: bool
+        self,
+        found: Separation,
+        gap: int | None,
+        time_dim: str | None,
+        among: bool,
+        whole: bool,
     ) -> None:
         status = "ok"
         share = found.touching
-        if share > _MOST and among:
+        if (share > _MOST and among) or (share > _ALL and not whole):
             status = "leak"
             self.leaks.append(f"{_percent(share)} of the {self.part} cells touch a train cell")
         elif share > 0.02:
@@ -410,6 +430,7 @@ class _Judge:
         found: Separation,
         cut: list[str],
         sided: bool,
+        mixed: bool,
         view: CubeView,
     ) -> None:
         for dim in cut:
@@ -443,20 +464,19 @@ class _Judge:
                 "no range is known along the dims that are cut", _MOST, "unknown",
             )  # fmt: skip
             return
-        scattered = found.pieces >= _SCATTERED and not sided
         near = found.near > _MOST
         status = "ok"
         said = (
             f"{_percent(found.near)} of the {self.part} cells lie within the range of a train cell "
             f"({_named(known)})"
         )
-        if near and scattered:
+        if near and mixed:
             status = "leak"
             self.leaks.append(said)
         elif found.near > 0.1:
             status = "warning"
             self.warnings.append(said)
-        if scattered and not found.touching and any(math.isinf(cells) for cells in known.values()):
+        if mixed and not found.touching and any(math.isinf(cells) for cells in known.values()):
             endless = [dim for dim, cells in known.items() if math.isinf(cells)]
             self.warnings.append(
                 f"no buffer along {', '.join(endless)} can be shown to be wide enough, since "

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
-from ml4cube.splits.cube import CubeView
+from ml4cube.splits.cube import CubeView, in_chunks
 
 Counts = NDArray[np.int64]
 ValidLike = str | Iterable[str] | xr.DataArray
@@ -94,10 +94,7 @@ def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
             )
         if dim in array.coords and dim in view.ds.coords:
             _check_same_places(array.coords[dim], view.ds.coords[dim], argument, array.name)
-    bare = xr.DataArray(array.variable, name=array.name)
-    if bare.chunks is None and bare.size > _CELLS_AT_ONCE:
-        bare = bare.chunk("auto")
-    return bare
+    return in_chunks(xr.DataArray(array.variable, name=array.name))
 
 
 def _check_same_places(
