@@ -502,9 +502,7 @@ def test_a_cube_gives_the_samples_that_the_sampler_writes(
 
 def test_the_path_of_a_cube_is_known_as_one(tmp_path: Path) -> None:
     cell_id_cube(CUBE).to_zarr(tmp_path / "cube.zarr", consolidated=False)
-    with pytest.raises(
-        StoreError, match=r"cube\.zarr is no sample store but a cube with dims .*la"
-    ):
+    with pytest.raises(StoreError, match=r"cube\.zarr is no sample store but a cube"):
         PTXrDataset(tmp_path / "cube.zarr")
     assert len(PTXrDataset(tmp_path / "cube.zarr", sample_size={"lat": 3})) == 6 * 3 * 10
     broken = write_store(tmp_path / "broken.zarr", 20)

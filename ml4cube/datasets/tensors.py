@@ -475,9 +475,9 @@ def _numpy_dtype(argument: str, given: Any) -> np.dtype[Any]:
     """Read a dtype of numpy or of torch."""
     try:
         if isinstance(given, torch.dtype):
-            made: np.dtype[Any] = torch.empty(0, dtype=given).numpy().dtype
-            return made
-        return np.dtype(given)
+            given = torch.empty(0, dtype=given).numpy().dtype
+        made: np.dtype[Any] = np.dtype(given)
+        return made
     except TypeError as error:
         raise InvalidTypeError(
             f"{argument}={given!r} is no type that samples are read as ({error}); give one that "
