@@ -111,11 +111,13 @@ def make_shard(
         for array in job.layout.arrays
     }
     run = _run_length(job.layout) if job.mix else last - first
-    places = _places(last - first, run, _shard_seed(job, shard))
+    starts = _run_starts(last - first, run, _shard_seed(job, shard))
     filled = 0
     for piece, reader in zip(pieces, readers, strict=True):
         samples = _piece_samples(job, piece, reader.joined(job.common))
-        where = places[filled : filled + piece.last - piece.first]
+        # piece by piece: places of a whole shard of points would be as large as the shard
+        place = np.arange(filled, filled + piece.last - piece.first)
+        where = starts[place // run] + place % run
         for name, array in values.items():
             array[where] = samples[name]
         filled += piece.last - piece.first
@@ -158,13 +160,12 @@ def _shard_seed(job: ShardJob, shard: int) -> int:
     return int(hash_ids(job.extractor.seed, [1 + len(PARTS) * shard + PARTS[job.part]])[0])
 
 
-def _places(n: int, run: int, seed: int) -> NDArray[np.intp]:
-    """Place of each of `n` samples after runs of `run` of them were mixed."""
+def _run_starts(n: int, run: int, seed: int) -> NDArray[np.intp]:
+    """Where each run of `run` of `n` samples begins after they were mixed."""
     runs = -(-n // run)
     order = np.argsort(hash_ids(seed, np.arange(runs)), kind="stable")
     lengths = np.full(runs, run)
     lengths[-1:] = n - run * (runs - 1)
     starts = np.empty(runs, np.intp)
     starts[order] = np.cumsum(lengths[order]) - lengths[order]
-    places = np.arange(n)
-    return np.asarray(starts[places // run] + places % run)
+    return starts
