@@ -65,6 +65,25 @@ def test_many_reads_of_a_remote_store_wait_at_once(
     assert gate.passed == 40
 
 
+def test_all_variables_of_a_chunk_wait_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, names = fsspec.filesystem("memory"), ("a", "b", "c")
+    memory.put(str(write_store(tmp_path / "s.zarr", 40, names)), "/three.zarr", recursive=True)
+    data = PTXrDataset("memory://three.zarr", features=names, cache_mb=0)
+    data[0]  # the indices of the shards are known
+    together, kind = threading.Barrier(len(names)), type(memory)
+    plain = kind.cat_file
+
+    def late(self: Any, *args: Any, **options: Any) -> Any:
+        together.wait(timeout=60)
+        return plain(self, *args, **options)
+
+    monkeypatch.setattr(kind, "cat_file", late)
+    assert data[15][:, 0, 0].tolist() == [15, 1015, 2015]
+    memory.rm("/three.zarr", recursive=True)
+
+
 def test_a_remote_cube_is_known_to_be_slow() -> None:
     cell_id_cube({"time": 4, "lat": 4, "lon": 4}).to_zarr("memory://cube.zarr", consolidated=False)
     cube = xr.open_zarr("memory://cube.zarr", consolidated=False)

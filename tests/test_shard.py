@@ -242,7 +242,7 @@ CHUNKED = [3, 10, 7, 0, 8, 4, 2, 9, 5, 1, 11, 6]
 
 @pytest.mark.parametrize(
     ("chunks", "slots", "expected"),
-    [(500, 64, 48), (10, 64, 8), (1, 64, 1), (500, 1, 1), (10_000, 10_000, 96), (40, 40, 24)],
+    [(500, 64, 32), (10, 64, 8), (1, 64, 1), (500, 1, 1), (10_000, 10_000, 96), (40, 40, 16)],
 )
 def test_stream_count(chunks: int, slots: int, expected: int) -> None:
     assert stream_count(chunks, slots) == expected

@@ -264,7 +264,8 @@ class EvalShare(_Share):
 def stream_count(chunks: int, slots: int) -> int:
     """How many streams walk the chunks at once, given room for `slots` chunks in memory.
 
-    Three of four slots hold chunks in use, the others those that are being read ahead.
+    Half of the slots hold the chunks in use, the others those that are being read ahead: what
+    is under way from a store far away is its speed times its delay, much more than one chunk.
 
     Parameters
     ----------
@@ -276,15 +277,15 @@ def stream_count(chunks: int, slots: int) -> int:
     Returns
     -------
     int
-        1 to 96, at most `chunks` and three quarters of `slots`. World sizes that divide it
-        share the work without reading chunks twice.
+        1 to 96, at most `chunks` and half of `slots`. World sizes that divide it share the
+        work without reading chunks twice.
 
     Examples
     --------
     >>> stream_count(chunks=500, slots=64), stream_count(chunks=10, slots=64)
-    (48, 8)
+    (32, 8)
     """
-    most = max(1, min(chunks, slots * 3 // 4))
+    most = max(1, min(chunks, slots // 2))
     return next(count for count in STREAM_COUNTS if count <= most)
 
 

@@ -131,7 +131,7 @@ class ShardedArray:
         return ShardedArray, (*parts, self.codecs, self.sizes)
 
     def read(self, chunk: int, out: NDArray[Any]) -> None:
-        """Decode one chunk.
+        """Fetch and decode one chunk.
 
         Parameters
         ----------
@@ -145,7 +145,47 @@ class ShardedArray:
         StoreError
             If the chunk is missing or damaged.
         """
-        data = self._encoded(chunk)
+        self.decode(self.fetch(chunk), out)
+
+    def fetch(self, chunk: int) -> NDArray[np.uint8]:
+        """Read the encoded bytes of a chunk, and check them.
+
+        Parameters
+        ----------
+        chunk : int
+            Number of the chunk along the first axis.
+
+        Returns
+        -------
+        ndarray of uint8
+            The bytes, without the checksum, which is right.
+
+        Raises
+        ------
+        StoreError
+            If the chunk is missing or damaged.
+        """
+        shard, inside = divmod(chunk, self.shard // self.chunk)
+        key = self._key(shard)
+        offset, size = 0, self.sizes[key]
+        if self.chunk != self.shard:
+            if shard not in self._indices:
+                self._indices[shard] = self._read_index(key)
+            offset, size = self._indices[shard][inside].tolist()
+        if offset == _UNUSED or offset + size > self.sizes[key]:
+            raise StoreError(f"{self.describe(chunk)} is missing; make the store again")
+        return self._bytes(key, offset, size, self.codecs.checksum)
+
+    def decode(self, data: NDArray[np.uint8], out: NDArray[Any]) -> None:
+        """Decode what was fetched.
+
+        Parameters
+        ----------
+        data : ndarray of uint8
+            From `fetch`, by the same thread if the file is local.
+        out : ndarray, shape (samples of the chunk, ...)
+            Where to write; values are cast.
+        """
         direct = out.dtype == self.dtype and out.flags.c_contiguous and len(out) == self.chunk
         target = out if direct else self._room()
         self._decode(data, target)
@@ -178,19 +218,6 @@ class ShardedArray:
         if room is None:
             room = self._scratch.room = np.empty((self.chunk, *self.shape[1:]), self.dtype)
         return room
-
-    def _encoded(self, chunk: int) -> NDArray[np.uint8]:
-        """Encoded bytes of a chunk, without the checksum, which is right."""
-        shard, inside = divmod(chunk, self.shard // self.chunk)
-        key = self._key(shard)
-        offset, size = 0, self.sizes[key]
-        if self.chunk != self.shard:
-            if shard not in self._indices:
-                self._indices[shard] = self._read_index(key)
-            offset, size = self._indices[shard][inside].tolist()
-        if offset == _UNUSED or offset + size > self.sizes[key]:
-            raise StoreError(f"{self.describe(chunk)} is missing; make the store again")
-        return self._bytes(key, offset, size, self.codecs.checksum)
 
     def _read_index(self, key: str) -> NDArray[np.uint64]:
         size = self.shard // self.chunk * 16 + _CHECKSUM
