@@ -20,6 +20,7 @@ from ml4cube.errors import (
     RunError,
     StoreError,
 )
+from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.callbacks import Callback, EarlyStopping
 from ml4cube.training.loggers import JSONLLogger
 from ml4cube.training.pytorch import Trainer
@@ -91,8 +92,6 @@ def test_losses_and_metrics_are_means_over_samples():
 
 def test_metric_objects_reduce_themselves():
     torchmetrics = pytest.importorskip("torchmetrics")
-    from ml4cube.evaluation.metrics import RMSE
-
     given = torchmetrics.R2Score()
     run = trainer(metrics={"r2": given, "rmse": RMSE()}, epochs=1)
     model = run.train()
@@ -554,6 +553,14 @@ print(losses(run), weights(model))
     [
         ({"loss": None}, InvalidTypeError, "loss=None: a Trainer needs a loss function"),
         ({"loss": "mse"}, InvalidTypeError, "loss='mse'"),
+        ({"loss": nn.MSELoss}, InvalidTypeError, "loss=MSELoss is a class; give an object of it"),
+        ({"metrics": {"r2": RMSE}}, InvalidTypeError, "metrics['r2']=RMSE is a class"),
+        ({"metrics": {3: RMSE()}}, InvalidTypeError, "metrics has the name 3"),
+        ({"loggers": [JSONLLogger]}, InvalidTypeError, "loggers=JSONLLogger is a class"),
+        ({"train": dataset(8)}, InvalidTypeError, "train_data is a data set (TensorDataset)"),
+        ({"val": {"a": dataset(8)}}, InvalidTypeError, "test_data['a'] is a data set"),
+        ({"train": torch.ones(4, 3)}, InvalidTypeError, "train_data is a Tensor"),
+        ({"device": ["cpu"]}, InvalidValueError, "device=['cpu'] is no torch device"),
         ({"best_model_path": "a", "model_path": "b"}, InvalidTypeError, "same argument"),
         ({"best_model_path": "a", "snapshot_path": "a"}, InvalidValueError, "two files"),
         ({"best_model_path": "/"}, InvalidValueError, "is a folder"),
@@ -606,7 +613,7 @@ def test_bad_arguments_are_refused_before_anything_starts(
         ({"train": [[torch.ones(2, 3)] * 4]}, InvalidTypeError, "list of 4 items"),
         ({"train": ["text"]}, InvalidTypeError, "no tensor with a sample axis"),
         ({"loss": nn.MSELoss(reduction="none")}, InvalidValueError, "reduction='mean'"),
-        ({"loss": lambda p, y: float((p - y).mean())}, InvalidTypeError, "the loss is a float"),
+        ({"loss": lambda p, y: (p - y).mean().item()}, InvalidTypeError, "the loss is a float"),
         ({"loss": lambda p, y: y.mean()}, InvalidValueError, "not depend on any parameter"),
         ({"metrics": {"e": lambda p, y: p - y}}, InvalidValueError, "['e'] returned shape (5, 1)"),
         ({"metrics": {"e": lambda p, y: "x"}}, InvalidTypeError, "['e'] returned 'x'"),

@@ -511,6 +511,17 @@ def test_a_trainer_can_be_pickled_and_goes_on():
     assert weights(again.model) == weights(run.model)
 
 
+def test_metrics_need_what_they_are_computed_from():
+    class Bare(Regression):
+        def test_step(self, batch):
+            return {"loss": self.train_step(batch)["loss"]}
+
+    with pytest.raises(
+        InvalidTypeError, match=r"Bare\.test_step returned a dict of \['loss'\], but"
+    ):
+        make(Bare, metrics={"l1": nn.functional.l1_loss}).run(1, loader(), loader(4))
+
+
 def test_what_cannot_work_is_refused_at_once():
     model = network()
     with pytest.raises(InvalidTypeError, match="Trainer has neither train_step"):
@@ -521,7 +532,9 @@ def test_what_cannot_work_is_refused_at_once():
         make(optimizer=False)
     with pytest.raises(InvalidValueError, match="did you mean 'train'"):
         make(mode="trian")
-    with pytest.raises(InvalidTypeError, match="no loss function"):
+    with pytest.raises(InvalidValueError, match=r"device=3\.5 is no torch device; use"):
+        make(device=3.5)
+    with pytest.raises(InvalidTypeError, match="needs a loss function"):
         make(Trainer, loss="mse")
     with pytest.raises(InvalidTypeError, match="model='net'"):
         Regression("net", "cpu")

@@ -18,6 +18,7 @@ from ml4cube.training.callbacks import (
     ModelCheckpoint,
     Progress,
 )
+from ml4cube.training.checks import check_loss
 from ml4cube.training.dist import World, ddp_init
 from ml4cube.training.events import as_callbacks
 from ml4cube.training.loop import Loop, Supervised
@@ -121,10 +122,7 @@ class AdvancedTrainer:
         device: str | torch.device | None = None,
         **options: Any,
     ) -> None:
-        if not callable(criterion):
-            raise InvalidTypeError(
-                f"criterion={criterion!r} is no loss function; give e.g. torch.nn.MSELoss()"
-            )
+        check_loss("criterion", criterion)
         for name, part, kind in (
             ("early_stopping", early_stopping, EarlyStopping),
             ("checkpoint", checkpoint, ModelCheckpoint),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import Dataset, IterableDataset
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
@@ -35,6 +37,7 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = 
     """
     if not isinstance(model, nn.Module):
         raise InvalidTypeError(f"model={model!r} is no torch.nn.Module; give the model itself")
+    refuse_class("scheduler", scheduler)
     if scheduler is not None and not callable(getattr(scheduler, "step", None)):
         raise InvalidTypeError(f"scheduler={scheduler!r} has no step(); give one of torch's")
     if optimizer is None:
@@ -104,6 +107,56 @@ def bad_loss(loss: Any) -> InvalidTypeError | InvalidValueError:
     )
 
 
+def refuse_class(argument: str, given: Any) -> None:
+    """Refuse a class where an object is meant.
+
+    Parameters
+    ----------
+    argument : str
+        What it is called in messages.
+    given : Any
+        As the user gave it.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is a class.
+    """
+    if isinstance(given, type):
+        raise InvalidTypeError(
+            f"{argument}={given.__name__} is a class; give an object of it, {given.__name__}(...)"
+        )
+
+
+def check_loss(argument: str, loss: Any) -> Callable[..., torch.Tensor]:
+    """Return a loss function, or refuse what is none.
+
+    Parameters
+    ----------
+    argument : str
+        What it is called in messages.
+    loss : Any
+        Should be callable.
+
+    Returns
+    -------
+    callable
+        The same.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is not, or a class.
+    """
+    refuse_class(argument, loss)
+    if not callable(loss):
+        raise InvalidTypeError(
+            f"{argument}={loss!r}: a Trainer needs a loss function; give e.g. "
+            f"{argument}=torch.nn.MSELoss()"
+        )
+    return cast(Callable[..., torch.Tensor], loss)
+
+
 def check_loader(name: str, loader: Any) -> None:
     """Refuse a loader, or a dict of loaders, that cannot give every epoch its batches.
 
@@ -129,6 +182,16 @@ def check_loader(name: str, loader: Any) -> None:
                 )
             check_loader(f"{name}[{key!r}]", item)
         return
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise InvalidTypeError(
+            f"{name} is a data set ({type(loader).__name__}), whose items are samples; give a "
+            "loader of batches, such as prep_dataloader(dataset, batch_size=32)"
+        )
+    if isinstance(loader, str | Mapping | torch.Tensor | np.ndarray):
+        raise InvalidTypeError(
+            f"{name} is a {type(loader).__name__}; give a loader of batches, such as "
+            "torch.utils.data.DataLoader(dataset, batch_size=32)"
+        )
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise InvalidTypeError(f"{name}={loader!r} cannot be iterated; give a loader of batches")
     if isinstance(loader, Iterator):

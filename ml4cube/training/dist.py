@@ -286,8 +286,10 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         found = torch.device(device)
-    except RuntimeError as error:
-        raise InvalidValueError(f"device={device!r} is no torch device: {error}") from None
+    except (RuntimeError, TypeError):
+        raise InvalidValueError(
+            f"device={device!r} is no torch device; use e.g. 'cpu' or 'cuda:0'"
+        ) from None
     if found.type != "cuda":
         return found
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ class Options:
                 "the same parameters in a step; give one of them"
             )
         for name in _COUNTS:
-            _check_count(name, getattr(self, name), optional=name == "max_steps")
+            check_count(name, getattr(self, name), optional=name == "max_steps")
         for name in _LIMITS:
             _check_limit(name, getattr(self, name))
         if self.gradient_clip is not None and not _is_above_zero(self.gradient_clip):
@@ -147,7 +147,7 @@ class Options:
         if self.fast_dev_run is False:
             return
         batches = 1 if self.fast_dev_run is True else self.fast_dev_run
-        _check_count("fast_dev_run", batches)
+        check_count("fast_dev_run", batches)
         for name, value in (
             ("epochs", 1),
             ("snapshot_path", None),
@@ -210,10 +210,26 @@ def _check_seed(seed: Any) -> None:
         raise InvalidValueError(f"seed={seed!r} is no seed; use an int from 0 up, or None")
 
 
-def _check_count(name: str, value: Any, *, optional: bool = False) -> None:
+def check_count(name: str, value: Any, *, optional: bool = False) -> None:
+    """Refuse what is no number of things.
+
+    Parameters
+    ----------
+    name : str
+        What it is called in messages.
+    value : Any
+        Should be a whole number from 1.
+    optional : bool
+        Whether None will do.
+
+    Raises
+    ------
+    InvalidValueError
+        If it is not.
+    """
     if value is None and optional:
         return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise InvalidValueError(f"{name}={value!r} is not a count; use 1 or more")
 
 

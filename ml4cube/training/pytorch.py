@@ -21,6 +21,7 @@ from ml4cube.training.callbacks import (
     Progress,
     RankReport,
 )
+from ml4cube.training.checks import check_loss
 from ml4cube.training.dist import World
 from ml4cube.training.events import as_callbacks
 from ml4cube.training.loop import Loop, Supervised
@@ -187,10 +188,7 @@ class Trainer:
             raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
         if optimizer is None:
             raise InvalidTypeError("optimizer=None; make one from model.parameters()")
-        if not callable(loss):
-            raise InvalidTypeError(
-                f"loss={loss!r}: a Trainer needs a loss function; give e.g. loss=torch.nn.MSELoss()"
-            )
+        step = Supervised(check_loss("loss", loss))
         best_path = _one_path(best_model_path, model_path)
         _check_paths(best_path, snapshot_path, create_loss_plot)
         world = self._make_world(device)
@@ -234,7 +232,7 @@ class Trainer:
         built_in.append(LoggerCallback(loggers))
         self._loop = Loop(
             model,
-            Supervised(loss),
+            step,
             optimizer,
             train_data,
             test_data,

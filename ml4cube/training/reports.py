@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm.auto import tqdm
 
 from ml4cube.core.errors import InvalidTypeError
+from ml4cube.training.checks import refuse_class
 from ml4cube.training.events import Callback, listed, logger
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class LoggerCallback(Callback):
         self._loggers = listed(loggers)
         self._dropped: set[int] = set()
         for target in self._loggers:
+            refuse_class("loggers", target)
             if not callable(getattr(target, "log", None)):
                 raise InvalidTypeError(
                     f"loggers has {target!r}, which has no method log(values, step)"

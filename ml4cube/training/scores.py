@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.training.checks import refuse_class
 from ml4cube.training.dist import World
 from ml4cube.training.events import logger
 
@@ -320,6 +321,9 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
             f"metrics={metrics!r} is no mapping; write {{'mae': torch.nn.functional.l1_loss}}"
         )
     for name, metric in metrics.items():
+        if not isinstance(name, str):
+            raise InvalidTypeError(f"metrics has the name {name!r}; name each by a text")
+        refuse_class(f"metrics[{name!r}]", metric)
         if not callable(metric) and not _is_object(metric):
             raise InvalidTypeError(
                 f"metrics[{name!r}]={metric!r} is neither a function of (pred, target) nor an "

@@ -100,6 +100,11 @@ class Stepwise(Keeping, metaclass=Combinable):
         """
         return not getattr(getattr(type(self), name), "is_default", False)
 
+    @property
+    def has_metrics(self) -> bool:
+        """Whether metrics are computed in testing."""
+        return bool(self._metrics)
+
     def pass_through(self, name: str, inner: Callable[[Any], None], argument: Any) -> None:
         """Do something inside the override of `run_epoch` or `run_batch`, where there is one.
 
@@ -295,7 +300,7 @@ class Stepwise(Keeping, metaclass=Combinable):
 
     def _own_device(self, device: Device) -> str | torch.device | None:
         """Return this rank's device of those that were given."""
-        if device is None or isinstance(device, str | torch.device):
+        if isinstance(device, str) or not isinstance(device, Sequence):
             return device
         devices = list(device)
         if not devices:

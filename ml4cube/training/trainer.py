@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, check_choice
 from ml4cube.training.addons.core import AddOnBase, combine
 from ml4cube.training.advanced import AdvancedTrainer
 from ml4cube.training.batches import as_pair
@@ -22,10 +22,11 @@ from ml4cube.training.callbacks import (
     ModelCheckpoint,
     Progress,
 )
+from ml4cube.training.checks import check_loss
 from ml4cube.training.dist import World, ddp_init
 from ml4cube.training.events import as_callbacks
 from ml4cube.training.loop import Supervised
-from ml4cube.training.options import Options, refuse_unknown
+from ml4cube.training.options import Options, check_count, refuse_unknown
 from ml4cube.training.progress import ProgressChecker
 from ml4cube.training.state import History, TrainState
 from ml4cube.training.stepwise import Device, Stepwise, default
@@ -170,10 +171,8 @@ class Trainer(Stepwise):
         check_choice("mode", mode, ["train", "test"])
         if not isinstance(model, nn.Module):
             raise InvalidTypeError(f"model={model!r} is no torch.nn.Module; give the model itself")
-        if loss is not None and not callable(loss):
-            raise InvalidTypeError(f"loss={loss!r} is no loss function; give e.g. nn.MSELoss()")
         _refuse_web_logger(web_logger)
-        self.loss_step = None if loss is None else Supervised(loss)
+        self.loss_step = None if loss is None else Supervised(check_loss("loss", loss))
         self.mode = mode
         self._check_step("train_step" if mode == "train" else "test_step")
         ddp_init()
@@ -315,8 +314,7 @@ class Trainer(Stepwise):
         RunError
             If a loss is not finite, another rank failed, or SIGTERM came.
         """
-        if isinstance(n_epoch, bool) or not isinstance(n_epoch, int) or n_epoch < 1:
-            raise InvalidValueError(f"n_epoch={n_epoch!r} is not a count; use 1 or more")
+        check_count("n_epoch", n_epoch)
         if self.mode == "train":
             self._train(n_epoch, loader, valid_loader)
         elif valid_loader is not None:

@@ -83,6 +83,12 @@ class UserStep:
                 f"{who} returned {_short(values)}; return a dict whose 'loss' is a tensor, as in "
                 "{'loss': loss}"
             )
+        measured = name == "test_step" and self._trainer.has_metrics
+        if measured and not values.keys() >= set(_FOR_METRICS):
+            raise InvalidTypeError(
+                f"{who} returned {_short(values)}, but metrics= are computed from 'output' and "
+                "'target'; return {'loss': loss, 'output': pred, 'target': target}"
+            )
         self._trainer.logging(values)
         logs = {
             key: value
