@@ -7,6 +7,7 @@ the statistics of all train samples are known.
 
 from __future__ import annotations
 
+import functools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,7 +132,7 @@ class Extractor:
         dict of str to slice
             For `CubeReader.read` and `CubeReader.narrow`.
         """
-        return tile_cells(self.spec.windows, tile)
+        return tile_cells(self._windows, tile)
 
     def owned_by(self, tile: Block) -> dict[str, slice]:
         """Cells that are a tile's own: each cell that any tile covers belongs to one.
@@ -152,6 +153,11 @@ class Extractor:
         ):
             owned[dim] = cells if last == n else slice(cells.start, last * stride)
         return owned
+
+    @functools.cached_property
+    def _windows(self) -> Grid:
+        """Made once: every tile needs it."""
+        return self.spec.windows
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -334,11 +334,15 @@ def write_file(path: Path, data: bytes) -> tuple[int, str]:
     (int, str)
         Its size and hash.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     # one name per writer: a task that runs twice at once (a worker thought lost) stays harmless
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with aside.open("wb") as file:
+        file = aside.open("wb")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = aside.open("wb")
+    try:
+        with file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

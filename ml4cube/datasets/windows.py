@@ -665,6 +665,8 @@ class CubeReader:
         source = self.sources[name]
         with _reading(name, slices):
             values = source.take(slices)
+        if source.dims == self.dims:
+            return values
         order = [d for d in self.dims if d in source.dims]
         values = values.transpose([source.dims.index(d) for d in order])
         lacking = tuple(i for i, dim in enumerate(self.dims) if dim not in source.dims)
