@@ -22,6 +22,7 @@ from ml4cube.splits.deployment import Ground, distances
 from ml4cube.splits.duplicates import Duplicates, find_duplicates, map_dims
 from ml4cube.splits.layout import Layout, Separation, separate
 from ml4cube.splits.ranges import estimate_range
+from ml4cube.splits.stores import StorePair, compare_stores, is_store
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,9 @@ def leakage_report(
     ----------
     ds : Dataset or DataArray
         A cube with a split label (train 1, test 0, val 2, excluded 255), of any dims, lazy or
-        not, on all or some of the cube's dims.
+        not, on all or some of the cube's dims. Or an opened train store of samples, with the
+        opened test store as second argument: then cells that samples of both cover, and samples
+        that are bitwise the same, are looked for.
     deployment : Dataset, DataArray or mapping, optional
         Where the model will be used: a cube or anything else with coordinates named as the
         cube's are; a mask of bools on cells of the cube; or the coordinates of points by name
@@ -134,7 +137,7 @@ def leakage_report(
         If there is no label, or it has no train or no test cells; if a variable is unknown; if
         the deployment fits no axis of the cube.
     InvalidTypeError
-        If the deployment is of another kind.
+        If the deployment is of another kind, or the second of two stores is none.
 
     Notes
     -----
@@ -162,6 +165,8 @@ def leakage_report(
     >>> leakage_report(assign_time_split(ds, 0.7, gap=3)).leaks
     False
     """
+    if is_store(ds):
+        return _report_of_stores(compare_stores(ds, deployment))  # type: ignore[arg-type]
     view = CubeView.of(ds)
     label = _label(view, name)
     names = _variables(view, var)
@@ -523,25 +528,31 @@ class _Judge:
                 "below 1 the test is easier than the use", _FAR_NEARER, status,
             )  # fmt: skip
 
+    def verdict(self, thing: str) -> str:
+        """One sentence on what was found; `thing` is what the parts are made of."""
+        if self.leaks:
+            return f"This split leaks: {'; '.join(self.leaks)}; its {self.part} score will flatter."
+        if self.warnings:
+            return f"No leak was found, but mind that {'; '.join(self.warnings)}."
+        return (
+            f"No leak was found: no {self.part} {thing} is a copy of a train {thing}, or too near "
+            "to one."
+        )
+
+    def table(self) -> pd.DataFrame:
+        """Collect the rows."""
+        table = pd.DataFrame.from_dict(self.rows, orient="index")
+        table.index.name = "check"
+        return table
+
     def report(
         self,
         curves: dict[str, dict[str, Any]],
         ground: Ground,
         apart: Separation,
     ) -> LeakageReport:
-        if self.leaks:
-            verdict = (
-                f"This split leaks: {'; '.join(self.leaks)}; its {self.part} score will flatter."
-            )
-        elif self.warnings:
-            verdict = f"No leak was found, but mind that {'; '.join(self.warnings)}."
-        else:
-            verdict = (
-                f"No leak was found: no {self.part} cell is a copy of a train cell, or too near "
-                "to one."
-            )
-        table = pd.DataFrame.from_dict(self.rows, orient="index")
-        table.index.name = "check"
+        verdict = self.verdict("cell")
+        table = self.table()
         by_domain: dict[str, tuple[str, dict[str, Any]]] = {}
         for domain in ("space", "time"):
             found = {name: values[domain] for name, values in curves.items() if domain in values}
@@ -558,6 +569,38 @@ class _Judge:
         logger.info("%s", verdict)
         findings = (*self.leaks, *self.warnings)
         return LeakageReport(bool(self.leaks), verdict, table, findings, by_domain, shares)
+
+
+def _report_of_stores(pair: StorePair) -> LeakageReport:
+    """Judge two sample stores."""
+    judge = _Judge(pair.part)
+    judge.row("train samples", pair.train, "samples", "samples of the train store")
+    judge.row(f"{pair.part} samples", pair.held_out, "samples", f"samples of the {pair.part} store")
+    checks = [
+        ("shared cells", pair.shared, "cover a cell that a train sample covers", "leak"),
+        ("duplicate samples", pair.copies, "are bitwise copies of train samples", "leak"),
+        ("touching samples", pair.touching, "share a cell with a train sample, or touch one",
+         "warning"),
+    ]  # fmt: skip
+    shares = {}
+    for name, found, said, status in checks:
+        meaning = f"{pair.part} samples that {said}"
+        if found is None:
+            judge.row(name, math.nan, "samples", meaning, 0, "unknown")
+            continue
+        judge.row(name, found, "samples", meaning, 0, status if found else "ok")
+        shares[said] = found / pair.held_out
+        if found and (status == "leak" or not judge.leaks):
+            told = judge.leaks if status == "leak" else judge.warnings
+            told.append(f"{_percent(found / pair.held_out)} of the {pair.part} samples {said}")
+    if pair.shared is None:
+        judge.warnings.append(
+            "the stores were not cut alike from one cube, so positions say nothing"
+        )
+    verdict = judge.verdict("sample")
+    logger.info("%s", verdict)
+    findings = (*judge.leaks, *judge.warnings)
+    return LeakageReport(bool(judge.leaks), verdict, judge.table(), findings, {}, shares)
 
 
 def _when(found: Duplicates, view: CubeView) -> str:

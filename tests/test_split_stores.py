@@ -1,0 +1,114 @@
+"""Two sample stores beside each other: what they share is found, by positions and by bits."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.splits import assign_block_split, leakage_report
+
+SHAPE = {"time": 8, "lat": 12, "lon": 16}
+WINDOW = {"lat": 3, "lon": 4}
+
+
+def cube(seed: int = 0) -> xr.Dataset:
+    values = np.random.default_rng(seed).normal(size=tuple(SHAPE.values())).astype("float32")
+    coords = {
+        "time": pd.date_range("2000", periods=8, freq="MS"),
+        "lat": np.linspace(-60, 60, 12),
+        "lon": np.arange(16.0),
+    }
+    return xr.Dataset({"a": (tuple(SHAPE), values)}, coords)
+
+
+def stores(path: Path, ds: xr.Dataset, block: dict[str, int], **options: Any) -> list[xr.Dataset]:
+    paths = {f"{part}_cube": path / f"{part}.zarr" for part in ("train", "test")}
+    labelled = assign_block_split(ds, block, 0.6, seed=1)
+    sampler = MultiProcSampler(
+        labelled, **paths, nproc=1, scale_fn=None, sample_size=WINDOW, **options
+    )
+    return list(sampler.get_datasets())
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> list[xr.Dataset]:
+    path = tmp_path_factory.mktemp("apart")
+    return stores(path, cube(), {"time": 2, "lat": 6}, overlap={"lat": 0.67, "lon": 0.5})
+
+
+def windows(store: xr.Dataset) -> list[tuple[int, ...]]:
+    return list(zip(*(store[f"{dim}_index"].values.tolist() for dim in SHAPE), strict=True))
+
+
+def near(a: tuple[int, ...], b: tuple[int, ...], reach: int) -> bool:
+    sizes = (1, 3, 4)
+    return all(abs(x - y) < n + reach for x, y, n in zip(a, b, sizes, strict=True))
+
+
+def test_stores_of_one_split_share_nothing_and_touching_ones_are_told(
+    apart: list[xr.Dataset],
+) -> None:
+    train, test = apart
+    report = leakage_report(train, test)
+    assert not report.leaks
+    found = report.table.found
+    assert found["train samples"] == train.sizes["samples"] > 50
+    assert found["test samples"] == test.sizes["samples"] > 50
+    assert found["shared cells"] == found["duplicate samples"] == 0
+    touching = sum(any(near(w, t, 1) for t in windows(train)) for w in windows(test))
+    assert found["touching samples"] == touching > 0
+    assert "touch one" in report.verdict
+    assert report.plot().axes
+
+
+def test_overlapping_and_copied_samples_are_counted(
+    apart: list[xr.Dataset], tmp_path: Path
+) -> None:
+    train, test = apart
+    other = stores(tmp_path, cube(), {"time": 3, "lat": 4}, overlap={"lat": 0.67})[1]
+    report = leakage_report(train, other)
+    assert report.leaks
+    shared = sum(any(near(w, t, 0) for t in windows(train)) for w in windows(other))
+    assert report.table.found["shared cells"] == shared > 0
+    copies = len(set(windows(other)) & set(windows(train)))
+    assert report.table.found["duplicate samples"] == copies > 0
+    assert "bitwise copies of train samples" in report.verdict
+    # the same values elsewhere: a second cube that repeats the first
+    moved = test.isel(samples=slice(0, 0))
+    moved = xr.concat([moved, train.isel(samples=[3, 8])], "samples", combine_attrs="override")
+    moved = moved.assign_coords(time_index=("samples", [100, 200]))
+    assert leakage_report(train, moved).table.found["duplicate samples"] == 2
+
+
+def test_stores_of_other_cubes_are_judged_by_their_values_alone(
+    apart: list[xr.Dataset], tmp_path: Path
+) -> None:
+    later = cube(1).assign_coords(time=pd.date_range("2050", periods=8, freq="MS"))
+    other = stores(tmp_path, later, {"time": 2})[1]
+    report = leakage_report(apart[0], other)
+    assert not report.leaks
+    assert report.table.status["shared cells"] == "unknown"
+    assert "not cut alike from one cube" in report.verdict
+    constant = [store.assign(a=store.a * 0) for store in apart]
+    assert leakage_report(*constant).table.status["duplicate samples"] == "unknown"
+
+
+def test_what_is_no_pair_of_stores_is_refused(apart: list[xr.Dataset]) -> None:
+    train, test = apart
+    for second in (None, cube(), test["a"], "test.zarr"):
+        with pytest.raises(InvalidTypeError, match="give the opened test store"):
+            leakage_report(train, second)
+    empty = test.isel(samples=slice(0, 0))
+    for pair in itertools.permutations((train, empty)):
+        with pytest.raises(InvalidValueError, match="no samples"):
+            leakage_report(*pair)
+    with pytest.raises(InvalidValueError, match="no variable in common"):
+        leakage_report(train, test.rename(a="b"))
