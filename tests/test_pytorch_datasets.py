@@ -21,7 +21,7 @@ import zarr
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
-from ml4cube.datasets import sample_plan, shard_writer
+from ml4cube.datasets import loaders, sample_plan, shard_writer
 from ml4cube.datasets.cursor import EpochCursor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
@@ -278,6 +278,33 @@ def test_foreign_state_is_refused(store: Path) -> None:
     ):
         with pytest.raises(InvalidValueError, match="same data and order"):
             loader.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("form", ["path", "tensors"])
+def test_a_pass_over_test_samples_goes_on_only_on_its_rank(
+    store: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data: Any = PTXrDataset(store, features="a")
+    if form == "tensors":
+        data = TensorDataset(torch.from_numpy(numbered(N)))
+
+    def on(rank: int, world: int) -> Any:
+        monkeypatch.setattr(loaders, "_rank_and_world", lambda parallel: (rank, world))
+        return prep_dataloader(test_ds=data, batch_size=8, parallel=True)
+
+    first = on(1, 2)
+    seen = epoch(itertools.islice(first, 2))
+    inside = first.state_dict()
+    again = on(1, 2)
+    again.load_state_dict(inside)
+    assert flat(seen + epoch(again)) == list(range(N // 2, N))
+    done = again.state_dict()
+    for rank, world in ((0, 1), (0, 2), (1, 3)):
+        other = on(rank, world)
+        with pytest.raises(InvalidValueError, match=r"'rank': 1, 'world': 2.*same rank"):
+            other.load_state_dict(inside)
+        other.load_state_dict(done)  # between two passes nothing is lost
+        assert len(flat(epoch(other))) == other.num_samples
 
 
 def test_batches_that_are_kept_do_not_change(store: Path) -> None:

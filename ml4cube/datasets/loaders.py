@@ -98,6 +98,28 @@ class Plan:
             done = min(start + batches * share.batch_size, share.num_samples)
         self.cursor.advance(epoch, done)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Say how far the epoch is: in training for all ranks, else for this one alone."""
+        state = self.cursor.state_dict()
+        if not self.train and state["done"]:
+            state |= self._place()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken."""
+        given = {key: value for key, value in state.items() if key not in ("rank", "world")}
+        place = {key: value for key, value in state.items() if key not in given}
+        if place and place != self._place():
+            raise InvalidValueError(
+                "the loader's state was saved inside a pass over test or validation samples with "
+                f"{place}, this is {self._place()}; such a pass goes on only on the same rank of "
+                "as many ranks, begin it anew"
+            )
+        self.cursor.load_state_dict(given)
+
+    def _place(self) -> dict[str, Any]:
+        return dict(zip(("rank", "world"), _rank_and_world(self.parallel), strict=True))
+
 
 class SampleLoader:
     """Batches of a `PTXrDataset`, decoded by threads; made by `prep_dataloader`.
@@ -177,10 +199,13 @@ class SampleLoader:
         dict
             Plain numbers and words, for `load_state_dict`.
         """
-        return self._plan.cursor.state_dict()
+        return self._plan.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where a state was taken, on any number of ranks.
+        """Let the next iteration go on where a state was taken.
+
+        In training on any number of ranks; a pass over test or validation samples goes on only
+        on the same rank of as many ranks.
 
         Parameters
         ----------
@@ -190,9 +215,9 @@ class SampleLoader:
         Raises
         ------
         InvalidValueError
-            If the state belongs to other data or another order.
+            If the state belongs to other data, another order, or the pass of another rank.
         """
-        self._plan.cursor.load_state_dict(state)
+        self._plan.load_state_dict(state)
 
     def samples(self, batch: Any) -> Ints:
         """Say which samples a batch holds.
@@ -501,10 +526,13 @@ class MapLoader(DataLoader[Any]):
         dict
             Plain numbers and words, for `load_state_dict`.
         """
-        return self.sampler.plan.cursor.state_dict()
+        return self.sampler.plan.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where a state was taken, on any number of ranks.
+        """Let the next iteration go on where a state was taken.
+
+        In training on any number of ranks; a pass over test or validation samples goes on only
+        on the same rank of as many ranks.
 
         Parameters
         ----------
@@ -514,9 +542,9 @@ class MapLoader(DataLoader[Any]):
         Raises
         ------
         InvalidValueError
-            If the state belongs to other data or another order.
+            If the state belongs to other data, another order, or the pass of another rank.
         """
-        self.sampler.plan.cursor.load_state_dict(state)
+        self.sampler.plan.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over one epoch: the one that was set, else the next."""
