@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -488,6 +489,7 @@ CUBE = {"time": 6, "lat": 9, "lon": 10}
         (("lon", "time", "lat"), {"time": 4, "lat": 5}, {"overlap": {"lat": 0.5}}),
         (("time", "lat", "lon"), {"lon": 4}, {"drop_nan": None, "fill_method": "noise"}),
         (("time", "lat", "lon"), None, {"sample_size": None, "scale_fn": "normalize"}),
+        (("lat", "time", "lon"), {"lat": 4}, {"drop_nan": "masked", "fill_method": "mean"}),
     ],
 )
 @pytest.mark.parametrize("part", ["train", "test"])
@@ -497,6 +499,9 @@ def test_a_cube_gives_the_samples_that_the_sampler_writes(
     cube = cell_id_cube(
         CUBE, "float32", gaps=0.02, dim_order=dim_order, dask_chunks=chunks, names=("a", "b")
     )
+    if options.get("drop_nan") == "masked":
+        land = np.random.default_rng(3).random((CUBE["lat"], CUBE["lon"])) < 0.3
+        cube["filter_mask"] = (("lat", "lon"), ~land)
     labelled = assign_block_split(cube, {"time": 2}, 0.7, seed=1)
     options = {"sample_size": {"lat": 4, "lon": 3}, **options}
     written = MultiProcSampler(
@@ -612,6 +617,23 @@ def test_a_store_in_shuffled_order_is_mixed_well_with_the_default_buffer(
         assert report.blocks == 2000
         assert 200 <= report.effective_batch_size <= 1.02 * report.perfect
         assert report.least_blocks >= 15
+
+
+def test_memory_stays_within_the_buffer(tmp_path: Path) -> None:
+    path = write_store(
+        tmp_path / "s.zarr", 16_000, window={"lat": 16, "lon": 16}, chunk=100, shard=800
+    )
+    data = PTXrDataset(path, features="a")  # 16 MB
+    loader = prep_dataloader(data, batch_size=64, buffer_mb=2)
+    tracemalloc.start()
+    try:
+        for _ in range(2):
+            assert sum(len(x) for x in loader) == 16_000
+        peak = tracemalloc.get_traced_memory()[1] / 2**20
+    finally:
+        tracemalloc.stop()
+    # the ring, batches under way (1 MB at a time), and what threads read and decode with
+    assert 2 < peak < 2 + 4
 
 
 def test_a_store_of_few_blocks_says_so(tmp_path: Path) -> None:

@@ -221,6 +221,35 @@ def test_fifteen_chunks_in_every_batch_with_the_default_buffer(
         assert len(np.unique(tour.chunks[tour.locate(whole)[0]])) >= 15
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 50), min_size=1, max_size=60),
+    sample_bytes=st.integers(1, 4000),
+    buffer_kb=st.floats(0.01, 500),
+    world=st.integers(1, 6),
+    shuffle=st.booleans(),
+)
+def test_no_rank_holds_more_than_its_buffer(
+    counts: list[int], sample_bytes: int, buffer_kb: float, world: int, shuffle: bool
+) -> None:
+    limit = int(buffer_kb * 1024)
+    try:
+        memory = Memory(np.array(counts), sample_bytes, buffer_kb / 1024)
+    except InvalidValueError:
+        assert 2 * max(counts) * sample_bytes > limit
+        assert sum(counts) * sample_bytes > limit
+        return
+    order = memory.order(3 if shuffle else None)
+    for rank in range(world):
+        for share in (TrainShare(order.n, 1, rank, world), EvalShare(order.n, 1, rank, world)):
+            chunks = memory.resident_chunks(share)
+            if chunks is not None:
+                assert sum(counts[chunk] for chunk in chunks) * sample_bytes <= limit
+            else:
+                slots = memory.slots(order, share)
+                assert slots * max(counts) * sample_bytes <= limit
+
+
 def test_order_without_seed_is_the_order_of_samples() -> None:
     order = ChunkOrder([3, 0, 4], 1, None)
     assert order.samples(epoch=9).tolist() == list(range(7))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 import xarray as xr
 
 from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError
+from ml4cube.datasets import sample_plan
+from ml4cube.datasets.disk_chunks import DiskChunks
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from tests.cubes import cell_id_cube
@@ -255,6 +258,37 @@ def test_samples_made_by_hand_do_not_know_their_scaling() -> None:
     assert data.to_dataset(data.take([2]), [2])["a"].values.tolist() == [2.0]
     with pytest.raises(InvalidValueError, match="do not say how they were scaled"):
         data.to_dataset(data.take([2]), [2], unscale=True)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "most"), [(None, 1), ({"lat": 0.5}, 2), ({"lat": 0.5, "lon": 0.25}, 4)]
+)
+def test_chunks_of_a_cube_are_decoded_once_and_again_only_for_windows_that_reach_over(
+    tmp_path: Path, overlap: Any, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many windows lie over a chunk: its own tile reads it, and those whose windows end
+    in it."""
+    monkeypatch.setattr(sample_plan, "_SHARD_BYTES", (1, 1))  # a tile is a chunk
+    ds = cell_id_cube({"time": 4, "lat": 32, "lon": 48}, "float32")
+    ds.to_zarr(tmp_path / "cube.zarr", encoding={"a": {"chunks": (2, 16, 16)}}, consolidated=False)
+    lazy = xr.open_zarr(tmp_path / "cube.zarr", consolidated=False)
+    data = PTXrDataset(lazy, features="a", sample_size={"lat": 4, "lon": 4}, overlap=overlap)
+    loader = prep_dataloader(data, batch_size=8, buffer_mb=0.02)
+    assert not loader._memory.fits
+    decoded: Counter[Any] = Counter()
+    real = DiskChunks._decode
+
+    def counting(self: Any, chunk: Any, *rest: Any) -> None:
+        decoded[chunk] += 1
+        real(self, chunk, *rest)
+
+    monkeypatch.setattr(DiskChunks, "_decode", counting)
+    for _ in range(2):
+        decoded.clear()
+        windows = sum(len(batch) for batch in loader)
+        assert windows == len(data) // 8 * 8 >= 4 * 8 * 12
+        assert len(decoded) == 2 * 2 * 3
+        assert max(decoded.values()) == most
 
 
 def test_later_epochs_over_a_cube_read_only_what_is_asked_for() -> None:
