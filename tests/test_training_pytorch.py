@@ -376,6 +376,20 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, stop_at, generator):
     assert resumed.best_epoch == whole.best_epoch
 
 
+def test_a_run_in_fp16_is_resumed_with_its_scale(tmp_path):
+    """A first scale that is too high skips steps until it is found; not again after a resume."""
+    settings = {"precision": "fp16", "epochs": 2, "save_every": 1}
+    whole = trainer(**settings)
+    model = whole.train()
+    assert whole._loop.scaler.get_scale() < 2**16
+    settings["snapshot_path"] = tmp_path / "s.pt"
+    with pytest.raises(Interrupt):
+        trainer(**settings, callbacks=At(12, raise_interrupt)).train()
+    resumed = trainer(**settings)
+    assert weights(resumed.train()) == weights(model)
+    assert resumed._loop.scaler.state_dict() == whole._loop.scaler.state_dict()
+
+
 def test_finished_run_returns_at_once_with_its_own_best_model(tmp_path):
     paths = {"snapshot_path": tmp_path / "s.pt", "best_model_path": tmp_path / "b.pt"}
     done = trainer(**paths)
