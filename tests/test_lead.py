@@ -300,6 +300,37 @@ def test_leads_that_cannot_be_are_refused(
         PTXrDataset(labelled([1] * 13), **options)
 
 
+@pytest.mark.parametrize("form", ["cube", "store"])
+@pytest.mark.parametrize("target_size", [None, {"time": 1}])
+def test_weights_are_those_of_the_targets_cells(
+    tmp_path: Path, form: str, target_size: Any
+) -> None:
+    values = np.arange(48.0, dtype="f4").reshape(12, 4)
+    ds = xr.Dataset(dict.fromkeys("abw", (("time", "x"), values)))
+    options: dict[str, Any] = {"sample_size": {"time": 2, "x": 4}, "scale_fn": None}
+    if form == "store":
+        paths = {"train_cube": tmp_path / "train.zarr", "test_cube": tmp_path / "test.zarr"}
+        window = {"time": 4, "x": 4}
+        split = {"data_split": 1.0, "scale_fn": None, "nproc": 1}
+        MultiProcSampler(ds, sample_size=window, **split, **paths).run()
+        ds, options = tmp_path / "train.zarr", {"sample_size": {"time": 2}}
+    data = PTXrDataset(
+        ds,
+        to_pred="b",
+        weights="w",
+        target_offset={"time": 2},
+        target_size=target_size,
+        **options,
+    )
+    assert data.features == ("a", "b")
+    X, y, w = data.take(range(len(data)))
+    assert len(X) >= 3
+    np.testing.assert_array_equal(y, w)
+    np.testing.assert_array_equal(y.flatten(1)[:, :4], X[:, 0, 0] + 8)
+    with pytest.raises(InvalidValueError, match="weights names 'v'"):
+        PTXrDataset(ds, "b", weights="v", target_offset={"time": 2}, **options)
+
+
 def test_a_callback_of_the_sampler_cannot_see_targets() -> None:
     with pytest.raises(InvalidTypeError, match="callback cannot be combined"):
         PTXrDataset(

@@ -543,6 +543,18 @@ def test_the_path_of_a_cube_is_known_as_one(tmp_path: Path) -> None:
         PTXrDataset(broken)
 
 
+def test_features_that_a_store_records_are_its_features(tmp_path: Path) -> None:
+    cube = cell_id_cube(CUBE, names=("a", "b", "c"))
+    paths = {"train_cube": tmp_path / "train.zarr", "test_cube": tmp_path / "test.zarr"}
+    told = {"features": ["b"], "to_pred": "c", "nproc": 1, "data_split": 1.0}
+    MultiProcSampler(cube, sample_size={"lat": 3, "lon": 5}, **told, **paths).run()
+    store = tmp_path / "train.zarr"
+    assert PTXrDataset(store, to_pred="c").features == ("b",)
+    assert PTXrDataset(store, to_pred="c", features=["b", "a"]).features == ("b", "a")
+    assert PTXrDataset(store, to_pred="a").features == ("b", "c")
+    assert list(PTXrDataset(store)[0]) == ["a", "b", "c"]
+
+
 def test_a_cube_without_a_split_is_all_training() -> None:
     cube = cell_id_cube(CUBE, names=("a",))
     data = PTXrDataset(cube, features="a", sample_size={"lat": 3, "lon": 5}, scale_fn=None)

@@ -139,6 +139,34 @@ def test_a_store_says_when_cells_between_origins_are_unknown(tmp_path: Path) -> 
     assert data[0].shape == (3, 2, 2, 3)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "datetime64[ns]"])
+def test_cells_of_a_store_have_the_cubes_coordinates(tmp_path: Path, dtype: str) -> None:
+    lat = np.arange(40) * (7 if dtype[0] in "id" else 0.1) - 30
+    ds = cell_id_cube({"time": 6, "lat": 40}, "float32").assign_coords(lat=lat.astype(dtype))
+    paths = {"train_cube": tmp_path / "train.zarr", "test_cube": tmp_path / "test.zarr"}
+    MultiProcSampler(ds, sample_size={"lat": 4}, data_split=1.0, nproc=1, **paths).run()
+    data = PTXrDataset(tmp_path / "train.zarr", features="a")
+    rows = np.arange(len(data))
+    found = data.to_dataset(data.take(rows), rows)
+    expected = ds["lat"].values[found["lat_index"].values[:, None] + np.arange(4)]
+    assert found["lat_cells"].dtype == dtype
+    np.testing.assert_array_equal(found["lat_cells"][:, 0], found["lat_origin"])
+    rounding = 1e-6 if dtype[0] == "f" else 0
+    np.testing.assert_allclose(
+        found["lat_cells"].values.astype("f8"), expected.astype("f8"), rtol=0, atol=rounding * 30
+    )
+
+
+def test_cells_between_origins_that_are_not_even_are_not_guessed(tmp_path: Path) -> None:
+    lat = np.arange(16) * 0.25
+    lat[8] += 1e-3
+    ds = cell_id_cube({"time": 6, "lat": 16}, "float32").assign_coords(lat=lat)
+    paths = {"train_cube": tmp_path / "train.zarr", "test_cube": tmp_path / "test.zarr"}
+    MultiProcSampler(ds, sample_size={"lat": 4}, data_split=1.0, nproc=1, **paths).run()
+    data = PTXrDataset(tmp_path / "train.zarr", features="a")
+    assert "lat_cells" not in data.to_dataset(data.take([0]), [0]).coords
+
+
 @pytest.mark.parametrize("form", ["cube", "store"])
 def test_static_features_are_repeated_along_time(store: Path, form: str) -> None:
     data = data_of(form, store, features=["a", "static"])

@@ -143,11 +143,14 @@ class LeadArguments:
         Variables to predict.
     offset, size : mapping or pairs, optional
         As `Lead.parse` takes them.
+    weights : str, optional
+        Variable that weighs the cells of the targets, so that it is cut where they are.
     """
 
     targets: tuple[str, ...]
     offset: SizesLike | None
     size: SizesLike | None
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse a lead of nothing."""
@@ -155,6 +158,35 @@ class LeadArguments:
             raise InvalidTypeError(
                 "target_offset and target_size need to_pred; name what to predict"
             )
+
+    def elsewhere(self, variables: Iterable[str]) -> tuple[str, ...]:
+        """Say which variables are cut where the targets lie.
+
+        Parameters
+        ----------
+        variables : iterable of str
+            Those there are.
+
+        Returns
+        -------
+        tuple of str
+            Targets and weights.
+
+        Raises
+        ------
+        InvalidValueError
+            If one is not there.
+        """
+        wanted = dict.fromkeys(self.targets, "to_pred")
+        if self.weights is not None:
+            wanted.setdefault(self.weights, "weights")
+        known = list(variables)
+        for name, argument in wanted.items():
+            if name not in known:
+                raise InvalidValueError(
+                    f"{argument} names {name!r}, there are {known}; choose of these"
+                )
+        return tuple(wanted)
 
 
 def _whole(
@@ -438,11 +470,7 @@ def with_lead(sampling: Sampling, wanted: LeadArguments) -> Sampling:
         If a target is unknown, or no pair fits into the cube.
     """
     spec, extractor = sampling.spec, sampling.extractor
-    targets = wanted.targets
-    if unknown := [name for name in targets if name not in spec.variables]:
-        raise InvalidValueError(
-            f"to_pred names {unknown}, the cube has {list(spec.variables)}; choose of these"
-        )
+    targets = wanted.elsewhere(spec.variables)
     if extractor.callback is not None:
         raise InvalidTypeError(
             "callback cannot be combined with target_offset or target_size, since it gets the "

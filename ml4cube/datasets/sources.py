@@ -53,6 +53,11 @@ logger = logging.getLogger(__name__)
 # Samples in memory are handed on in pieces of about this size.
 _PIECE_BYTES = 4 << 20
 
+# How far origins may lie off a line for the cells between to be known: as far as numbers that
+# were float32 once, and dates that were days as floats.
+_ROUNDED = 8 * float(np.finfo(np.float32).eps)
+_ROUNDED_NS = 1e6
+
 #: What `PTXrDataset` takes for cubes besides sizes, with the meaning of `MultiProcSampler`.
 CUTTING_OPTIONS = (
     "apply_mask",
@@ -240,11 +245,16 @@ def _axis_of(dim: str, index: Ints, origins: xr.Variable, window: int) -> xr.Var
         numbers = (values - start).astype("timedelta64[ns]").astype(np.int64)
     step = (float(numbers[-1]) - float(numbers[0])) / (places[-1] - places[0])
     expected = float(numbers[0]) + step * (places - places[0])
-    if np.abs(expected - numbers).max() > 1e-3 * abs(step):
+    rounding = _ROUNDED_NS if values.dtype.kind == "M" else _ROUNDED * np.abs(numbers).max()
+    if np.abs(expected - numbers).max() > rounding:
         return None
-    along = float(numbers[0]) + step * (cells - places[0])
+    line = float(numbers[0]) + step * (cells - places[0])
     if values.dtype.kind == "M":
-        along = start + np.round(along).astype("timedelta64[ns]")
+        along = start + np.round(line).astype("timedelta64[ns]")
+    else:
+        along = np.round(line) if values.dtype.kind in "iu" else line
+    along = along.astype(values.dtype)
+    along[places] = values
     return xr.Variable(dim, along, origins.attrs)
 
 

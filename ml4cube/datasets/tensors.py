@@ -50,7 +50,8 @@ class PTXrDataset(Dataset[Any]):
     to_pred : str or list of str, optional
         Target variables. Items are then pairs ``(X, y)``.
     features : str or list of str, optional
-        Feature variables; by default all that are no targets. Without `to_pred`, items are X.
+        Feature variables; by default those that the store was sampled with for the same
+        `to_pred`, else all that are no targets. Without `to_pred`, items are X.
     block_size : mapping or pairs, optional
         For a cube without a split, with `data_split` below 1: blocks of the split.
     sample_size : mapping or pairs, optional
@@ -152,7 +153,8 @@ class PTXrDataset(Dataset[Any]):
         targets, chosen = parse_names("to_pred", to_pred), parse_names("features", features)
         lead = None
         if target_offset is not None or target_size is not None:
-            lead = LeadArguments(targets, target_offset, target_size)
+            named = weights if isinstance(weights, str) else None
+            lead = LeadArguments(targets, target_offset, target_size, named)
         self._source: SampleSource
         self._source, self.metadata = open_source(
             ds,
@@ -167,6 +169,8 @@ class PTXrDataset(Dataset[Any]):
         weighing = weights if isinstance(weights, str) else None
         self._choose_variables(targets, chosen, weighing, apart=lead is not None)
         self._add_features(coord_features)
+        if lead is not None and isinstance(weights, str):
+            weights = target_name(weights)  # those of the cells of y
         self._add_weights(weights)
         kept = _numpy_dtype("dtype", dtype)
         other = kept if target_dtype is None else _numpy_dtype("target_dtype", target_dtype)
@@ -395,6 +399,9 @@ class PTXrDataset(Dataset[Any]):
         # the values that y is made of, which at a lead time are other ones than those of X
         self._answers = tuple(map(target_name, targets)) if apart else targets
         left = [name for name in stored if name not in self._answers and name != weighing]
+        spec = self.metadata.spec if self.metadata else None
+        if spec is not None and spec.features and targets == spec.targets and targets and not apart:
+            left = [name for name in spec.features if name in stored]  # as the sampler was told
         self.features = chosen or tuple(left)
         self._stacked = bool(chosen or targets)
         if not self.features:

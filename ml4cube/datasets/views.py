@@ -203,12 +203,7 @@ class WindowPair(View):
         self._pieces: dict[str, tuple[str, tuple[slice, ...]]] = {}
         for name in source.schema:
             self._add(name, name, inputs)
-        for name in wanted.targets:
-            if name not in source.schema:
-                raise InvalidValueError(
-                    f"to_pred names {name!r}, the samples have {list(source.schema)}; choose of "
-                    "these"
-                )
+        for name in wanted.elsewhere(source.schema):
             self._add(target_name(name), name, targets)
 
     def _add(self, name: str, stored: str, cells: Mapping[str, slice]) -> None:
