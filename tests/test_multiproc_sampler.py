@@ -562,6 +562,29 @@ def test_what_a_callback_may_not_return(tmp_path: Path, returned: Any, told: str
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["overwrite", "resume", "progress", "rand_chunk"])
+def test_flags_are_bools(tmp_path: Path, name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name}='no' is no bool"):
+        sampler(split_cube(), tmp_path, **{name: "no"})
+
+
+def test_no_train_samples_to_scale_by(tmp_path: Path) -> None:
+    cube = split_cube().drop_vars("split")
+    options = {"data_split": 0.0, "block_size": {"time": 4}, "scale_fn": "standardize"}
+    with pytest.raises(EmptyPartError, match=r"train part would hold no sample.*data_split"):
+        sampler(cube, tmp_path, **options).run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_plan_names_what_is_left_out(tmp_path: Path) -> None:
+    ds = split_cube()
+    ds["other"] = (("time", "lat2"), np.zeros((8, 2)))
+    ds["lat_bnds"] = ds["a"] * 2
+    plan = str(sampler(ds, tmp_path, val_cube=tmp_path / "v").plan())
+    assert "left out: 'other' has dims ('time', 'lat2') outside the cube's" in plan
+    assert "left out: 'lat_bnds' holds bounds of cells" in plan
+
+
 def test_same_path_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="another part's path"):
         sampler(split_cube(), tmp_path, test_cube=str(tmp_path / "." / "train.zarr"))
@@ -670,6 +693,22 @@ class TestTargets:
         with pytest.raises(FileExistsError, match=r"move it away"):
             sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", overwrite=overwrite).run()
         assert tree(tmp_path) == before
+
+    def test_foreign_files_inside_a_store_of_ours_stay(self, tmp_path: Path) -> None:
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+        (tmp_path / "train.zarr/a/best_model.pt").write_text("mine")
+        before = tree(tmp_path)
+        with pytest.raises(FileExistsError, match=r"1 files .* such as 'a/best_model.pt'"):
+            sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", overwrite=True, seed=3).run()
+        assert tree(tmp_path) == before
+
+    def test_one_target_inside_another_is_refused(self, tmp_path: Path) -> None:
+        for train, test in (("o", "o/test.zarr"), ("o/train.zarr", "o")):
+            with pytest.raises(ValueError, match="one inside the other"):
+                sampler(
+                    split_cube(), tmp_path, train_cube=tmp_path / train, test_cube=tmp_path / test
+                )
+        sampler(split_cube(), tmp_path, train_cube=tmp_path / "o", test_cube=tmp_path / "o2")
 
     def test_a_damaged_store_is_refused(self, tmp_path: Path) -> None:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()

@@ -422,15 +422,21 @@ def check_overwritable(target: Target) -> None:
     StoreExistsError
         If it is something else.
     """
+    fs, root = filesystem(target)
     try:
-        read_manifest(target)
-        fs, root = filesystem(target)
+        known = read_manifest(target)
         attributes: Any = json.loads(fs.cat_file(f"{root}/zarr.json"))["attributes"]
         ours = "ml4cube_format" in attributes
     except (StoreError, OSError, ValueError, KeyError, TypeError):
-        ours = False
+        known, ours = {}, False
     if not ours:
         raise StoreExistsError(
             f"{target} exists and is no sample store of ours, so it is never overwritten; "
             "move it away or choose another path"
+        )
+    there = {str(name)[len(root) + 1 :] for name in fs.find(root)}
+    if foreign := sorted(there - set(known) - {MANIFEST}):
+        raise StoreExistsError(
+            f"{target} holds {len(foreign)} files that are none of the sampler's, such as "
+            f"{foreign[0]!r}, so it is not overwritten; move it away first"
         )

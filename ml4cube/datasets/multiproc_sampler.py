@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 
 from ml4cube.core.errors import (
     CubeError,
+    EmptyPartError,
     InvalidTypeError,
     InvalidValueError,
     StoreError,
@@ -265,6 +266,8 @@ class MultiProcSampler:
         check_choice("order", order, ORDERS)
         if chunk_batch is not None:
             _check_batch(chunk_batch)
+        flags = {"rand_chunk": rand_chunk, "overwrite": overwrite, "resume": resume}
+        _check_flags(flags if progress is None else {**flags, "progress": progress})
         self.targets = _targets(
             {"train": train_cube, "test": test_cube, "val": val_cube},
             here=nproc == 1 or client is not None,
@@ -352,6 +355,12 @@ class MultiProcSampler:
                     missing_chunks=self._missing_chunks,
                 )
             check_stored_names(self.sampling.spec, plan.schema)
+            if not plan.samples["train"] and self.sampling.spec.scale_fn is not None:
+                raise EmptyPartError(
+                    "the train part would hold no sample, and its statistics are what "
+                    f"scale_fn={self.sampling.spec.scale_fn!r} scales by; give it blocks "
+                    "(data_split, or the split label), or scale_fn=None"
+                )
             dims = len(self.sampling.spec.dims)
             self._planned = extractor, plan.stored_as(self._precision, dims)
         return self._planned
@@ -530,6 +539,12 @@ def _size(files: Files) -> int:
     return sum(size for size, _ in files.values())
 
 
+def _check_flags(flags: Mapping[str, object]) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidTypeError(f"{name}={value!r} is no bool; give True or False")
+
+
 def _check_batch(batch: object) -> None:
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise InvalidValueError(f"chunk_batch={batch!r} is no number of tiles; give 1 or more")
@@ -548,6 +563,13 @@ def _targets(given: dict[str, _PathLike | None], here: bool) -> dict[str, Target
             raise InvalidValueError(
                 f"{part}_cube={os.fspath(path)!r} is another part's path too; give each its own"
             )
+        for other in targets.values():
+            first, second = sorted((f"{place}/", f"{other}/"), key=len)
+            if second.startswith(first):
+                raise InvalidValueError(
+                    f"{part}_cube={os.fspath(path)!r} and another part's path {str(other)!r} lie "
+                    "one inside the other; a store holds nothing but its own files"
+                )
         targets[part] = place
     return targets
 

@@ -552,6 +552,8 @@ class SamplePlan:
         Samples that each tile gives to each part.
     absent : dict of str to AbsentChunks
         Chunks that are not in the source and read as its fill value, by variable.
+    left_out : dict of str to str
+        Variables of the cube that are not sampled, with the reason.
     """
 
     parts: tuple[str, ...]
@@ -561,6 +563,7 @@ class SamplePlan:
     nbytes: Mapping[str, int]
     tile_samples: NDArray[np.int64]
     absent: Mapping[str, AbsentChunks]
+    left_out: Mapping[str, str]
 
     def stored_as(self, precision: Precision, dims: int) -> SamplePlan:
         """Tell what the same samples are on disk.
@@ -611,6 +614,7 @@ class SamplePlan:
                 f"{absent.number:>14,} chunks of {name!r} are not in the source and read as "
                 f"{absent.reads_as}"
             )
+        rows += [f"{'left out':>14}: {name!r} {why}" for name, why in self.left_out.items()]
         return "\n".join(rows)
 
 
@@ -691,6 +695,7 @@ def make_plan(
         _nbytes(samples, schema, len(sampling.spec.dims)),
         counts[:, [PARTS[part] for part in parts]],
         dict(sorted(absent.items())),
+        sampling.left_out,
     )
 
 

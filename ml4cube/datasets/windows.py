@@ -172,7 +172,9 @@ def cube_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> tuple[list[st
             continue
         if v.ndim == 0:
             others[str(name)] = "has no dim"
-        elif name in bounds or not set(v.dims) <= dims:
+        elif name in bounds:
+            others[str(name)] = "holds bounds of cells"
+        elif not set(v.dims) <= dims:
             others[str(name)] = f"has dims {v.dims} outside the cube's {tuple(sorted(dims))}"
         elif v.dtype.kind not in KINDS:
             others[str(name)] = f"is of dtype {v.dtype}"
