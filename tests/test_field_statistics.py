@@ -23,6 +23,7 @@ from ml4cube.core.statistics import scale_parameters
 from tests import oracle
 from tests.cubes import coordinates
 
+MODULE = "ml4cube.core.quantiles"
 SHAPE = {"time": 30, "level": 2, "lat": 4, "lon": 2}
 
 
@@ -200,6 +201,32 @@ def test_histograms_merged_in_any_order_are_that_of_the_whole_bit_for_bit(
         exact = np.quantile(seen, p, method="inverted_cdf")
         read = whole.quantile(p, seen.min(), seen.max())
         assert read == exact if whole.width == 0 else abs(read - exact) <= whole.width
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(FINITE | st.just(float("nan")), min_size=1, max_size=60),
+    st.sampled_from([3, 8]),
+    st.booleans(),
+)
+def test_many_cells_of_a_place_are_counted_as_few_are(
+    cells: list[float], bins: int, weighed: bool
+) -> None:
+    x = np.array([cells, cells[::-1]])
+    weights = np.arange(1.0, x.size + 1).reshape(x.shape) if weighed else None
+    whole = Histogram.of(x, bins, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{MODULE}._FIRST_CELLS", 7)  # sorted, to learn how wide bins must be
+        patch.setattr(f"{MODULE}._CELLS_AT_ONCE", 20)  # counted without sorting, for the most part
+        pieces = Histogram.of(x, bins, weights)
+    np.testing.assert_array_equal(pieces.exponent, whole.exponent)
+    np.testing.assert_array_equal(pieces.edges, whole.edges)
+    np.testing.assert_array_equal(pieces.counts, whole.counts)  # weights are whole numbers here
+    known = np.array([cell for cell in cells if not math.isnan(cell)])
+    if known.size and not weighed:
+        edges, counts = oracle.finest_bins(known.tolist(), bins)
+        np.testing.assert_array_equal(whole.edges[0, : len(edges)], edges)
+        np.testing.assert_array_equal(whole.counts[0, : len(edges)], counts)
 
 
 @pytest.mark.parametrize(("dims", "by", "weights"), FORMS[:6])

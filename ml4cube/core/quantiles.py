@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -25,8 +26,9 @@ _EXACT = -1022
 # Bins per histogram, and in all of them together: an edge and a count each, 128 MiB.
 _MOST_BINS, _FEWEST_BINS, _MOST_IN_ALL = 65_536, 256, 2**23
 _BYTES_PER_BIN = 16
-# Cells that are sorted at a time.
-_CELLS_AT_ONCE = 2**18
+# Cells looked at together: those of a place that are sorted to learn how wide its bins must be,
+# and more from then on.
+_FIRST_CELLS, _CELLS_AT_ONCE = 2**17, 2**20
 
 
 def default_bins(places: int) -> int:
@@ -136,14 +138,14 @@ class Histogram:
         flat = values.reshape(-1, n)
         weighed = None if weights is None else weights.reshape(-1, n)
         dtype = np.int64 if weights is None else np.float64
-        columns = max(min(n, _CELLS_AT_ONCE), 1)
-        rows = _CELLS_AT_ONCE // columns
+        rows = max(_FIRST_CELLS // max(n, 1), 1)
+        starts = [0, *range(_FIRST_CELLS, n, _CELLS_AT_ONCE), n]
         groups = []
         for top in range(0, len(flat), rows):
             some = slice(top, top + rows)
             total = cls.empty((len(flat[some]),), bins, dtype)
-            for left in range(0, n, columns):
-                box = (some, slice(left, left + columns))
+            for left, right in pairwise(starts):
+                box = (some, slice(left, right))
                 amounts = None if weighed is None else weighed[box]
                 total = total._with_cells(flat[box], amounts)
             groups.append(((some, ...), total))
@@ -199,12 +201,38 @@ class Histogram:
     def _with_cells(self, cells: Floats, weights: Floats | None) -> Self:
         """Count more cells of each row."""
         edges = _lower_edges(cells, self.exponent)
+        total = self
+        if len(edges) == 1 and self.exponent[0] > _EXACT:
+            # most cells lie within a stretch of bins that are counted without sorting
+            total, near = self._with_near(edges[0], weights)
+            far = ~(near | np.isnan(edges[0]))
+            edges = edges[:, far]
+            weights = None if weights is None else weights[:, far]
+        if not edges.size:
+            return total
         if weights is None:
             edges = np.sort(edges, axis=-1)
             found = _collapsed(edges, (~np.isnan(edges)).astype(np.int64))
         else:
-            found = _sorted_and_collapsed(edges, np.where(np.isnan(cells), 0.0, weights))
-        return self.merge(self._fitted(self.exponent, *found))
+            found = _sorted_and_collapsed(edges, np.where(np.isnan(edges), 0.0, weights))
+        return total.merge(self._fitted(self.exponent, *found))
+
+    def _with_near(self, edges: Floats, weights: Floats | None) -> tuple[Self, NDArray[np.bool_]]:
+        """Count the cells of the one row whose bins are near to its middle one; say which."""
+        width = float(np.ldexp(1.0, self.exponent[0]))
+        known = int((~np.isnan(self.edges[0])).sum())
+        middle, reach = self.edges[0, known // 2] / width, 4 * self.bins
+        if not abs(middle) < 2.0**52 - reach:  # numbers of bins would be rounded
+            return self, np.zeros(edges.shape, bool)
+        numbers = edges / width - middle
+        near = np.abs(numbers) < reach
+        amounts = None if weights is None else weights[0, near]
+        counts = np.bincount(numbers[near].astype(np.int64) + reach, amounts, 2 * reach)
+        used = np.flatnonzero(counts)
+        if not used.size:
+            return self, near
+        found = ((used - reach + middle) * width + 0.0)[np.newaxis], counts[np.newaxis, used]
+        return self.merge(self._fitted(self.exponent, *found)), near
 
     def _fitted(self, exponent: Ints, edges: Floats, counts: NDArray[Any]) -> Self:
         """Widen bins where more hold cells than there may be, as little as that takes."""
