@@ -125,7 +125,7 @@ def _reduce_axis(
     operation: np.ufunc, flags: NDArray[np.bool_], axis: int, length: int, step: int
 ) -> NDArray[np.bool_]:
     """Reduce runs of `length` cells, `step` apart, along one axis."""
-    moved = np.moveaxis(flags, axis, 0)
+    moved = flags.swapaxes(axis, 0)
     count = max((moved.shape[0] - length) // step + 1, 0)
     span = (count - 1) * step + 1 if count else 0
     if length / step <= 2 * math.log2(length + 1):
@@ -139,7 +139,7 @@ def _reduce_axis(
             run = operation(run[:-reach], run[reach:]) if run.shape[0] > reach else run[:0]
             reach *= 2
         result = operation(run[:span:step], run[length - reach : length - reach + span : step])
-    return np.moveaxis(result, 0, axis)
+    return result.swapaxes(0, axis)
 
 
 def keep_samples(
