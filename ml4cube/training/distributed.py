@@ -192,7 +192,8 @@ class DistributedTrainer(_Wrapped):
             True: every rank gets as many batches, of as many samples, so that it can be trained
             on; of samples that cannot be shared out evenly, fewer than one per rank are left
             out. False: every sample comes exactly once over all ranks, in order, so that ranks
-            may differ in their batches. Default: what `shuffle` says.
+            may differ in their batches: run them through the model that was given, since `model`
+            may wait for other ranks. Default: what `shuffle` says.
         **arguments : Any
             As of `ml4cube.datasets.pytorch.prep_dataloader`; ``drop_last`` is False.
 
