@@ -59,8 +59,8 @@ def split_cube(**options: Any) -> xr.Dataset:
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    dims = draw(st.lists(st.sampled_from("tyxzw"), min_size=1, max_size=4, unique=True))
-    shape = {d: draw(st.integers(2, 9 if len(dims) < 4 else 4)) for d in dims}
+    dims = draw(st.lists(st.sampled_from("tyxzw"), min_size=1, max_size=5, unique=True))
+    shape = {d: draw(st.integers(2, {4: 4, 5: 3}.get(len(dims), 9))) for d in dims}
     size = {d: draw(st.integers(1, n)) for d, n in shape.items() if draw(st.booleans())}
     overlap = {d: draw(st.sampled_from([0, 0.3, 0.5])) for d in size}
     chunked = draw(st.booleans())

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ml4cube.datasets.store import verify_store
@@ -33,7 +36,8 @@ if fault.startswith("limit="):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 def work(samples):
     # by the environment: a global that differs by target would make it another call
-    journal, fault = os.environ["TARGET"] + "/train.zarr.partial/journal.jsonl", os.environ["FAULT"]
+    fault, _, part = os.environ["FAULT"].partition("=")
+    journal = os.environ["TARGET"] + f"/{part}.zarr.partial/journal.jsonl"
     time.sleep(0.01)
     if fault == "worker" and os.path.exists(journal) and os.path.getsize(journal):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -106,14 +110,55 @@ def test_killed_at_random_points(job: Job, nproc: int, tmp_path: Path) -> None:
     job.finish(target, nproc)
 
 
-def test_a_worker_killed_while_writing(job: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_worker_killed_while_writing(job: Job, part: str, tmp_path: Path) -> None:
+    """The first part, and the last one, when all others are written."""
     target = tmp_path / "out"
-    process = job.start(target, 2, "worker")
+    process = job.start(target, 2, f"worker={part}")
     _, error = process.communicate()
     assert process.returncode != 0
     assert "RunError: a worker process died" in error
     assert not (target / "train.zarr").exists()
+    assert not (target / "test.zarr").exists()
     job.finish(target, 2)
+
+
+LISTENING = "0A"
+
+
+def listening(pids: list[int]) -> list[str]:
+    """Addresses on which processes listen, as /proc writes them."""
+    inodes = set()
+    for pid in pids:
+        for handle in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                inodes.add(os.readlink(handle).removeprefix("socket:[").removesuffix("]"))
+    found = []
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in inodes and (table.startswith("udp") or fields[3] == LISTENING):
+                found.append(fields[1].partition(":")[0])
+    return found
+
+
+def test_every_listening_socket_is_on_loopback(job: Job, tmp_path: Path) -> None:
+    process = job.start(tmp_path / "out", 2)
+    loopback = {"0100007F", f"{1 << 24:032X}"}
+    looked = 0
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(process.pid).children(recursive=True)
+            looked += len(children) > 1
+            assert set(listening([process.pid, *(c.pid for c in children)])) <= loopback
+        time.sleep(0.05)
+    process.communicate()
+    assert looked
+
+
+def test_what_listens_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)), socket.create_server(("0.0.0.0", 0)):
+        assert {"0100007F", "00000000"} <= set(listening([os.getpid()]))
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
