@@ -341,6 +341,9 @@ def test_one_loader_for_each_data_set(store: Path) -> None:
     assert isinstance(test, DataLoader)
     assert (test.batch_size, train.batch_size, test.dataset is small) == (4, 1, True)
     assert not train.parallel
+    train, test = prep_dataloader(data, data, 4, num_workers=3, callback=list)
+    assert (train.num_workers, train.drop_last, test.drop_last) == (3, True, False)
+    assert (train.collate_fn, train.sampler) == (list, None)
 
 
 def test_without_a_process_group_there_is_one_rank(store: Path) -> None:
@@ -567,7 +570,10 @@ def test_a_cube_without_a_split_is_all_training() -> None:
     }
     points = PTXrDataset(cube["a"], features="a", scale_fn=None)
     assert sorted(numbers(points.take(range(540)))) == list(range(540))
-    assert len(PTXrDataset(cube, part="test")) == 0
+    for part in ("test", "val"):
+        with pytest.raises(InvalidValueError, match=f"part='{part}', but the cube has no split"):
+            PTXrDataset(cube, part=part)
+    assert len(PTXrDataset(cube, part="test", data_split=0.5, block_size={"time": 2})) > 0
 
 
 @pytest.mark.parametrize("order", ["shuffled", "grid"])
@@ -600,7 +606,8 @@ def test_the_quality_of_the_shuffle_is_told(tmp_path: Path, order: str) -> None:
     assert report.least_blocks == min(len(np.unique(batch)) for batch in seen)
     assert "independent samples" in str(report)
     assert prep_dataloader(PTXrDataset(labelled), batch_size=8).shuffle_report().unit == "chunks"
-    _, empty = prep_dataloader(data, PTXrDataset(cube, features="a", part="test"))
+    none = PTXrDataset(write_store(tmp_path / "none.zarr", 0), features="a")
+    _, empty = prep_dataloader(data, none)
     with pytest.raises(InvalidValueError, match="no batch"):
         empty.shuffle_report()
 

@@ -147,9 +147,17 @@ class SampleLoader:
         Samples in a batch of one rank.
     parallel : bool
         Whether ranks share the samples.
-    callback : callable or None
+    callback, collate_fn : callable or None
         Makes a batch of a list of items.
+    num_workers : int
+        Chunks decoded at once.
+    drop_last : bool
+        Whether a last batch that is not full is left out.
+    sampler : None
+        There is none: the loader itself knows the order. Here for code that looks for one.
     """
+
+    sampler = None
 
     def __init__(
         self,
@@ -159,7 +167,9 @@ class SampleLoader:
         handover: Handover,
         threads: int,
     ) -> None:
-        self.dataset, self.callback = dataset, handover.callback
+        self.dataset = dataset
+        self.callback = self.collate_fn = handover.callback
+        self.num_workers, self.drop_last = threads, plan.train and plan.drop_last
         self.batch_size, self.parallel = plan.batch_size, plan.parallel
         self._plan, self._threads, self._handover = plan, threads, handover
         self._memory = memory

@@ -17,7 +17,13 @@ import numpy as np
 from fsspec.core import url_to_fs
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, RunError, StoreError, check_choice
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    RunError,
+    StoreError,
+    check_choice,
+)
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
@@ -44,6 +50,7 @@ from ml4cube.datasets.shards import ShardedArray, sharded_arrays
 from ml4cube.datasets.store import StoreMetadata, open_store
 from ml4cube.datasets.views import WindowPair
 from ml4cube.datasets.windows import CubeReader, as_dataset
+from ml4cube.preprocessing.cubes import split_label
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -633,6 +640,12 @@ def _cut(
 ) -> tuple[CubeSource, StoreMetadata]:
     """Count the windows of a cube, reading it once; unless it has a split, all are training."""
     check_choice("part", part, PARTS)
+    unsplit = options.get("data_split", 1.0) == 1.0 and not options.get("val_split")
+    if part != "train" and unsplit and split_label(ds) is None:
+        raise InvalidValueError(
+            f"part={part!r}, but the cube has no split, so all its windows are training samples; "
+            "label it first (ml4cube.splits), or give data_split="
+        )
     nproc = check_nproc(options.pop("nproc", 1))
     sampling = whole = Sampling.of(ds, **sizes, **{"data_split": 1.0, **options})
     if lead is not None:

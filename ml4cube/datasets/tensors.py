@@ -77,7 +77,8 @@ class PTXrDataset(Dataset[Any]):
         by the value of the target in each of its cells (0 in a gap), or one number per sample.
         w of samples has the shape () and w of cells (1, *window of y).
     part : {"train", "test", "val"}
-        For a cube: whose samples. Without a split, all windows are training samples.
+        For a cube: whose samples. Without a split, all windows are training samples, and other
+        parts are refused.
     dtype : str or dtype
         Type of the values.
     target_dtype : str or dtype, optional
