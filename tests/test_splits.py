@@ -373,3 +373,23 @@ def test_what_is_valid_is_read_in_whole_chunks_of_the_file(tmp_path, monkeypatch
     np.testing.assert_array_equal(
         made["split"], assign_block_split(ds, {"time": 2, "lat": 3}, valid="a")["split"]
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"cyclic": 3}, "cyclic=3 is a int; name dims of .'time', 'lat', 'lon'."),
+        ({"valid": 3}, "valid is a int; give the name"),
+        ({"valid": np.ones((3, 9, 12), bool)}, "valid is a ndarray.* DataArray of bools"),
+        ({"gap": "1Y"}, "gap of 'time' is '1Y', neither"),
+        ({"buffer": {"time": "1Y"}}, "buffer of 'time' is '1Y', neither"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_named(options, says):
+    with pytest.raises(InvalidTypeError, match=says):
+        assign_block_split(dated_globe(), {"time": 1, "lat": 3}, **options)
+
+
+def test_a_cube_without_time_is_told_how_to_name_its_dim():
+    with pytest.raises(InvalidValueError, match=r"this needs a time dim.* as in dim='x'"):
+        assign_time_split(xr.DataArray(np.zeros(4), dims="x"))

@@ -71,12 +71,14 @@ def parse_buffer(
             )
         by_dim[time] = gap
     by_dim = _one_sphere(by_dim, view)
-    checked = {dim: _check(dim, value, view) for dim, value in by_dim.items()}
-    kept = tuple((dim, checked[dim]) for dim in sorted(checked) if checked[dim])
-    for dim, value in kept:
-        argument = "gap" if gap is not None and dim == view.time_dim("gap") else "buffer"
-        _check_cut(argument, dim, value, view, cut_dims)
-    return kept
+    of_gap = None if gap is None else view.time_dim("gap")
+    kept = []
+    for dim in sorted(by_dim):
+        argument = "gap" if dim == of_gap else "buffer"
+        if value := _check(argument, dim, by_dim[dim], view):
+            _check_cut(argument, dim, value, view, cut_dims)
+            kept.append((dim, value))
+    return tuple(kept)
 
 
 def parse_cyclic(cyclic: Any, view: CubeView) -> tuple[str, ...]:
@@ -98,6 +100,8 @@ def parse_cyclic(cyclic: Any, view: CubeView) -> tuple[str, ...]:
     ------
     InvalidValueError
         If a dim is unknown, or True is given and no longitude is found.
+    InvalidTypeError
+        If it is none of these.
     """
     found = view.global_lon_dim()
     if cyclic is None:
@@ -112,6 +116,11 @@ def parse_cyclic(cyclic: Any, view: CubeView) -> tuple[str, ...]:
                 f"cyclic={view.dims[-1]!r}"
             )
         return (str(coord.dims[0]),)
+    if not isinstance(cyclic, Iterable):
+        raise InvalidTypeError(
+            f"cyclic={cyclic!r} is a {type(cyclic).__name__}; name dims of {view.dims}, or give "
+            "True, False or None"
+        )
     dims = [cyclic] if isinstance(cyclic, str) else list(cyclic)
     if unknown := [dim for dim in dims if dim not in view.dims]:
         raise InvalidValueError(f"cyclic names {unknown}, the cube has {view.dims}")
@@ -181,25 +190,25 @@ def _resolve(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
     return AxisReach.of_distance(dim, times, pd.Timedelta(value) // pd.Timedelta("1us"))
 
 
-def _check(dim: str, value: Any, view: CubeView) -> int | str:
+def _check(argument: str, dim: str, value: Any, view: CubeView) -> int | str:
     if _is_cells(value):
         if value < 0:
-            raise InvalidValueError(f"buffer of {dim!r} is {value}; give 0 or more cells")
+            raise InvalidValueError(f"{argument} of {dim!r} is {value}; give 0 or more cells")
         return int(value)
     if _is_kilometres(value):
         dims = _sphere_dims(view, value)
         if dim not in dims:
             raise InvalidValueError(
-                f"buffer of {dim!r} is {value!r}; kilometres go with one of {dims}"
+                f"{argument} of {dim!r} is {value!r}; kilometres go with one of {dims}"
             )
         return str(value).strip() if _km(value) > 0 else 0
     if _is_duration(value):
         _time_coord(dim, value, view)
         text = value if isinstance(value, str) else f"{pd.Timedelta(value).total_seconds()}s"
         if pd.Timedelta(text) < pd.Timedelta(0):
-            raise InvalidValueError(f"buffer of {dim!r} is {value!r}; give a time of 0 or more")
+            raise InvalidValueError(f"{argument} of {dim!r} is {value!r}; give a time of 0 or more")
         return text.strip() if pd.Timedelta(text) else 0
-    raise _no_buffer(f"buffer of {dim!r}", value)
+    raise _no_buffer(f"{argument} of {dim!r}", value)
 
 
 def _check_cut(

@@ -145,9 +145,10 @@ class CubeView:
         for dim in self.dims:
             if dim.lower() in TIME_NAMES:
                 return dim
+        how = f"dim={self.dims[0]!r}" if argument == "dim" else f"{{{self.dims[0]!r}: 2}}"
         raise InvalidValueError(
-            f"{argument} needs a time dim, the cube has {self.dims}; name the dim, as in "
-            f"{{{self.dims[0]!r}: 2}}"
+            f"{'this' if argument == 'dim' else argument} needs a time dim, the cube has "
+            f"{self.dims}; name the dim, as in {how}"
         )
 
     def is_forward(self, dim: str) -> bool:

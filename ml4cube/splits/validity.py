@@ -50,7 +50,7 @@ def valid_mask(valid: ValidLike, view: CubeView, argument: str = "valid") -> xr.
     if isinstance(valid, xr.DataArray):
         arrays = [valid]
     else:
-        names = [valid] if isinstance(valid, str) else list(valid)
+        names = [valid] if isinstance(valid, str) else _names(valid, argument)
         if unknown := [name for name in names if name not in view.ds]:
             raise InvalidValueError(
                 f"{argument}={valid!r} names {unknown}, the cube has {list(view.ds.data_vars)}"
@@ -62,6 +62,16 @@ def valid_mask(valid: ValidLike, view: CubeView, argument: str = "valid") -> xr.
     for array in arrays[1:]:
         result = result & _valid_cells(array, view, argument)
     return result
+
+
+def _names(valid: Any, argument: str) -> list[str]:
+    """A list of names, or an error."""
+    if isinstance(valid, np.ndarray) or not isinstance(valid, Iterable):
+        raise InvalidTypeError(
+            f"{argument} is a {type(valid).__name__}; give the name of a variable, a list of "
+            "names, or a DataArray of bools, whose dims have names"
+        )
+    return list(valid)
 
 
 def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
