@@ -270,3 +270,19 @@ def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:
         patch.setattr(draft, "_DEAD_S", 0.0)
         sample(cube(), bucket, 1).run()
     open_store(f"{bucket}/train.zarr", verify=True)
+
+
+def test_a_store_is_copied_into_icechunk_as_the_error_says(tmp_path: Path) -> None:
+    icechunk = pytest.importorskip("icechunk")
+    session = icechunk.Repository.create(icechunk.in_memory_storage()).writable_session("main")
+    cube = cell_id_cube({"time": 8, "lat": 4}, "float32")
+    options: dict[str, Any] = {"nproc": 1, "block_size": {"time": 2}}
+    with pytest.raises(TypeError, match=r"is no path.*open_store\(path\)\.to_zarr\(session\.store"):
+        MultiProcSampler(cube, train_cube=session.store, test_cube=tmp_path / "t", **options)
+    MultiProcSampler(
+        cube, train_cube=tmp_path / "train", test_cube=tmp_path / "test", **options
+    ).run()
+    open_store(tmp_path / "train").to_zarr(session.store, consolidated=False)
+    session.commit("samples")
+    copied = xr.open_zarr(session.store, consolidated=False)
+    np.testing.assert_array_equal(copied["a"].values, open_store(tmp_path / "train")["a"].values)

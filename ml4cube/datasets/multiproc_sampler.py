@@ -557,7 +557,11 @@ def _targets(given: dict[str, _PathLike | None], here: bool) -> dict[str, Target
         if path is None and part == "val":
             continue
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-            raise InvalidTypeError(f"{part}_cube={path!r} is no path")
+            raise InvalidTypeError(
+                f"{part}_cube={path!r} is no path; give a path or URL. Into a zarr store or an "
+                "Icechunk session the finished store can be copied: "
+                "open_store(path).to_zarr(session.store, consolidated=False)"
+            )
         place = _place(f"{part}_cube", os.fspath(path), here)
         if place in targets.values():
             raise InvalidValueError(
