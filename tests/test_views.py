@@ -319,6 +319,23 @@ def test_chunks_of_a_cube_are_decoded_once_and_again_only_for_windows_that_reach
         assert max(decoded.values()) == most
 
 
+@pytest.mark.parametrize("form", ["cube", "store"])
+def test_gaps_are_no_whole_numbers(tmp_path: Path, form: str) -> None:
+    ds: Any = cube()[["a", "b"]]
+    ds["b"][2, 1, 1] = np.nan
+    options: dict[str, Any] = {"sample_size": WINDOW, "drop_nan": None, "scale_fn": None}
+    if form == "store":
+        paths = {"train_cube": tmp_path / "train.zarr", "test_cube": tmp_path / "test.zarr"}
+        MultiProcSampler(ds, data_split=1.0, nproc=1, **options, **paths).run()
+        ds, options = tmp_path / "train.zarr", {}
+    classes = PTXrDataset(ds, to_pred="b", target_dtype="int64", **options)
+    with pytest.raises(InvalidValueError, match=r"'b' has gaps in .* read as int64"):
+        list(prep_dataloader(classes, batch_size=2))
+    _, y = PTXrDataset(ds, to_pred="a", target_dtype="int64", **options).take(range(12))
+    assert y.dtype == torch.int64
+    assert y.min() >= 0
+
+
 def test_later_epochs_over_a_cube_read_only_what_is_asked_for() -> None:
     ds = cube()
     ds["a"][2, 1, 1] = np.nan

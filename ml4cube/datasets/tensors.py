@@ -21,7 +21,7 @@ from ml4cube.datasets.lead import LeadArguments, target_name
 from ml4cube.datasets.ring import ChunkSource, Field, read_chunk
 from ml4cube.datasets.sources import CubeSource, SampleSource, open_source
 from ml4cube.datasets.unbatch import known_scaling, to_dataset
-from ml4cube.datasets.views import WEIGHT, Broadcast, Weighted
+from ml4cube.datasets.views import WEIGHT, Broadcast, Weighted, Whole
 
 with needs_torch("ml4cube.datasets.pytorch"):
     import torch
@@ -95,6 +95,8 @@ class PTXrDataset(Dataset[Any]):
     ----------
     features, targets : tuple of str
         Variables of X and of y, in channel order.
+    shifted : bool
+        Whether targets lie elsewhere than the inputs (`target_offset`, `target_size`).
     channels : tuple of str
         All channels of X: the features, then those of `coord_features`.
     layout : tuple of tuple of str
@@ -156,6 +158,7 @@ class PTXrDataset(Dataset[Any]):
         if target_offset is not None or target_size is not None:
             named = weights if isinstance(weights, str) else None
             lead = LeadArguments(targets, target_offset, target_size, named)
+        self.shifted = lead is not None
         self._source: SampleSource
         self._source, self.metadata = open_source(
             ds,
@@ -176,6 +179,9 @@ class PTXrDataset(Dataset[Any]):
         kept = _numpy_dtype("dtype", dtype)
         other = kept if target_dtype is None else _numpy_dtype("target_dtype", target_dtype)
         self._fields = self._make_fields(kept, other)
+        whole = [field.variables for field in self._fields if field.dtype.kind in "iub"]
+        if whole:
+            self._source = Whole(self._source, {name for names in whole for name in names})
         self.layout = tuple(self._source.dims[field.variables[0]] for field in self._fields)
         self._starts = np.concatenate([[0], np.cumsum(self._source.counts)])
         self._cache = _ChunkCache(self._source, self._fields, int(cache_mb * _MB))

@@ -323,6 +323,42 @@ class Broadcast(View):
             out[name][...] = values.reshape(-1, *self._shapes[name])
 
 
+class Whole(View):
+    """Floats that are read as whole numbers: a gap is none, so it is refused and not cast.
+
+    Parameters
+    ----------
+    source : SampleSource
+        Where samples come from.
+    names : iterable of str
+        Variables read as whole numbers.
+    """
+
+    def __init__(self, source: SampleSource, names: Iterable[str]) -> None:
+        super().__init__(source)
+        self._floats = [n for n in names if np.dtype(source.schema[n][1]).kind == "f"]
+
+    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
+        """Write the samples of a chunk into one array per variable.
+
+        Parameters
+        ----------
+        chunk : int
+            Which chunk.
+        out : mapping of str to ndarray, shape (samples, ...)
+            Where to write; values are cast.
+        """
+        floats = {name: self._room(chunk, name) for name in self._floats if name in out}
+        self._source.read(chunk, {**out, **floats})
+        for name, values in floats.items():
+            if not np.isfinite(values).all():
+                raise InvalidValueError(
+                    f"{name!r} has gaps in {self.describe(chunk)}, and is to be read as "
+                    f"{out[name].dtype}, which knows none; drop or fill them, or read floats"
+                )
+            out[name][...] = values
+
+
 class Weighted(View):
     """Samples with a weight each, or with one per cell of the target.
 
