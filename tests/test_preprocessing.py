@@ -157,6 +157,7 @@ def test_integers_count_as_numbers_but_packed_ones_are_refused(dtype: str, packe
         pp.get_statistics,
         lambda d: pp.standardize(d, {"a": [0, 1]}),
         pp.fill_nan_values,
+        pp.drop_nan_values,
         lambda d: pp.fill_nan_values(d, ["a"], **fills),
         lambda d: pp.fill_nan_values(d["a"], **fills),
         lambda d: estimate_range(d, "a"),

@@ -180,7 +180,7 @@ def leakage_figure(
     domains : mapping of str to (str, mapping of str to array_like)
         Name of a domain ("space"), the unit, and distances by curve.
     shares : mapping of str to float
-        What a share of the test cells is, and that share, from 0 to 1.
+        What a share of the test part is, and that share, from 0 to 1.
 
     Returns
     -------
@@ -207,7 +207,7 @@ def leakage_figure(
         )  # fmt: skip
     names = ["\n".join(textwrap.wrap(name, 20)) for name in shares]
     axes[0].set_yticks(rows, names)
-    axes[0].set(xlim=(0, 100), ylim=(len(shares) - 0.5, -0.5), xlabel="share of the test cells (%)")
+    axes[0].set(xlim=(0, 100), ylim=(len(shares) - 0.5, -0.5), xlabel="share of the test part (%)")
     axes[0].spines[["top", "right"]].set_visible(False)
     axes[0].set_title("too near to train", fontsize=10)
     for panel, (name, (unit, distances)) in zip(axes[1:], domains.items(), strict=True):

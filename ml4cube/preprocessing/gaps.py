@@ -334,7 +334,8 @@ def drop_nan_values(
     Raises
     ------
     InvalidValueError
-        If a name or the mode is unknown, or ``"masked"`` finds no mask.
+        If a name or the mode is unknown, ``"masked"`` finds no mask, or a variable holds packed
+        integers that were not decoded, whose gaps are numbers.
 
     Examples
     --------
@@ -385,6 +386,8 @@ def _drop_nan_of_cube(
     wanted = [name for name in data if listed is None or name in listed]
     if not wanted or mode is None:
         return ds
+    for name in wanted:
+        cubes.check_decoded(name, cube[name])
     inside = None if mask_name is None else _flags(cube.variables[mask_name])
     reason = _reasons([cube.variables[name] for name in wanted], inside, mode)
     if SAMPLES in cube.dims:
