@@ -319,6 +319,22 @@ def test_chunks_of_a_cube_are_decoded_once_and_again_only_for_windows_that_reach
         assert max(decoded.values()) == most
 
 
+@pytest.mark.parametrize(
+    "added", [{}, {"coord_features": "lat"}, {"weights": "trust"}, {"target_dtype": "int64"}]
+)
+def test_targets_at_a_lead_time_know_their_cells_whatever_is_added(added: Any) -> None:
+    ds = cube()
+    data = PTXrDataset(
+        ds, "a", ["b"], sample_size=WINDOW, target_offset={"time": 2}, scale_fn=None, **added
+    )
+    found = data.to_dataset(data.take([3]), [3])
+    first = int(found["time_index"][0])
+    times = ds["time"].values
+    np.testing.assert_array_equal(found["time_cells"][0], times[first : first + 2])
+    np.testing.assert_array_equal(found["time_target_cells"][0], times[first + 2 : first + 4])
+    assert found["a"].dims == ("samples", "time_target", "lat", "lon")
+
+
 @pytest.mark.parametrize("form", ["cube", "store"])
 def test_gaps_are_no_whole_numbers(tmp_path: Path, form: str) -> None:
     ds: Any = cube()[["a", "b"]]

@@ -97,6 +97,11 @@ class SampleSource(ChunkSource, Protocol):
         """Dims of every variable's window."""
         ...
 
+    @property
+    def lead(self) -> Lead | None:
+        """Where targets lie, if elsewhere than the inputs."""
+        ...
+
     def coords(self, samples: Ints) -> Arrays:
         """Coordinates of samples, one array per coordinate."""
         ...
@@ -122,6 +127,7 @@ class DatasetSource:
     """
 
     slow: bool = False
+    lead: Lead | None = None
 
     def __init__(self, ds: xr.Dataset, dim: str) -> None:
         self._dim = dim

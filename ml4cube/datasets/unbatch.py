@@ -90,7 +90,7 @@ def to_dataset(
             "unscale=True, but samples made by hand do not say how they were scaled; undo it "
             "with their own statistics"
         )
-    lead: Lead | None = getattr(source, "lead", None)
+    lead = source.lead
     inputs = {name for field in fields for name in field.variables if not name.endswith(_SUFFIX)}
     described = metadata.provenance.get("variables", {}) if metadata else {}
     variables: dict[str, Any] = {}

@@ -77,6 +77,7 @@ class View:
         self._source = source
         self.schema = dict(source.schema)
         self.dims = dict(source.dims)
+        self.lead = source.lead
         self._starts = np.concatenate([[0], np.cumsum(source.counts)])
         self._scratch = Scratch()
 
