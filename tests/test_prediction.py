@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreExistsError
 from ml4cube.prediction import predict_cube
@@ -294,6 +295,27 @@ def test_the_model_sees_dims_in_the_order_of_the_store_whatever_the_cube():
     assert model.seen[0].shape[2:] == (2, 3)
     window = torch.cat(model.seen)[0, 0] * about.statistics["a"].std + about.statistics["a"].mean
     np.testing.assert_allclose(window, cube.a.isel(time=0, lat=slice(2), lon=slice(3)), atol=1e-4)
+
+
+def test_a_data_set_brings_the_features_that_the_model_was_trained_on():
+    """In the order they were given in, which a store does not know."""
+    cube = cell_id_cube({"time": 4, "lat": 6}, names=("a", "b", "c"))
+    cube = cube.assign_coords(lat=np.arange(6.0))
+    cut = {"sample_size": {"lat": 2}, "block_size": {"time": 2}}
+    samples = PTXrDataset(cube, "c", ["b", "a"], **cut)
+    b, c = samples.statistics["b"], samples.statistics["c"]
+    result = predict_cube(lambda x: x[:, :1] if x.shape[1] == 2 else None, cube, samples)
+    np.testing.assert_allclose(result.c, (cube.b - b.mean) / b.std * c.std + c.mean, rtol=1e-5)
+    copied = predict_cube(IDENTITY, cube, PTXrDataset(cube, features=["b", "a"], **cut))
+    assert list(copied.data_vars) == ["b", "a"]
+    for more, said in (
+        ({"coord_features": ["lat"]}, r"adds sin\(lat\), cos\(lat\) to X"),
+        ({"target_offset": {"time": 1}}, "has its targets elsewhere than X"),
+    ):
+        with pytest.raises(InvalidValueError, match=said):
+            predict_cube(IDENTITY, cube, PTXrDataset(cube, "c", ["a"], **cut, **more))
+    with pytest.raises(InvalidValueError, match="made of samples by hand"):
+        predict_cube(IDENTITY, cube, PTXrDataset(cube.rename(time="samples"), "c"))
 
 
 def test_the_mask_of_the_store_is_applied_to_features_and_result():

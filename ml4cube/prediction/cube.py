@@ -21,6 +21,7 @@ from ml4cube.core.grid import Block, Grid, SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import fill_gaps, find_gaps
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.statistics import Statistics, scale_parameters, scale_values, unscale_values
+from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.datasets.windows import CubeReader, as_dataset, cube_dims, cube_variables
 from ml4cube.evaluation.metrics import check_places
@@ -33,7 +34,8 @@ logger = logging.getLogger(__name__)
 
 Model = torch.nn.Module | Callable[[torch.Tensor], torch.Tensor]
 Source = (
-    StoreMetadata
+    PTXrDataset
+    | StoreMetadata
     | Statistics
     | Mapping[str, Sequence[float]]
     | xr.Dataset
@@ -78,19 +80,20 @@ def predict_cube(
         axis may be missing. It runs in eval mode without gradients; its mode is restored.
     ds : Dataset, DataArray, str or path
         The cube to predict from, of any dim order, with all features.
-    store_or_stats : store path, Dataset, StoreMetadata, Statistics or mapping, optional
+    store_or_stats : store path, PTXrDataset, Dataset, StoreMetadata, Statistics, mapping or None
         How the training data were made. A sample store brings features, targets, window,
-        overlap, scaling, fill method and mask; statistics (``{var: [mean, std]}``) only the
-        scaling. None: nothing is scaled.
+        overlap, scaling, fill method and mask; the `PTXrDataset` that the model was trained on
+        the same, with the features and targets that it was given; statistics
+        (``{var: [mean, std]}``) only the scaling. None: nothing is scaled.
     out : str or path, optional
         ``.zarr`` or ``.nc`` path to write; nothing is there before the cube is complete.
         None: the cube is returned in memory.
     features : str or iterable of str, optional
-        Variables the model sees, in its order. Default: those of the store, else all variables
-        of numbers that are no targets.
+        Variables the model sees, in its order. Default: those of the data set or store, else
+        all variables of numbers that are no targets.
     targets : str or iterable of str, optional
-        Variables the model predicts, in its order. Default: those of the store, else the
-        features (the model reconstructs its input).
+        Variables the model predicts, in its order. Default: those of the data set or store,
+        else the features (the model reconstructs its input).
     sample_size : mapping or pairs, optional
         Cells of a window by dim; dims left out have one cell. Default: as in the store, else
         single points.
@@ -122,7 +125,8 @@ def predict_cube(
     Raises
     ------
     InvalidValueError, InvalidTypeError
-        If an argument cannot work, or the model's result has an unexpected shape.
+        If an argument cannot work, the model's result has an unexpected shape, or the data set
+        adds coordinates to X or has its targets elsewhere, which no cube can be cut for yet.
     StoreExistsError
         If `out` is taken.
     RunError
@@ -218,6 +222,10 @@ class _Recipe:
         mask: str | None,
     ) -> _Recipe:
         """Fill in from the source what was not given, and check everything against the cube."""
+        if isinstance(source, PTXrDataset):
+            features = source.features if features is None else features
+            targets = (source.targets or source.features) if targets is None else targets
+            source = _of_samples(source)
         metadata = _metadata(source)
         shape = {dim: cube.sizes[dim] for dim in cube_dims(cube)}
         wanted = parse_names("targets", targets) or (metadata.targets if metadata else ())
@@ -306,6 +314,23 @@ class _Recipe:
     def window_cells(self) -> int:
         """Cells of one window."""
         return int(np.prod([self.cover.size[dim] for dim in self.window_dims], dtype=np.int64))
+
+
+def _of_samples(samples: PTXrDataset) -> StoreMetadata:
+    """What is known about samples, if a cube can be cut into the likes of them."""
+    if samples.metadata is None:
+        raise InvalidValueError(
+            "the data set was made of samples by hand, so nobody knows how they were cut and "
+            "scaled; give statistics, features, targets and sample_size"
+        )
+    added = samples.channels[len(samples.features) :]
+    if added or samples.shifted:
+        found = f"adds {', '.join(added)} to X" if added else "has its targets elsewhere than X"
+        raise InvalidValueError(
+            f"the data set {found}, and predict_cube gives a model windows of the cube's "
+            "variables alone; run such a model over PTXrDataset.take and use its to_dataset"
+        )
+    return samples.metadata
 
 
 def _metadata(source: Source) -> StoreMetadata | None:
