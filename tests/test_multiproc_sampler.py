@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from ml4cube.core.errors import CubeError, EmptyPartError, RunError, StoreError
 from ml4cube.datasets import sample_plan
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.store import StoreMetadata, open_store, verify_store
+from ml4cube.datasets.store import StoreMetadata, open_axes, open_store, verify_store
 from ml4cube.splits import assign_block_split, assign_time_split
 from tests.cubes import cell_id_cube
 from tests.oracle_sampler import sample_cube
@@ -368,6 +368,10 @@ def test_origins_values_and_calendar(tmp_path: Path) -> None:
     np.testing.assert_array_equal(train.time.values, ds.time.values[train.time_index.values])
     np.testing.assert_array_equal(train.lat_origin.values, ds.lat.values[train.lat_index.values])
     assert train.lat_origin.attrs["units"] == "degrees_north"
+    xr.testing.assert_identical(
+        open_axes(tmp_path / "train.zarr").load(),
+        ds.coords.to_dataset().drop_encoding().drop_attrs(deep=False),
+    )
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
@@ -390,6 +394,11 @@ def test_origins_are_the_values_however_the_file_packs_them(
             np.testing.assert_array_equal(store[dim].values, wanted)
             assert store[dim].dtype.kind == cube[dim].dtype.kind
         assert store.lon.dtype == np.float32
+    axes = open_axes(tmp_path / "train.zarr")
+    for dim in ("time", "lat", "lon"):
+        np.testing.assert_array_equal(axes[dim].values, cube[dim].values)
+        assert axes[dim].dtype.kind == cube[dim].dtype.kind
+    assert axes.lon.dtype == np.float32
 
 
 @pytest.mark.parametrize(
@@ -524,7 +533,18 @@ def test_bad_arguments_are_refused_before_any_work(tmp_path: Path, options: Any)
 
 @pytest.mark.parametrize(
     "name",
-    ["lat_index", "lat_origin", "time", "samples", "lat", "manifest", "zarr.json", "a/b", ""],
+    [
+        "lat_index",
+        "lat_origin",
+        "time",
+        "samples",
+        "lat",
+        "manifest",
+        "axes",
+        "zarr.json",
+        "a/b",
+        "",
+    ],
 )
 @pytest.mark.parametrize("made_by", ["cube", "callback"])
 def test_names_that_a_store_cannot_hold(tmp_path: Path, name: str, made_by: str) -> None:

@@ -49,7 +49,14 @@ from ml4cube.datasets.shard_layout import (
     shard_tasks,
 )
 from ml4cube.datasets.shard_writer import ShardJob, make_shard
-from ml4cube.datasets.store import StoreLayout, StoreMetadata, create, finish, open_store
+from ml4cube.datasets.store import (
+    StoreLayout,
+    StoreMetadata,
+    create,
+    finish,
+    open_store,
+    write_axes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -473,12 +480,20 @@ class MultiProcSampler:
         for part, draft in drafts.items():
             with _write_errors(draft.target):
                 files = create(draft.root, layouts[part]) | draft.files
+                files |= write_axes(draft.root, self._compressor, self._axes())
                 attrs = self._metadata(plan, part, call).to_attrs()
                 finish(draft.root, layouts[part], attrs, files)
         for draft in drafts.values():
             with _write_errors(draft.target):
                 draft.publish()
         return plan
+
+    def _axes(self) -> dict[str, tuple[Any, Mapping[str, Any]]]:
+        extractor = self.sampling.extractor
+        return {
+            dim: (axis.values, axis.attrs)
+            for dim, axis in zip(extractor.spec.dims, extractor.axes, strict=True)
+        }
 
     def _write_part(
         self, engine: Engine, job: ShardJob, plan: SamplePlan, draft: Draft, bar: Any

@@ -42,7 +42,7 @@ from ml4cube.datasets.extractor import (
     tiling,
 )
 from ml4cube.datasets.precision import Precision
-from ml4cube.datasets.store import MANIFEST
+from ml4cube.datasets.store import AXES, MANIFEST
 from ml4cube.datasets.windows import (
     ComputedSource,
     CubeReader,
@@ -327,7 +327,7 @@ def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
     taken = {
         **dict.fromkeys(sorted(origins), "the coordinate of that name"),
         **dict.fromkeys(spec.array_dims, "the dim of that name"),
-        **dict.fromkeys((MANIFEST.partition("/")[0], "zarr.json"), "a file of that name"),
+        **dict.fromkeys((MANIFEST.partition("/")[0], AXES, "zarr.json"), "a file of that name"),
     }
     for name in stored:
         odd = not name or "/" in name or name in (".", "..") or name.startswith("__")

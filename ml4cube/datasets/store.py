@@ -14,6 +14,7 @@ Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
     sst/c/1/0/0
     time/c/0, time_index/c/0  origin of each sample along each dim of the cube, as value
     lat_origin/...            and as index; <dim>_origin where the window keeps that dim
+    axes/lat/..., axes/time/...   the cube's coordinate along each dim, all cells; see `open_axes`
     manifest/zarr.json        size and sha256 of every other file
 """
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 #: The file that is written last.
 MANIFEST = "manifest/zarr.json"
+#: The subgroup of the cube's coordinates.
+AXES = "axes"
 _NO_DATE = np.iinfo(np.int64).min
 
 
@@ -148,6 +151,58 @@ def create(root: Folder, layout: StoreLayout) -> Files:
         path = f"{array.name}/zarr.json"
         files[path] = root.write(path, text.encode())
     return files
+
+
+def write_axes(
+    root: Folder, compressor: Compressor, axes: Mapping[str, tuple[NDArray[Any], Mapping[str, Any]]]
+) -> Files:
+    """Write the coordinates of the cube that samples come from, whole.
+
+    Parameters
+    ----------
+    root : Folder
+        Folder of the store.
+    compressor : Compressor
+        Of their chunks.
+    axes : mapping of str to (ndarray, mapping)
+        Values and attributes by dim.
+
+    Returns
+    -------
+    dict
+        The files written.
+    """
+    node = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    files: Files = {f"{AXES}/zarr.json": root.write(f"{AXES}/zarr.json", _json(node))}
+    for dim, (values, attrs) in axes.items():
+        kind = "O" if values.dtype.kind == "O" else values.dtype.str
+        array = ArrayLayout(f"{AXES}/{dim}", (dim,), (), kind, len(values), attrs)
+        layout = StoreLayout(len(values), len(values), (array,), compressor)
+        files |= create(root, layout) | write_shard(root, layout, 0, {array.name: values})
+    return files
+
+
+def open_axes(source: str | os.PathLike[str]) -> xr.Dataset:
+    """Open the coordinates of the cube that a store's samples come from.
+
+    Parameters
+    ----------
+    source : str or path
+        Path or URL of the store.
+
+    Returns
+    -------
+    Dataset
+        One coordinate for each dim, positions where the cube had none, dates decoded; empty for
+        a store that holds none, written before there were any.
+    """
+    import xarray as xr
+
+    path = os.fspath(source)
+    if f"{AXES}/zarr.json" not in read_manifest(path):
+        return xr.Dataset()
+    axes: xr.Dataset = xr.open_zarr(path, group=AXES, consolidated=False, decode_timedelta=False)
+    return axes
 
 
 def write_shard(
