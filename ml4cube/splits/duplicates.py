@@ -29,7 +29,7 @@ from ml4cube.core.fingerprint import (
     mix,
 )
 from ml4cube.core.split_plan import PARTS, TRAIN, SplitPlan
-from ml4cube.splits.cube import RECIPE_ATTR, CubeView
+from ml4cube.splits.cube import RECIPE_ATTR, CubeView, in_chunks
 from ml4cube.splits.label import read_recipe
 
 # At most about this many tiles, 40 bytes each, are held; larger cubes get larger tiles.
@@ -169,9 +169,7 @@ class _Tiling:
         count: int,
     ) -> Words:
         """Sum what each cell adds over each tile, in one pass: (outer..., tiles..., columns)."""
-        bare = xr.DataArray(array.variable).transpose(*self.outer, *self.inner)
-        if bare.chunks is None and bare.size > 1 << 24:
-            bare = bare.chunk("auto")
+        bare = in_chunks(xr.DataArray(array.variable)).transpose(*self.outer, *self.inner)
         places = [np.arange(self.sizes[dim], dtype=np.int64) for dim in self.inner]
         tiles = [self.tile[dim] for dim in self.inner]
         if bare.chunks is None:
