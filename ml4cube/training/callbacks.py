@@ -42,6 +42,8 @@ __all__ = [
 class EarlyStopping(Callback):
     """Stop when a value has not improved for a number of checks.
 
+    It counts anew in every call that trains, unless that goes on from a snapshot.
+
     Parameters
     ----------
     patience : int
