@@ -153,11 +153,7 @@ class SampleLoader:
         Chunks decoded at once.
     drop_last : bool
         Whether a last batch that is not full is left out.
-    sampler : None
-        There is none: the loader itself knows the order. Here for code that looks for one.
     """
-
-    sampler = None
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ from ml4cube.datasets.ring import ChunkSource
 from ml4cube.datasets.sample_plan import SamplePlan, Sampling, make_plan
 from ml4cube.datasets.shard_layout import scaling_of
 from ml4cube.datasets.shards import ShardedArray, sharded_arrays
-from ml4cube.datasets.store import StoreMetadata, open_store
+from ml4cube.datasets.store import StoreMetadata, open_axes, open_store
 from ml4cube.datasets.views import WindowPair
 from ml4cube.datasets.windows import CubeReader, as_dataset
 from ml4cube.preprocessing.cubes import split_label
@@ -132,6 +132,7 @@ class DatasetSource:
     def __init__(self, ds: xr.Dataset, dim: str) -> None:
         self._dim = dim
         self._places: dict[str, Ints] = {}
+        self._axes: dict[str, xr.Variable] | None = None
         self._coords = ds.drop_vars(list(ds.data_vars))
         names = [str(name) for name, v in ds.data_vars.items() if dim in v.dims]
         self.schema: Schema = {
@@ -214,14 +215,21 @@ class DatasetSource:
         return {dim: self._places[dim][samples] for dim in dims}
 
     def axes(self) -> dict[str, xr.Variable]:
-        """Work out coordinate values along each cube dim from where samples begin.
+        """Coordinate values along each cube dim, as a store holds them, or by where samples begin.
 
         Returns
         -------
         dict of str to Variable, dims (dim,)
-            Up to the last cell of a sample. Dims are missing whose cells between and after the
-            origins are not known, because the origins are not regular.
+            At least up to the last cell of a sample. Samples made by hand hold no axes: dims are
+            missing then whose cells between and after the origins are not known, because the
+            origins are not regular.
         """
+        if self._axes is None:
+            self._axes = self._find_axes()
+        return self._axes
+
+    def _find_axes(self) -> dict[str, xr.Variable]:
+        stored = _stored_axes(self._coords.encoding.get("source"))
         found = {}
         for name in map(str, self._coords.coords):
             dim = name.removesuffix("_index")
@@ -229,12 +237,33 @@ class DatasetSource:
             if name != dim and origin is not None and self._coords[name].dims == (self._dim,):
                 window = [s[0][ds.index(dim)] for s, ds in self._windows_along(dim)]
                 index = np.asarray(self._coords[name].values)
-                axis = _axis_of(dim, index, self._coords[origin].variable, max(window, default=1))
+                origins, last = self._coords[origin].variable, max(window, default=1) - 1
+                axis = stored.get(dim)
+                if axis is None or not _fits(axis, index, last, np.asarray(origins.values)):
+                    axis = _axis_of(dim, index, origins, last + 1)
                 found.update({dim: axis} if axis is not None else {})
         return found
 
     def _windows_along(self, dim: str) -> list[tuple[Any, tuple[str, ...]]]:
         return [(self.schema[n], dims) for n, dims in self.dims.items() if dim in dims]
+
+
+def _stored_axes(path: Any) -> dict[str, xr.Variable]:
+    """The axes that a store holds; none where there is no store."""
+    if not isinstance(path, str):
+        return {}
+    try:
+        axes = open_axes(path)
+    except StoreError:
+        return {}
+    return {str(name): c.variable.load() for name, c in axes.coords.items()}
+
+
+def _fits(axis: xr.Variable, index: Ints, last: int, origins: NDArray[Any]) -> bool:
+    """Whether samples begin where an axis says, which they do not if the user moved them."""
+    if not len(index) or index.max() + last >= len(axis):
+        return False
+    return bool((np.asarray(axis.values)[index] == origins).all())
 
 
 def _axis_of(dim: str, index: Ints, origins: xr.Variable, window: int) -> xr.Variable | None:
