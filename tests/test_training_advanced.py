@@ -16,6 +16,7 @@ from ml4cube.training.checkpoint import read_file
 from ml4cube.training.dist import World
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator, MultiGPUTrainer
 from ml4cube.training.loggers import TensorBoardLogger
+from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping, ModelCheckpoint
 from tests.distributed_runner import on_ranks
 from tests.training_parts import dataset, losses, network, trainer, weights
@@ -227,6 +228,16 @@ def test_bad_parts_are_refused():
         ModelCheckpoint("x", save_top_k=0)
     with pytest.raises(InvalidValueError, match="did you mean 'min'"):
         ModelCheckpoint("x", mode="mim")
+    for make, said in (
+        (lambda: EarlyStopping(min_delta="x"), "min_delta='x' is no difference"),
+        (lambda: ModelCheckpoint(3), "save_dir=3 is no path"),
+        (lambda: TensorBoardLogger(None), "log_dir=None is no path"),
+        (lambda: MaskedLoss(nn.MSELoss), "loss=MSELoss is a class"),
+        (lambda: GradientAccumulator(model, optimizer, "2"), "accumulation_steps='2' is not a"),
+        (lambda: GradientAccumulator(model, optimizer, 2, "1"), "max_grad_norm='1' is not"),
+    ):
+        with pytest.raises((InvalidTypeError, InvalidValueError), match=said):
+            make()
     stopping = AdvancedTrainer(model, optimizer, nn.MSELoss(), early_stopping=EarlyStopping())
     with pytest.raises(InvalidValueError, match="monitor='val_loss' is no number"):
         stopping.fit(DataLoader(dataset(8), batch_size=4), epochs=2)

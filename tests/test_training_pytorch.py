@@ -565,7 +565,7 @@ print(losses(run), weights(model))
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"loss": None}, InvalidTypeError, "loss=None: a Trainer needs a loss function"),
+        ({"loss": None}, InvalidTypeError, "loss=None: training needs a loss function"),
         ({"loss": "mse"}, InvalidTypeError, "loss='mse'"),
         ({"loss": nn.MSELoss}, InvalidTypeError, "loss=MSELoss is a class; give an object of it"),
         ({"metrics": {"r2": RMSE}}, InvalidTypeError, "metrics['r2']=RMSE is a class"),

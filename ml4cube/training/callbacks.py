@@ -19,6 +19,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.training.checkpoint import read_file, write_file
 from ml4cube.training.events import Callback, is_better, logger, monitored
+from ml4cube.training.options import above_zero, check_path
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ class EarlyStopping(Callback):
             raise InvalidValueError(
                 f"patience={patience!r} is not a number of checks; use 1 or more"
             )
-        if not min_delta >= 0:
-            raise InvalidValueError(f"min_delta={min_delta!r} is negative; use 0 or more")
+        if min_delta != 0 and not above_zero(min_delta):
+            raise InvalidValueError(f"min_delta={min_delta!r} is no difference; use 0 or more")
         self.patience, self.mode, self.monitor, self.min_delta = patience, mode, monitor, min_delta
         self.best: float | None = None
         self.strikes = 0
@@ -236,6 +237,7 @@ class ModelCheckpoint(Callback):
             )
         if save_top_k == 0:
             raise InvalidValueError("save_top_k=0 keeps nothing; leave the checkpoint out instead")
+        check_path("save_dir", save_dir, optional=False)
         self.save_dir, self.monitor, self.mode = Path(save_dir), monitor, mode
         self.save_top_k = save_top_k
         self._kept: list[tuple[float, str]] = []  # best first

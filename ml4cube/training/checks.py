@@ -151,7 +151,7 @@ def check_loss(argument: str, loss: Any) -> Callable[..., torch.Tensor]:
     refuse_class(argument, loss)
     if not callable(loss):
         raise InvalidTypeError(
-            f"{argument}={loss!r}: a Trainer needs a loss function; give e.g. "
+            f"{argument}={loss!r}: training needs a loss function; give e.g. "
             f"{argument}=torch.nn.MSELoss()"
         )
     return cast(Callable[..., torch.Tensor], loss)

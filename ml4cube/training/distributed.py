@@ -18,6 +18,7 @@ from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.training.callbacks import logger
 from ml4cube.training.checkpoint import read_file, write_file
 from ml4cube.training.dist import World, ddp_init, pick_device
+from ml4cube.training.options import above_zero, check_count
 
 
 class _Wrapped:
@@ -272,9 +273,8 @@ class GradientAccumulator:
         accumulation_steps: int = 4,
         max_grad_norm: float | None = None,
     ) -> None:
-        if isinstance(accumulation_steps, bool) or not accumulation_steps >= 1:
-            raise InvalidValueError(f"accumulation_steps={accumulation_steps!r}; use 1 or more")
-        if max_grad_norm is not None and not max_grad_norm > 0:
+        check_count("accumulation_steps", accumulation_steps)
+        if max_grad_norm is not None and not above_zero(max_grad_norm):
             raise InvalidValueError(f"max_grad_norm={max_grad_norm!r} is not positive; or use None")
         self.model, self.optimizer = model, optimizer
         self.accumulation_steps, self.max_grad_norm = accumulation_steps, max_grad_norm

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
+from ml4cube.training.options import check_path
 
 __all__ = [
     "CSVLogger",
@@ -106,6 +107,7 @@ class _FileLogger(Logger):
 
     def __init__(self, path: str | Path, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
+        check_path("path", path, optional=False)
         self.path = Path(path)
         if self.path.is_dir():
             raise InvalidValueError(f"path={str(path)!r} is a folder; give the path of a file")
@@ -278,6 +280,7 @@ class TensorBoardLogger(Logger):
 
     def __init__(self, log_dir: str | Path, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
+        check_path("log_dir", log_dir, optional=False)
         self.log_dir = Path(log_dir)
         _load("torch.utils.tensorboard", self, "tensorboard")
 

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.training.batches import as_pair, weights_of
+from ml4cube.training.checks import check_loss
 
 
 class MaskedLoss:
@@ -57,9 +58,7 @@ class MaskedLoss:
     """
 
     def __init__(self, loss: Callable[..., Any], weights: Any = None) -> None:
-        if not callable(loss):
-            raise InvalidTypeError(f"loss={loss!r} cannot be called; give e.g. torch.nn.MSELoss()")
-        self.loss = loss
+        self.loss = check_loss("loss", loss)
         self._cellwise = _cellwise(loss)
         self._ignored = getattr(loss, "ignore_index", None)
         self._weights = None if weights is None else _checked(weights)

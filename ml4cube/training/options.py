@@ -121,11 +121,11 @@ class Options:
             check_count(name, getattr(self, name), optional=name == "max_steps")
         for name in _LIMITS:
             _check_limit(name, getattr(self, name))
-        if self.gradient_clip is not None and not _is_above_zero(self.gradient_clip):
+        if self.gradient_clip is not None and not above_zero(self.gradient_clip):
             raise InvalidValueError(
                 f"gradient_clip={self.gradient_clip!r} is not a positive norm; None clips nothing"
             )
-        if self.ema is not None and not (_is_above_zero(self.ema) and self.ema < 1):
+        if self.ema is not None and not (above_zero(self.ema) and self.ema < 1):
             raise InvalidValueError(
                 f"ema={self.ema!r} is no decay between 0 and 1; use e.g. 0.999, or None"
             )
@@ -185,7 +185,7 @@ def refuse_unknown(face: type, options: Mapping[str, Any], starts: str) -> None:
         raise InvalidTypeError(f"{face.__name__}() has no argument {name!r}; {hint}")
 
 
-def check_path(name: str, path: Any) -> None:
+def check_path(name: str, path: Any, *, optional: bool = True) -> None:
     """Refuse what is no path.
 
     Parameters
@@ -193,15 +193,35 @@ def check_path(name: str, path: Any) -> None:
     name : str
         What it is called in messages.
     path : Any
-        Should be text, a path, or None.
+        Should be text or a path.
+    optional : bool
+        Whether None will do.
 
     Raises
     ------
     InvalidTypeError
         If it is not.
     """
-    if path is not None and not isinstance(path, str | os.PathLike):
-        raise InvalidTypeError(f"{name}={path!r} is no path; give e.g. 'run/model.pt', or None")
+    if path is None and optional:
+        return
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidTypeError(f"{name}={path!r} is no path; give e.g. 'run/model.pt'")
+
+
+def above_zero(value: Any) -> bool:
+    """Whether something is a number above zero.
+
+    Parameters
+    ----------
+    value : Any
+        As the user gave it.
+
+    Returns
+    -------
+    bool
+        False for what is no number, and for True.
+    """
+    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
 def _check_seed(seed: Any) -> None:
@@ -231,10 +251,6 @@ def check_count(name: str, value: Any, *, optional: bool = False) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise InvalidValueError(f"{name}={value!r} is not a count; use 1 or more")
-
-
-def _is_above_zero(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
 def _check_limit(name: str, value: Any) -> None:

@@ -30,7 +30,9 @@ from ml4cube.core.errors import (
 )
 from ml4cube.training.batches import as_pair, set_epoch
 from ml4cube.training.callbacks import EarlyStopping, LoggerCallback, is_better, logger
+from ml4cube.training.checks import check_loader
 from ml4cube.training.dist import World
+from ml4cube.training.options import check_count, check_path
 from ml4cube.training.scores import check_metrics
 from ml4cube.training.state import History, TrainState
 
@@ -136,14 +138,16 @@ class Trainer:
         self._by_batch = not _is_arrays(train_data) if batch_training is None else batch_training
         _check_model(model, by_batch=self._by_batch)
         for name, value in (("epochs", epochs), ("max_samples", max_samples)):
-            if value is not None and (isinstance(value, bool) or not value >= 1):
-                raise InvalidValueError(f"{name}={value!r} is not a count; use 1 or more")
+            check_count(name, value, optional=name == "max_samples")
+        if self._by_batch:
+            check_loader("train_data", train_data)
         if not self._by_batch and epochs > 1:
             raise InvalidTypeError(
                 f"epochs={epochs} and batch_training=False contradict: fit() sees all samples once"
             )
         if mlflow_run is not None and not callable(getattr(mlflow_run, "log_metric", None)):
             raise InvalidTypeError(f"mlflow_run={mlflow_run!r} has no log_metric(name, value)")
+        check_path("model_path", model_path)
         if model_path is not None:
             _skops()
         self.model, self.metrics = model, check_metrics(metrics)
