@@ -95,7 +95,7 @@ BARS = {
     "remote_of_local": Bar("remote", 0.7),
     "of_gather_large": Bar("large", None),
     "over_litdata_large": Bar("large", 1.5),
-    "over_mosaicml_large": Bar("large", 3),
+    "over_mosaicml_large": Bar("large", None),
     "over_webdataset_large": Bar("large", None),
     "over_ancestor_large": Bar("large", None),
     "of_gather_points": Bar("points", 0.75),
