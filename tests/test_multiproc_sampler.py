@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from ml4cube.core.errors import CubeError, EmptyPartError, RunError, StoreError
 from ml4cube.datasets import sample_plan
+from ml4cube.datasets.draft import open_draft
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.store import StoreMetadata, open_axes, open_store, verify_store
 from ml4cube.splits import assign_block_split, assign_time_split
@@ -762,6 +763,14 @@ class TestTargets:
         assert "another run is writing" in str(inner[0])
         verify_store(tmp_path / "train.zarr")
 
+    def test_a_draft_of_another_call_is_not_dropped_without_a_word(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with open_draft(tmp_path / "train.zarr", "another"):
+            pass
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+        assert "train.zarr.partial was left by another call" in caplog.text
+
     def test_unwritable_parent(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("not a folder")
         with pytest.raises(StoreError, match="cannot be written"):
@@ -842,7 +851,8 @@ def test_summary(tmp_path: Path) -> None:
     assert summary is not None
     assert summary.plan.samples == {"train": 16 * 8, "test": 8 * 8}
     for place, size in summary.nbytes.items():
-        on_disk = [p for p in Path(place).rglob("c/**/*") if p.is_file()]
+        chunks = Path(place).rglob("c/**/*")
+        on_disk = [p for p in chunks if p.is_file() and "axes" not in p.parts]
         assert size == sum(p.stat().st_size for p in on_disk)
     written = [p for part in summary.nbytes for p in (Path(part) / "a" / "c").rglob("*")]
     assert (summary.resumed, summary.shards) == (0, len([p for p in written if p.is_file()]))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 import socket
@@ -34,7 +35,10 @@ from ml4cube.datasets.folders import (
 )
 from ml4cube.datasets.store import MANIFEST, read_manifest
 
+logger = logging.getLogger(__name__)
+
 _KEY = "ml4cube_draft"
+_OTHER_CALL = "%s was left by another call, or its cube or callback has changed; starting over"
 _PUBLISHING = "publishing.json"
 # The owner of a remote lock renews it that often; one that was not for that long is dead.
 _RENEW_S = 20.0
@@ -152,7 +156,10 @@ class LocalDraft(Draft):
         self.done = {}
         self._lock = self._take_lock()
         try:
-            if not resume or self._read_call() != fingerprint:
+            found = self._read_call()
+            if not resume or found != fingerprint:
+                if resume and found is not None:
+                    logger.warning(_OTHER_CALL, self.folder)
                 self._start_over(fingerprint)
             self._read_journal()
             self._journal = (self.folder / "journal.jsonl").open("a", encoding="utf-8")
@@ -287,7 +294,10 @@ class RemoteDraft(Draft):
         self._take_lock()
         threading.Thread(target=self._renew, daemon=True, name="ml4cube-lock").start()
         try:
-            if not resume or self._read_call() != fingerprint:
+            found = self._read_call()
+            if not resume or found != fingerprint:
+                if resume and found is not None:
+                    logger.warning(_OTHER_CALL, self.folder)
                 self._start_over(fingerprint)
             self._read_journal()
         except BaseException:
