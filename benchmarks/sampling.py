@@ -2,8 +2,9 @@
 
 Writes `benchmarks/results/sampling.json`. Every contender runs in a process of its own on the same
 cube (float32 with gaps, zarr v3 in chunks of half a megabyte) in a temporary folder, in turns; the
-median of several repeats counts. CPU is that of the process and all its workers. The floor decodes
-every chunk once, encodes as many bytes once with the same codec, and writes them once.
+median of several repeats counts. CPU is that of the process and all its workers; libraries are
+imported before the clock starts, in workers after it. The floor decodes every chunk once, encodes
+as many bytes once with the same codec, and writes them once.
 
 Ours writes windows of one and of eight time steps from cubes of three sizes, points from the
 smallest, both windows with an overlap of one half, and windows from cubes of two to five dims.
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import platform
@@ -260,8 +262,19 @@ class WorkerMemory(threading.Thread):
                         self.mb = max([self.mb, *(int(line.split()[1]) / 1024 for line in peak)])
 
 
+IMPORTS = {
+    "ours": ("dask.array", "ml4cube.splits", "ml4cube.datasets.multiproc_sampler"),
+    "floor": ("zarr", "ml4cube.datasets.encoding"),
+    "to_parent": ("zarr", "loky"),
+    "xbatcher": ("dask.array", "zarr", "xbatcher"),
+    "ancestor": ("dask.array", "zarr", "ml4xcube.datasets.multiproc_sampler"),
+}
+
+
 def run_one(name: str, path: str, out: Path, kind: str, nproc: int) -> None:
     """Run one contender in this process and print what it took."""
+    for module in IMPORTS[name]:
+        importlib.import_module(module)
     before = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     memory = WorkerMemory()
     memory.start()

@@ -306,11 +306,13 @@ class SplitPlan:
         dims = self.grid.dims
         table = self.table
         tiles = (self.grid.tile_of_cells(dim)[positions[dim]] for dim in dims)
-        blocks = [np.unique(ids, return_inverse=True) for ids in tiles]
+        blocks = [_distinct(ids) for ids in tiles]
         labels = table[np.ix_(*(ids for ids, _ in blocks))]
         # every block is looked up once; from the last axis on, whole rows and planes are copied
         for axis in reversed(range(len(dims))):
-            labels = labels.take(blocks[axis][1], axis)
+            if labels.shape[axis] > 1:
+                labels = labels.take(blocks[axis][1], axis)
+        labels = np.broadcast_to(labels, [len(which) for _, which in blocks]).copy()
         if reaches:
             other = (table == TEST) | (table == VAL)
             near = near_to(other, self.grid, reaches, positions)
@@ -518,3 +520,10 @@ def label_box(
         labels = plan.label_cells(by_dim)
     canonical = sorted(dims)
     return labels.transpose([canonical.index(dim) for dim in dims])
+
+
+def _distinct(ids: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Distinct ids, and which of them each is; of a tile in one block that is quickly said."""
+    if ids.size and (ids == ids[0]).all():
+        return ids[:1], np.zeros(len(ids), np.intp)
+    return np.unique(ids, return_inverse=True)
