@@ -22,7 +22,7 @@ import zarr
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
-from ml4cube.datasets import loaders, sample_plan, shard_writer
+from ml4cube.datasets import loaders, sampling, shard_writer
 from ml4cube.datasets.cursor import EpochCursor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
@@ -617,7 +617,7 @@ def test_a_store_in_shuffled_order_is_mixed_well_with_the_default_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store of 2 GB in chunks and shards as the sampler makes them, 1024 times smaller."""
-    monkeypatch.setattr(sample_plan, "_SHARD_BYTES", (32 << 10, 32 << 10))
+    monkeypatch.setattr(sampling, "_SHARD_BYTES", (32 << 10, 32 << 10))
     monkeypatch.setattr(shard_writer, "_RUN_BYTES", 4)
     cube = cell_id_cube({"time": 400, "lat": 8, "lon": 160}, "float32")
     train, _ = MultiProcSampler(

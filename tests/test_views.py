@@ -13,7 +13,7 @@ import torch
 import xarray as xr
 
 from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError
-from ml4cube.datasets import sample_plan
+from ml4cube.datasets import sampling
 from ml4cube.datasets.disk_chunks import DiskChunks
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
@@ -310,7 +310,7 @@ def test_chunks_of_a_cube_are_decoded_once_and_again_only_for_windows_that_reach
 ) -> None:
     """However many windows lie over a chunk: its own tile reads it, and those whose windows end
     in it."""
-    monkeypatch.setattr(sample_plan, "_SHARD_BYTES", (1, 1))  # a tile is a chunk
+    monkeypatch.setattr(sampling, "_SHARD_BYTES", (1, 1))  # a tile is a chunk
     ds = cell_id_cube({"time": 4, "lat": 32, "lon": 48}, "float32")
     ds.to_zarr(tmp_path / "cube.zarr", encoding={"a": {"chunks": (2, 16, 16)}}, consolidated=False)
     lazy = xr.open_zarr(tmp_path / "cube.zarr", consolidated=False)

@@ -32,22 +32,9 @@ from ml4cube.datasets.extractor import Callback, Extractor
 from ml4cube.datasets.folders import Files, filesystem
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.provenance import fingerprint, provenance
-from ml4cube.datasets.sample_plan import (
-    MAX_CHUNK_MB,
-    SamplePlan,
-    Sampling,
-    check_missing_chunks,
-    check_stored_names,
-    make_plan,
-    seed_of,
-)
-from ml4cube.datasets.shard_layout import (
-    ORDERS,
-    chunk_samples,
-    layout_of,
-    scaling_of,
-    shard_tasks,
-)
+from ml4cube.datasets.sample_plan import SamplePlan, check_missing_chunks, make_plan
+from ml4cube.datasets.sampling import MAX_CHUNK_MB, Sampling, check_stored_names, seed_of
+from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, scaling_of, shard_tasks
 from ml4cube.datasets.shard_writer import ShardJob, make_shard
 from ml4cube.datasets.store import (
     StoreLayout,

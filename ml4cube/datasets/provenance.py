@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 
 import ml4cube
-from ml4cube.datasets.sample_plan import Sampling, jsonable
+from ml4cube.datasets.sampling import Sampling, jsonable
 from ml4cube.datasets.store import FORMAT
 from ml4cube.datasets.windows import zarr_behind
 

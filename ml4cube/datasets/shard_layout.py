@@ -14,7 +14,8 @@ from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics, scale_parameters
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.precision import Precision
-from ml4cube.datasets.sample_plan import SamplePlan, Sampling, jsonable, shard_bytes
+from ml4cube.datasets.sample_plan import SamplePlan
+from ml4cube.datasets.sampling import Sampling, jsonable, shard_bytes
 from ml4cube.datasets.shard_writer import Piece
 from ml4cube.datasets.store import ArrayLayout, StoreLayout
 

@@ -17,9 +17,10 @@ from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.shard import Ints
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.coordinates import WithCoordinates
+from ml4cube.datasets.cube_source import CubeSource
 from ml4cube.datasets.lead import LeadArguments, target_name
 from ml4cube.datasets.ring import ChunkSource, Field, read_chunk
-from ml4cube.datasets.sources import CubeSource, SampleSource, open_source
+from ml4cube.datasets.sources import SampleSource, open_source
 from ml4cube.datasets.unbatch import known_scaling, to_dataset
 from ml4cube.datasets.views import WEIGHT, Broadcast, Weighted, Whole
 

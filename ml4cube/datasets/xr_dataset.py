@@ -23,13 +23,8 @@ from ml4cube.datasets.extractor import (
     Extractor,
     float_statistics,
 )
-from ml4cube.datasets.sample_plan import (
-    Sampling,
-    block_order,
-    check_targets,
-    fill_statistics,
-    seed_of,
-)
+from ml4cube.datasets.sample_plan import fill_statistics
+from ml4cube.datasets.sampling import Sampling, block_order, check_targets, seed_of
 from ml4cube.datasets.shard_layout import scaling_of
 
 Pair = tuple[NDArray[Any], NDArray[Any]]

@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import os, resource, signal, sys, time
 import xarray as xr
-from ml4cube.datasets import sample_plan
-sample_plan._SHARD_BYTES = (2048, 4096)
+from ml4cube.datasets import sampling
+sampling._SHARD_BYTES = (2048, 4096)
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 cube, folder, nproc, fault = sys.argv[1:]
 if fault.startswith("limit="):
