@@ -235,6 +235,10 @@ def test_bad_parts_are_refused():
         (lambda: MaskedLoss(nn.MSELoss), "loss=MSELoss is a class"),
         (lambda: GradientAccumulator(model, optimizer, "2"), "accumulation_steps='2' is not a"),
         (lambda: GradientAccumulator(model, optimizer, 2, "1"), "max_grad_norm='1' is not"),
+        (lambda: GradientAccumulator(model, optimizer).step(0.5), "the loss is a float"),
+        (lambda: GradientAccumulator(model, optimizer).step(torch.ones(())), "does not depend"),
+        (lambda: MultiGPUTrainer("model"), "model='model' is no torch.nn.Module"),
+        (lambda: DistributedTrainer(None), "model=None is no torch.nn.Module"),
     ):
         with pytest.raises((InvalidTypeError, InvalidValueError), match=said):
             make()

@@ -144,6 +144,10 @@ def test_bad_arguments_are_refused():
         CosineAnnealingScheduler(opt, 2.5)
     with pytest.raises(InvalidValueError, match="eta_min=-1"):
         WarmUpScheduler(opt, 5, eta_min=-1)
+    with pytest.raises(InvalidValueError, match="eta_min='low'"):
+        WarmUpScheduler(opt, 5, eta_min="low")
+    with pytest.raises(InvalidValueError, match="power='2'"):
+        PolynomialScheduler(opt, 3, power="2")
     with pytest.raises(InvalidTypeError, match="optimizer='adam'"):
         LinearScheduler("adam", 5)
     with pytest.raises(InvalidValueError, match="cycles=4 is more than total_iters=3"):

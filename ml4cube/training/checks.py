@@ -35,8 +35,7 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = 
     InvalidTypeError, InvalidValueError
         Saying which one, and what to give instead.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidTypeError(f"model={model!r} is no torch.nn.Module; give the model itself")
+    check_model(model)
     refuse_class("scheduler", scheduler)
     if scheduler is not None and not callable(getattr(scheduler, "step", None)):
         raise InvalidTypeError(f"scheduler={scheduler!r} has no step(); give one of torch's")
@@ -76,6 +75,23 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = 
             "optimizer holds none of the model's parameters; make it from model.parameters() of "
             "the model that is trained"
         )
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no model.
+
+    Parameters
+    ----------
+    model : Any
+        Should be a torch.nn.Module.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is not.
+    """
+    if not isinstance(model, nn.Module):
+        raise InvalidTypeError(f"model={model!r} is no torch.nn.Module; give the model itself")
 
 
 def bad_loss(loss: Any) -> InvalidTypeError | InvalidValueError:

@@ -17,6 +17,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.training.callbacks import logger
 from ml4cube.training.checkpoint import read_file, write_file
+from ml4cube.training.checks import bad_loss, check_model
 from ml4cube.training.dist import World, ddp_init, pick_device
 from ml4cube.training.options import above_zero, check_count
 
@@ -76,6 +77,8 @@ class MultiGPUTrainer(_Wrapped):
 
     Raises
     ------
+    InvalidTypeError
+        If `model` is none.
     InvalidValueError
         If there are GPUs, but not those.
 
@@ -86,6 +89,7 @@ class MultiGPUTrainer(_Wrapped):
     """
 
     def __init__(self, model: nn.Module, gpu_ids: Sequence[int] | None = None) -> None:
+        check_model(model)
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         ids = list(range(count)) if gpu_ids is None else list(gpu_ids)
         if count == 0:
@@ -152,6 +156,7 @@ class DistributedTrainer(_Wrapped):
         *,
         device: str | torch.device | None = None,
     ) -> None:
+        check_model(model)
         ddp_init()
         self.world = World.current(pick_device(device))
         asked = (rank, world_size)
@@ -294,7 +299,14 @@ class GradientAccumulator:
         -------
         bool
             Whether the optimizer took a step.
+
+        Raises
+        ------
+        InvalidTypeError, InvalidValueError
+            If `loss` is nothing to learn from: no tensor, no scalar, or without a graph.
         """
+        if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
+            raise bad_loss(loss)
         if self._batches == 0:
             self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss * samples)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
+from numbers import Real
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.training.options import above_zero
 
 __all__ = [
     "CosineAnnealingScheduler",
@@ -71,7 +73,7 @@ class SchedulerBase(LRScheduler, ABC):
             raise InvalidValueError(
                 f"total_iters={total_iters!r} is not a number of iterations; use 1 or more"
             )
-        if not 0 <= eta_min < math.inf:
+        if not isinstance(eta_min, Real) or not 0 <= float(eta_min) < math.inf:
             raise InvalidValueError(
                 f"eta_min={eta_min!r} is not a learning rate; use 0 or a positive number"
             )
@@ -209,7 +211,7 @@ class PolynomialScheduler(_Curve):
         power: float = 2.0,
         last_epoch: int = -1,
     ) -> None:
-        if not 0 < power < math.inf:
+        if not above_zero(power) or power == math.inf:
             raise InvalidValueError(f"power={power!r} is not positive; use e.g. 2.0")
         self.power = float(power)
         super().__init__(optimizer, total_iters, eta_min, last_epoch)
