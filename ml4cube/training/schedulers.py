@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from numbers import Real
 from typing import Any
 
 from torch.optim import Optimizer
@@ -73,7 +72,7 @@ class SchedulerBase(LRScheduler, ABC):
             raise InvalidValueError(
                 f"total_iters={total_iters!r} is not a number of iterations; use 1 or more"
             )
-        if not isinstance(eta_min, Real) or not 0 <= float(eta_min) < math.inf:
+        if eta_min == math.inf or not (eta_min == 0 or above_zero(eta_min)):
             raise InvalidValueError(
                 f"eta_min={eta_min!r} is not a learning rate; use 0 or a positive number"
             )
