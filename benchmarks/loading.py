@@ -60,7 +60,8 @@ SETTINGS = {
     "ml4cube": "prep_dataloader(PTXrDataset(store, features=...), batch_size=..., buffer_mb=...)",
     "tensordataset": "DataLoader(TensorDataset(samples), shuffle=True), in memory",
     "ancestor": "ml4xcube 1.1.0: a store in chunks of one batch, one chunk per item, shuffled",
-    "xbatcher": "contiguous batches of the cube in memory, its fastest setting; not shuffled",
+    "xbatcher": "contiguous batches of a cube on disk, whose chunks are the batches; not shuffled",
+    "xbatcher_in_memory": "the same slices of the cube in memory; not shuffled, nothing decoded",
     "litdata": "chunks of 64 MB, not compressed, StreamingDataset(shuffle=True), a worker per core",
     "mosaicml": "shards of 64 MB, not compressed, shuffle=True (py1e), a worker per core",
     "webdataset": "tar shards of 64 MB, shuffled by shard and by a buffer of 5000, batched in "
@@ -87,6 +88,7 @@ BARS = {
     "over_tensordataset": Bar("small", 2.5),
     "over_ancestor": Bar("small", 10),
     "over_xbatcher": Bar("small", 6),
+    "over_xbatcher_in_memory": Bar("small", None),
     "over_litdata": Bar("small", 8),
     "over_mosaicml": Bar("small", 3),
     "over_webdataset": Bar("small", 8),
@@ -329,12 +331,16 @@ def written(data: torch.Tensor, folder: Path) -> dict[str, Any]:
     return found
 
 
-def xbatcher(cube: xr.Dataset, window: dict[str, int], size: int) -> Epoch:
+def xbatcher(cube: xr.Dataset, window: dict[str, int], size: int, path: Path | None) -> Epoch:
     """Contiguous batches: `size` windows one after the other in time, cut as one slice."""
     from xbatcher import BatchGenerator
 
     steps = window.get("time", 1)
     batch = {**window, "time": min(size * steps, cube.sizes["time"])}
+    if path is not None:
+        chunks = {name: {"chunks": tuple(batch[dim] for dim in DIMS)} for name in cube}
+        cube.to_zarr(path, encoding=chunks, consolidated=False)
+        cube = xr.open_zarr(path, chunks=None, consolidated=False)
 
     def epoch() -> Iterator[int]:
         for patch in BatchGenerator(cube, batch):
@@ -435,9 +441,10 @@ def patches(
             contenders[f"ml4cube_{key}"] = lambda loader=loader: counted(loader)
         contenders |= {name: library.epoch(size) for name, library in libraries.items()}
         if is_here("xbatcher"):
-            contenders["xbatcher"] = xbatcher(cube, window, size)
+            contenders["xbatcher"] = xbatcher(cube, window, size, folder / f"batches-{size}.zarr")
+            contenders["xbatcher_in_memory"] = xbatcher(cube, window, size, None)
         turns = measure(contenders, args)
-        others = ["tensordataset", *LIBRARIES, "xbatcher"]
+        others = ["tensordataset", *LIBRARIES, "xbatcher", "xbatcher_in_memory"]
         raw = {key: ratio(turns, f"ml4cube_{key}", f"decode_{key}") for key in paths}
         results[size] = {
             **{f"of_gather_{key}": ratio(turns, f"ml4cube_{key}", "gather") for key in paths},
