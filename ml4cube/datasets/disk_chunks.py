@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_CHECKSUM = 4
+from ml4cube.datasets.chunk_codecs import Bytes, ChunkCodecs
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,8 @@ class DiskChunks:
         Dtype of the cells.
     fill : scalar
         What cells of a chunk are that is not there.
-    compressor : {"blosc", "zstd", None}
-        How chunks are compressed.
-    checksum : bool
-        Whether a CRC-32C follows.
+    codecs : ChunkCodecs
+        How a chunk is encoded.
     """
 
     folder: str
@@ -44,8 +42,7 @@ class DiskChunks:
     chunks: tuple[int, ...]
     dtype: np.dtype[Any]
     fill: Any
-    compressor: str | None
-    checksum: bool
+    codecs: ChunkCodecs
 
     @classmethod
     def of(cls, stored: Any) -> DiskChunks | None:
@@ -75,7 +72,7 @@ class DiskChunks:
         prefix, separator, codecs = layout
         folder = f"{stored.store.root / stored.path}/{prefix}"
         fill = dtype.type(0 if stored.fill_value is None else stored.fill_value)
-        return cls(folder, separator, tuple(stored.chunks), dtype, fill, *codecs)
+        return cls(folder, separator, tuple(stored.chunks), dtype, fill, codecs)
 
     def read(self, box: Sequence[slice]) -> NDArray[Any]:
         """Read a box of cells.
@@ -125,97 +122,32 @@ class DiskChunks:
     def _path(self, chunk: tuple[int, ...]) -> str:
         return self.folder + self.separator.join(map(str, chunk))
 
-    def _file(self, chunk: tuple[int, ...]) -> bytes | None:
+    def _file(self, chunk: tuple[int, ...]) -> Bytes | None:
         try:
             with open(self._path(chunk), "rb") as file:
-                return file.read()
+                return np.frombuffer(file.read(), np.uint8)
         except FileNotFoundError:
             return None
 
-    def _decode(self, chunk: tuple[int, ...], data: bytes, out: NDArray[Any]) -> None:
-        """Decode a whole chunk; one that would give more or fewer bytes than it holds raises."""
-        from numcodecs import blosc, zstd  # type: ignore[import-untyped]
-
+    def _decode(self, chunk: tuple[int, ...], data: Bytes, out: NDArray[Any]) -> None:
         try:
-            if self.checksum:
-                data = _checked(data)
-            # sizes are checked first, since decoding into too much room leaves the rest as it was
-            if self.compressor == "blosc":
-                _check_size(_blosc_size(data), out)
-                blosc.decompress(data, out)
-                return
-            if self.compressor == "zstd":
-                size = _zstd_size(data)
-                if size is not None:
-                    _check_size(size, out)
-                    zstd.decompress(data, out)
-                    return
-                data = zstd.decompress(data)
-            _check_size(len(data), out)
-            out[...] = np.frombuffer(data, self.dtype).reshape(out.shape)
-        except (ValueError, RuntimeError) as error:
+            self.codecs.decode(data, out)
+        except ValueError as error:
             raise ValueError(f"chunk {self._path(chunk)}: {error}") from error
 
 
-def _layout_v3(metadata: dict[str, Any]) -> tuple[str, str, tuple[str | None, bool]] | None:
+def _layout_v3(metadata: dict[str, Any]) -> tuple[str, str, ChunkCodecs] | None:
     """Beginning of the chunks' names, their separator and codecs; None if unknown here."""
-    names = [codec["name"] for codec in metadata["codecs"]]
-    endian = (metadata["codecs"][0].get("configuration") or {}).get("endian", "little")
-    if names[:1] != ["bytes"] or endian not in ("little", None):
-        return None
-    checksum = names[1:][-1:] == ["crc32c"]
-    compressors = names[1 : -1 if checksum else None]
-    if compressors not in ([], ["blosc"], ["zstd"]) or metadata.get("storage_transformers"):
-        return None
+    codecs = ChunkCodecs.of_v3(metadata["codecs"])
     keys = metadata["chunk_key_encoding"]
-    if keys["name"] not in ("default", "v2"):
+    known = keys["name"] in ("default", "v2") and not metadata.get("storage_transformers")
+    if codecs is None or not known:
         return None
     default = keys["name"] == "default"
     separator = (keys.get("configuration") or {}).get("separator", "/" if default else ".")
-    prefix = f"c{separator}" if default else ""
-    return prefix, separator, (compressors[0] if compressors else None, checksum)
+    return f"c{separator}" if default else "", separator, codecs
 
 
-def _layout_v2(metadata: dict[str, Any]) -> tuple[str, str, tuple[str | None, bool]] | None:
-    compressor = metadata["compressor"]
-    if compressor is not None and not isinstance(compressor, dict):
-        compressor = compressor.get_config()
-    name = None if compressor is None else compressor["id"]
-    if metadata["filters"] or metadata["order"] != "C" or name not in (None, "blosc", "zstd"):
-        return None
-    return "", metadata["dimension_separator"], (name, False)
-
-
-def _checked(data: bytes) -> bytes:
-    import google_crc32c
-
-    body, stored = data[:-_CHECKSUM], int.from_bytes(data[-_CHECKSUM:], "little")
-    if len(data) < _CHECKSUM or google_crc32c.value(body) != stored:
-        raise ValueError("its checksum is wrong")
-    return body
-
-
-def _blosc_size(data: bytes) -> int:
-    """Bytes that a blosc buffer declares to hold, by its header."""
-    if len(data) < 16 or len(data) < int.from_bytes(data[12:16], "little"):
-        raise ValueError("it is cut off")
-    return int.from_bytes(data[4:8], "little")
-
-
-def _zstd_size(data: bytes) -> int | None:
-    """Bytes that a zstd frame declares to hold, if it does (RFC 8878, 3.1.1.1)."""
-    if data[:4] != b"\x28\xb5\x2f\xfd" or len(data) < 6:
-        raise ValueError("it is no zstd frame, or cut off")
-    flags = data[4]
-    single = bool(flags & 0x20)
-    length = (int(single), 2, 4, 8)[flags >> 6]
-    if not length:
-        return None
-    start = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
-    size = int.from_bytes(data[start : start + length], "little")
-    return size + 256 if length == 2 else size
-
-
-def _check_size(found: int, out: NDArray[Any]) -> None:
-    if found != out.nbytes:
-        raise ValueError(f"it holds {found} bytes, {out.nbytes} are wanted")
+def _layout_v2(metadata: dict[str, Any]) -> tuple[str, str, ChunkCodecs] | None:
+    codecs = ChunkCodecs.of_v2(metadata)
+    return None if codecs is None else ("", metadata["dimension_separator"], codecs)

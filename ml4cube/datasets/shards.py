@@ -13,38 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import google_crc32c
 import numpy as np
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
-from numcodecs import blosc  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
+from ml4cube.datasets.chunk_codecs import CHECKSUM, Bytes, ChunkCodecs, without_checksum
 from ml4cube.datasets.store import read_manifest
 
-_CHECKSUM = 4
 _UNUSED = np.iinfo(np.uint64).max
 # Attributes by which xarray would change the values that are stored.
 _ENCODED = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "dtype"}
-
-
-@dataclass(frozen=True)
-class _Codecs:
-    """How one chunk is encoded: little-endian bytes, maybe compressed, maybe checksummed."""
-
-    blosc: bool
-    checksum: bool
-
-    @classmethod
-    def of(cls, codecs: list[dict[str, Any]]) -> _Codecs | None:
-        names = [codec["name"] for codec in codecs]
-        endian = codecs[0].get("configuration", {}).get("endian", "little") if codecs else None
-        if names[:1] != ["bytes"] or endian != "little":
-            return None
-        if names[1:] not in ([], ["blosc"], ["crc32c"], ["blosc", "crc32c"]):
-            return None
-        return cls("blosc" in names, "crc32c" in names)
 
 
 @dataclass
@@ -65,7 +45,7 @@ class ShardedArray:
         Dtype of the values.
     chunk, shard : int
         Samples of a chunk, and of a file.
-    codecs : object
+    codecs : ChunkCodecs
         How a chunk is encoded.
     sizes : mapping of str to int
         Bytes of every file of the array, by its path inside the array.
@@ -77,7 +57,7 @@ class ShardedArray:
     dtype: np.dtype[Any]
     chunk: int
     shard: int
-    codecs: _Codecs
+    codecs: ChunkCodecs
     sizes: Mapping[str, int]
     _indices: dict[int, NDArray[np.uint64]] = field(default_factory=dict, repr=False)
     _scratch: Any = field(default_factory=threading.local, repr=False)
@@ -113,7 +93,7 @@ class ShardedArray:
             index = [codec["name"] for codec in sharding["index_codecs"]]
             if index != ["bytes", "crc32c"] or sharding.get("index_location", "end") != "end":
                 return None
-        known = _Codecs.of(codecs)
+        known = ChunkCodecs.of_v3(codecs)
         keys = metadata["chunk_key_encoding"]
         plain = keys["name"] == "default" and not metadata.get("storage_transformers")
         whole = [*inner[1:]] == [*outer[1:]] == [*shape[1:]]
@@ -145,9 +125,9 @@ class ShardedArray:
         StoreError
             If the chunk is missing or damaged.
         """
-        self.decode(self.fetch(chunk), out)
+        self.decode(chunk, self.fetch(chunk), out)
 
-    def fetch(self, chunk: int) -> NDArray[np.uint8]:
+    def fetch(self, chunk: int) -> Bytes:
         """Read the encoded bytes of a chunk, and check them.
 
         Parameters
@@ -176,19 +156,31 @@ class ShardedArray:
             raise StoreError(f"{self.describe(chunk)} is missing; make the store again")
         return self._bytes(key, offset, size, self.codecs.checksum)
 
-    def decode(self, data: NDArray[np.uint8], out: NDArray[Any]) -> None:
+    def decode(self, chunk: int, data: Bytes, out: NDArray[Any]) -> None:
         """Decode what was fetched.
 
         Parameters
         ----------
+        chunk : int
+            Number of the chunk, for an error message.
         data : ndarray of uint8
             From `fetch`, by the same thread if the file is local.
         out : ndarray, shape (samples of the chunk, ...)
             Where to write; values are cast.
+
+        Raises
+        ------
+        StoreError
+            If the chunk is damaged.
         """
         direct = out.dtype == self.dtype and out.flags.c_contiguous and len(out) == self.chunk
         target = out if direct else self._room()
-        self._decode(data, target)
+        try:
+            self.codecs.decompress(data, target)
+        except ValueError as error:
+            raise StoreError(
+                f"{self.describe(chunk)} cannot be decoded: {error}; make the store again"
+            ) from error
         if not direct:
             out[...] = target[: len(out)]
 
@@ -220,19 +212,19 @@ class ShardedArray:
         return room
 
     def _read_index(self, key: str) -> NDArray[np.uint64]:
-        size = self.shard // self.chunk * 16 + _CHECKSUM
+        size = self.shard // self.chunk * 16 + CHECKSUM
         if self.sizes[key] < size:
             raise StoreError(f"{self.root}/{key} is too short; make the store again")
         raw = self._bytes(key, self.sizes[key] - size, size, checksum=True)
         return np.frombuffer(raw.tobytes(), "<u8").reshape(-1, 2)
 
-    def _bytes(self, key: str, offset: int, size: int, checksum: bool) -> NDArray[np.uint8]:
+    def _bytes(self, key: str, offset: int, size: int, checksum: bool) -> Bytes:
         """Read a range of a file; if it ends in a checksum, check that and leave it out.
 
         Local files are read into an array that the next read of the same thread overwrites: a
         new one each time would cost page faults.
         """
-        path, tail = f"{self.root}/{key}", _CHECKSUM if checksum else 0
+        path = f"{self.root}/{key}"
         if self.fs is not None:
             found: bytes = self.fs.cat_file(path, start=offset, end=offset + size)
             raw = np.frombuffer(found, np.uint8)
@@ -245,29 +237,22 @@ class ShardedArray:
                 os.close(handle)
         if len(raw) != size:
             raise StoreError(f"{path} is shorter than it was when it was opened")
-        data, stored = raw[: size - tail], raw[size - tail :].tobytes()
-        if checksum and google_crc32c.value(data) != int.from_bytes(stored, "little"):
+        try:
+            return without_checksum(raw) if checksum else raw
+        except ValueError as error:
             raise StoreError(
-                f"{path} is damaged at bytes {offset} to {offset + size - 1}: its checksum is wrong"
-            )
-        return data
+                f"{path} is damaged at bytes {offset} to {offset + size - 1}: {error}"
+            ) from error
 
-    def _file_room(self, size: int) -> NDArray[np.uint8]:
+    def _file_room(self, size: int) -> Bytes:
         """An array for encoded bytes that is used again by the same thread."""
-        room: NDArray[np.uint8] | None = getattr(self._scratch, "file_room", None)
+        room: Bytes | None = getattr(self._scratch, "file_room", None)
         if room is None or len(room) < size:
             room = self._scratch.file_room = np.empty(size + size // 4, np.uint8)
         return room[:size]
 
-    def _decode(self, data: NDArray[np.uint8], out: NDArray[Any]) -> None:
-        if self.codecs.blosc:
-            # the target's size is known, so a chunk cannot expand beyond it
-            blosc.decompress(data, out)
-        else:
-            out[...] = data.view(self.dtype).reshape(out.shape)
 
-
-def _read_fully(handle: int, into: NDArray[np.uint8], offset: int) -> int:
+def _read_fully(handle: int, into: Bytes, offset: int) -> int:
     """Read until the array is full or the file ends; one call may give less than asked for."""
     done = 0
     while done < len(into):

@@ -319,7 +319,7 @@ class StoreSource(DatasetSource):
         with ThreadPoolExecutor(len(arrays), thread_name_prefix="ml4cube-fetch") as threads:
             fetched = list(threads.map(lambda array: array.fetch(chunk), arrays))
         for array, data, target in zip(arrays, fetched, out.values(), strict=True):
-            array.decode(data, target)
+            array.decode(chunk, data, target)
 
     def describe(self, chunk: int) -> str:
         """Name a chunk for an error message.

@@ -1,0 +1,190 @@
+"""How the cells of a zarr chunk lie in its bytes, for the readers that decode them without zarr."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+
+#: Bytes of a CRC-32C.
+CHECKSUM = 4
+
+
+@dataclass(frozen=True)
+class ChunkCodecs:
+    """Little-endian cells, maybe compressed, maybe with a checksum at the end; picklable.
+
+    Parameters
+    ----------
+    compressor : {"blosc", "zstd", None}
+        What the cells are compressed with.
+    checksum : bool
+        Whether a CRC-32C follows.
+
+    Examples
+    --------
+    >>> codecs = ChunkCodecs.of_v3([{"name": "bytes"}, {"name": "crc32c"}])
+    >>> codecs
+    ChunkCodecs(compressor=None, checksum=True)
+    >>> codecs.decode(np.frombuffer(b"123456789\\x83\\x92\\x06\\xe3", "u1"), out=np.empty(9, "u1"))
+    """
+
+    compressor: str | None
+    checksum: bool
+
+    @classmethod
+    def of_v3(cls, codecs: Sequence[Mapping[str, Any]]) -> ChunkCodecs | None:
+        """Read the codecs of a chunk in zarr v3.
+
+        Parameters
+        ----------
+        codecs : sequence of mapping
+            As ``zarr.json`` lists them; of a shard's inner chunks, those of the shard.
+
+        Returns
+        -------
+        ChunkCodecs or None
+            None if they are not known here: zarr has to decode.
+        """
+        names = [codec["name"] for codec in codecs]
+        if names[:1] != ["bytes"]:
+            return None
+        endian = (codecs[0].get("configuration") or {}).get("endian", "little")
+        checksum = names[1:][-1:] == ["crc32c"]
+        compressors = names[1 : -1 if checksum else None]
+        if endian not in ("little", None) or compressors not in ([], ["blosc"], ["zstd"]):
+            return None
+        return cls(compressors[0] if compressors else None, checksum)
+
+    @classmethod
+    def of_v2(cls, metadata: Mapping[str, Any]) -> ChunkCodecs | None:
+        """Read the codecs of a chunk in zarr v2.
+
+        Parameters
+        ----------
+        metadata : mapping
+            Contents of ``.zarray``; of the dtype the caller takes care.
+
+        Returns
+        -------
+        ChunkCodecs or None
+            None if they are not known here: zarr has to decode.
+        """
+        compressor = metadata["compressor"]
+        if compressor is not None and not isinstance(compressor, Mapping):
+            compressor = compressor.get_config()
+        name = None if compressor is None else compressor["id"]
+        if metadata["filters"] or metadata["order"] != "C" or name not in (None, "blosc", "zstd"):
+            return None
+        return cls(name, checksum=False)
+
+    def decode(self, data: Bytes, out: NDArray[Any]) -> None:
+        """Decode a whole chunk.
+
+        Parameters
+        ----------
+        data : ndarray of uint8
+            The chunk's bytes.
+        out : contiguous ndarray
+            Where to write its cells.
+
+        Raises
+        ------
+        ValueError
+            If the chunk is damaged, or gives more or fewer bytes than `out` has.
+        """
+        self.decompress(without_checksum(data) if self.checksum else data, out)
+
+    def decompress(self, data: Bytes, out: NDArray[Any]) -> None:
+        """Decode a chunk whose checksum was looked at before.
+
+        Parameters
+        ----------
+        data : ndarray of uint8
+            The chunk's bytes, without the checksum.
+        out : contiguous ndarray
+            Where to write its cells.
+
+        Raises
+        ------
+        ValueError
+            If the chunk is damaged, or gives more or fewer bytes than `out` has. Nothing beyond
+            these is ever allocated, whatever a header says.
+        """
+        # sizes are checked first, since decoding into too much room leaves the rest as it was
+        try:
+            if self.compressor == "blosc":
+                from numcodecs import blosc  # type: ignore[import-untyped]
+
+                _check_size(_blosc_size(data), out)
+                blosc.decompress(data, out)
+            elif self.compressor == "zstd":
+                from numcodecs import zstd
+
+                _check_size(_zstd_size(data, out.nbytes), out)
+                zstd.decompress(data, out)
+            else:
+                _check_size(len(data), out)
+                out.reshape(-1).view(np.uint8)[:] = data
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+
+
+def without_checksum(data: Bytes) -> Bytes:
+    """Check the CRC-32C at the end of some bytes.
+
+    Parameters
+    ----------
+    data : ndarray of uint8
+        The bytes.
+
+    Returns
+    -------
+    ndarray of uint8
+        A view of those before the checksum.
+
+    Raises
+    ------
+    ValueError
+        If it is wrong.
+    """
+    import google_crc32c
+
+    # of arrays no copy is made, while a slice of bytes is one
+    body, stored = data[:-CHECKSUM], data[-CHECKSUM:].tobytes()
+    if len(stored) < CHECKSUM or google_crc32c.value(body) != int.from_bytes(stored, "little"):
+        raise ValueError("its checksum is wrong")
+    return body
+
+
+def _blosc_size(data: Bytes) -> int:
+    """Bytes that a blosc buffer declares to hold, by its header."""
+    header = data[:16].tobytes()
+    if len(header) < 16 or len(data) < int.from_bytes(header[12:], "little"):
+        raise ValueError("it is cut off")
+    return int.from_bytes(header[4:8], "little")
+
+
+def _zstd_size(data: Bytes, undeclared: int) -> int:
+    """Bytes that a zstd frame declares to hold (RFC 8878, 3.1.1.1); `undeclared` if it does not."""
+    header = data[:18].tobytes()
+    if header[:4] != b"\x28\xb5\x2f\xfd" or len(header) < 6:
+        raise ValueError("it is no zstd frame, or cut off")
+    flags = header[4]
+    single = bool(flags & 0x20)
+    length = (int(single), 2, 4, 8)[flags >> 6]
+    if not length:
+        return undeclared  # decoding stops where there is no more room
+    start = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
+    size = int.from_bytes(header[start : start + length], "little")
+    return size + 256 if length == 2 else size
+
+
+def _check_size(found: int, out: NDArray[Any]) -> None:
+    if found != out.nbytes:
+        raise ValueError(f"it holds {found} bytes, {out.nbytes} are wanted")

@@ -1,0 +1,131 @@
+"""Bytes of a chunk become the cells that were encoded, or an error, and never anything else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numcodecs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.datasets.chunk_codecs import ChunkCodecs, without_checksum
+from ml4cube.datasets.encoding import with_checksum
+
+CELLS = np.arange(64, dtype="<f4").reshape(8, 8) // 3
+PACK: dict[str | None, Any] = {
+    None: lambda cells: cells.tobytes(),
+    "zstd": numcodecs.Zstd(1).encode,
+    "blosc": numcodecs.Blosc("lz4").encode,
+}
+UNSIZED = b"\x28\xb5\x2f\xfd\x00\x58"  # a frame that declares no size: window of 2 MiB
+
+
+def packed(codecs: ChunkCodecs, cells: Any = CELLS) -> np.ndarray:
+    data = bytes(PACK[codecs.compressor](cells))
+    return np.frombuffer(with_checksum(data) if codecs.checksum else data, np.uint8)
+
+
+every = pytest.mark.parametrize(
+    "codecs", [ChunkCodecs(name, checksum) for name in PACK for checksum in (False, True)], ids=str
+)
+
+
+@every
+def test_cells_come_back(codecs: ChunkCodecs) -> None:
+    out = np.full_like(CELLS, -1)
+    codecs.decode(packed(codecs), out)
+    np.testing.assert_array_equal(out, CELLS)
+
+
+@every
+@pytest.mark.parametrize("rows", [7, 9])
+def test_more_or_fewer_cells_are_refused(codecs: ChunkCodecs, rows: int) -> None:
+    with pytest.raises(ValueError, match=f"it holds 256 bytes, {rows * 32} are wanted"):
+        codecs.decode(packed(codecs), np.empty((rows, 8), "<f4"))
+
+
+@every
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_damage_is_an_error_or_seen_in_cells_of_the_same_number(
+    codecs: ChunkCodecs, data: Any
+) -> None:
+    """Whatever bytes there are, nothing is written beside the cells wanted, and nothing else."""
+    sound = packed(codecs)
+    broken = sound[: data.draw(st.integers(0, len(sound)))].copy()
+    places = st.integers(0, max(len(broken) - 1, 0))
+    for place in data.draw(st.lists(places, min_size=1, max_size=4)) if len(broken) else []:
+        broken[place] = data.draw(st.integers(0, 255))
+    room = np.full((10, 8), -1, "<f4")
+    try:
+        codecs.decode(broken, room[1:9])
+        assert not codecs.checksum or np.array_equal(room[1:9], CELLS)
+    except ValueError:
+        pass
+    assert (room[[0, 9]] == -1).all()
+
+
+def test_what_lies_about_its_size_does_not_expand() -> None:
+    """Whether a header owns up to it, hides it or has none, there is no more room than wanted."""
+    zeros = np.zeros(2**27, np.uint8)
+    for name in ("zstd", "blosc"):
+        codecs = ChunkCodecs(name, checksum=False)
+        bomb = packed(codecs, zeros)
+        with pytest.raises(ValueError, match="it holds 134217728 bytes, 256 are wanted"):
+            codecs.decode(bomb, np.empty((8, 8), "<f4"))
+        liar = bomb.copy()
+        place = 4 if name == "blosc" else 6 if liar[4] >> 6 == 2 and not liar[4] & 0x20 else 5
+        liar[place : place + 4] = np.frombuffer((256).to_bytes(4, "little"), np.uint8)
+        with pytest.raises(ValueError, match=r"too small|error during"):
+            codecs.decode(liar, np.empty((8, 8), "<f4"))
+    # a run of 128 KiB of one byte takes four bytes
+    run = (2**17 << 3 | 2).to_bytes(3, "little") + b"\0"
+    unsized = UNSIZED + run * 8191 + (2**17 << 3 | 3).to_bytes(3, "little") + b"\0"
+    with pytest.raises(ValueError, match="too small"):
+        ChunkCodecs("zstd", checksum=False).decode(
+            np.frombuffer(unsized, np.uint8), np.empty((8, 8), "<f4")
+        )
+
+
+def test_a_frame_that_declares_no_size() -> None:
+    raw = CELLS.tobytes()
+    frame = UNSIZED + (len(raw) << 3 | 1).to_bytes(3, "little") + raw
+    out = np.full_like(CELLS, -1)
+    ChunkCodecs("zstd", checksum=False).decode(np.frombuffer(frame, np.uint8), out)
+    np.testing.assert_array_equal(out, CELLS)
+    with pytest.raises(ValueError, match="expected to decompress 288, got 256"):
+        ChunkCodecs("zstd", checksum=False).decode(
+            np.frombuffer(frame, np.uint8), np.empty((9, 8), "<f4")
+        )
+
+
+def test_a_checksum_is_looked_at_without_a_copy() -> None:
+    data = np.frombuffer(with_checksum(b"123456789"), np.uint8)
+    assert np.shares_memory(without_checksum(data), data)
+    with pytest.raises(ValueError, match="its checksum is wrong"):
+        without_checksum(data[:3])
+
+
+@pytest.mark.parametrize(
+    ("codecs", "known"),
+    [
+        (["bytes"], ChunkCodecs(None, False)),
+        (["bytes", "crc32c"], ChunkCodecs(None, True)),
+        (["bytes", "zstd", "crc32c"], ChunkCodecs("zstd", True)),
+        ([], None),
+        (["bytes", "gzip"], None),
+        (["transpose", "bytes"], None),
+        (["bytes", "crc32c", "zstd"], None),
+        (["bytes", "blosc", "zstd"], None),
+    ],
+)
+def test_codecs_of_v3(codecs: list[str], known: ChunkCodecs | None) -> None:
+    assert ChunkCodecs.of_v3([{"name": name} for name in codecs]) == known
+
+
+def test_big_endian_cells_are_left_to_zarr() -> None:
+    for endian, known in (("little", True), ("big", False), (None, True)):
+        codec = {"name": "bytes", "configuration": {"endian": endian}}
+        assert (ChunkCodecs.of_v3([codec]) is not None) == known
