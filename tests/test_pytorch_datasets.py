@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import json
 import pickle
 import subprocess
 import sys
@@ -728,6 +729,39 @@ class Endless(IterableDataset[int]):
             InvalidValueError,
             "buffer_mb=0.0001 does not hold",
         ),
+        *(
+            (lambda p, wrong=wrong: prep_dataloader(PTXrDataset(p), buffer_mb=wrong), kind, told)
+            for wrong, kind, told in (
+                ("512", InvalidTypeError, "buffer_mb='512' is a str"),
+                (float("nan"), InvalidValueError, "buffer_mb=nan"),
+                (True, InvalidTypeError, "buffer_mb=True"),
+            )
+        ),
+        *(
+            (lambda p, flag=flag: prep_dataloader([1], **{flag: "no"}), InvalidTypeError, told)
+            for flag, told in (
+                ("shuffle", "shuffle='no' is no bool; give True or False"),
+                ("drop_last", "drop_last='no'"),
+                ("parallel", "parallel='no'"),
+            )
+        ),
+        (lambda p: prep_dataloader([1], callback=3), InvalidTypeError, "callback=3 cannot be"),
+        (lambda p: prep_dataloader([1], device="gpu"), InvalidValueError, "device='gpu' cannot be"),
+        (lambda p: PTXrDataset(p, to_pred=3), InvalidTypeError, "to_pred=3 is not a variable"),
+        *(
+            (
+                lambda p, wrong=wrong: prep_dataloader([1]).load_state_dict(
+                    {**prep_dataloader([1]).state_dict(), **wrong}
+                ),
+                InvalidValueError,
+                told,
+            )
+            for wrong, told in (
+                ({"epoch": -1}, "epoch=-1"),
+                ({"done": -5}, "done=-5"),
+                ({"done": 2}, "2 of 1 samples"),
+            )
+        ),
         (lambda p: prep_dataloader([1]).set_epoch(-1), InvalidValueError, "epoch=-1"),
         (lambda p: prep_dataloader([1]).set_epoch(1.0), InvalidTypeError, "epoch=1.0"),
     ],
@@ -735,6 +769,20 @@ class Endless(IterableDataset[int]):
 def test_bad_input_gives_one_clear_error(store: Path, call: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         call(store)
+
+
+@pytest.mark.parametrize("form", ["path", "tensors"])
+def test_numbers_of_numpy_are_numbers(store: Path, form: str) -> None:
+    """As they come from a table of settings; the state stays plain, for a snapshot to hold it."""
+    data: Any = PTXrDataset(store, features="a")
+    if form == "tensors":
+        data = TensorDataset(torch.from_numpy(numbered(N)))
+    plain = prep_dataloader(data, batch_size=16, seed=3)
+    loader = prep_dataloader(data, batch_size=np.int64(16), seed=np.uint8(3))
+    assert epoch(loader) == epoch(plain)
+    next(iter(loader))
+    next(iter(plain))
+    assert json.dumps(loader.state_dict()) == json.dumps(plain.state_dict())
 
 
 def test_variables_with_other_windows_stand_apart() -> None:

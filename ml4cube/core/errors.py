@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -67,6 +67,30 @@ def check_choice(argument: str, value: object, choices: Iterable[str | None]) ->
     raise InvalidValueError(
         f"{argument}={value!r} is not one of {', '.join(map(repr, known))}{hint}"
     )
+
+
+def check_flags(flags: Mapping[str, object]) -> None:
+    """Raise InvalidTypeError where an argument that is True or False is something else.
+
+    Parameters
+    ----------
+    flags : mapping of str to object
+        Arguments by name, as the user wrote them.
+
+    Raises
+    ------
+    InvalidTypeError
+        If one is no bool; text such as ``"no"`` would count as true.
+
+    Examples
+    --------
+    >>> check_flags({"shuffle": "no"})
+    Traceback (most recent call last):
+    ml4cube.core.errors.InvalidTypeError: shuffle='no' is no bool; give True or False
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidTypeError(f"{name}={value!r} is no bool; give True or False")
 
 
 @contextmanager

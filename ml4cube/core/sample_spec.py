@@ -47,7 +47,9 @@ def parse_names(argument: str, given: str | Iterable[str] | None) -> tuple[str, 
     """
     if given is None:
         return ()
-    names = (given,) if isinstance(given, str) else tuple(given)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        given = (given,)
+    names = tuple(given)
     if not all(isinstance(name, str) for name in names):
         raise InvalidTypeError(f"{argument}={given!r} is not a variable name or a list of them")
     if len(set(names)) != len(names):

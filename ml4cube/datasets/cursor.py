@@ -113,13 +113,20 @@ class EpochCursor:
 
         Raises
         ------
-        InvalidValueError
-            If the state belongs to other data or another order.
+        InvalidTypeError, InvalidValueError
+            If the state belongs to other data or another order, or is none.
         """
         given = {key: value for key, value in state.items() if key not in ("epoch", "done")}
         if given != self._identity or not {"epoch", "done"} <= set(state):
             raise InvalidValueError(
                 f"the loader's state was saved with {given}, this loader has {self._identity}; "
                 "an epoch can go on only with the same data and order"
+            )
+        for name in ("epoch", "done"):
+            check_whole(name, state[name], 0)
+        if state["done"] > self._identity.get("samples", state["done"]):
+            raise InvalidValueError(
+                f"the loader's state says that {state['done']} of {self._identity['samples']} "
+                "samples are done; give one that state_dict returned"
             )
         self._next = self._now = (int(state["epoch"]), int(state["done"]))

@@ -51,11 +51,19 @@ class Handover:
             raise InvalidTypeError(
                 f"augment={augment!r} cannot be called; give a function of a batch and a generator"
             )
+        if callback is not None and not callable(callback):
+            raise InvalidTypeError(
+                f"callback={callback!r} cannot be called; give a function of a list of items"
+            )
         self.callback, self._items = callback, items
-        self._device = None if device is None else torch.device(device)
+        self._device = None if device is None else _device(device)
         self._augment, self._seed = augment, seed
         self._plain = device is None and augment is None and (callback is None or items is None)
         self._lately: deque[tuple[Any, int, Ints, int]] = deque(maxlen=_REMEMBERED)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what was handed out, which another process does not have."""
+        return {**self.__dict__, "_lately": deque(maxlen=_REMEMBERED)}
 
     def hand(self, batch: Any, epoch: int, positions: Ints, first: int) -> Any:
         """Bring a batch into its last form.
@@ -138,6 +146,19 @@ class Handover:
                 "the loader's augment= may have moved cells, so their coordinates are not known; "
                 "coords(batch) still tells where the samples come from"
             )
+
+
+def _device(given: Any) -> torch.device:
+    """A device that is there."""
+    try:
+        device = torch.device(given)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InvalidValueError(
+            f"device={given!r} cannot be used here ({str(error).splitlines()[0]}); give a device "
+            "that torch finds, such as 'cpu' or 'cuda'"
+        ) from error
+    return device
 
 
 def _first_tensor(batch: Any) -> Tensor | None:

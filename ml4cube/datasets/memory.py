@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.shard import ChunkOrder, EvalShare, Ints, TrainShare, stream_count
 
 _MB = 1 << 20
@@ -24,11 +24,19 @@ class Memory:
 
     Raises
     ------
+    InvalidTypeError
+        If `buffer_mb` is no number.
     InvalidValueError
         If not even two chunks fit.
     """
 
     def __init__(self, counts: Ints, sample_bytes: int, buffer_mb: float) -> None:
+        if isinstance(buffer_mb, bool) or not isinstance(buffer_mb, int | float | np.number):
+            raise InvalidTypeError(
+                f"buffer_mb={buffer_mb!r} is a {type(buffer_mb).__name__}; give a number"
+            )
+        if not 0 < buffer_mb < np.inf:
+            raise InvalidValueError(f"buffer_mb={buffer_mb!r}; give a number above 0")
         self._counts = counts
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         self._sample_bytes = max(1, sample_bytes)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ml4cube.core.errors import InvalidTypeError, check_choice, needs_torch
+from ml4cube.core.errors import InvalidTypeError, check_choice, check_flags, needs_torch
 from ml4cube.core.shard import check_whole
 from ml4cube.datasets.augment import Flip, Rotate90, bound
 from ml4cube.datasets.handover import Augment, Collate, Handover
@@ -113,7 +113,13 @@ def prep_dataloader(
     ([4, 4], [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0]])
     """
     check_choice("workers", workers, ["threads", "processes"])
-    check_whole("num_workers", num_workers, 0)
+    check_flags({"parallel": parallel, "shuffle": shuffle, "drop_last": drop_last})
+    for name, number, least in (
+        ("num_workers", num_workers, 0),
+        ("batch_size", batch_size, 1),
+        ("seed", seed, 0),
+    ):
+        check_whole(name, number, least)
 
     def loader(argument: str, data: Any, train: bool) -> SampleLoader | MapLoader:
         _check_dataset(argument, data)
@@ -123,12 +129,12 @@ def prep_dataloader(
             memory = Memory(data._source.counts, sample_bytes, buffer_mb)
         plan = Plan(
             len(data),
-            batch_size=batch_size,
+            batch_size=int(batch_size),  # torch and the loader's state know no numbers of numpy
             train=train,
             shuffle=train and shuffle,
             drop_last=drop_last,
             parallel=parallel,
-            seed=seed,
+            seed=int(seed),
             order=memory.order_name if memory else "whole",
         )
         threads = memory is not None and workers == "threads"
@@ -136,8 +142,8 @@ def prep_dataloader(
         items = data._items if threads else None
         handover = Handover(items, callback, device, changes, seed)
         if memory and threads:
-            return SampleLoader(data, plan, memory, handover, num_workers or _useful_threads())
-        return _map_loader(data, plan, memory, handover, num_workers)
+            return SampleLoader(data, plan, memory, handover, int(num_workers) or _useful_threads())
+        return _map_loader(data, plan, memory, handover, int(num_workers))
 
     given = {"train_ds": train_ds, "test_ds": test_ds, "val_ds": val_ds}
     loaders = [loader(a, data, a == "train_ds") for a, data in given.items() if data is not None]
