@@ -47,9 +47,8 @@ def parse_names(argument: str, given: str | Iterable[str] | None) -> tuple[str, 
     """
     if given is None:
         return ()
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        given = (given,)
-    names = tuple(given)
+    one = isinstance(given, str) or not isinstance(given, Iterable)
+    names: tuple[Any, ...] = (given,) if one else tuple(given)
     if not all(isinstance(name, str) for name in names):
         raise InvalidTypeError(f"{argument}={given!r} is not a variable name or a list of them")
     if len(set(names)) != len(names):
