@@ -169,7 +169,7 @@ class _Tiling:
         count: int,
     ) -> Words:
         """Sum what each cell adds over each tile, in one pass: (outer..., tiles..., columns)."""
-        bare = in_chunks(xr.DataArray(array.variable)).transpose(*self.outer, *self.inner)
+        bare = xr.DataArray(in_chunks(array).variable).transpose(*self.outer, *self.inner)
         places = [np.arange(self.sizes[dim], dtype=np.int64) for dim in self.inner]
         tiles = [self.tile[dim] for dim in self.inner]
         if bare.chunks is None:

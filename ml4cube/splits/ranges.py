@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.statistics import check_decoded
 from ml4cube.core.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
-from ml4cube.splits.cube import as_dataset, is_time, microseconds
+from ml4cube.splits.cube import as_dataset, in_chunks, is_time, microseconds
 
 logger = logging.getLogger(__name__)
 
@@ -291,7 +291,7 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
     if not array.ndim:
         raise InvalidValueError(f"{array.name!r} has no dims; give a variable with dims")
     check_decoded(str(array.name), array.dtype, array.attrs)
-    return array
+    return in_chunks(array)
 
 
 def _wanted_dims(array: xr.DataArray, dims: str | Iterable[str] | None) -> list[str]:

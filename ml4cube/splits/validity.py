@@ -104,7 +104,8 @@ def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
             )
         if dim in array.coords and dim in view.ds.coords:
             _check_same_places(array.coords[dim], view.ds.coords[dim], argument, array.name)
-    return in_chunks(xr.DataArray(array.variable, name=array.name))
+    # chunks come first: a bare array no longer knows those of its file
+    return xr.DataArray(in_chunks(array).variable, name=array.name)
 
 
 def _check_same_places(
