@@ -602,3 +602,45 @@ def test_a_cube_opened_without_dask_is_not_read_as_a_whole(
             np.testing.assert_array_equal(made[name], expected[name])
             assert made[name].dtype == expected[name].dtype
         assert pp.accounting(made) == pp.accounting(expected)
+
+
+@pytest.mark.parametrize(
+    ("label", "error", "words"),
+    [
+        (("time", np.array(["train"] * 12)), InvalidTypeError, "'split' is of <U5.* train 1"),
+        (("time", np.full(12, None, object)), InvalidTypeError, "'split' is of object"),
+        (("y", np.ones(6, "u1")), InvalidValueError, r"lies along \['y'\]"),
+    ],
+)
+def test_labels_that_say_nothing_of_the_cells_are_refused(
+    label: Any, error: type[Exception], words: str
+) -> None:
+    ds = cell_id_cube({"time": 12, "lat": 6, "lon": 4}, "float32").assign(split=label)
+    with pytest.raises(error, match=words):
+        pp.get_statistics(ds)
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 4}])
+@pytest.mark.parametrize("dims", [None, "time"])
+@pytest.mark.parametrize("key", ["_FillValue", "missing_value"])
+@pytest.mark.parametrize("fill", [-9999.0, 9.969209968386869e36, np.array([1e20])])
+def test_fill_values_that_were_not_decoded_are_refused(
+    fill: Any, key: str, dims: Any, chunks: Any
+) -> None:
+    ds = cell_id_cube({"time": 12, "lat": 6, "lon": 4}, "float32", gaps=0.2)
+    ds["a"].attrs[key] = fill
+    left_in = ds.fillna({"a": float(np.ravel(fill)[0])})
+    if chunks:
+        ds, left_in = ds.chunk(chunks), left_in.chunk(chunks)
+    pp.get_statistics(ds, dims=dims)  # gaps are NaN, as after ds.where; the attribute has stayed
+    with pytest.raises(InvalidValueError, match=f"'a'.*{key}.*decode_cf"):
+        pp.get_statistics(left_in, dims=dims)
+    integers = xr.Dataset({"a": ("x", np.array([1, -9999]), {"missing_value": -9999})})
+    with pytest.raises(InvalidValueError, match="missing_value"):
+        pp.get_statistics(integers)
+
+
+def test_weights_of_nothing_but_zeros_are_named() -> None:
+    ds = cell_id_cube({"time": 12, "lat": 6, "lon": 4}, "float32")
+    with pytest.raises(EmptyPartError, match="weight 0"):
+        pp.get_statistics(ds, weights=xr.DataArray(np.zeros(6), dims="lat"))

@@ -45,7 +45,8 @@ def check_decoded(name: str, dtype: DTypeLike, attrs: Mapping[str, Any]) -> None
     --------
     >>> check_decoded("t2m", "float32", {"scale_factor": 0.1})
     """
-    packed = [key for key in ("scale_factor", "add_offset", "_FillValue") if key in attrs]
+    marks = ("scale_factor", "add_offset", "_FillValue", "missing_value")
+    packed = [key for key in marks if key in attrs]
     if not packed or np.dtype(dtype).kind not in "iu":
         return
     raise InvalidValueError(

@@ -279,7 +279,10 @@ def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None
     Raises
     ------
     InvalidValueError
-        If the part is unknown, or a part other than train is asked of a cube without a label.
+        If the part is unknown, a part other than train is asked of a cube without a label, or
+        no variable lies along a dim of the label.
+    InvalidTypeError
+        If the label holds no numbers.
     """
     check_choice("split", split, (*PARTS, None))
     label = split_label(ds)
@@ -290,8 +293,20 @@ def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None
             f"split={split!r} asks for a part, but the cube has no split label; "
             "assign one, e.g. by assign_block_split"
         )
+    variable = ds.variables[label]
+    if variable.dtype.kind not in "biuf":
+        raise InvalidTypeError(
+            f"the label {label!r} is of {variable.dtype}; give numbers: train 1, test 0, val 2, "
+            "excluded 255"
+        )
+    known = {dim for name, other in ds.data_vars.items() if name != label for dim in other.dims}
+    if strange := [dim for dim in variable.dims if dim not in known]:
+        raise InvalidValueError(
+            f"the label {label!r} lies along {strange}, but no variable does, so it says nothing "
+            f"of their cells; rename its dims to some of {sorted(map(str, known))}"
+        )
     logger.info("using the %s part only, as %r says (split=None uses every cell)", split, label)
-    return ds.variables[label] == PARTS[split], split
+    return variable == PARTS[split], split
 
 
 def fitted(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:

@@ -132,7 +132,8 @@ class Statistics(core.Statistics):
             variable = cube.variables[name]
             where = None if cells is None else cubes.fitted(cells, variable)
             table[name] = _named_errors(name, _summed, variable, where, form)
-            _check_not_empty(name, table[name], part)
+            _check_not_empty(name, table[name], part, form.weights is not None)
+            _check_no_fill_value(name, table[name], variable)
         return cls(table, part)
 
     @classmethod
@@ -297,15 +298,35 @@ def _named_errors(name: str, work: Any, *arguments: Any) -> VariableStatistics:
     return result
 
 
-def _check_not_empty(name: str, stats: VariableStatistics, part: str) -> None:
+def _check_not_empty(
+    name: str, stats: VariableStatistics, part: str, weighted: bool = False
+) -> None:
     """Refuse a part without cells, and say when there are cells but no value."""
     if np.sum(stats.count) + np.sum(stats.gaps) + np.sum(stats.infs) == 0:
+        only = ", or only cells of weight 0" if weighted else ""
         raise EmptyPartError(
-            f"variable {name!r} has no cell in part {part!r}; choose another split, or "
-            "split=None for all cells"
+            f"variable {name!r} has no cell in part {part!r}{only}; choose another split"
+            f"{' or other weights' if weighted else ''}, or split=None for all cells"
         )
     if np.sum(stats.count) == 0:
         logger.warning("variable %r has no finite cell in part %r", name, part)
+
+
+def _check_no_fill_value(name: str, stats: VariableStatistics, variable: xr.Variable) -> None:
+    """Refuse values of which the extreme ones are what the attributes call a gap.
+
+    The attribute alone is no proof: it stays where a user turned fill values into NaN.
+    """
+    for key in ("_FillValue", "missing_value"):
+        fill = np.ravel(variable.attrs.get(key, ()))
+        if fill.dtype.kind not in "iuf" or variable.dtype.kind != "f":
+            continue  # integers with such an attribute are refused before they are read
+        for value in fill.astype(variable.dtype).astype(np.float64):
+            if np.any(np.equal(stats.min, value)) or np.any(np.equal(stats.max, value)):
+                raise InvalidValueError(
+                    f"variable {name!r} holds values of {value:g}, which its {key} says are gaps; "
+                    "open the source with mask_and_scale=True, or apply xarray.decode_cf"
+                )
 
 
 def _summed(variable: xr.Variable, where: xr.Variable | None, form: Form) -> VariableStatistics:
