@@ -395,6 +395,23 @@ def test_labels_by_hand_of_what_lies_outside_of_train_are_not():
     assert not leakage_report(assign_region_split(ds, rows)).leaks
 
 
+@pytest.mark.parametrize("other", [np.nan, 7.0])
+def test_gaps_of_a_label_are_told_and_count_as_excluded(other):
+    ds = smooth_cube(shape=(24, 30, 30))
+    label = np.repeat([1.0, other, 0.0], [15, 3, 6])
+    report = leakage_report(ds.assign(split=("time", label)))
+    clean = leakage_report(ds.assign(split=("time", np.repeat([1, 255, 0], [15, 3, 6]))))
+    assert not report.leaks
+    assert "12 % of the cells have a label that is a gap" in report.verdict
+    assert report.table.found["unlabelled cells"] == report.table.found["excluded cells"] == 2700
+    assert report.table.status["unlabelled cells"] == "warning"
+    same = report.table.drop(index="unlabelled cells")
+    pd.testing.assert_frame_equal(same, clean.table, check_dtype=False)
+    assert "unlabelled cells" not in clean.table.index
+    with pytest.raises(InvalidValueError, match="9 of its values are none of 0, 1, 2 and 255"):
+        leakage_report(ds.assign(split=("time", np.where(label == 1, 1.0, 7.0))))
+
+
 def test_distances_are_those_of_brute_force():
     lat, lon = np.linspace(60, 85, 11), np.linspace(-180, 150, 12)
     rng = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.separation import nearest_box, pieces, run_lengths
-from ml4cube.core.split_plan import EXCLUDED, PARTS, TEST, TRAIN
+from ml4cube.core.split_plan import EXCLUDED, PARTS, TEST, TRAIN, VAL
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import slabs
 
@@ -34,7 +34,7 @@ class Layout:
     label : DataArray
         The label, dims sorted.
     counts : dict of int to int
-        Cells of each code.
+        Cells of each code; those of no code count as excluded.
     profiles : dict of (int, str) to ndarray of bool
         For each code and dim, which positions hold a cell of it.
     maps : dict of int to ndarray of bool, or None
@@ -44,6 +44,8 @@ class Layout:
         Dims of the map.
     starts : dict of str to ndarray of int
         First positions of the runs along each dim over which no label changes.
+    unknown : int
+        Cells of no code: gaps of a label made by hand, or other numbers.
     """
 
     label: xr.DataArray
@@ -52,6 +54,7 @@ class Layout:
     maps: dict[int, Bools]
     map_dims: tuple[str, ...]
     starts: dict[str, Ints]
+    unknown: int = 0
 
     @classmethod
     def of(cls, label: xr.DataArray, map_dims: tuple[str, ...]) -> Layout:
@@ -78,11 +81,16 @@ class Layout:
         profiles = {(c, dim): np.zeros(sizes[dim], dtype=bool) for c in codes for dim in dims}
         maps = {c: np.zeros([sizes[dim] for dim in on_map], dtype=bool) for c in codes}
         changes = {dim: np.zeros(sizes[dim], dtype=bool) for dim in dims}
+        unknown = 0
         for box in slabs(sizes):
             # one cell more on the low side, so that changes between slabs are seen
             wide = {dim: slice(max(s.start - 1, 0), s.stop) for dim, s in box.items()}
             more = np.asarray(bare.isel(wide).values)
             inner = tuple(slice(box[d].start - wide[d].start, None) for d in dims)
+            if more.dtype != np.uint8 or more.max() > VAL:
+                known = np.isin(more, codes)
+                unknown += int((~known[inner]).sum())
+                more = np.where(known, more, EXCLUDED)  # a gap differs from the gap beside it
             values = more[inner]
             for axis, dim in enumerate(dims):
                 others = tuple(a for a in range(len(dims)) if a != axis)
@@ -97,7 +105,7 @@ class Layout:
                 off_map = tuple(a for a, dim in enumerate(dims) if dim not in on_map)
                 maps[code][tuple(box[dim] for dim in on_map)] |= cells.any(axis=off_map)
         starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
-        return cls(bare, counts, profiles, maps, on_map, starts)
+        return cls(bare, counts, profiles, maps, on_map, starts, unknown)
 
     def one_sided(self, dim: str, held_out: int) -> int | None:
         """Steps between train and a part that lies wholly to one side of it.

@@ -289,12 +289,21 @@ def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
 def _part_to_judge(layout: Layout, name: str) -> tuple[int, str]:
     if not layout.counts[TRAIN]:
         raise InvalidValueError(
-            f"the label {name!r} marks no train cell (1); there is nothing to judge"
+            f"the label {name!r} marks no train cell (1){_other(layout)}; there is nothing to judge"
         )
     for part in ("test", "val"):
         if layout.counts[PARTS[part]]:
             return PARTS[part], part
-    raise InvalidValueError(f"the label {name!r} marks no test cell (0); there is nothing to judge")
+    raise InvalidValueError(
+        f"the label {name!r} marks no test cell (0){_other(layout)}; there is nothing to judge"
+    )
+
+
+def _other(layout: Layout) -> str:
+    """What else a label holds, for a message."""
+    if not layout.unknown:
+        return ""
+    return f", and {layout.unknown} of its values are none of 0, 1, 2 and 255"
 
 
 def _categorical(view: CubeView, dim: str) -> bool:
@@ -367,6 +376,14 @@ class _Judge:
         for part, code in named.items():
             cells = layout.counts[code] * times
             self.row(f"{part} cells", cells, "cells", f"cells labelled {part}")
+        if unknown := layout.unknown * times:
+            meaning = "cells whose label is a gap or no part's number, in no part"
+            self.row("unlabelled cells", unknown, "cells", meaning, 0, "warning")
+            share = unknown / math.prod(view.sizes.values())
+            self.warnings.append(
+                f"{_percent(share)} of the cells have a label that is a gap or no part's number, "
+                "so they count as excluded"
+            )
         self.row(
             "shared cells", 0, "cells", "cells in two parts: none, a cell has one label", 0, "ok"
         )
