@@ -468,6 +468,19 @@ def test_dim_order_changes_no_sample(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*stores)
 
 
+def test_names_of_dims_may_hold_spaces(tmp_path: Path) -> None:
+    """CF parts the names of coordinates by spaces: `a x` must not make `a` one."""
+    ds = cell_id_cube({"time": 8, "lat": 4}, "float64", names=("a", "b"))
+    plain, spaced = (
+        sampler(cube, tmp_path / name, block_size={"time": 2}).get_datasets()[0]
+        for name, cube in (("plain", ds), ("spaced", ds.rename(lat="a x")))
+    )
+    assert list(spaced.data_vars) == ["a", "b"]
+    assert set(spaced.coords) == {"time", "time_index", "a x", "a x_index"}
+    for there, here in (("lat", "a x"), ("lat_index", "a x_index"), ("b", "b")):
+        np.testing.assert_array_equal(spaced[here].values, plain[there].values)
+
+
 def test_split_by_blocks_without_a_label(tmp_path: Path) -> None:
     ds = cell_id_cube({"time": 40, "x": 6}, "float64", dask_chunks={"time": 4})
     train, test = sampler(ds, tmp_path, sample_size={"time": 2}).get_datasets()

@@ -132,15 +132,16 @@ def test_dims_and_variables_of_a_cube() -> None:
             "area": ("lat", np.zeros(2)),
             "crs": ((), 1),
             "code": ("time", list("abc")),
+            "long": (("time", "lat"), np.zeros((3, 2), np.longdouble)),
         },
         coords={"time": ("time", np.arange(3), {"bounds": "named"})},
     )
     assert cube_dims(ds) == ("time", "lat")
     kept, others = cube_variables(ds)
     assert kept == ["t", "area"]
-    assert set(others) == {"time_bnds", "named", "crs", "code"}
+    assert set(others) == {"time_bnds", "named", "crs", "code", "long"}
     with pytest.raises(InvalidValueError, match="no data variable"):
-        cube_dims(ds[["crs", "code"]])
+        cube_dims(ds[["crs", "code", "long"]])
 
 
 def test_cubes_in_any_form(tmp_path: Path) -> None:
@@ -153,5 +154,8 @@ def test_cubes_in_any_form(tmp_path: Path) -> None:
         xr.testing.assert_equal(as_dataset(source), ds)
     with pytest.raises(InvalidTypeError, match="ds is a int"):
         as_dataset(3)
+    for nameless in (ds.a.rename(3), ds.rename(a=3), xr.Dataset({"a": ((3,), [1.0])})):
+        with pytest.raises(InvalidTypeError, match=r"called \[3\], which is no text; rename"):
+            as_dataset(nameless)
     with pytest.raises(StoreError, match="no cube can be read"):
         as_dataset(tmp_path / "nothing.zarr")

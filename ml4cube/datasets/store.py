@@ -250,7 +250,8 @@ def finish(root: Folder, layout: StoreLayout, attrs: Mapping[str, Any], files: F
     files : dict
         Everything that `create` and `write_shard` wrote.
     """
-    names = [array.name for array in layout.arrays if array.coordinate]
+    # CF parts these names by spaces, so one that has some cannot be among them; see `open_store`
+    names = [a.name for a in layout.arrays if a.coordinate and len(a.name.split()) == 1]
     arrays = {a.name: json.loads(root.read(f"{a.name}/zarr.json")) for a in layout.arrays}
     group = {
         "zarr_format": 3,
@@ -458,7 +459,8 @@ def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
             f"{path} has store format {ds.attrs.get('ml4cube_format')!r}, this version reads "
             f"{FORMAT}; make it again"
         )
-    return ds[list(ds.attrs["variables"])]
+    variables = list(ds.attrs["variables"])
+    return ds.set_coords([name for name in ds.data_vars if name not in variables])[variables]
 
 
 def _path_of(source: Any) -> str:

@@ -56,10 +56,16 @@ def as_dataset(ds: Any) -> xr.Dataset:
     import zarr
     from zarr.abc.store import Store
 
-    if isinstance(ds, xr.Dataset):
-        return ds
     if isinstance(ds, xr.DataArray):
-        return ds.to_dataset(name=ds.name if ds.name is not None else "data")
+        ds = ds.to_dataset(name=ds.name if ds.name is not None else "data")
+    if isinstance(ds, xr.Dataset):
+        unnamed = [n for n in (*ds.variables, *ds.dims) if not isinstance(n, str)]
+        if unnamed:
+            raise InvalidTypeError(
+                f"variables or dims of the cube are called {unnamed}, which is no text; rename "
+                "them, by ds.rename"
+            )
+        return ds
     if not isinstance(ds, str | os.PathLike | zarr.Group | Store):
         raise InvalidTypeError(
             f"ds is a {type(ds).__name__}; give a Dataset, a DataArray, a path or a zarr group"
@@ -122,7 +128,7 @@ def cube_dims(ds: xr.Dataset) -> tuple[str, ...]:
     candidates = [
         v
         for name, v in ds.variables.items()
-        if name in ds.data_vars and name not in bounds and v.dtype.kind in KINDS and v.ndim
+        if name in ds.data_vars and name not in bounds and _is_kept(v.dtype) and v.ndim
     ]
     if not candidates:
         raise InvalidValueError(
@@ -176,11 +182,16 @@ def cube_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> tuple[list[st
             others[str(name)] = "holds bounds of cells"
         elif not set(v.dims) <= dims:
             others[str(name)] = f"has dims {v.dims} outside the cube's {tuple(sorted(dims))}"
-        elif v.dtype.kind not in KINDS:
+        elif not _is_kept(v.dtype):
             others[str(name)] = f"is of dtype {v.dtype}"
         else:
             kept.append(str(name))
     return kept, others
+
+
+def _is_kept(dtype: np.dtype[Any]) -> bool:
+    """Whether samples can hold a dtype; numbers of more than 8 bytes differ between machines."""
+    return dtype.kind in KINDS and dtype.itemsize <= 8
 
 
 class Source(Protocol):
