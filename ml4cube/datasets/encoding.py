@@ -144,8 +144,8 @@ def with_checksum(data: bytes) -> bytes:
     return data + int(google_crc32c.value(data)).to_bytes(4, "little")
 
 
-def join_chunks(chunks: list[bytes], slots: int) -> bytes:
-    """Put encoded chunks into one shard.
+def with_index(chunks: list[bytes], slots: int) -> list[bytes]:
+    """Make a shard of encoded chunks.
 
     Parameters
     ----------
@@ -156,11 +156,12 @@ def join_chunks(chunks: list[bytes], slots: int) -> bytes:
 
     Returns
     -------
-    bytes
-        The shard, its index of offsets and sizes at the end.
+    list of bytes
+        The chunks and, at the end, the index of their offsets and sizes; a file of all of them in
+        this order is the shard, and putting them together before would cost a copy.
     """
     index = np.full((slots, 2), _UNUSED_CHUNK, dtype="<u8")
     sizes = np.array([len(chunk) for chunk in chunks], dtype="<u8")
     index[: len(chunks), 0] = np.cumsum(sizes) - sizes
     index[: len(chunks), 1] = sizes
-    return b"".join([*chunks, with_checksum(index.tobytes())])
+    return [*chunks, with_checksum(index.tobytes())]

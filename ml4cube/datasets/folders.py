@@ -21,7 +21,7 @@ Files = dict[str, tuple[int, str]]
 class Folder(Protocol):
     """Where the files of a store under way are put; picklable, and the same in every worker."""
 
-    def write(self, path: str, data: bytes) -> tuple[int, str]:
+    def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
         """Write a file whole or not at all, durably; return its size and hash."""
         ...
 
@@ -54,22 +54,22 @@ class LocalFolder:
 
     root: Path
 
-    def write(self, path: str, data: bytes) -> tuple[int, str]:
+    def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
         """Write a file whole or not at all, synced to disk.
 
         Parameters
         ----------
         path : str
             Path inside the folder.
-        data : bytes
-            Its content.
+        *pieces : bytes
+            Its content, one after the other.
 
         Returns
         -------
         (int, str)
             Its size and hash.
         """
-        return write_file(self.root / path, data)
+        return write_file(self.root / path, *pieces)
 
     def read(self, path: str) -> bytes:
         """Read a file.
@@ -136,15 +136,15 @@ class RemoteFolder:
 
     url: str
 
-    def write(self, path: str, data: bytes) -> tuple[int, str]:
+    def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
         """Put an object, which appears whole or not at all.
 
         Parameters
         ----------
         path : str
             Path inside the folder.
-        data : bytes
-            Its content.
+        *pieces : bytes
+            Its content, one after the other.
 
         Returns
         -------
@@ -152,6 +152,7 @@ class RemoteFolder:
             Its size and hash.
         """
         fs, root = filesystem(self.url)
+        data = b"".join(pieces)
         fs.pipe_file(f"{root}/{path}", data)
         return len(data), digest(data)
 
@@ -303,31 +304,34 @@ def filesystem(path: str | os.PathLike[str]) -> tuple[Any, str]:
     return _filesystem(os.fspath(path))
 
 
-def digest(data: bytes) -> str:
+def digest(*pieces: bytes) -> str:
     """Hash some bytes.
 
     Parameters
     ----------
-    data : bytes
-        The bytes.
+    *pieces : bytes
+        The bytes, one after the other.
 
     Returns
     -------
     str
         Hexadecimal digits.
     """
-    return hashlib.new(HASH, data).hexdigest()
+    found = hashlib.new(HASH)
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()
 
 
-def write_file(path: Path, data: bytes) -> tuple[int, str]:
+def write_file(path: Path, *pieces: bytes) -> tuple[int, str]:
     """Write a file whole or not at all, synced to disk.
 
     Parameters
     ----------
     path : Path
         The file; its folder is made if it does not exist.
-    data : bytes
-        Its content.
+    *pieces : bytes
+        Its content, one after the other.
 
     Returns
     -------
@@ -343,14 +347,14 @@ def write_file(path: Path, data: bytes) -> tuple[int, str]:
         file = aside.open("wb")
     try:
         with file:
-            file.write(data)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         aside.replace(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
-    return len(data), digest(data)
+    return sum(map(len, pieces)), digest(*pieces)
 
 
 def sync_folder(folder: Path) -> None:

@@ -42,6 +42,9 @@ _SHARDS_WANTED = 64
 MAX_CHUNK_MB = 2048.0
 # A shard is mixed from that many tiles, so that neighbours in a store come from far apart.
 _TILES_PER_SHARD = 16
+# Samples of a tile are no more than that, unless chunks are larger: a tile that reaches over
+# blocks of several parts is read for each of them.
+_TILE_BYTES = MIB // 2
 #: Bytes of a sample's origin along one dim: a value and an index.
 ORIGIN_BYTES = 12
 # Blocks that a cube without chunks is cut into for the split, about.
@@ -367,7 +370,7 @@ def _block_sizes(ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None)
 def tile_bytes(spec: SampleSpec, ds: xr.Dataset) -> tuple[int, int]:
     """Bytes of a sample, and of the samples that a tile should give."""
     one = sample_bytes(spec, {n: ds[n].dtype for n in spec.variables})
-    return one, shard_bytes(len(spec.windows) * one) // _TILES_PER_SHARD
+    return one, min(shard_bytes(len(spec.windows) * one) // _TILES_PER_SHARD, _TILE_BYTES)
 
 
 def sample_bytes(spec: SampleSpec, dtypes: Mapping[str, np.dtype[Any]]) -> int:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, StoreError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
-from ml4cube.datasets.encoding import Compressor, join_chunks
+from ml4cube.datasets.encoding import Compressor, with_index
 from ml4cube.datasets.folders import HASH, Files, Folder, digest, filesystem
 
 if TYPE_CHECKING:
@@ -227,13 +228,16 @@ def write_shard(
         The files written, synced to disk.
     """
     first, last = layout.bounds(shard)
-    files: Files = {}
-    for array in layout.arrays:
-        samples = values[array.name]
-        assert samples.shape == (last - first, *array.window), (array.name, samples.shape)
-        path = "/".join([array.name, "c", str(shard), *("0" for _ in array.window)])
-        files[path] = root.write(path, _encode_shard(layout, array, samples))
-    return files
+    written: dict[str, Future[tuple[int, str]]] = {}
+    # a file is encoded while others are written: the disk syncs several in the time of one
+    with ThreadPoolExecutor(len(layout.arrays), "ml4cube-write") as threads:
+        for array in layout.arrays:
+            samples = values[array.name]
+            assert samples.shape == (last - first, *array.window), (array.name, samples.shape)
+            path = "/".join([array.name, "c", str(shard), *("0" for _ in array.window)])
+            pieces = _encode_shard(layout, array, samples)
+            written[path] = threads.submit(root.write, path, *pieces)
+    return {path: future.result() for path, future in written.items()}
 
 
 def finish(root: Folder, layout: StoreLayout, attrs: Mapping[str, Any], files: Files) -> None:
@@ -318,15 +322,15 @@ def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
     }
 
 
-def _encode_shard(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]) -> bytes:
+def _encode_shard(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]) -> list[bytes]:
     """Encode one shard as zarr's sharding codec does, or as a plain chunk if it is one chunk."""
     chunks = [
         _encode_chunk(layout, array, samples[start : start + array.chunk])
         for start in range(0, len(samples), array.chunk)
     ]
     if array.chunk == layout.shard:
-        return chunks[0]
-    return join_chunks(chunks, layout.shard // array.chunk)
+        return chunks
+    return with_index(chunks, layout.shard // array.chunk)
 
 
 def _encode_chunk(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]) -> bytes:
