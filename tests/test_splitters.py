@@ -22,6 +22,7 @@ from ml4cube.splits import (
     ForwardChaining,
     LeaveRegionOut,
     apply_split,
+    assign_block_split,
 )
 from tests import oracle_splits as oracle
 from tests.cubes import cell_id_cube
@@ -434,6 +435,26 @@ def test_coordinates_rounded_to_float32_are_found(reverse):
         list(folds.split(rounded[["lat"]] + 9))
 
 
+def test_coordinates_in_metres_are_told_apart_by_a_cell():
+    # far from zero, a cell is less than what rounding to float32 may be of degrees
+    y = 5_000_000 + 30.0 * np.arange(20)
+    cube = xr.Dataset({"a": (("y", "x"), np.zeros((20, 8)))}, {"y": y, "x": 30.0 * np.arange(8)})
+    mask = xr.DataArray(np.arange(20) > 3, dims="y", coords={"y": y})
+    for moved in (mask.assign_coords(y=y + 30), mask.isel(y=slice(None, None, -1))):
+        with pytest.raises(InvalidValueError, match="other values of 'y'"):
+            assign_block_split(cube, {"y": 2}, valid=moved)
+    rounded = mask.assign_coords(y=y.astype("float32"))
+    assert assign_block_split(cube, {"y": 2}, valid=rounded).equals(
+        assign_block_split(cube, {"y": 2}, valid=mask)
+    )
+    folds = BlockKFold(2, {"y": 5}, cube=cube)
+    rows = pd.DataFrame({"y": y.astype("float32"), "x": 0.0})
+    assert sorted(np.concatenate([test for _, test in folds.split(rows)])) == list(range(20))
+    for off in (15.0, 600.0):
+        with pytest.raises(InvalidValueError, match="some 'y' of X are not among"):
+            list(folds.split(pd.DataFrame({"y": y + off, "x": 0.0})))
+
+
 def test_features_that_are_called_like_dims_do_not_mislead():
     cube = cube_of()
     folds = BlockKFold(3, SIZES, cube=cube)
@@ -560,6 +581,12 @@ def test_bad_parameters_are_named(make, error, says):
         (np.zeros((2, 1)), {"lat_index": [0, 1, 2]}, InvalidValueError, "3 values for 2 samples"),
         (np.zeros((2, 1)), {"lat_index": [0, 1]}, InvalidValueError, r"needs \['lon', 'time'\]"),
         (pd.DataFrame({"lat": [0.1], "lon": [3.0]}), None, InvalidValueError, "'lat' of X are not"),
+        (
+            pd.DataFrame({"lat": [0.1], "lon_index": [3], "time_index": [1]}),
+            None,
+            InvalidValueError,
+            r"needs \['lat'\] too \(some 'lat' of X are not among",
+        ),
     ],
 )
 def test_samples_of_nowhere_are_named(X, groups, error, says):

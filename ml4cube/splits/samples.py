@@ -17,7 +17,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, VAL, SplitPlan
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.validity import ValidLike, valid_mask
+from ml4cube.splits.validity import ValidLike, rounding_of, valid_mask
 
 Ints = NDArray[np.int64]
 Labels = NDArray[np.uint8]
@@ -41,12 +41,15 @@ class Samples:
         Cells that a sample covers along each of these dims.
     n : int
         Samples.
+    troubles : tuple of str
+        Why places along other dims are not known, where something was given for them.
     """
 
     view: CubeView
     origin: dict[str, Ints]
     size: dict[str, int]
     n: int
+    troubles: tuple[str, ...] = ()
 
     @classmethod
     def locate(
@@ -125,7 +128,7 @@ class Samples:
             best = _row_positions(n, view, valid) or next(iter(found), None)
         if best is None:
             raise InvalidValueError(_why_not_rows(n, view, valid, troubles))
-        return cls(view, best, {dim: size.get(dim, 1) for dim in best}, n)
+        return cls(view, best, {dim: size.get(dim, 1) for dim in best}, n, tuple(troubles))
 
     @classmethod
     def _without_cube(
@@ -204,9 +207,10 @@ class Samples:
             If one is unknown.
         """
         if unknown := [dim for dim in dims if dim not in self.origin]:
+            tried = f" ({'; '.join(self.troubles)})" if self.troubles else ""
             raise InvalidValueError(
                 f"the samples say where they lie along {list(self.origin)}, the split needs "
-                f"{unknown} too; add a column '{unknown[0]}_index', or leave the dim uncut"
+                f"{unknown} too{tried}; add a column '{unknown[0]}_index', or leave the dim uncut"
             )
 
     def labels(self, plan: SplitPlan, reaches: tuple[Reach, ...]) -> Labels:
@@ -375,7 +379,8 @@ def _look_up(values: NDArray[Any], axis: NDArray[Any]) -> Ints | None:
     left = np.maximum(right - 1, 0)
     is_left = np.abs(wanted - ascending[left]) < np.abs(wanted - ascending[right])
     nearest = np.where(is_left, left, right)
-    if not np.allclose(ascending[nearest], wanted, rtol=1e-5, atol=1e-6):
+    off = np.abs(ascending[nearest] - wanted)
+    if not (off <= rounding_of(ascending)[nearest]).all():
         return None
     return order[nearest][which.ravel()].astype(np.int64)
 
