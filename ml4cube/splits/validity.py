@@ -149,7 +149,7 @@ def rounding_of(axis: NDArray[Any]) -> NDArray[np.float64]:
     """
     values = axis.astype(np.float64)
     cell = np.diff(np.unique(values[np.isfinite(values)])).min(initial=np.inf)
-    return np.minimum(1e-5 * np.abs(values) + 1e-6, 0.4 * cell)
+    return np.asarray(np.minimum(1e-5 * np.abs(values) + 1e-6, 0.4 * cell))
 
 
 def _valid_cells(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
