@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -193,51 +194,39 @@ def test_inputs_stay_as_they_are(tmp_path: Path) -> None:
     xr.testing.assert_identical(ds, before)
 
 
-def test_same_bytes_on_a_cluster(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["shuffled", "grid"])
+def test_same_bytes_for_any_number_of_workers_and_on_a_cluster(tmp_path: Path, order: str) -> None:
     from distributed import LocalCluster
 
     ds = split_cube(gaps=0.02, dask_chunks={"time": 3, "lat": 4, "lon": 10})
-    options = {
-        "processes": False,
-        "dashboard_address": None,
-        "protocol": "tcp",
-        "host": "127.0.0.1",
-    }
-    sampler(ds, tmp_path / "a", val_cube=tmp_path / "a/v", scale_fn="normalize").run()
-    with LocalCluster(n_workers=2, threads_per_worker=2, **options) as cluster:
-        sampler(
-            ds,
-            tmp_path / "b",
-            val_cube=tmp_path / "b/v",
-            scale_fn="normalize",
-            client=cluster.scheduler_address,
-        ).run()
-    assert tree(tmp_path / "a") == tree(tmp_path / "b")
-
-
-@pytest.mark.parametrize("order", ["shuffled", "grid"])
-def test_same_bytes_for_any_number_of_workers(tmp_path: Path, order: str) -> None:
-    ds = split_cube(gaps=0.02, dask_chunks={"time": 3, "lat": 4, "lon": 10})
-    results = []
-    for nproc, batch in ((1, None), (2, 1), (3, 7)):
-        folder = tmp_path / str(nproc)
-        sampler(
-            ds,
-            folder,
-            val_cube=folder / "val.zarr",
-            nproc=nproc,
-            chunk_batch=batch,
-            sample_size={"lat": 2, "lon": 3},
-            overlap=0.5,
-            scale_fn="standardize",
-            fill_method="noise",
-            drop_nan="if_all_nan",
-            callback=lambda samples: {**samples, "twice": samples["a"] * 2},
-            order=order,
-        ).run()
-        results.append(tree(folder))
-    assert results[0] == results[1] == results[2]
-    assert sum("train.zarr/a/c/" in name for name in results[0]) > 3
+    listens = {"dashboard_address": None, "protocol": "tcp", "host": "127.0.0.1"}
+    results = {}
+    with LocalCluster(n_workers=2, threads_per_worker=2, processes=False, **listens) as cluster:
+        address = cluster.scheduler_address
+        ways = [(1, None, None), (2, 1, None), (1, 3, address)]
+        if order == "shuffled":
+            ways += [(3, 7, None), (4, 2, None), (1, None, address)]
+        for way in ways:
+            nproc, batch, client = way
+            folder = tmp_path / str(len(results))
+            sampler(
+                ds,
+                folder,
+                val_cube=folder / "val.zarr",
+                nproc=nproc,
+                chunk_batch=batch,
+                client=client,
+                sample_size={"lat": 2, "lon": 3},
+                overlap=0.5,
+                scale_fn="standardize",
+                fill_method="noise",
+                drop_nan="if_all_nan",
+                callback=lambda samples: {**samples, "twice": samples["a"] * 2},
+                order=order,
+            ).run()
+            results[way] = tree(folder)
+    assert [way for way, files in results.items() if files != results[ways[0]]] == []
+    assert sum("train.zarr/a/c/" in name for name in results[ways[0]]) > 3
 
 
 def test_order(tmp_path: Path) -> None:
@@ -647,6 +636,33 @@ def test_a_callback_that_raises(tmp_path: Path, nproc: int) -> None:
     assert not list(target.glob("*"))
 
 
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("when", ["counting", "writing"])
+def test_a_callback_that_raised_is_run_again(tmp_path: Path, when: str, nproc: int) -> None:
+    """As when a file that it reads was missing: the same call, mended, completes."""
+    missing = tmp_path / "missing"
+    journal = tmp_path / "out/train.zarr.partial/journal.jsonl"
+
+    def work(samples: dict[str, Any]) -> dict[str, Any]:
+        writing = journal.exists() and journal.stat().st_size > 0
+        if missing.exists() and writing == (when == "writing"):
+            raise FileNotFoundError("a table of classes")
+        return samples
+
+    def run(name: str) -> None:
+        folder = tmp_path / name
+        sampler(split_cube(), folder, val_cube=folder / "v", nproc=nproc, callback=work).run()
+
+    run("undisturbed")
+    missing.touch()
+    with pytest.raises(RunError, match=r"FileNotFoundError: a table of classes"):
+        run("out")
+    assert {p.name for p in (tmp_path / "out").glob("*")} <= {"train.zarr.partial"}
+    missing.unlink()
+    run("out")
+    assert tree(tmp_path / "out") == tree(tmp_path / "undisturbed")
+
+
 def test_a_worker_that_dies(tmp_path: Path) -> None:
     def die(samples: dict[str, Any]) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -864,6 +880,16 @@ def test_summary(tmp_path: Path) -> None:
     assert f" {summary.shards} shards, " in str(summary)
     assert "samples/s" in str(summary)
     assert sampler(ds, tmp_path).run() is None
+
+
+def test_progress_with_rate_and_time_left(tmp_path: Path, capsys: Any) -> None:
+    sampler(split_cube(), tmp_path / "a", val_cube=tmp_path / "a/v", progress=True).run()
+    shown = capsys.readouterr().err
+    for work, unit in (("counting", "tiles"), ("writing", "shards")):
+        # done of all, time since and time left, rate
+        assert re.search(rf"{work}.*100%.*\[\d\d:\d\d<\d\d:\d\d, .*{unit}/s\]", shown), shown
+    sampler(split_cube(), tmp_path / "b", val_cube=tmp_path / "b/v", progress=False).run()
+    assert capsys.readouterr().err == ""
 
 
 def test_plan_writes_nothing(tmp_path: Path) -> None:
