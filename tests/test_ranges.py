@@ -268,6 +268,13 @@ def test_errors(arguments, words):
         estimate_range(ds, *arguments)
 
 
+def test_values_too_large_to_be_squared_are_refused():
+    field = made_field([80, 60], [6, 6], "gaussian", 0)
+    assert estimate_range(xr.Dataset({"a": (("y", "x"), 1e140 * field)}))["x"] > 4
+    with pytest.raises(InvalidValueError, match=r"'a' holds values of .*fill value"):
+        estimate_range(xr.Dataset({"a": (("y", "x"), 1e300 * field)}))
+
+
 def test_fit_refuses_what_cannot_be_fitted_in_words():
     few = np.arange(1.0, 3)
     assert "only 2 distances" in fit_variogram(few, few, np.ones(2, int)).reason

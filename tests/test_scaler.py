@@ -167,6 +167,24 @@ def test_scaled_and_back_is_within_2_ulp(
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("offset", [0.0, 1.0, 280.0])
+def test_scaled_as_float64_every_float32_comes_back_as_it_was(method: str, offset: float) -> None:
+    # values down to a hundred millionth of the offset, of which a scaled float32 keeps no digit
+    rng = np.random.default_rng(0)
+    near_zero = rng.choice([-1, 1], 1000) * (1 + offset) * 10.0 ** rng.uniform(-8, 0, 1000)
+    far = (offset + rng.normal(size=9000)).astype("float32")
+    ds = xr.Dataset({"a": ("x", np.concatenate([near_zero.astype("float32"), far]))})
+    scaler = pp.CubeScaler(method).fit(ds)
+    wide = scaler.inverse_transform(scaler.transform(ds.astype("float64")))
+    np.testing.assert_array_equal(wide.a.astype("float32"), ds.a)
+    narrow = scaler.inverse_transform(scaler.transform(ds))
+    assert narrow.a.dtype == np.float32
+    # a step of float32 around the offset, at most half of it lost twice
+    step = np.spacing(np.float32(max(offset, float(abs(ds.a).max()))))
+    assert 0 < abs(narrow.a - ds.a).max() <= step
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_constants_become_0_and_come_back_exactly_and_empty_places_become_gaps(
     method: str,
 ) -> None:

@@ -190,7 +190,10 @@ class CubeScaler:
         -------
         Dataset, DataArray or dict
             Of the kind given, in physical units: for float32 within 2 units in the last place
-            of the larger of value and offset.
+            of the larger of value and offset, which is all that a scaled float32 can hold
+            (of values much nearer to 0 than the mean it keeps fewer digits). A cube turned to
+            float64 before `transform` comes back to the float32 values themselves, but for
+            those a hundred million times smaller than the offset.
 
         Raises
         ------

@@ -33,6 +33,8 @@ _STEPS_OF_ROUNDING = 2
 _EPS_OF_ROUNDING = 64
 # Share of a cell by which equally far cells may be off: months are of 28 to 31 days.
 _ABOUT_EQUAL = 0.15
+# Sums of squares of larger differences overflow.
+_TOO_LARGE = 1e150
 _MICROSECONDS_PER_DAY = 86_400_000_000
 
 
@@ -124,8 +126,8 @@ def estimate_range(
     Raises
     ------
     InvalidValueError
-        If the variable or a dim is unknown, or the variable holds no numbers, or packed
-        integers that were not decoded.
+        If the variable or a dim is unknown, or the variable holds no numbers, packed integers
+        that were not decoded, or values too large to be squared.
 
     Notes
     -----
@@ -364,6 +366,11 @@ def _residuals(array: xr.DataArray, order: list[str], detrend: bool, deseason: b
     if not known.any():
         return _Residuals(values, positions, 0.0, equal)
     largest = float(np.abs(values[known]).max())
+    if largest > _TOO_LARGE:
+        raise InvalidValueError(
+            f"{array.name!r} holds values of {largest:.3g}, too large to be squared in float64; is "
+            "a fill value left undecoded?"
+        )
     values -= values[known].mean()
     if deseason:
         for axis, dim in enumerate(order):
