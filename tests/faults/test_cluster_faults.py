@@ -34,10 +34,12 @@ def sample(folder: Path, callback: Any, client: Any = None) -> None:
 
 @pytest.mark.parametrize("when", ["counting", "writing"])
 def test_a_killed_worker(tmp_path: Path, when: str) -> None:
-    flag = tmp_path / "killed"
+    flag, calls = tmp_path / "killed", str(tmp_path / "calls")
     state = str(tmp_path / "out" / "train.zarr.partial" / "journal.jsonl")
 
     def work(samples: dict[str, Any]) -> dict[str, Any]:
+        with open(os.environ.get("CALLS", calls), "a") as file:  # appends of one byte do not mix
+            file.write(".")
         writing = os.path.exists(state) and os.path.getsize(state) > 0
         if os.environ.get("DASK_WORKER_FAULT") and writing == (when == "writing"):
             try:
@@ -48,7 +50,8 @@ def test_a_killed_worker(tmp_path: Path, when: str) -> None:
         return samples
 
     sample(tmp_path / "wanted", work)
-    env = {"DASK_WORKER_FAULT": "1"}
+    undisturbed = os.path.getsize(calls)
+    env = {"DASK_WORKER_FAULT": "1", "CALLS": f"{calls} on the cluster"}
     with (
         LocalCluster(
             n_workers=2,
@@ -61,6 +64,8 @@ def test_a_killed_worker(tmp_path: Path, when: str) -> None:
     ):
         sample(tmp_path / "out", work, client)
     assert flag.exists()
+    # the tasks that the dead worker had are done again, no others
+    assert undisturbed < os.path.getsize(f"{calls} on the cluster") < 1.5 * undisturbed
     assert tree(tmp_path / "out") == tree(tmp_path / "wanted")
 
 
