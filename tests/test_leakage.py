@@ -510,6 +510,7 @@ def test_the_object():
     assert report.table.index.name == "check"
     assert report.verdict.endswith(".")
     assert report.verdict in str(report)
+    assert f" {report.table.found['test cells']:.0f} " in str(report)
     assert len(report.plot().axes) == 3
     assert audit(ds.rename(split="mine"), name="mine").verdict == report.verdict
 

@@ -96,6 +96,9 @@ def test_gaps_do_not_count():
     figure = rendered(split_map(label, steps=[0], valid=valid))
     assert "no data" in [text.get_text() for text in figure.legends[0].get_texts()]
     assert np.ma.getmaskarray(figure.axes[1].collections[0].get_array()).sum() == 40
+    # the grey of excluded cells, of which there may be a share, is another one
+    assert figure.axes[1].patch.get_hatch() == figure.legends[0].get_patches()[-1].get_hatch()
+    assert figure.axes[1].patch.get_hatch()
 
 
 def test_maps_need_two_dims():
@@ -103,6 +106,17 @@ def test_maps_need_two_dims():
         split_map(label_of_time()[:, 0], steps=[0])
     with pytest.raises(InvalidValueError, match="none of which is a time"):
         split_timeline(label_of_blocks()[0].drop_vars("time"))
+
+
+def test_a_cube_may_stand_for_its_label():
+    cube = xr.Dataset({"split": ("time", np.array([1, 1, 0], "u1"))})
+    assert len(split_map(cube).axes) == len(split_map(cube.split).axes) == 1
+    assert len(split_timeline(cube).axes) == 1
+    for draw in (split_map, split_timeline):
+        with pytest.raises(InvalidValueError, match="label has no 'split'"):
+            draw(cube.drop_vars("split"))
+        with pytest.raises(InvalidTypeError, match="label is a ndarray"):
+            draw(cube.split.values)
 
 
 def test_fold_bars_show_shares():

@@ -19,10 +19,11 @@ from ml4cube.plotting.fields import GAP_COLOR, axis_name, draw_field
 PART_COLORS = {"train": "#0072B2", "val": "#E69F00", "test": "#D55E00", "excluded": "#999999"}
 _PART_LABELS = {**PARTS, "excluded": EXCLUDED}
 _ORDER = ("train", "excluded", "val", "test")
+_NO_DATA_HATCH = "////"
 
 
 def split_map(
-    label: xr.DataArray,
+    label: xr.DataArray | xr.Dataset,
     *,
     steps: Sequence[int] = (),
     aggregated: bool = False,
@@ -33,9 +34,9 @@ def split_map(
 
     Parameters
     ----------
-    label : DataArray
-        A split label with up to two dims beside time (its first dim of dates, or the one
-        called ``time``); without a time dim, the label itself is the only map.
+    label : DataArray or Dataset
+        A split label, or a cube with a ``split``, with up to two dims beside time (its first dim
+        of dates, or the one called ``time``); without a time dim, the label is the only map.
     steps : sequence of int
         Positions along time to draw as maps.
     aggregated : bool
@@ -63,6 +64,7 @@ def split_map(
     >>> len(split_map(label, steps=[0]).axes)
     2
     """
+    label = _label_of(label, "label")
     time = _time_dim(label)
     rest = [str(dim) for dim in label.dims if dim != time]
     if (len(steps) or aggregated or time is None) and len(rest) != 2:
@@ -98,6 +100,9 @@ def split_map(
         mesh = draw_field(axes, share, cmap=ramp, vmin=0, vmax=100)
         axes.set_title(f"share of the time in {part}", fontsize=9, loc="left")
         figure.colorbar(mesh, ax=axes, label="%", ticks=[0, 50, 100], aspect=10)
+    for axes in maps:
+        # hatched, or no data would look like a share of the grey of excluded cells
+        axes.patch.set(hatch=_NO_DATA_HATCH, edgecolor="white")
     for axes in maps[:-1]:
         axes.tick_params(labelbottom=False)
     if maps:
@@ -108,14 +113,17 @@ def split_map(
 
 
 def split_timeline(
-    label: xr.DataArray, *, valid: xr.DataArray | None = None, title: str = "Split over time"
+    label: xr.DataArray | xr.Dataset,
+    *,
+    valid: xr.DataArray | None = None,
+    title: str = "Split over time",
 ) -> Figure:
     """Draw which part every time step belongs to.
 
     Parameters
     ----------
-    label : DataArray
-        A split label with a time dim.
+    label : DataArray or Dataset
+        A split label with a time dim, or a cube with a ``split``.
     valid : DataArray of bool, optional
         Cells that count, along dims of `label`.
     title : str
@@ -137,6 +145,7 @@ def split_timeline(
     >>> len(split_timeline(label).axes)
     1
     """
+    label = _label_of(label, "label")
     time = _time_dim(label)
     if time is None:
         raise InvalidValueError(f"the label has dims {label.dims}, none of which is a time")
@@ -305,9 +314,10 @@ def _present(cells: xr.DataArray) -> list[str]:
 
 
 def _legend(figure: Figure, parts: Sequence[str], gaps: bool) -> None:
+    no_data = Patch(facecolor=GAP_COLOR, hatch=_NO_DATA_HATCH, edgecolor="white", label="no data")
     figure.legend(
         handles=[Patch(color=PART_COLORS[part], label=part) for part in parts]
-        + ([Patch(color=GAP_COLOR, label="no data")] if gaps else []),
+        + ([no_data] if gaps else []),
         loc="outside lower center",
         ncols=5,
         frameon=False,

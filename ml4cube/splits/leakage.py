@@ -75,7 +75,8 @@ class LeakageReport:
     shares: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        shown = self.table[["found", "unit", "status"]].to_string(na_rep="")
+        columns = self.table[["found", "unit", "status"]]
+        shown = columns.to_string(na_rep="", float_format="{:.6g}".format)
         return f"{self.verdict}\n\n{shown}"
 
     def plot(self) -> Any:
@@ -530,8 +531,8 @@ class _Judge:
                 continue
             unit = ground.units[domain]
             said = (
-                f"the {self.part} part lies {test[domain]:.3g} {unit} from train and the "
-                f"deployment {use[domain]:.3g} {unit} (medians in {domain})"
+                f"the {self.part} part lies {_short(test[domain])} {unit} from train and the "
+                f"deployment {_short(use[domain])} {unit} (medians in {domain})"
             )
             status = "ok"
             if test[domain] < _FAR_NEARER * use[domain]:
@@ -632,6 +633,11 @@ def _when(found: Duplicates, view: CubeView) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def _short(number: float) -> str:
+    """Three digits, but no powers of ten for some thousand kilometres."""
+    return f"{float(f'{number:.3g}'):,.7g}"
 
 
 def _named(ranges: dict[str, float]) -> str:
