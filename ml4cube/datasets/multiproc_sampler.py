@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -434,7 +435,9 @@ class MultiProcSampler:
         return True
 
     def _write(self, drafts: dict[str, Draft], call: str) -> SamplePlan:
-        with self._engine() as engine:
+        finished = []
+        # a store is completed while the next one is written, the last while workers stop
+        with ThreadPoolExecutor(1, "ml4cube-finish") as finisher, self._engine() as engine:
             extractor, plan = self._plan_on(engine)
             scaling = scaling_of(plan.statistics, self.sampling.spec.scale_fn)
             layouts = {
@@ -464,16 +467,20 @@ class MultiProcSampler:
                     )
                     with _write_errors(draft.target):
                         self._write_part(engine, job, plan, draft, bar)
-        for part, draft in drafts.items():
-            with _write_errors(draft.target):
-                files = create(draft.root, layouts[part]) | draft.files
-                files |= write_axes(draft.root, self._compressor, self._axes())
-                attrs = self._metadata(plan, part, call).to_attrs()
-                finish(draft.root, layouts[part], attrs, files)
+                    metadata = self._metadata(plan, part, call)
+                    finished.append(finisher.submit(self._finish, draft, layouts[part], metadata))
+        for done in finished:
+            done.result()
         for draft in drafts.values():
             with _write_errors(draft.target):
                 draft.publish()
         return plan
+
+    def _finish(self, draft: Draft, layout: StoreLayout, metadata: StoreMetadata) -> None:
+        with _write_errors(draft.target):
+            files = create(draft.root, layout) | draft.files
+            files |= write_axes(draft.root, self._compressor, self._axes())
+            finish(draft.root, layout, metadata.to_attrs(), files)
 
     def _axes(self) -> dict[str, tuple[Any, Mapping[str, Any]]]:
         extractor = self.sampling.extractor

@@ -212,6 +212,11 @@ class Sampling:
         (int, CubeReader)
             An id, and a reader of what only that tile needs; ``reader.common()`` has the rest.
         """
+        common = self.reader.common()
+        if type(self.reader) is type(common) and len(common.sources) == len(self.reader.sources):
+            # every tile is read from the same files
+            yield from ((int(id), common.only(())) for id in ids)
+            return
         for id in ids:
             cells = self.extractor.cells_of(self.extractor.tiles.block(int(id)))
             yield int(id), self.reader.own(cells)
