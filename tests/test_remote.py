@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -19,6 +20,7 @@ import pytest
 import xarray as xr
 import zarr
 from moto.server import ThreadedMotoServer
+from zarr.storage import StorePath
 
 from ml4cube import open_store
 from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
@@ -26,6 +28,7 @@ from ml4cube.datasets import draft
 from ml4cube.datasets.draft import RemoteDraft
 from ml4cube.datasets.folders import RemoteFolder, filesystem
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.places import ZarrFolder, place_of
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from tests.cubes import cell_id_cube
 
@@ -272,17 +275,104 @@ def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:
     open_store(f"{bucket}/train.zarr", verify=True)
 
 
-def test_a_store_is_copied_into_icechunk_as_the_error_says(tmp_path: Path) -> None:
-    icechunk = pytest.importorskip("icechunk")
-    session = icechunk.Repository.create(icechunk.in_memory_storage()).writable_session("main")
-    cube = cell_id_cube({"time": 8, "lat": 4}, "float32")
-    options: dict[str, Any] = {"nproc": 1, "block_size": {"time": 2}}
-    with pytest.raises(TypeError, match=r"is no path.*open_store\(path\)\.to_zarr\(session\.store"):
-        MultiProcSampler(cube, train_cube=session.store, test_cube=tmp_path / "t", **options)
-    MultiProcSampler(
-        cube, train_cube=tmp_path / "train", test_cube=tmp_path / "test", **options
-    ).run()
-    open_store(tmp_path / "train").to_zarr(session.store, consolidated=False)
-    session.commit("samples")
-    copied = xr.open_zarr(session.store, consolidated=False)
-    np.testing.assert_array_equal(copied["a"].values, open_store(tmp_path / "train")["a"].values)
+def inside(kind: str) -> tuple[Any, Any]:
+    """A writable zarr store that is no folder of files, and what makes it last."""
+    if kind == "MemoryStore":
+        return zarr.storage.MemoryStore(), lambda: None
+    import icechunk
+
+    repository = icechunk.Repository.create(icechunk.in_memory_storage())
+    session = repository.writable_session("main")
+    return session.store, lambda: session.commit("samples")
+
+
+def into(store: Any, source: Any, nproc: int = 1, **more: Any) -> MultiProcSampler:
+    return MultiProcSampler(
+        source,
+        train_cube=StorePath(store, "train.zarr"),
+        test_cube=StorePath(store, "test.zarr"),
+        nproc=nproc,
+        **(OPTIONS | more),
+    )
+
+
+@pytest.mark.parametrize(("kind", "nproc"), [("MemoryStore", 1), ("icechunk", 2)])
+def test_stores_inside_zarr_stores_are_the_same_bytes(
+    tmp_path: Path, kind: str, nproc: int
+) -> None:
+    store, commit = inside(kind)
+    train, _ = into(store, cube(), nproc).get_datasets()
+    commit()
+    folder = ZarrFolder(store)
+    # the group above the stores is made, too
+    found = {name: folder.read(name) for name in folder.list() if name != "zarr.json"}
+    assert found == local_bytes(cube(), tmp_path / "local")
+    place = StorePath(store, "train.zarr")
+    assert into(store, cube()).run() is None  # they stand already
+    plain = xr.open_zarr(store, group="train.zarr", consolidated=False)
+    for opened in (open_store(place, verify=True), plain):
+        np.testing.assert_array_equal(opened["a"].values, train["a"].values)
+    samples = PTXrDataset(place, features="a")
+    loader = prep_dataloader(samples, batch_size=8, drop_last=False)
+    seen = np.concatenate([np.asarray(batch) for batch in loader])
+    assert sorted(seen[:, 0, 0]) == sorted(train["a"].values[:, 0])
+    local = PTXrDataset(tmp_path / "local/train.zarr", features="a")
+    for name, values in samples.coords(range(9)).items():
+        np.testing.assert_array_equal(values, local.coords(range(9))[name])
+    with pytest.raises(StoreExistsError, match=r"at 'train.zarr' exists and was made by another"):
+        into(store, cube(), seed=5).run()
+
+
+@pytest.mark.parametrize("kind", ["MemoryStore", "icechunk"])
+def test_a_zarr_store_is_overwritten_only_by_whole_stores(kind: str) -> None:
+    store, _ = inside(kind)
+    into(store, cube()).run()
+    before = {name: ZarrFolder(store).read(name) for name in ZarrFolder(store).list()}
+
+    def fail(sample: Any) -> Any:
+        raise ValueError("no such luck")
+
+    with pytest.raises(RunError, match="no such luck"):
+        into(store, cube(), callback=fail, overwrite=True).run()
+    assert {name: ZarrFolder(store).read(name) for name in ZarrFolder(store).list()} == before
+    into(store, cube(), overwrite=True, seed=5).run()
+    assert open_store(StorePath(store, "train.zarr"), verify=True).sizes["samples"] == 60
+    zarr.create_group(store, path="train.zarr/notes")
+    with pytest.raises(StoreExistsError, match=r"holds 1 files that are none of the sampler's"):
+        into(store, cube(), overwrite=True).run()
+
+
+def test_a_store_inside_a_zarr_store_is_refused_when_damaged() -> None:
+    store, _ = inside("MemoryStore")
+    into(store, cube()).run()
+    folder = ZarrFolder(store, "train.zarr")
+    whole = folder.read("a/c/0/0")
+    folder.write("a/c/0/0", whole[:-1])
+    with pytest.raises(StoreError, match=r"MemoryStore at 'train.zarr' is damaged: a/c/0/0 has"):
+        open_store(StorePath(store, "train.zarr"))
+    folder.write("a/c/0/0", whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    with pytest.raises(StoreError, match="another content"):
+        open_store(StorePath(store, "train.zarr"), verify=True)
+
+
+def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
+    store, _ = inside("MemoryStore")
+    with pytest.raises(CubeError, match=r"'MemoryStore at 'a'' and another part's place|lie one"):
+        MultiProcSampler(cube(), train_cube=store, test_cube=StorePath(store, "a"))
+    with pytest.raises(CubeError, match=r"train_cube: MemoryStore is read-only; give a writable"):
+        MultiProcSampler(cube(), train_cube=store.with_read_only(True), test_cube=tmp_path)
+    with pytest.raises(TypeError, match=r"train_cube=3 is no path; give a path, a URL, a zarr"):
+        MultiProcSampler(cube(), train_cube=3)
+    client = SimpleNamespace(submit=None, scheduler_info=None)
+    with pytest.raises(CubeError, match=r"MemoryStore at 'train.zarr' is written by way of a fold"):
+        into(store, cube(), client=client).run()
+
+
+def test_zarr_stores_of_files_are_their_paths(tmp_path: Path) -> None:
+    place = zarr.storage.LocalStore(tmp_path / "train.zarr")
+    sampler = MultiProcSampler(
+        cube(), train_cube=place, test_cube=tmp_path / "test.zarr", nproc=1, **OPTIONS
+    )
+    assert sampler.targets["train"] == tmp_path / "train.zarr"
+    url = "memory://a/train.zarr"
+    assert place_of("store", zarr.storage.FsspecStore.from_url(url)).startswith("memory://")

@@ -4,7 +4,8 @@
 ``call.json``, finished tasks in ``journal.jsonl`` and a lock. Nothing stands at the path itself
 before the store is complete; then one rename puts it there. Behind a URL, where nothing can be
 renamed, the files are copied and the manifest, without which they are no store, comes last; a
-finished task is an object of its own, and the lock is one that its owner renews.
+finished task is an object of its own, and the lock is one that its owner renews. What goes into a
+zarr store of the user's grows in a temporary folder.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import os
 import shutil
 import socket
+import tempfile
 import threading
 import time
 import uuid
@@ -29,10 +31,10 @@ from ml4cube.datasets.folders import (
     Folder,
     LocalFolder,
     RemoteFolder,
-    filesystem,
     sync_folder,
     write_file,
 )
+from ml4cube.datasets.places import Place, ZarrFolder, folder_of
 from ml4cube.datasets.store import MANIFEST, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -44,17 +46,14 @@ _PUBLISHING = "publishing.json"
 _RENEW_S = 20.0
 _DEAD_S = 90.0
 
-Target = Path | str
-"""Where a store will stand: a path on disk, or a URL."""
 
-
-def open_draft(target: Target, fingerprint: str, resume: bool = True) -> Draft:
-    """Take hold of the store under way at a path or URL, or start one.
+def open_draft(target: Place, fingerprint: str, resume: bool = True) -> Draft:
+    """Take hold of the store under way at a place, or start one.
 
     Parameters
     ----------
-    target : Path or str
-        Where the store will stand.
+    target : Path, str or ZarrFolder
+        Where the store will stand: on disk, behind a URL, in a zarr store.
     fingerprint : str
         Hash of the call: a draft of another call is thrown away, one of the same is resumed.
     resume : bool
@@ -72,8 +71,11 @@ def open_draft(target: Target, fingerprint: str, resume: bool = True) -> Draft:
     RunError
         If another run holds the work folder.
     """
-    make = LocalDraft if isinstance(target, Path) else RemoteDraft
-    return make(target, fingerprint, resume)  # type: ignore[arg-type]
+    if isinstance(target, ZarrFolder):
+        return ZarrDraft(target)
+    if isinstance(target, Path):
+        return LocalDraft(target, fingerprint, resume)
+    return RemoteDraft(target, fingerprint, resume)
 
 
 class Draft(ABC):
@@ -81,7 +83,7 @@ class Draft(ABC):
 
     Attributes
     ----------
-    target : Path or str
+    target : Path, str or ZarrFolder
         Where the store will stand.
     root : Folder
         Where its files are until then.
@@ -89,7 +91,7 @@ class Draft(ABC):
         What finished tasks wrote.
     """
 
-    target: Target
+    target: Place
     root: Folder
     done: dict[int, Files]
 
@@ -398,12 +400,72 @@ class RemoteDraft(Draft):
             self.folder.remove("lock.json")
 
 
-def is_taken(target: Target) -> bool:
-    """Tell whether anything stands at a path or URL.
+class ZarrDraft(Draft):
+    """A store under way that will go into a zarr store of the user's, such as an Icechunk session.
+
+    Workers write files to a temporary folder of this machine, and this process puts them into the
+    zarr store when all are there. So nothing is resumed; what a stopped run had done is gone.
 
     Parameters
     ----------
-    target : Path or str
+    target : ZarrFolder
+        Where the store will stand.
+    """
+
+    def __init__(self, target: ZarrFolder) -> None:
+        """Make the temporary folder."""
+        self.target: ZarrFolder = target
+        self._temporary = tempfile.TemporaryDirectory(prefix="ml4cube-")
+        self.root: LocalFolder = LocalFolder(Path(self._temporary.name, "store"))
+        self.done = {}
+
+    def record(self, task: int, files: Files) -> None:
+        """Note that a task is finished.
+
+        Parameters
+        ----------
+        task : int
+            Number of the task.
+        files : dict
+            What it wrote.
+        """
+        self.done[task] = files
+
+    def publish(self) -> None:
+        """Put the finished store at its place: arrays before their chunks, the manifest last."""
+        if self.target.size(MANIFEST) is not None:
+            check_overwritable(self.target)
+            self.target.clear()
+        self._make_groups_above()
+        chunks_after = sorted(self.root.list(), key=lambda name: not name.endswith("zarr.json"))
+        for name in sorted(chunks_after, key=lambda name: name == MANIFEST):
+            self.target.write(name, self.root.read(name))
+        self.discard()
+
+    def _make_groups_above(self) -> None:
+        """Make the groups on the way to the store, without which readers do not find it."""
+        group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+        parts = self.target.path.split("/") if self.target.path else []
+        for depth in range(len(parts)):
+            above = ZarrFolder(self.target.store, "/".join(parts[:depth]))
+            if above.size("zarr.json") is None:
+                above.write("zarr.json", json.dumps(group).encode())
+
+    def discard(self) -> None:
+        """Remove the temporary folder."""
+        self._temporary.cleanup()
+
+    def close(self) -> None:
+        """Remove the temporary folder."""
+        self._temporary.cleanup()
+
+
+def is_taken(target: Place) -> bool:
+    """Tell whether anything stands at a place.
+
+    Parameters
+    ----------
+    target : Path, str or ZarrFolder
         Where a store will stand.
 
     Returns
@@ -414,17 +476,19 @@ def is_taken(target: Target) -> bool:
     """
     if isinstance(target, Path):
         return target.exists() or target.is_symlink()
+    if isinstance(target, ZarrFolder):
+        return bool(target.list())
     cut_off = RemoteFolder(f"{target}.partial").size(_PUBLISHING) is not None
     place = RemoteFolder(target)
     return bool(place.list()) and not (cut_off and place.size(MANIFEST) is None)
 
 
-def check_overwritable(target: Target) -> None:
+def check_overwritable(target: Place) -> None:
     """Refuse to replace anything but a store of ours.
 
     Parameters
     ----------
-    target : Path or str
+    target : Path, str or ZarrFolder
         What would be replaced.
 
     Raises
@@ -432,10 +496,10 @@ def check_overwritable(target: Target) -> None:
     StoreExistsError
         If it is something else.
     """
-    fs, root = filesystem(target)
+    folder = folder_of(target)
     try:
         known = read_manifest(target)
-        attributes: Any = json.loads(fs.cat_file(f"{root}/zarr.json"))["attributes"]
+        attributes: Any = json.loads(folder.read("zarr.json"))["attributes"]
         ours = "ml4cube_format" in attributes
     except (StoreError, OSError, ValueError, KeyError, TypeError):
         known, ours = {}, False
@@ -444,8 +508,7 @@ def check_overwritable(target: Target) -> None:
             f"{target} exists and is no sample store of ours, so it is never overwritten; "
             "move it away or choose another path"
         )
-    there = {str(name)[len(root) + 1 :] for name in fs.find(root)}
-    if foreign := sorted(there - set(known) - {MANIFEST}):
+    if foreign := sorted(set(folder.list()) - set(known) - {MANIFEST}):
         raise StoreExistsError(
             f"{target} holds {len(foreign)} files that are none of the sampler's, such as "
             f"{foreign[0]!r}, so it is not overwritten; move it away first"

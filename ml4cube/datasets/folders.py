@@ -33,6 +33,10 @@ class Folder(Protocol):
         """Bytes of a file, None if it is not there."""
         ...
 
+    def list(self) -> dict[str, int]:
+        """Return the bytes of every file by its path inside the folder."""
+        ...
+
     def settle(self) -> None:
         """Remove what killed writers have left, and make all names durable."""
         ...
@@ -103,6 +107,20 @@ class LocalFolder:
             return (self.root / path).stat().st_size
         except OSError:
             return None
+
+    def list(self) -> dict[str, int]:
+        """List all files.
+
+        Returns
+        -------
+        dict of str to int
+            Bytes by path inside the folder; links are followed.
+        """
+        found = {}
+        for folder, _, names in os.walk(self.root, onerror=_raise, followlinks=True):
+            for path in (Path(folder, name) for name in names):
+                found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+        return found
 
     def settle(self) -> None:
         """Remove what writers that were killed in mid-file have left; make names durable."""
@@ -276,6 +294,10 @@ class RemoteFolder:
     def __str__(self) -> str:
         """Its URL."""
         return self.url
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 @functools.lru_cache(maxsize=32)

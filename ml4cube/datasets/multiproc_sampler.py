@@ -26,11 +26,18 @@ from ml4cube.core.errors import (
     check_choice,
 )
 from ml4cube.core.grid import SizesLike
-from ml4cube.datasets.draft import Draft, Target, check_overwritable, is_taken, open_draft
+from ml4cube.datasets.draft import Draft, check_overwritable, is_taken, open_draft
 from ml4cube.datasets.encoding import Compressor
-from ml4cube.datasets.engines import Engine, check_client, check_nproc, choose_engine
+from ml4cube.datasets.engines import (
+    DaskCluster,
+    Engine,
+    check_client,
+    check_nproc,
+    choose_engine,
+)
 from ml4cube.datasets.extractor import Callback, Extractor
 from ml4cube.datasets.folders import Files, filesystem
+from ml4cube.datasets.places import Place, ZarrFolder, place_of
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.provenance import fingerprint, provenance
 from ml4cube.datasets.sample_plan import SamplePlan, check_missing_chunks, make_plan
@@ -47,8 +54,6 @@ from ml4cube.datasets.store import (
 )
 
 logger = logging.getLogger(__name__)
-
-_PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class MultiProcSampler:
 
     Parameters
     ----------
-    ds : Dataset, DataArray, str, path or zarr group
+    ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
         The cube, of any dims; a path or URL of a zarr store works too. Variables that lack a
         dim are broadcast; bounds, scalars and texts are left out. If it carries a split label
         (see `assign_block_split`), that decides about parts.
@@ -126,9 +131,11 @@ class MultiProcSampler:
     chunk_size : int or sequence of int, optional
         Samples of a chunk in the stores (the first number; a chunk holds whole windows). By
         default chosen for training reads.
-    train_cube, test_cube : str or path
-        Where the stores will stand: paths, or URLs that fsspec knows (``"s3://..."``;
-        ``"memory://..."`` with one process). Nothing is there before it is complete.
+    train_cube, test_cube : str, path, zarr store or StorePath, or Icechunk session
+        Where the stores will stand: paths, URLs that fsspec knows (``"s3://..."``;
+        ``"memory://..."`` with one process), or places inside a writable zarr store, such as
+        ``StorePath(session.store, "train")`` of an Icechunk session, which you commit
+        afterwards. Nothing is there before it is complete.
     drop_nan : {"auto", "if_all_nan", "masked", None}
         Which samples are dropped for gaps (NaN, infinite): those with any; those where all
         variables are all gap; those without a cell inside the mask or with a gap there; none.
@@ -226,8 +233,8 @@ class MultiProcSampler:
         const: float | None = None,
         filter_var: str | None = "filter_mask",
         chunk_size: int | Sequence[int] | None = None,
-        train_cube: _PathLike = "train_cube.zarr",
-        test_cube: _PathLike = "test_cube.zarr",
+        train_cube: Any = "train_cube.zarr",
+        test_cube: Any = "test_cube.zarr",
         drop_nan: str | None = "auto",
         array_dims: Sequence[str] | None = None,
         data_split: float = 0.8,
@@ -238,7 +245,7 @@ class MultiProcSampler:
         overlap: SizesLike | float | None = None,
         scale_fn: str | None = "standardize",
         *,
-        val_cube: _PathLike | None = None,
+        val_cube: Any = None,
         val_split: float | None = None,
         seed: int = 42,
         overwrite: bool = False,
@@ -412,7 +419,7 @@ class MultiProcSampler:
         logger.info("%s", summary)
         return summary
 
-    def _stands(self, target: Target, call: str) -> bool:
+    def _stands(self, target: Place, call: str) -> bool:
         """Whether the very store of this call is there; refuse anything that is in the way."""
         if not is_taken(target):
             return False
@@ -536,7 +543,15 @@ class MultiProcSampler:
 
     def _engine(self) -> Engine:
         tiles = len(self.sampling.extractor.tiles)
-        return choose_engine(min(self.nproc, tiles), self._client)
+        engine = choose_engine(min(self.nproc, tiles), self._client)
+        for target in self.targets.values():
+            if isinstance(target, ZarrFolder) and isinstance(engine, DaskCluster):
+                raise InvalidValueError(
+                    f"{target} is written by way of a folder of this machine, which a cluster's "
+                    "workers may not see; give a path or URL that all of them see, then copy the "
+                    "store: open_store(path).to_zarr(...)"
+                )
+        return engine
 
     def _bar(self, what: str, total: int, unit: str) -> Any:
         # None: tqdm itself is silent where the output is no terminal
@@ -559,52 +574,65 @@ def _check_batch(batch: object) -> None:
         raise InvalidValueError(f"chunk_batch={batch!r} is no number of tiles; give 1 or more")
 
 
-def _targets(given: dict[str, _PathLike | None], here: bool) -> dict[str, Target]:
+def _targets(given: dict[str, Any], here: bool) -> dict[str, Place]:
     """Places of the stores by part, all different."""
-    targets: dict[str, Target] = {}
+    targets: dict[str, Place] = {}
     for part, path in given.items():
         if path is None and part == "val":
             continue
-        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-            raise InvalidTypeError(
-                f"{part}_cube={path!r} is no path; give a path or URL. Into a zarr store or an "
-                "Icechunk session the finished store can be copied: "
-                "open_store(path).to_zarr(session.store, consolidated=False)"
-            )
-        place = _place(f"{part}_cube", os.fspath(path), here)
+        place = _place(f"{part}_cube", place_of(f"{part}_cube", path), here)
         if place in targets.values():
             raise InvalidValueError(
-                f"{part}_cube={os.fspath(path)!r} is another part's path too; give each its own"
+                f"{part}_cube={str(place)!r} is another part's place too; give each its own"
             )
         for other in targets.values():
-            first, second = sorted((f"{place}/", f"{other}/"), key=len)
-            if second.startswith(first):
+            if _one_inside_the_other(place, other):
                 raise InvalidValueError(
-                    f"{part}_cube={os.fspath(path)!r} and another part's path {str(other)!r} lie "
+                    f"{part}_cube={str(place)!r} and another part's place {str(other)!r} lie "
                     "one inside the other; a store holds nothing but its own files"
                 )
         targets[part] = place
     return targets
 
 
-def _place(argument: str, path: str, here: bool) -> Target:
-    if "://" not in path:
-        return Path(os.path.abspath(path))
+def _one_inside_the_other(one: Place, other: Place) -> bool:
+    if isinstance(one, ZarrFolder) and isinstance(other, ZarrFolder):
+        # two paths inside one zarr store; the root holds all others
+        paths = [f"{place.path}/".lstrip("/") for place in (one, other)]
+        return one.store == other.store and (
+            paths[0].startswith(paths[1]) or paths[1].startswith(paths[0])
+        )
+    if isinstance(one, ZarrFolder) or isinstance(other, ZarrFolder):
+        return False
+    first, second = sorted((f"{one}/", f"{other}/"), key=len)
+    return second.startswith(first)
+
+
+def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
+    if isinstance(place, ZarrFolder):
+        if place.store.read_only:
+            raise InvalidValueError(
+                f"{argument}: {place} is read-only; give a writable one (of Icechunk: the store of "
+                "repository.writable_session(branch))"
+            )
+        return place
+    if "://" not in place:
+        return Path(os.path.abspath(place))
     try:
-        fs, root = filesystem(path)
+        fs, root = filesystem(place)
     except (ImportError, ValueError) as error:
-        raise InvalidValueError(f"{argument}={path!r} cannot be reached: {error}") from error
+        raise InvalidValueError(f"{argument}={place!r} cannot be reached: {error}") from error
     if "memory" in fs.protocol and not here:
         raise InvalidValueError(
-            f"{argument}={path!r} lives in this process only; write it with nproc=1"
+            f"{argument}={place!r} lives in this process only; write it with nproc=1"
         )
     if isinstance(fs, LocalFileSystem):
         return Path(root)
-    return path.rstrip("/")
+    return place.rstrip("/")
 
 
 @contextlib.contextmanager
-def _write_errors(target: Target) -> Iterator[None]:
+def _write_errors(target: Place) -> Iterator[None]:
     """Say where, and what to do, if the file system refuses."""
     try:
         yield

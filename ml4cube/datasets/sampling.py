@@ -107,7 +107,7 @@ class Sampling:
 
         Parameters
         ----------
-        cube : Dataset, DataArray, str, path or zarr group
+        cube : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
             The cube.
         sample_size, overlap, array_dims, to_pred, features, filter_var, block_size, data_split
             As `MultiProcSampler` takes them.

@@ -208,12 +208,12 @@ class DatasetSource:
         return [(self.schema[n], dims) for n, dims in self.dims.items() if dim in dims]
 
 
-def _stored_axes(path: Any) -> dict[str, xr.Variable]:
+def _stored_axes(place: Any) -> dict[str, xr.Variable]:
     """The axes that a store holds; none where there is no store."""
-    if not isinstance(path, str):
+    if place is None:
         return {}
     try:
-        axes = open_axes(path)
+        axes = open_axes(place)
     except StoreError:
         return {}
     return {str(name): c.variable.load() for name, c in axes.coords.items()}
@@ -372,8 +372,9 @@ def open_source(
 
     Parameters
     ----------
-    ds : Dataset, DataArray, str, path or zarr group
-        What a user gave. A path or group is a sample store, unless windows are asked for.
+    ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
+        What a user gave. All but Datasets and DataArrays are sample stores, unless windows are
+        asked for.
     part : {"train", "test", "val"}
         For a cube: whose samples.
     sample_size, overlap, block_size : mapping or pairs, optional

@@ -21,7 +21,6 @@ Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -30,11 +29,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, StoreError
+from ml4cube.core.errors import StoreError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.encoding import Compressor, with_index
-from ml4cube.datasets.folders import HASH, Files, Folder, digest, filesystem
+from ml4cube.datasets.folders import HASH, Files, Folder, digest
+from ml4cube.datasets.places import Place, ZarrFolder, folder_of, place_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -183,13 +183,13 @@ def write_axes(
     return files
 
 
-def open_axes(source: str | os.PathLike[str]) -> xr.Dataset:
+def open_axes(source: Any) -> xr.Dataset:
     """Open the coordinates of the cube that a store's samples come from.
 
     Parameters
     ----------
-    source : str or path
-        Path or URL of the store.
+    source : str, path, zarr store or group, or Icechunk session
+        The store.
 
     Returns
     -------
@@ -199,11 +199,10 @@ def open_axes(source: str | os.PathLike[str]) -> xr.Dataset:
     """
     import xarray as xr
 
-    path = os.fspath(source)
-    if f"{AXES}/zarr.json" not in read_manifest(path):
+    place = place_of("store", source)
+    if f"{AXES}/zarr.json" not in read_manifest(place):
         return xr.Dataset()
-    axes: xr.Dataset = xr.open_zarr(path, group=AXES, consolidated=False, decode_timedelta=False)
-    return axes
+    return _open_zarr(place, AXES)
 
 
 def write_shard(
@@ -350,13 +349,13 @@ def _encode_chunk(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]
     return layout.compressor.compress(ready, ready.itemsize)
 
 
-def read_manifest(path: str | os.PathLike[str]) -> Files:
+def read_manifest(place: Place) -> Files:
     """Read the list of files that a store must have.
 
     Parameters
     ----------
-    path : str or path
-        Path or URL of the store.
+    place : str, path or ZarrFolder
+        Where the store lies, from `place_of`.
 
     Returns
     -------
@@ -368,32 +367,31 @@ def read_manifest(path: str | os.PathLike[str]) -> Files:
     StoreError
         If there is no store of ours, or its manifest is damaged.
     """
-    fs, root = filesystem(path)
     try:
-        raw = json.loads(fs.cat_file(f"{root}/{MANIFEST}"))["attributes"]
+        raw = json.loads(folder_of(place).read(MANIFEST))["attributes"]
         files = {str(name): (int(size), str(hash)) for name, (size, hash) in raw["files"].items()}
         sound = raw["algorithm"] == HASH and raw["digest"] == digest(_json(files))
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(
-            f"{path} is no sample store, or not a complete one (it has no manifest); "
+            f"{place} is no sample store, or not a complete one (it has no manifest); "
             "make it again with MultiProcSampler"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise StoreError(
-            f"the manifest of {path} cannot be read ({error}); make it again"
+            f"the manifest of {place} cannot be read ({error}); make it again"
         ) from error
     if not sound:
-        raise StoreError(f"the manifest of {path} is damaged; make the store again")
+        raise StoreError(f"the manifest of {place} is damaged; make the store again")
     return files
 
 
-def verify_store(path: str | os.PathLike[str], *, hashes: bool = True) -> None:
+def verify_store(place: Place, *, hashes: bool = True) -> None:
     """Check that every file of a store is there and whole.
 
     Parameters
     ----------
-    path : str or path
-        Path or URL of the store.
+    place : str, path or ZarrFolder
+        Where the store lies, from `place_of`.
     hashes : bool
         Read and hash every file; otherwise look at sizes only.
 
@@ -403,30 +401,24 @@ def verify_store(path: str | os.PathLike[str], *, hashes: bool = True) -> None:
         If a file is missing, has another size or, with `hashes`, another content; the message
         names up to three of them.
     """
-    fs, root = filesystem(path)
-    files = read_manifest(path)
-    found = {name[len(root) + 1 :]: info["size"] for name, info in _find(fs, root).items()}
+    folder, files = folder_of(place), read_manifest(place)
+    try:
+        found = folder.list()
+    except OSError as error:
+        raise StoreError(f"{place} cannot be listed: {error}") from error
     faults = []
     for name, (size, hash) in files.items():
         if name not in found:
             faults.append(f"{name} is missing")
         elif found[name] != size:
             faults.append(f"{name} has {found[name]} bytes instead of {size}")
-        elif hashes and digest(fs.cat_file(f"{root}/{name}")) != hash:
+        elif hashes and digest(folder.read(name)) != hash:
             faults.append(f"{name} has another content than was written")
     if faults:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise StoreError(
-            f"the store {path} is damaged: {'; '.join(faults[:3])}{more}; make it again"
+            f"the store {place} is damaged: {'; '.join(faults[:3])}{more}; make it again"
         )
-
-
-def _find(fs: Any, root: str) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = fs.find(root, detail=True)
-    except OSError as error:
-        raise StoreError(f"{root} cannot be listed: {error}") from error
-    return found
 
 
 def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
@@ -434,7 +426,7 @@ def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
 
     Parameters
     ----------
-    source : str, path or zarr group
+    source : str, path, zarr store or group, or Icechunk session
         The store, as `MultiProcSampler` wrote it.
     verify : bool
         Read and hash every file. Without it, every file must be there with its right size;
@@ -451,41 +443,34 @@ def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
     StoreError
         If `source` is no store of ours, or a file is missing or damaged.
     InvalidTypeError
-        If `source` is neither a path nor a zarr group.
+        If `source` is none of these.
     """
-    import xarray as xr
-
-    path = _path_of(source)
-    verify_store(path, hashes=verify)
-    ds: xr.Dataset = xr.open_zarr(path, consolidated=True, decode_timedelta=False)
+    place = place_of("store", source)
+    verify_store(place, hashes=verify)
+    ds = _open_zarr(place)
     if ds.attrs.get("ml4cube_format") != FORMAT:
         raise StoreError(
-            f"{path} has store format {ds.attrs.get('ml4cube_format')!r}, this version reads "
+            f"{place} has store format {ds.attrs.get('ml4cube_format')!r}, this version reads "
             f"{FORMAT}; make it again"
         )
     variables = list(ds.attrs["variables"])
     return ds.set_coords([name for name in ds.data_vars if name not in variables])[variables]
 
 
-def _path_of(source: Any) -> str:
-    """Path or URL of a store given in any form."""
-    import zarr
-    from zarr.storage import FsspecStore, LocalStore
+def _open_zarr(place: str | ZarrFolder, group: str | None = None) -> xr.Dataset:
+    """Open a store, or a group inside it, by xarray; ``encoding["source"]`` says where it lies."""
+    import xarray as xr
 
-    if isinstance(source, str | os.PathLike):
-        return os.fspath(source)
-    if isinstance(source, zarr.Group):
-        store, inside = source.store, source.path
-        if isinstance(store, LocalStore):
-            return str(store.root / inside) if inside else str(store.root)
-        if isinstance(store, FsspecStore):
-            return str(store.fs.unstrip_protocol("/".join(filter(None, [store.path, inside]))))
-        raise StoreError(
-            f"a sample store in a {type(store).__name__} cannot be checked; open it by its path"
-        )
-    raise InvalidTypeError(
-        f"a store is a path, a URL or a zarr group, found a {type(source).__name__}"
-    )
+    ds: xr.Dataset
+    if isinstance(place, ZarrFolder):
+        # not every zarr store knows consolidated metadata
+        inside = "/".join(filter(None, [place.path, group])) or None
+        ds = xr.open_zarr(place.store, group=inside, consolidated=False, decode_timedelta=False)
+        ds.encoding["source"] = place
+    else:
+        whole = group is None
+        ds = xr.open_zarr(place, group=group, consolidated=whole, decode_timedelta=False)
+    return ds
 
 
 @dataclass(frozen=True)
@@ -537,7 +522,7 @@ class StoreMetadata:
 
         Parameters
         ----------
-        source : Dataset, str, path or zarr group
+        source : Dataset, str, path, zarr store or group, or Icechunk session
             The store, opened or not.
 
         Returns
@@ -587,12 +572,10 @@ class StoreMetadata:
 
 def _attributes(source: Any) -> Mapping[str, Any]:
     import xarray as xr
-    import zarr
 
     if isinstance(source, xr.Dataset):
         return source.attrs
-    if isinstance(source, zarr.Group):
-        return dict(source.attrs)
-    path = _path_of(source)
-    read_manifest(path)
-    return dict(zarr.open_group(path, mode="r").attrs)
+    place = place_of("store", source)
+    read_manifest(place)
+    attributes: Mapping[str, Any] = json.loads(folder_of(place).read("zarr.json"))["attributes"]
+    return attributes

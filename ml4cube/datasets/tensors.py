@@ -42,7 +42,7 @@ class PTXrDataset(Dataset[Any]):
 
     Parameters
     ----------
-    ds : Dataset, str, path or zarr group
+    ds : Dataset, str, path, zarr store or group, or Icechunk session
         A sample store (opened, by path or URL, or a Dataset made by hand whose variables have
         the dim ``samples``), or a cube, which is cut into windows as it is read: the samples
         that `MultiProcSampler` would write for the same arguments. The cube is read once

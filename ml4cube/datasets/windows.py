@@ -20,6 +20,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.core.grid import Block, Grid
 from ml4cube.datasets.absent_chunks import AbsentChunks, absent_chunks
 from ml4cube.datasets.disk_chunks import DiskChunks
+from ml4cube.datasets.places import store_and_path
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -35,7 +36,7 @@ def as_dataset(ds: Any) -> xr.Dataset:
 
     Parameters
     ----------
-    ds : Dataset, DataArray, str, path or zarr group
+    ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
         The cube; a path or URL is opened as zarr (v2 or v3) or, if it ends in ``.nc``, netCDF.
 
     Returns
@@ -53,8 +54,6 @@ def as_dataset(ds: Any) -> xr.Dataset:
     import os
 
     import xarray as xr
-    import zarr
-    from zarr.abc.store import Store
 
     if isinstance(ds, xr.DataArray):
         ds = ds.to_dataset(name=ds.name if ds.name is not None else "data")
@@ -66,40 +65,39 @@ def as_dataset(ds: Any) -> xr.Dataset:
                 "them, by ds.rename"
             )
         return ds
-    if not isinstance(ds, str | os.PathLike | zarr.Group | Store):
+    store, inside = store_and_path(ds)
+    if store is None and not isinstance(ds, str | os.PathLike):
         raise InvalidTypeError(
-            f"ds is a {type(ds).__name__}; give a Dataset, a DataArray, a path or a zarr group"
+            f"ds is a {type(ds).__name__}; give a Dataset, a DataArray, a path, a zarr store or "
+            "group, or an Icechunk session"
         )
-    return _open_cube(ds)
+    return _open_cube(ds if store is None else store, inside)
 
 
-def _open_cube(source: Any) -> xr.Dataset:
+def _open_cube(source: Any, group: str) -> xr.Dataset:
     import os
 
     import xarray as xr
-    import zarr
 
     cube: xr.Dataset
     try:
-        if isinstance(source, zarr.Group):
-            cube = xr.open_zarr(source.store, group=source.path or None, consolidated=False)
-        elif isinstance(source, str | os.PathLike) and str(source).endswith((".nc", ".nc4")):
+        if isinstance(source, str | os.PathLike) and str(source).endswith((".nc", ".nc4")):
             cube = xr.open_dataset(source, chunks={})
         else:
-            cube = _open_zarr(source)
+            cube = _open_zarr(source, group or None)
     except (OSError, ValueError, KeyError) as error:
         raise StoreError(f"no cube can be read from {source!s}: {error}") from error
     return cube
 
 
-def _open_zarr(source: Any) -> xr.Dataset:
+def _open_zarr(source: Any, group: str | None) -> xr.Dataset:
     """Open by consolidated metadata, or without; then variables come in no fixed order."""
     import xarray as xr
 
     try:
-        cube: xr.Dataset = xr.open_zarr(source, consolidated=True)
+        cube: xr.Dataset = xr.open_zarr(source, group=group, consolidated=True)
     except (ValueError, KeyError):
-        cube = xr.open_zarr(source, consolidated=False)
+        cube = xr.open_zarr(source, group=group, consolidated=False)
         cube = cube[sorted(map(str, cube.data_vars))]
     return cube
 

@@ -61,7 +61,7 @@ class XrDataset:
 
     Parameters
     ----------
-    ds : Dataset, DataArray, str, path or zarr group
+    ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
         The cube; its split label, if it has one, decides about parts.
     chunk_indices : sequence of int, optional
         Ids of the blocks to use, in row-major order of the cube's dims.

@@ -1,0 +1,224 @@
+"""Places where a sample store can lie: on disk, behind a URL, inside a zarr store of the user's."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ml4cube.core.errors import InvalidTypeError
+from ml4cube.datasets.folders import Folder, LocalFolder, RemoteFolder, digest
+
+
+@dataclass(frozen=True)
+class ZarrFolder:
+    """A group of a zarr store that is no folder of files: an Icechunk session, or memory.
+
+    Parameters
+    ----------
+    store : zarr store
+        The store.
+    path : str
+        Path of the group inside it; empty for its root.
+    """
+
+    store: Any
+    path: str = ""
+
+    def write(self, path: str, data: bytes) -> tuple[int, str]:
+        """Put an object.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the group.
+        data : bytes
+            Its content.
+
+        Returns
+        -------
+        (int, str)
+            Its size and hash.
+        """
+        from zarr.buffer.cpu import Buffer
+
+        _now(self.store.set(self._key(path), Buffer.from_bytes(data)))
+        return len(data), digest(data)
+
+    def read(self, path: str) -> bytes:
+        """Get an object.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the group.
+
+        Returns
+        -------
+        bytes
+            Its content.
+        """
+        from zarr.buffer import default_buffer_prototype
+
+        found = _now(self.store.get(self._key(path), default_buffer_prototype()))
+        if found is None:
+            raise FileNotFoundError(f"{self} has no {path}")
+        content: bytes = found.to_bytes()
+        return content
+
+    def size(self, path: str) -> int | None:
+        """Tell how large an object is.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the group.
+
+        Returns
+        -------
+        int or None
+            Its bytes; None if it is not there.
+        """
+        if not _now(self.store.exists(self._key(path))):
+            return None
+        return int(_now(self.store.getsize(self._key(path))))
+
+    def list(self) -> dict[str, int]:
+        """List all objects.
+
+        Returns
+        -------
+        dict of str to int
+            Bytes by path inside the group.
+        """
+
+        async def sizes() -> dict[str, int]:
+            # Icechunk refuses to list below what is no group; other stores may hold anything
+            here = not self.path or await self.store.exists(self._key("zarr.json"))
+            listed = self.store.list_prefix(self._key("")) if here else self.store.list()
+            names = [name async for name in listed if name.startswith(self._key(""))]
+            return {name: int(await self.store.getsize(name)) for name in names}
+
+        found: dict[str, int] = _now(sizes())
+        return {name.removeprefix(self._key("")): size for name, size in found.items()}
+
+    def settle(self) -> None:
+        """Do nothing: what was put is there; an Icechunk session is durable once committed."""
+
+    def clear(self) -> None:
+        """Remove the group and all that is in it."""
+        _now(self.store.delete_dir(self.path) if self.path else self.store.clear())
+
+    def _key(self, path: str) -> str:
+        return f"{self.path}/{path}" if self.path else path
+
+    def __str__(self) -> str:
+        """The kind of store, and the path inside it."""
+        name = type(self.store).__name__
+        return f"{name} at {self.path!r}" if self.path else name
+
+
+Place = Path | str | ZarrFolder
+"""Where a store lies: a path on disk, a URL, or a group of a zarr store."""
+
+
+def place_of(argument: str, source: Any) -> str | ZarrFolder:
+    """Find where a store lies that may be given in any form.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for messages.
+    source : str, path, zarr store, StorePath or group, Icechunk session, or ZarrFolder
+        What a user gave.
+
+    Returns
+    -------
+    str or ZarrFolder
+        A path or URL, also where it was given as a zarr store of files.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is none of these.
+
+    Examples
+    --------
+    >>> from zarr.storage import LocalStore, MemoryStore
+    >>> place_of("store", LocalStore("train.zarr"))
+    'train.zarr'
+    >>> print(place_of("store", MemoryStore()))
+    MemoryStore
+    """
+    if isinstance(source, str | os.PathLike) and os.fspath(source):
+        return os.fspath(source)
+    if isinstance(source, ZarrFolder):
+        return source
+    store, inside = store_and_path(source)
+    if store is None:
+        raise InvalidTypeError(
+            f"{argument}={source!r} is no path; give a path, a URL, a zarr store or group, or an "
+            "Icechunk session"
+        )
+    from zarr.storage import FsspecStore, LocalStore
+
+    if isinstance(store, LocalStore):
+        return str(store.root / inside) if inside else str(store.root)
+    # by its URL alone, a file system with options of its own (credentials) would not be found again
+    if isinstance(store, FsspecStore) and not set(store.fs.storage_options) - {"asynchronous"}:
+        return str(store.fs.unstrip_protocol("/".join(filter(None, [store.path, inside]))))
+    return ZarrFolder(store, inside)
+
+
+def store_and_path(source: Any) -> tuple[Any, str]:
+    """Find the zarr store behind an object, and the path inside it.
+
+    Parameters
+    ----------
+    source : object
+        A zarr store, StorePath or group, an Icechunk session, or anything else.
+
+    Returns
+    -------
+    store : zarr store or None
+        None if there is none behind it.
+    path : str
+        Empty for the store's root.
+    """
+    import zarr
+    from zarr.abc.store import Store
+    from zarr.storage import StorePath
+
+    if isinstance(source, zarr.Group | StorePath):
+        return source.store, source.path
+    # an Icechunk session is known by its store, so that icechunk need not be imported
+    store = source if isinstance(source, Store) else getattr(source, "store", None)
+    return (store, "") if isinstance(store, Store) else (None, "")
+
+
+def folder_of(place: Place) -> Folder:
+    """Return the folder in which the files of a store are.
+
+    Parameters
+    ----------
+    place : str, path or ZarrFolder
+        From `place_of`.
+
+    Returns
+    -------
+    Folder
+        The folder, which need not exist.
+    """
+    if isinstance(place, ZarrFolder):
+        return place
+    if isinstance(place, str) and "://" in place:
+        return RemoteFolder(place)
+    return LocalFolder(Path(place))
+
+
+def _now(coroutine: Any) -> Any:
+    """Wait for what zarr's stores do asynchronously, also where an event loop runs already."""
+    from zarr.core.sync import sync
+
+    return sync(coroutine)
