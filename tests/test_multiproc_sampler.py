@@ -601,7 +601,7 @@ def test_the_plan_names_what_is_left_out(tmp_path: Path) -> None:
 
 
 def test_same_path_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="another part's path"):
+    with pytest.raises(ValueError, match="another part's place"):
         sampler(split_cube(), tmp_path, test_cube=str(tmp_path / "." / "train.zarr"))
 
 

@@ -361,7 +361,7 @@ def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
         MultiProcSampler(cube(), train_cube=store, test_cube=StorePath(store, "a"))
     with pytest.raises(CubeError, match=r"train_cube: MemoryStore is read-only; give a writable"):
         MultiProcSampler(cube(), train_cube=store.with_read_only(True), test_cube=tmp_path)
-    with pytest.raises(TypeError, match=r"train_cube=3 is no path; give a path, a URL, a zarr"):
+    with pytest.raises(TypeError, match=r"train_cube=3 is a int; give a path, a URL, a zarr"):
         MultiProcSampler(cube(), train_cube=3)
     client = SimpleNamespace(submit=None, scheduler_info=None)
     with pytest.raises(CubeError, match=r"MemoryStore at 'train.zarr' is written by way of a fold"):

@@ -200,7 +200,7 @@ def test_foreign_path_is_refused(tmp_path: Path, foreign: str) -> None:
 
 
 def test_other_kinds_are_refused() -> None:
-    with pytest.raises(InvalidTypeError, match="found a int"):
+    with pytest.raises(InvalidTypeError, match="is a int"):
         open_store(3)
     with pytest.raises(StoreError, match="no sample store"):
         StoreMetadata.of(xr.Dataset())

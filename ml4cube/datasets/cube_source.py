@@ -245,10 +245,8 @@ def cut_cube(
     sampling = whole = Sampling.of(ds, **sizes, **{"data_split": 1.0, **options})
     if lead is not None:
         sampling = with_lead(whole, lead)
-    counted = sampling
-    if not whole.recipe:
-        # a label made by hand may lack the parts that are not asked for here
-        counted = replace(sampling, recipe={"plan": {"fractions": {part: 1.0}}})
+    # whether other parts have samples is nothing to whom asks for this one
+    counted = replace(sampling, recipe={"plan": {"fractions": {part: 1.0}}})
     with local_engine(nproc) as engine:
         extractor, plan = make_plan(counted, engine, PARTS)
     logger.info("samples cut as they are read:\n%s", plan)

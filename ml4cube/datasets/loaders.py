@@ -83,10 +83,17 @@ class Plan:
             return EvalShare(self.n, self.batch_size, rank, world)
         share = TrainShare(self.n, self.batch_size, rank, world, self.drop_last)
         if not len(share):
+            advice = "choose a smaller batch_size" + (
+                " or drop_last=False" if self.drop_last else ""
+            )
+            if self.n < world:
+                advice = (
+                    "each rank needs one; the accounting of a store (ds.attrs['accounting']) says "
+                    "what became of all windows"
+                )
             raise InvalidValueError(
                 f"{self.n} training samples make no batch of batch_size={self.batch_size} on "
-                f"{world} rank(s); choose a smaller batch_size"
-                + (" or drop_last=False" if self.n >= world and self.drop_last else "")
+                f"{world} rank(s); {advice}"
             )
         return share
 
@@ -170,13 +177,17 @@ class SampleLoader:
         self._plan, self._threads, self._handover = plan, threads, handover
         self._memory = memory
         self._resident: tuple[range, Resident] | None = None
-        self._idle_ring: tuple[int, Ring] | None = None
+        self._idle_rings: list[tuple[int, Ring]] = []
         batch_bytes = sum(field.nbytes for field in dataset._fields) * self.batch_size
         # small batches are gathered several at a time, for the price of one call
         self._together = max(1, _GATHER_BYTES // max(batch_bytes, 1))
         rows = self.batch_size * self._together
         self._buffers = [Buffers(field, rows) for field in dataset._fields]
         self._orders: dict[int, Ints | None] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is in memory, which is read again."""
+        return {**self.__dict__, "_resident": None, "_idle_rings": [], "_orders": {}}
 
     def __len__(self) -> int:
         """Batches of this rank in one epoch."""
@@ -314,6 +325,7 @@ class SampleLoader:
         InvalidValueError
             If the loader has no batch on this rank.
         """
+        check_whole("epoch", epoch, 0)
         check_whole("batches", batches, 1)
         share = self._plan.share()
         if not len(share):
@@ -422,16 +434,23 @@ class SampleLoader:
         else:
             tour = order.tour(epoch, share.begin + start, share.end)
         slots = self._memory.slots(order, share)
-        if self._idle_ring is not None and self._idle_ring[0] == slots:
-            ring, self._idle_ring = self._idle_ring[1], None
-        else:
+        ring = self._idle_ring(slots)
+        if ring is None:
             threads = self._reads_at_once(slots)
             ring = Ring(self.dataset._source, self.dataset._fields, slots, threads)
         try:
             with closing(ring.batches(tour, groups, take)) as arrays:
                 yield from arrays
         finally:
-            self._idle_ring = slots, ring
+            self._idle_rings[:] = [(slots, ring)]
+
+    def _idle_ring(self, slots: int) -> Ring | None:
+        """Take the ring that the last epoch left, if it fits; nobody else gets it then."""
+        try:
+            size, ring = self._idle_rings.pop()
+        except IndexError:
+            return None
+        return ring if size == slots else None
 
 
 class ShareSampler(DistributedSampler[int]):
@@ -559,15 +578,16 @@ class MapLoader(DataLoader[Any]):
         # global random state is neither read nor changed
         assert self.generator is not None
         self.generator.manual_seed(worker_seed(plan.seed, plan.cursor.coming))
-        return self._count(super().__iter__())
+        batches = super().__iter__()
+        # with worker processes the epoch has begun here, without at the first batch
+        return self._count(batches, self.sampler.begun if self.num_workers else None)
 
-    def _count(self, batches: Iterator[Any]) -> Iterator[Any]:
-        plan, begun = self.sampler.plan, None
-        share = plan.share()
+    def _count(self, batches: Iterator[Any], begun: tuple[int, int] | None) -> Iterator[Any]:
+        plan = self.sampler.plan
+        share, positions = plan.share(), None
         for number, batch in enumerate(batches, 1):
-            if begun is None:
-                begun = self.sampler.begun
-                positions = share.batches(begun[1])
+            begun = begun or self.sampler.begun
+            positions = positions or share.batches(begun[1])
             plan.advance(share, *begun, number)
             yield self.handover.hand(batch, begun[0], next(positions), 0)
         plan.cursor.finish((begun or self.sampler.begun)[0])

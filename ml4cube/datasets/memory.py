@@ -10,6 +10,29 @@ from ml4cube.core.shard import ChunkOrder, EvalShare, Ints, TrainShare, stream_c
 _MB = 1 << 20
 
 
+def check_megabytes(argument: str, value: object) -> None:
+    """Refuse what is no size of memory.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for the message.
+    value : float
+        Megabytes.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no number.
+    InvalidValueError
+        If it is negative or endless.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise InvalidTypeError(f"{argument}={value!r} is a {type(value).__name__}; give a number")
+    if not 0 <= value < np.inf:
+        raise InvalidValueError(f"{argument}={value!r}; give a number of megabytes, 0 or more")
+
+
 class Memory:
     """What of a data set fits into a loader's memory, and the order that follows from it.
 
@@ -31,12 +54,7 @@ class Memory:
     """
 
     def __init__(self, counts: Ints, sample_bytes: int, buffer_mb: float) -> None:
-        if isinstance(buffer_mb, bool) or not isinstance(buffer_mb, int | float | np.number):
-            raise InvalidTypeError(
-                f"buffer_mb={buffer_mb!r} is a {type(buffer_mb).__name__}; give a number"
-            )
-        if not 0 < buffer_mb < np.inf:
-            raise InvalidValueError(f"buffer_mb={buffer_mb!r}; give a number above 0")
+        check_megabytes("buffer_mb", buffer_mb)
         self._counts = counts
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         self._sample_bytes = max(1, sample_bytes)

@@ -158,8 +158,8 @@ def place_of(argument: str, source: Any) -> str | ZarrFolder:
     store, inside = store_and_path(source)
     if store is None:
         raise InvalidTypeError(
-            f"{argument}={source!r} is no path; give a path, a URL, a zarr store or group, or an "
-            "Icechunk session"
+            f"{argument}={source!r} is a {type(source).__name__}; give a path, a URL, a zarr "
+            "store or group, or an Icechunk session"
         )
     from zarr.storage import FsspecStore, LocalStore
 

@@ -252,6 +252,9 @@ class Buffers:
         self._idle: list[Array] = []
         self._lent: dict[int, tuple[weakref.ref[Array], Array]] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Buffers, (self._field, self._samples)
+
     def take(self, rows: int) -> Array:
         """Hand out an array for a batch.
 
@@ -265,7 +268,10 @@ class Buffers:
         ndarray, shape (rows, ...)
             Not initialised.
         """
-        base = self._idle.pop() if self._idle else self._field.empty(self._samples)
+        try:
+            base = self._idle.pop()  # in one step, since several threads may take
+        except IndexError:
+            base = self._field.empty(self._samples)
         view = base[:rows]
         key = id(base)
         self._lent[key] = weakref.ref(view, lambda _: self._take_back(key)), base

@@ -353,12 +353,14 @@ def _check_parts(
                 f"{part}_cube is not given; give {part}_cube a path"
             )
     empty = [part for part in parts if not accounting[part]]
-    if len(empty) == len(parts) or any(_is_wanted(sampling.recipe, part) for part in empty):
+    missed = [part for part in empty if _is_wanted(sampling.recipe, part)]
+    if missed or len(empty) == len(parts):
         drops = {k: n for k, n in accounting.items() if n and k not in ("total", *parts)}
         raise EmptyPartError(
-            f"the {' and the '.join(empty)} part would hold no sample: of {accounting['total']} "
-            f"windows {sum(accounting[p] for p in parts)} are left, dropped were {drops}; use "
-            "smaller windows or more blocks, or change drop_nan, the mask or the split"
+            f"the {' and the '.join(missed or empty)} part would hold no sample: of "
+            f"{accounting['total']} windows {sum(accounting[p] for p in parts)} are left, dropped "
+            f"were {drops}; use smaller windows or more blocks, or change drop_nan, the mask or "
+            "the split"
         )
 
 

@@ -291,7 +291,7 @@ def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
 
 
 def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
-    """Refuse variables whose names a sample store needs itself, or cannot hold.
+    """Refuse names of variables and dims that a sample store needs itself, or cannot hold.
 
     Parameters
     ----------
@@ -305,19 +305,28 @@ def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
     InvalidValueError
         If there is one.
     """
+    files = (MANIFEST.partition("/")[0], AXES, "zarr.json")
     origins = {_origin_name(dim, spec) for dim in spec.dims} | {f"{d}_index" for d in spec.dims}
     taken = {
         **dict.fromkeys(sorted(origins), "the coordinate of that name"),
         **dict.fromkeys(spec.array_dims, "the dim of that name"),
-        **dict.fromkeys((MANIFEST.partition("/")[0], AXES, "zarr.json"), "a file of that name"),
+        **dict.fromkeys(files, "a file of that name"),
     }
+    for name in spec.dims:
+        if _is_odd(name) or name in files:
+            raise InvalidValueError(f"dim {name!r} cannot be a folder of the store; rename it")
     for name in stored:
-        odd = not name or "/" in name or name in (".", "..") or name.startswith("__")
+        odd = _is_odd(name)
         if name in taken or odd:
             why = "cannot be a folder's name" if odd else f"clashes with {taken[name]} in the store"
             raise InvalidValueError(
                 f"variable {name!r} of the samples {why}; rename it (ds.rename, or in the callback)"
             )
+
+
+def _is_odd(name: str) -> bool:
+    """Whether something of that name would lie elsewhere than in a folder of its own."""
+    return not name or "/" in name or name in (".", "..") or name.startswith("__")
 
 
 def _origin_name(dim: str, spec: SampleSpec) -> str:

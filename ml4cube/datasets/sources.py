@@ -16,10 +16,11 @@ import numpy as np
 from fsspec.core import url_to_fs
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, StoreError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_choice
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
+from ml4cube.core.split_plan import PARTS
 from ml4cube.datasets.counting import Schema
 from ml4cube.datasets.cube_source import CUTTING_OPTIONS, cut_cube
 from ml4cube.datasets.extractor import Arrays
@@ -361,7 +362,7 @@ def _key(ds: xr.Dataset, name: str) -> tuple[Any, ...]:
 def open_source(
     ds: Any,
     *,
-    part: str = "train",
+    part: str | None = None,
     sample_size: SizesLike | None = None,
     overlap: SizesLike | float | None = None,
     block_size: SizesLike | None = None,
@@ -375,8 +376,8 @@ def open_source(
     ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
         What a user gave. All but Datasets and DataArrays are sample stores, unless windows are
         asked for.
-    part : {"train", "test", "val"}
-        For a cube: whose samples.
+    part : {"train", "test", "val"}, optional
+        For a cube: whose samples, those of train if not given. A store must be of this part.
     sample_size, overlap, block_size : mapping or pairs, optional
         For a cube: how it is cut.
     lead : LeadArguments, optional
@@ -401,6 +402,7 @@ def open_source(
     import xarray as xr
 
     options = dict(options or {})
+    check_choice("part", part, (*PARTS, None))
     for name in options:
         if name not in CUTTING_OPTIONS:
             raise InvalidTypeError(
@@ -415,7 +417,10 @@ def open_source(
     metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
     dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
     if dim not in ds.dims:
-        return cut_cube(ds, part, sizes, lead, options)
+        return cut_cube(ds, part or "train", sizes, lead, options)
+    if part is not None and (metadata is None or metadata.part != part):
+        found = f"the store of {metadata.part!r}" if metadata else "samples made by hand"
+        raise InvalidValueError(f"part={part!r} was asked for, but ds is {found}; open another")
     if asked:
         raise InvalidTypeError(
             f"{', '.join(asked)} cut a cube, and ds holds samples already (dim {dim!r}); leave "

@@ -19,6 +19,7 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.coordinates import WithCoordinates
 from ml4cube.datasets.cube_source import CubeSource
 from ml4cube.datasets.lead import LeadArguments, target_name
+from ml4cube.datasets.memory import check_megabytes
 from ml4cube.datasets.ring import ChunkSource, Field, read_chunk
 from ml4cube.datasets.sources import SampleSource, open_source
 from ml4cube.datasets.unbatch import known_scaling, to_dataset
@@ -77,9 +78,9 @@ class PTXrDataset(Dataset[Any]):
         Items are then ``(X, y, w)``: a variable of the samples (unscaled), ``{class: weight}``
         by the value of the target in each of its cells (0 in a gap), or one number per sample.
         w of samples has the shape () and w of cells (1, *window of y).
-    part : {"train", "test", "val"}
-        For a cube: whose samples. Without a split, all windows are training samples, and other
-        parts are refused.
+    part : {"train", "test", "val"}, optional
+        For a cube: whose samples, those of train if not given. Without a split, all windows are
+        training samples, and other parts are refused, as is a store of another part.
     dtype : str or dtype
         Type of the values.
     target_dtype : str or dtype, optional
@@ -146,7 +147,7 @@ class PTXrDataset(Dataset[Any]):
         target_size: SizesLike | None = None,
         coord_features: str | Sequence[str] | None = None,
         weights: Any = None,
-        part: str = "train",
+        part: str | None = None,
         dtype: Any = "float32",
         target_dtype: Any = None,
         cache_mb: float = 256,
@@ -185,6 +186,7 @@ class PTXrDataset(Dataset[Any]):
             self._source = Whole(self._source, {name for names in whole for name in names})
         self.layout = tuple(self._source.dims[field.variables[0]] for field in self._fields)
         self._starts = np.concatenate([[0], np.cumsum(self._source.counts)])
+        check_megabytes("cache_mb", cache_mb)
         self._cache = _ChunkCache(self._source, self._fields, int(cache_mb * _MB))
 
     @property
@@ -198,6 +200,10 @@ class PTXrDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Sample at `index`; negative counts from the end."""
+        if np.ndim(index):
+            raise InvalidTypeError(
+                f"sample {index!r}: an item is one sample; take(...) gives several"
+            )
         return self._items(self.take([index]))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -294,7 +300,7 @@ class PTXrDataset(Dataset[Any]):
         given = np.asarray(indices)
         if given.dtype == bool and given.shape == (len(self),):
             return np.flatnonzero(given)
-        if given.size and given.dtype.kind not in "iu":
+        if given.ndim > 1 or (given.size and given.dtype.kind not in "iu"):
             raise InvalidTypeError(
                 f"sample {indices!r}: samples have whole numbers; give one, a list of them, or one "
                 f"bool for each of the {len(self)} samples"
@@ -362,9 +368,9 @@ class PTXrDataset(Dataset[Any]):
         list of Tensor
             X, or X and y, or one per variable.
         """
-        if isinstance(batch, Tensor):
-            return [batch]
         found = batch.values() if isinstance(batch, Mapping) else batch
+        if isinstance(batch, Tensor):
+            found = [batch]
         tensors = [torch.as_tensor(array) for array in found]
         if len(tensors) != len(self._fields):
             raise InvalidValueError(
@@ -492,6 +498,9 @@ def _numpy_dtype(argument: str, given: Any) -> np.dtype[Any]:
         if isinstance(given, torch.dtype):
             given = torch.empty(0, dtype=given).numpy().dtype
         made: np.dtype[Any] = np.dtype(given)
+        if made.kind not in "fiub":
+            raise TypeError("it holds no real numbers")
+        torch.from_numpy(np.empty(0, made))
         return made
     except TypeError as error:
         raise InvalidTypeError(

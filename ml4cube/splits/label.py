@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -212,8 +213,10 @@ def _plain_value(value: Any) -> float | str:
         return str(np.datetime_as_string(value, unit="s"))
     if hasattr(value, "isoformat"):  # a date of any calendar
         return str(value.isoformat(timespec="seconds"))
+    if isinstance(value, np.timedelta64):
+        value = value.astype("timedelta64[ns]").astype(np.int64)
     number = isinstance(value, int | float | np.integer | np.floating)
-    return float(value) if number else str(value)
+    return float(value) if number and math.isfinite(value) else str(value)
 
 
 def _check_ends(ends: Mapping[str, Any], view: CubeView) -> None:
