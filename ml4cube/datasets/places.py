@@ -26,15 +26,15 @@ class ZarrFolder:
     store: Any
     path: str = ""
 
-    def write(self, path: str, data: bytes) -> tuple[int, str]:
+    def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
         """Put an object.
 
         Parameters
         ----------
         path : str
             Path inside the group.
-        data : bytes
-            Its content.
+        *pieces : bytes
+            Its content, one after the other.
 
         Returns
         -------
@@ -43,6 +43,7 @@ class ZarrFolder:
         """
         from zarr.buffer.cpu import Buffer
 
+        data = b"".join(pieces)
         _now(self.store.set(self._key(path), Buffer.from_bytes(data)))
         return len(data), digest(data)
 
