@@ -11,6 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from ml4cube.core.errors import RunError
+from ml4cube.datasets import sample_plan, sampling
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
@@ -33,7 +34,9 @@ def sample(folder: Path, callback: Any, client: Any = None) -> None:
 
 
 @pytest.mark.parametrize("when", ["counting", "writing"])
-def test_a_killed_worker(tmp_path: Path, when: str) -> None:
+def test_a_killed_worker(tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_SHARD_BYTES", (256, 512))  # many tasks
+    monkeypatch.setattr(sample_plan, "_COUNT_BYTES", 256)
     flag, calls = tmp_path / "killed", str(tmp_path / "calls")
     state = str(tmp_path / "out" / "train.zarr.partial" / "journal.jsonl")
 
