@@ -60,6 +60,7 @@ class ShardedArray:
     codecs: ChunkCodecs
     sizes: Mapping[str, int]
     _indices: dict[int, NDArray[np.uint64]] = field(default_factory=dict, repr=False)
+    _files: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
     _scratch: Any = field(default_factory=threading.local, repr=False)
 
     @classmethod
@@ -232,6 +233,7 @@ class ShardedArray:
             raw = self._file_room(size)
             handle = os.open(path, os.O_RDONLY)
             try:
+                self._check_same(key, os.fstat(handle))
                 raw = raw[: _read_fully(handle, raw, offset)]
             finally:
                 os.close(handle)
@@ -243,6 +245,14 @@ class ShardedArray:
             raise StoreError(
                 f"{path} is damaged at bytes {offset} to {offset + size - 1}: {error}"
             ) from error
+
+    def _check_same(self, key: str, found: os.stat_result) -> None:
+        """Refuse a file that took the place of the one read before: samples of two would mix."""
+        known = self._files.setdefault(key, (found.st_ino, found.st_mtime_ns, self.sizes[key]))
+        if known != (found.st_ino, found.st_mtime_ns, found.st_size):
+            raise StoreError(
+                f"{self.root}/{key} was replaced or changed since the store was opened; open it again"
+            )
 
     def _file_room(self, size: int) -> Bytes:
         """An array for encoded bytes that is used again by the same thread."""
