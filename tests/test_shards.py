@@ -158,7 +158,7 @@ def test_arrays_of_a_store(tmp_path: Path) -> None:
 
 
 def test_a_store_replaced_under_a_reader_is_noticed(tmp_path: Path) -> None:
-    """Without compression the files of two stores have equal sizes, and checksums that are right."""
+    """Not compressed, the files of two stores have equal sizes, and checksums that are right."""
     first = write(tmp_path / "a", np.full((8, 3), 2, "f4"), chunks=(4, 3), compressors=[CRC])
     write(tmp_path / "b", np.ones((8, 3), "f4"), chunks=(4, 3), compressors=[CRC])
     assert first is not None

@@ -251,7 +251,8 @@ class ShardedArray:
         known = self._files.setdefault(key, (found.st_ino, found.st_mtime_ns, self.sizes[key]))
         if known != (found.st_ino, found.st_mtime_ns, found.st_size):
             raise StoreError(
-                f"{self.root}/{key} was replaced or changed since the store was opened; open it again"
+                f"{self.root}/{key} was replaced or changed since the store was opened; "
+                "open it again"
             )
 
     def _file_room(self, size: int) -> Bytes:
