@@ -171,6 +171,17 @@ def test_cells_of_a_cube_are_filled_lazily_and_alike_for_any_chunks(method: str,
         assert pp.accounting(filled) == pp.accounting(expected)
 
 
+def test_filling_cells_that_were_dropped_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    samples = as_dataset(made_samples(2))
+    for ds, warned in ((samples, False), (samples.rename(samples="time"), True)):
+        caplog.clear()
+        pp.fill_nan_values(ds, ["a"], "mean")
+        assert "dropped" not in caplog.text
+        dropped = pp.drop_nan_values(ds, ["a", "b"])
+        pp.fill_nan_values(dropped, ["a"], "constant", CONST)
+        assert ("were dropped by drop_nan_values" in caplog.text) == warned
+
+
 KINDS = {
     "int16": np.arange(6, dtype="i2"),
     "bool": np.arange(6) % 2 == 0,

@@ -488,6 +488,11 @@ def fill_nan_values(
     InvalidTypeError
         If a variable listed holds no numbers.
 
+    Notes
+    -----
+    A cube without samples keeps the cells that `drop_nan_values` drops, as gaps like any other:
+    filling puts numbers there too, which the log warns of. Cut samples, or fill first.
+
     Examples
     --------
     >>> samples = {"t": np.array([[1.0, np.nan], [np.nan, np.nan]])}
@@ -568,6 +573,11 @@ def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, An
     gappy = {name: cubes.read_in_blocks(cube[name]) for name in options}
     filled = {name: _filled(gappy[name], chosen) for name, chosen in options.items()}
     counts = {name: count.data for name, count in recorded(cube).items()}
+    if "gap" in counts and SAMPLES not in cube.dims:
+        logger.warning(
+            "cells of this cube were dropped by drop_nan_values, which made gaps of them, and they "
+            "are filled as well; fill before dropping, or cut samples first"
+        )
     for array in gappy.values():
         counts["filled"] = counts.get("filled", 0) + _gap_count(array.variable).data
     return cubes.like_given(record(cube.assign(filled), counts), ds)
