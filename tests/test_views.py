@@ -243,6 +243,7 @@ def test_weights_by_variable_class_and_sample(store: Path, form: str) -> None:
         ({"weights": "trust"}, "name targets by to_pred"),
         ({"to_pred": "a", "weights": "thrust"}, "weights names 'thrust'"),
         ({"to_pred": "a", "weights": {0: 1}}, "was scaled as a number"),
+        ({"to_pred": "a", "scale_fn": None, "weights": {}}, "weights={} knows no class"),
         ({"to_pred": ["a", "b"], "weights": {0: 1}}, "need one target"),
         ({"to_pred": "a", "weights": [1.0, 2.0]}, "there are 144 samples"),
         ({"to_pred": "a", "weights": [-1.0] * 144}, "finite and not negative"),
@@ -254,9 +255,21 @@ def test_weights_that_cannot_be(options: dict[str, Any], message: str) -> None:
         PTXrDataset(cube(), **options)
 
 
+def test_classes_are_told_apart_as_they_are_stored() -> None:
+    """Also where the values handed over are one and the same in float32."""
+    codes = 2**24 + np.arange(6).reshape(2, 3) % 2
+    ds = xr.Dataset({"a": (("t", "x"), np.ones((2, 3))), "code": (("t", "x"), codes)})
+    table = {2**24: 1.0, 2**24 + 1: 5.0}
+    data = PTXrDataset(ds, to_pred="code", features="a", weights=table, sample_size={"x": 3})
+    _, y, w = data.take([0, 1])
+    assert y.dtype == torch.float32
+    np.testing.assert_array_equal(y[:, 0], codes.astype("f4"))
+    np.testing.assert_array_equal(w[:, 0], np.vectorize(table.get)(codes))
+
+
 def test_a_class_without_a_weight_is_named(store: Path) -> None:
     data = PTXrDataset(store, to_pred="kind", weights={0: 1.0, 1: 2.0})
-    with pytest.raises(InvalidValueError, match=r"'kind' holds 2\.0 in samples"):
+    with pytest.raises(InvalidValueError, match=r"'kind' holds 2 in samples"):
         data.take(range(len(data)))
 
 

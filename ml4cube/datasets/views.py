@@ -407,6 +407,8 @@ class Weighted(View):
                     f"weights of classes need classes, and {target!r} was scaled as a number; "
                     "store it as integers, or use scale_fn=None"
                 )
+            if not weights:
+                raise InvalidValueError("weights={} knows no class; give {class: weight}")
             self._classes, order = np.unique(np.array(list(weights)), return_index=True)
             self._values = _checked(list(weights.values()))[order]
             window, dims = source.schema[target][0], source.dims[target]
@@ -434,9 +436,13 @@ class Weighted(View):
             self._source.read(chunk, inner)
             return
         needed = self._variable or (self._target if self._classes is not None else "")
-        if needed and needed not in inner:
+        wanted = inner.get(needed)
+        if needed and (wanted is None or wanted.dtype != np.dtype(self._source.schema[needed][1])):
+            # as stored: what is handed over may tell fewer classes apart
             inner[needed] = self._room(chunk, needed)
         self._source.read(chunk, inner)
+        if wanted is not None and wanted is not inner[needed]:
+            wanted[...] = inner[needed]
         if self._variable:
             values = inner[needed]
             if needed in self._scaling:
