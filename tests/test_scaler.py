@@ -267,6 +267,16 @@ def test_statistics_are_matched_by_coordinates_not_by_position() -> None:
     assert summer.transform(ds.isel(time=[5, 18])).t.notnull().any()
 
 
+def test_places_that_stand_twice_are_matched_only_as_they_were() -> None:
+    values = np.random.default_rng(0).normal(size=(9, 4))
+    ds = xr.Dataset({"a": (("time", "lat"), values)}, {"lat": [1.0, 1.0, 2.0, 3.0]})
+    scaler = pp.CubeScaler(per="lat").fit(ds)
+    expected = (values - values.mean(axis=0)) / values.std(axis=0)
+    np.testing.assert_allclose(scaler.transform(ds).a, expected)
+    with pytest.raises(InvalidValueError, match="lat more than once"):
+        scaler.transform(ds.isel(lat=[2, 3]))
+
+
 def test_functions_take_the_same_statistics() -> None:
     ds = made_cube()
     stats = pp.Statistics.from_cube(ds, dims=["time", "lat", "lon"], by="month")

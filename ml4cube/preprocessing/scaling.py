@@ -308,6 +308,13 @@ def _matched(field: xr.DataArray, array: xr.DataArray, by: Any) -> xr.Variable:
                 f"{list(array.dims)}; compute them of this cube, or without {dim!r}"
             )
         if dim in field.indexes and dim in array.indexes:
+            if field.indexes[dim].equals(array.indexes[dim]):
+                continue
+            if not field.indexes[dim].is_unique:
+                raise InvalidValueError(
+                    f"statistics of {array.name!r} know some {dim} more than once, and the data are "
+                    "not at the same places in the same order; drop the repeated ones"
+                )
             position = field.indexes[dim].get_indexer(array.indexes[dim])
             if (position < 0).any():
                 missing = list(array.indexes[dim][position < 0][:3])
