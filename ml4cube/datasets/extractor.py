@@ -303,17 +303,18 @@ class Extractor:
             Coordinates along ``samples``.
         """
         counts = tuple(tile.shape.values())
+
+        def kept(along: NDArray[Any], number: int) -> NDArray[Any]:
+            # spread over the tile and then picked: finding each window's place by division is slow
+            shape = [len(along) if i == number else 1 for i in range(len(counts))]
+            return np.broadcast_to(along.reshape(shape), counts).reshape(-1)[keep]
+
         result: Arrays = {}
-        for axis, dim, starts, place in zip(
-            self.axes,
-            self.spec.dims,
-            self._starts(tile),
-            np.unravel_index(keep, counts),
-            strict=True,
+        for number, (axis, dim, starts) in enumerate(
+            zip(self.axes, self.spec.dims, self._starts(tile), strict=True)
         ):
-            index = starts[place]
-            result[axis.name] = axis.values[index]
-            result[f"{dim}_index"] = index
+            result[axis.name] = kept(axis.values[starts], number)
+            result[f"{dim}_index"] = kept(starts, number)
         return result
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:

@@ -91,7 +91,9 @@ def layout_of(
     """
     spec, n = sampling.spec, plan.samples[part]
     one = max(1, math.ceil(plan.nbytes[part] / max(n, 1)))
-    target = max(1, shard_bytes(plan.nbytes[part]) // one)
+    # of all parts alike: small shards of a small part would begin and end inside tiles, each of
+    # which is read for both
+    target = max(1, shard_bytes(sum(plan.nbytes.values())) // one)
     if chunk is None:
         chunk = min(max(1, target // _CHUNKS_PER_SHARD), _MAX_CHUNK_SAMPLES)
     chunk = min(chunk, max(n, 1))

@@ -111,16 +111,22 @@ def make_shard(
         for array in job.layout.arrays
     }
     run = _run_length(job.layout) if job.mix else last - first
-    starts = _run_starts(last - first, run, _shard_seed(job, shard))
+    order = _run_order(last - first, run, _shard_seed(job, shard))
+    starts = _run_starts(last - first, run, order)
+    windows = any(array.ndim > 1 for array in values.values())
     filled = 0
     for piece, reader in zip(pieces, readers, strict=True):
         samples = _piece_samples(job, piece, reader.joined(job.common))
-        # piece by piece: places of a whole shard of points would be as large as the shard
-        place = np.arange(filled, filled + piece.last - piece.first)
+        here = slice(filled, filled + piece.last - piece.first)
+        place = np.arange(here.start, here.stop if windows else here.start)
         where = starts[place // run] + place % run
         for name, array in values.items():
-            array[where] = samples[name]
-        filled += piece.last - piece.first
+            array[where if array.ndim > 1 else here] = samples[name]
+        filled = here.stop
+    for name, array in values.items():
+        if array.ndim == 1:
+            # numbers one by one are mixed when all are there, in runs: several times as fast
+            values[name] = _mixed(array, run, order)
     return job.part, shard, write_shard(job.root, job.layout, shard, values)
 
 
@@ -160,12 +166,27 @@ def _shard_seed(job: ShardJob, shard: int) -> int:
     return int(hash_ids(job.extractor.seed, [1 + len(PARTS) * shard + PARTS[job.part]])[0])
 
 
-def _run_starts(n: int, run: int, seed: int) -> NDArray[np.intp]:
-    """Where each run of `run` of `n` samples begins after they were mixed."""
-    runs = -(-n // run)
-    order = np.argsort(hash_ids(seed, np.arange(runs)), kind="stable")
+def _run_order(n: int, run: int, seed: int) -> NDArray[np.intp]:
+    """The order in which runs of `run` of `n` samples come after they were mixed."""
+    return np.argsort(hash_ids(seed, np.arange(-(-n // run))), kind="stable")
+
+
+def _run_starts(n: int, run: int, order: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Where each run begins after runs were put into an order."""
+    runs = len(order)
     lengths = np.full(runs, run)
     lengths[-1:] = n - run * (runs - 1)
     starts = np.empty(runs, np.intp)
     starts[order] = np.cumsum(lengths[order]) - lengths[order]
     return starts
+
+
+def _mixed(values: NDArray[Any], run: int, order: NDArray[np.intp]) -> NDArray[Any]:
+    """Put runs into an order, the last of which may be shorter than the others."""
+    whole = len(values) // run
+    runs, rest = values[: whole * run].reshape(whole, run), values[whole * run :]
+    if not len(rest):
+        return runs[order].reshape(-1)
+    place = int(np.flatnonzero(order == whole)[0])
+    before, after = runs[order[:place]], runs[order[place + 1 :]]
+    return np.concatenate([before.reshape(-1), rest, after.reshape(-1)])
