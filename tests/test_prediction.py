@@ -458,6 +458,10 @@ def test_bad_arguments_are_named_before_any_work(tmp_path):
         ({"sample_size": {"latitude": 2}}, InvalidValueError, "'latitude'"),
         ({"overlap": {"lat": 1.0}}, InvalidValueError, "overlap of 'lat' is 1.0"),
         ({"batch_size": 0}, InvalidValueError, "batch_size=0"),
+        ({"batch_size": 2.0}, InvalidTypeError, "batch_size=2.0 is a float"),
+        ({"overwrite": "no"}, InvalidTypeError, "overwrite='no' is no bool"),
+        ({"keep_gaps": 1}, InvalidTypeError, "keep_gaps=1 is no bool"),
+        ({"out": 3}, InvalidTypeError, "out=3 is a int; give a path"),
         ({"store_or_stats": {"a": [1.0]}}, InvalidTypeError, r"give \[mean, std\]"),
         ({"store_or_stats": {"a": [1.0, np.nan]}}, InvalidValueError, "finite"),
         ({"store_or_stats": {"b": [1.0, 1.0]}}, InvalidValueError, "'b'"),
@@ -477,6 +481,7 @@ def test_bad_arguments_are_named_before_any_work(tmp_path):
     with pytest.raises(RuntimeError) as caught:
         predict_cube(torch.nn.Linear(7, 1), cube)
     assert caught.value.__notes__ == ["the model was given a batch of shape (16, 1)"]
+    assert predict_cube(IDENTITY, cube, batch_size=np.int64(3)).a.shape == (4, 4)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -83,8 +83,12 @@ def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
 
 
 def test_wrong_kinds_are_named() -> None:
-    with pytest.raises(InvalidTypeError, match="const=None"):
-        SampleSpec.parse(SHAPE, ["a"], fill_method="constant")
+    for wrong in (None, True, "0"):
+        with pytest.raises(InvalidTypeError, match=f"const={wrong!r}"):
+            SampleSpec.parse(SHAPE, ["a"], fill_method="constant", const=wrong)
+    for gap in (float("nan"), float("inf")):
+        with pytest.raises(InvalidValueError, match=f"const={gap!r} is a gap itself"):
+            SampleSpec.parse(SHAPE, ["a"], fill_method="constant", const=gap)
     with pytest.raises(InvalidTypeError, match="to_pred"):
         parse_names("to_pred", [1])
     with pytest.raises(InvalidValueError, match="variables is empty"):

@@ -63,7 +63,7 @@ def test_points_have_channels_last_and_only() -> None:
 
 def test_num_chunks_uses_that_many_blocks_of_both_parts() -> None:
     ds = cell_id_cube({"time": 40, "x": 6}, "float64", names=("a", "b"), dask_chunks={"time": 4})
-    made = XrDataset(ds, num_chunks=5, rand_chunk=False, to_pred="b")
+    made = XrDataset(ds, num_chunks=np.int64(5), rand_chunk=False, to_pred="b")
     (x, _), (x2, _) = made.get_datasets()
     assert len(x) + len(x2) == 5 * 4 * 6
     assert len(x2)
@@ -90,6 +90,8 @@ def test_chunk_indices() -> None:
     [
         ({"chunk_indices": [9999]}, "chunk_indices"),
         ({"num_chunks": 0}, "num_chunks=0"),
+        ({"num_chunks": 1.5}, "num_chunks=1.5"),
+        ({"rand_chunk": "no"}, "rand_chunk='no' is no bool"),
         ({"to_pred": "c"}, "to_pred"),
         ({"to_pred": ["a", "b"]}, "no variable to predict from"),
         ({"drop_nan": "never"}, "drop_nan"),

@@ -158,6 +158,8 @@ class SampleSpec:
                 raise InvalidTypeError(
                     f"fill_method='constant' needs a number as const, found const={self.const!r}"
                 )
+            if not math.isfinite(self.const):
+                raise InvalidValueError(f"const={self.const!r} is a gap itself; give a number")
         elif self.const is not None:
             raise InvalidValueError(
                 f"const={self.const!r} is used with fill_method='constant' only, found "

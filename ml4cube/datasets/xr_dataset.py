@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import EmptyPartError, InvalidValueError
+from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_flags
 from ml4cube.core.grid import Block, SizesLike
+from ml4cube.core.shard import check_whole
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics, scale_values
 from ml4cube.datasets.engines import InProcess
@@ -152,10 +153,9 @@ class XrDataset:
     ) -> None:
         """Check every argument, then read the blocks."""
         for name, value in (("num_chunks", num_chunks), ("patience", patience)):
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or value < 1
-            ):
-                raise InvalidValueError(f"{name}={value!r} is no number of blocks; give 1 or more")
+            if value is not None:
+                check_whole(name, value, 1)
+        check_flags({"rand_chunk": rand_chunk})
         self._sampling = Sampling.of(
             ds,
             filter_var=filter_var,

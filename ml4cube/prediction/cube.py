@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_flags
 from ml4cube.core.grid import Block, Grid, SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import fill_gaps, find_gaps
 from ml4cube.core.sample_spec import parse_names
+from ml4cube.core.shard import check_whole
 from ml4cube.core.statistics import Statistics, scale_parameters, scale_values, unscale_values
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import StoreMetadata
@@ -147,6 +148,7 @@ def predict_cube(
     >>> bool(np.allclose(cube.t, ds.t)), cube.t.attrs["units"]
     (True, 'K')
     """
+    check_flags({"keep_gaps": keep_gaps, "overwrite": overwrite})
     cube = as_dataset(ds)
     empty = [str(dim) for dim in cube_dims(cube) if not cube.sizes[dim]]
     if empty:
@@ -156,8 +158,7 @@ def predict_cube(
     recipe = _Recipe.of(cube, store_or_stats, features, targets, sample_size, overlap, mask)
     if batch_size is None:
         batch_size = max(1, _BATCH_VALUES // (recipe.window_cells * len(recipe.features)))
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InvalidValueError(f"batch_size={batch_size!r} is not a number of windows, 1 or more")
+    check_whole("batch_size", batch_size, 1)
     path = None if out is None else parse_path(out)
     if path is not None:
         check_free(path, overwrite)

@@ -21,7 +21,7 @@ import zarr
 from numpy.typing import NDArray
 from zarr.errors import ZarrUserWarning
 
-from ml4cube.core.errors import InvalidValueError, StoreExistsError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.prediction.cf import MARK
 from ml4cube.training.dist import World
 
@@ -208,9 +208,13 @@ def parse_path(out: str | os.PathLike[str]) -> Path:
 
     Raises
     ------
+    InvalidTypeError
+        If it is no path.
     InvalidValueError
         If it is a URL, ends in neither ``.zarr`` nor ``.nc``, or its folder does not exist.
     """
+    if not isinstance(out, str | os.PathLike):
+        raise InvalidTypeError(f"out={out!r} is a {type(out).__name__}; give a path")
     text = os.fspath(out)
     if "://" in text:
         raise InvalidValueError(
