@@ -312,8 +312,8 @@ def _matched(field: xr.DataArray, array: xr.DataArray, by: Any) -> xr.Variable:
                 continue
             if not field.indexes[dim].is_unique:
                 raise InvalidValueError(
-                    f"statistics of {array.name!r} know some {dim} more than once, and the data are "
-                    "not at the same places in the same order; drop the repeated ones"
+                    f"statistics of {array.name!r} know some {dim} more than once, and the data "
+                    "are not at the same places in the same order; drop the repeated ones"
                 )
             position = field.indexes[dim].get_indexer(array.indexes[dim])
             if (position < 0).any():
