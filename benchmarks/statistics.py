@@ -189,6 +189,9 @@ def report(by_cores: dict[int, dict[str, dict[str, float]]], out: Path) -> None:
         "cpu_over_floor_median": max(
             t["ml4cube"]["cpu_s_median"] / t["floor"]["cpu_s_median"] for t in tables
         ),
+        "cpu_over_floor_by_cores": {
+            cores: t["ml4cube"]["cpu_s"] / t["floor"]["cpu_s"] for cores, t in by_cores.items()
+        },
         "dask_cpu_over_ours": min(t["dask"]["cpu_s"] / t["ml4cube"]["cpu_s"] for t in tables),
         "rss_mb": max(t["ml4cube"]["rss_mb"] for t in tables),
     }
