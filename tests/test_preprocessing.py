@@ -377,6 +377,15 @@ def test_samples_are_dropped_as_the_oracle_does(samples: Any, mode: str | None) 
         np.testing.assert_array_equal(samples[name], before[name])
 
 
+def test_integers_save_no_sample_of_gaps_unless_they_are_listed() -> None:
+    samples = {"t": np.array([[np.nan, np.nan], [1.0, np.nan]]), "kind": np.ones((2, 2), int)}
+    dims = {name: (("samples", "x"), values) for name, values in samples.items()}
+    for form in (samples, xr.Dataset(dims), xr.Dataset(dims).chunk()):
+        kept = pp.drop_nan_values(form, mode="if_all_nan")
+        np.testing.assert_array_equal(kept["t"], samples["t"][1:])
+        assert len(pp.drop_nan_values(form, ["t", "kind"], mode="if_all_nan")["t"]) == 2
+
+
 @pytest.mark.parametrize("mode", ["auto", "if_all_nan", "masked"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_cells_of_a_cube_are_dropped_lazily_and_for_any_chunking(mode: str, order: Any) -> None:

@@ -319,8 +319,8 @@ def drop_nan_values(
         Variables whose gaps count; all data variables if not given.
     mode : {"auto", "if_all_nan", "masked", None}
         ``"auto"`` drops a sample with any gap, ``"if_all_nan"`` one in which every listed
-        variable is all gaps, ``"masked"`` one without a mask-true cell or with a gap in a
-        mask-true cell. None drops none.
+        variable is all gaps (if none are listed, every one whose type knows gaps), ``"masked"``
+        one without a mask-true cell or with a gap in a mask-true cell. None drops none.
     filter_var : str, optional
         Name of the mask that ``"masked"`` uses; it may lack dims, or the samples.
 
@@ -352,7 +352,7 @@ def drop_nan_values(
         return _drop_nan_of_cube(ds, listed, mode, filter_var)
     arrays, data, n = sample_arrays(ds, filter_var)
     cubes.check_known("vars", listed or (), arrays)
-    wanted = [name for name in data if listed is None or name in listed]
+    wanted = _counting({name: arrays[name].dtype for name in data}, listed, mode)
     gaps = {name: find_gaps(arrays[name]) for name in wanted}
     reason = np.zeros(n, np.uint8)
     if mode == "masked":
@@ -363,6 +363,15 @@ def drop_nan_values(
     elif gaps:
         reason = keep_samples(gaps, None, mode)[1]
     return _kept(ds, arrays, reason)
+
+
+def _counting(
+    dtypes: Mapping[str, np.dtype[Any]], listed: tuple[str, ...] | None, mode: str | None
+) -> list[str]:
+    """Variables whose gaps decide: an integer, which has none, saves no sample unless listed."""
+    if listed is not None:
+        return [name for name in dtypes if name in listed]
+    return [name for name, dtype in dtypes.items() if mode != "if_all_nan" or dtype.kind in "fM"]
 
 
 def _needed_mask(present: Mapping[Any, Any], filter_var: str | None) -> str:
@@ -383,11 +392,12 @@ def _drop_nan_of_cube(
     cubes.check_known("vars", listed or (), cube.variables)
     mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
     data = cubes.data_variables(cube, exclude=[filter_var] if filter_var else [])
-    wanted = [name for name in data if listed is None or name in listed]
+    for name in data if mode is not None else []:
+        if listed is None or name in listed:
+            cubes.check_decoded(name, cube[name])
+    wanted = _counting({name: cube[name].dtype for name in data}, listed, mode)
     if not wanted or mode is None:
         return ds
-    for name in wanted:
-        cubes.check_decoded(name, cube[name])
     inside = None if mask_name is None else _flags(cube.variables[mask_name])
     reason = _reasons([cube.variables[name] for name in wanted], inside, mode)
     if SAMPLES in cube.dims:
