@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ml4cube.errors import CubeError, EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.splits import (
     BlockKFold,
+    ForwardChaining,
     LeaveRegionOut,
     apply_split,
     assign_block_split,
@@ -416,6 +417,18 @@ def test_a_cube_opened_without_dask_is_read_chunk_by_chunk(act, tmp_path, monkey
 def test_arguments_of_the_wrong_kind_are_named(options, says):
     with pytest.raises(InvalidTypeError, match=says):
         assign_block_split(dated_globe(), {"time": 1, "lat": 3}, **options)
+
+
+@pytest.mark.parametrize("gap", [-1, 1.5, "1 month"])
+def test_a_wrong_gap_is_called_a_gap(gap):
+    ds = xr.Dataset({"a": ("time", np.zeros(9))})
+    for act in (
+        lambda: assign_time_split(ds, gap=gap),
+        lambda: assign_block_split(ds, {"time": 3}, gap=gap),
+        lambda: next(ForwardChaining(2, gap).split_cube(ds)),
+    ):
+        with pytest.raises((InvalidValueError, InvalidTypeError), match=r"^gap of 'time' is"):
+            act()
 
 
 def test_a_cube_without_time_is_told_how_to_name_its_dim():

@@ -259,7 +259,7 @@ def assign_time_split(
     if dim not in view.dims:
         raise InvalidValueError(f"dim={dim!r} is no dim of the cube, it has {view.dims}")
     moment = view.moments(dim)
-    keep_away = parse_buffer(None if gap is None else {dim: gap}, None, view, [dim])
+    keep_away = parse_buffer(None if gap is None else {dim: gap}, None, view, [dim], "gap")
     reaches = resolve_buffer(keep_away, (), view)
     grid = Grid.blocks(view.canonical, {dim: 1})
     mask = None if valid is None else valid_mask(valid, view)

@@ -22,7 +22,11 @@ _KILOMETRES = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*km\s*", re.IGNORECASE)
 
 
 def parse_buffer(
-    buffer: BufferLike | None, gap: Any, view: CubeView, cut_dims: Sequence[str]
+    buffer: BufferLike | None,
+    gap: Any,
+    view: CubeView,
+    cut_dims: Sequence[str],
+    called: str = "buffer",
 ) -> Buffer:
     """Turn `buffer` and `gap` as users write them into one value by dim.
 
@@ -37,6 +41,8 @@ def parse_buffer(
     cut_dims : sequence of str
         Dims along which the split is cut. A plain number of cells counts for them, and along
         any other dim nothing can lie between parts.
+    called : str
+        What the user knows `buffer` as, for messages.
 
     Returns
     -------
@@ -74,7 +80,7 @@ def parse_buffer(
     of_gap = None if gap is None else view.time_dim("gap")
     kept = []
     for dim in sorted(by_dim):
-        argument = "gap" if dim == of_gap else "buffer"
+        argument = "gap" if dim == of_gap else called
         if value := _check(argument, dim, by_dim[dim], view):
             _check_cut(argument, dim, value, view, cut_dims)
             kept.append((dim, value))

@@ -305,7 +305,8 @@ class ForwardChaining(CubeSplitter):
         dim = view.time_dim("dim") if self.dim is None else self.dim
         if dim not in view.dims:
             raise InvalidValueError(f"dim={dim!r} is no dim of the cube, it has {view.dims}")
-        keep_away = parse_buffer(None if self.gap is None else {dim: self.gap}, None, view, [dim])
+        by_dim = None if self.gap is None else {dim: self.gap}
+        keep_away = parse_buffer(by_dim, None, view, [dim], "gap")
         reaches = resolve_buffer(keep_away, (), view)
         grid = Grid.blocks(view.canonical, {dim: 1})
         weights, _ = weigh(grid)
