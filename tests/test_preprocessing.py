@@ -630,6 +630,18 @@ def test_labels_that_say_nothing_of_the_cells_are_refused(
 
 
 @pytest.mark.parametrize("chunks", [None, {"time": 4}])
+def test_a_label_averaged_with_its_cube_is_refused(chunks: Any) -> None:
+    ds = split_cube()  # 6 steps of train, then 255, 2, 0, 0: the mean of a 2 and a 0 is train's
+    ds = ds.chunk(chunks) if chunks else ds
+    with pytest.raises(InvalidValueError, match=r"no part's.*averaged.*drop_vars\('split'\)"):
+        pp.get_statistics(ds.isel(time=slice(1, 9)).coarsen(time=2).mean(keep_attrs=True))
+    # floats that hold the codes, with gaps where a cube was aligned, are a label
+    aligned = ds.assign(split=ds.split.where(ds.split != 255))
+    assert aligned.split.dtype.kind == "f"
+    assert pp.get_statistics(aligned) == pp.get_statistics(ds)
+
+
+@pytest.mark.parametrize("chunks", [None, {"time": 4}])
 @pytest.mark.parametrize("dims", [None, "time"])
 @pytest.mark.parametrize("key", ["_FillValue", "missing_value"])
 @pytest.mark.parametrize("fill", [-9999.0, 9.969209968386869e36, np.array([1e20])])

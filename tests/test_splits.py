@@ -293,6 +293,9 @@ def test_create_split_shares_every_cell_out(as_arrays):
     train = made["a"].values[made["split"].broadcast_like(made["a"]).values == 1]
     assert sorted(np.ravel(y_train)) == sorted(train)
     assert sorted([*np.ravel(y_train), *np.ravel(y_test)]) == sorted(made["a"].values.ravel())
+    for axis in (3, -4, 9):
+        with pytest.raises(InvalidValueError, match=f"stack_axis={axis}, .* give -3 to 2"):
+            create_split(data, "a", stack_axis=axis)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
-from ml4cube.core.split_plan import PARTS
+from ml4cube.core.split_plan import EXCLUDED, PARTS
 
 logger = logging.getLogger(__name__)
 
@@ -279,8 +279,8 @@ def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None
     Raises
     ------
     InvalidValueError
-        If the part is unknown, a part other than train is asked of a cube without a label, or
-        no variable lies along a dim of the label.
+        If the part is unknown, a part other than train is asked of a cube without a label, no
+        variable lies along a dim of the label, or it holds numbers that are no part's.
     InvalidTypeError
         If the label holds no numbers.
     """
@@ -305,8 +305,26 @@ def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None
             f"the label {label!r} lies along {strange}, but no variable does, so it says nothing "
             f"of their cells; rename its dims to some of {sorted(map(str, known))}"
         )
+    if variable.dtype.kind == "f":
+        _check_codes(label, variable)
     logger.info("using the %s part only, as %r says (split=None uses every cell)", split, label)
     return variable == PARTS[split], split
+
+
+def _check_codes(label: str, variable: xr.Variable) -> None:
+    """Refuse a label that was averaged with its cube: validation and test make 1, which is train.
+
+    Whole numbers cannot have been; floats may hold the codes, and gaps where a cube was aligned.
+    """
+    known = variable.isnull()
+    for code in (*PARTS.values(), EXCLUDED):
+        known = known | (variable == code)
+    if not bool(known.all()):
+        raise InvalidValueError(
+            f"the label {label!r} holds numbers that are no part's ({sorted(PARTS.values())} or "
+            f"{EXCLUDED}), as one does that was averaged with its cube; take it off first "
+            f"(ds.drop_vars({label!r})) and split the coarser cube anew"
+        )
 
 
 def fitted(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:

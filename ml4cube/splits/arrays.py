@@ -57,7 +57,7 @@ def create_split(
     InvalidTypeError
         If `data` is neither a Dataset nor a mapping.
     InvalidValueError
-        If a variable is unknown, shapes differ, or there is no label.
+        If a variable is unknown, shapes differ, there is no label, or no such axis.
     EmptyPartError
         If a part of the label is left without a sample.
 
@@ -94,6 +94,12 @@ def create_split(
         )
     mask = [filter_var] if filter_var in names else []
     arrays = _aligned(data, [*features, *targets], ["split", *mask])
+    axes = arrays["split"].ndim + 1
+    if not -axes <= stack_axis < axes:
+        raise InvalidValueError(
+            f"stack_axis={stack_axis!r}, but stacked variables have {axes} axes; give "
+            f"{-axes} to {axes - 1}"
+        )
     # a mask may have become numbers on its way here: a gap in it allows nothing
     allowed = np.nan_to_num(arrays[mask[0]]).astype(bool) if mask else np.bool_(True)
     parts = {
