@@ -7,6 +7,7 @@ import math
 import pickle
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -656,6 +657,10 @@ def test_fill_values_that_were_not_decoded_are_refused(
     pp.get_statistics(ds, dims=dims)  # gaps are NaN, as after ds.where; the attribute has stayed
     with pytest.raises(InvalidValueError, match=f"'a'.*{key}.*decode_cf"):
         pp.get_statistics(left_in, dims=dims)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ds["a"].attrs[key] = 1e300  # no float32 is as large
+        pp.get_statistics(ds, dims=dims)
     integers = xr.Dataset({"a": ("x", np.array([1, -9999]), {"missing_value": -9999})})
     with pytest.raises(InvalidValueError, match="missing_value"):
         pp.get_statistics(integers)

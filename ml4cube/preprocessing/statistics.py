@@ -321,7 +321,9 @@ def _check_no_fill_value(name: str, stats: VariableStatistics, variable: xr.Vari
         fill = np.ravel(variable.attrs.get(key, ()))
         if fill.dtype.kind not in "iuf" or variable.dtype.kind != "f":
             continue  # integers with such an attribute are refused before they are read
-        for value in fill.astype(variable.dtype).astype(np.float64):
+        with np.errstate(over="ignore"):  # beyond the dtype's range it cannot be among the values
+            fill = fill.astype(variable.dtype).astype(np.float64)
+        for value in fill:
             if np.any(np.equal(stats.min, value)) or np.any(np.equal(stats.max, value)):
                 raise InvalidValueError(
                     f"variable {name!r} holds values of {value:g}, which its {key} says are gaps; "
