@@ -303,18 +303,16 @@ class Extractor:
             Coordinates along ``samples``.
         """
         counts = tuple(tile.shape.values())
-
-        def kept(along: NDArray[Any], number: int) -> NDArray[Any]:
-            # spread over the tile and then picked: finding each window's place by division is slow
-            shape = [len(along) if i == number else 1 for i in range(len(counts))]
-            return np.broadcast_to(along.reshape(shape), counts).reshape(-1)[keep]
-
+        spread = np.empty(counts, np.intp)
         result: Arrays = {}
         for number, (axis, dim, starts) in enumerate(
             zip(self.axes, self.spec.dims, self._starts(tile), strict=True)
         ):
-            result[axis.name] = kept(axis.values[starts], number)
-            result[f"{dim}_index"] = kept(starts, number)
+            # spread over the tile and then picked: finding each window's place by division is slow
+            spread[...] = starts.reshape(-1, *(1 for _ in counts[number + 1 :]))
+            index = spread.reshape(-1).take(keep)
+            result[axis.name] = axis.values.take(index)
+            result[f"{dim}_index"] = index
         return result
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
