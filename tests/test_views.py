@@ -114,6 +114,39 @@ def test_coordinates_of_points_and_of_other_names(tmp_path: Path) -> None:
     assert np.ptp(X[:, 5]) == 0
 
 
+@pytest.mark.parametrize("names", [("T", "Y", "X"), ("lon", "lat", "time")])
+def test_coordinates_of_a_store_with_other_names_or_order_of_dims(
+    store: Path, tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    """`array_dims` renames what a sample keeps: a cell's place is not that of the first cell."""
+    paths = {"train_cube": tmp_path / "train.zarr", "test_cube": tmp_path / "test.zarr"}
+    MultiProcSampler(
+        cube(),
+        sample_size=WINDOW,
+        data_split=1.0,
+        nproc=1,
+        array_dims=["samples", *names],
+        **paths,
+    ).run()
+    options: dict[str, Any] = {"features": ["a"], "coord_features": ["lat", "dayofyear"]}
+    plain, other = (PTXrDataset(s, **options) for s in (store, tmp_path / "train.zarr"))
+    rows = range(len(plain))
+    cells, moved = plain.take(rows), other.take(rows)
+    if names[0] == "lon":
+        moved = moved.movedim((2, 3, 4), (4, 3, 2))
+    np.testing.assert_array_equal(moved, cells)
+    first, second = plain.to_dataset(cells[:1], [0]), other.to_dataset(other.take([0]), [0])
+    for here, there in zip(("T", "Y", "X"), ("time", "lat", "lon"), strict=True):
+        found = second[f"{here}_cells" if names[0] == "T" else f"{there}_cells"]
+        np.testing.assert_array_equal(found.values, first[f"{there}_cells"].values)
+
+
+def test_coordinates_along_a_dim_that_was_renamed_are_not_guessed(store: Path) -> None:
+    renamed = open_store(store).rename(lat="Y")
+    with pytest.raises(InvalidValueError, match=r"windows extend along 'lat', .*rename it back"):
+        PTXrDataset(renamed, features="a", coord_features="lat")
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

@@ -250,6 +250,11 @@ class SampleSpec:
         return tuple(size[dim] for dim in self.window_dims)
 
     @property
+    def cube_dims(self) -> dict[str, str]:
+        """Dim of the cube behind each dim of a stored sample, which may have another name."""
+        return dict(zip(self.array_dims[1:], self.window_dims, strict=True))
+
+    @property
     def total(self) -> int:
         """Windows that start inside the cube, those that would pass its end included."""
         return math.prod(-(-n // s) for n, s in zip(self.shape, self.stride, strict=True))

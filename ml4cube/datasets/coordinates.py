@@ -46,6 +46,8 @@ class WithCoordinates(View):
         ``"lat"``, ``"lon"`` or the cube's name of them, ``"dayofyear"``, ``"hour"``.
     window, dims : tuple
         Window of the features, which the new variables get: cells, and dims.
+    cube_dims : mapping of str to str
+        Dim of the cube behind a dim of the window, where a store gave it another name.
 
     Attributes
     ----------
@@ -59,14 +61,24 @@ class WithCoordinates(View):
     """
 
     def __init__(
-        self, source: SampleSource, wanted: Any, window: tuple[int, ...], dims: tuple[str, ...]
+        self,
+        source: SampleSource,
+        wanted: Any,
+        window: tuple[int, ...],
+        dims: tuple[str, ...],
+        cube_dims: Mapping[str, str],
     ) -> None:
         super().__init__(source)
-        self._window = dict(zip(dims, window, strict=True))
+        self._window = {cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
         self._channels: dict[str, _Channel] = {}
         axes = source.axes()
         for name in parse_names("coord_features", wanted):
             dim, phase = _phase(name, axes)
+            if dim not in self._window and f"{dim}_origin" in source.coords(np.zeros(0, np.int64)):
+                raise InvalidValueError(
+                    f"coord_features={name!r}: windows extend along {dim!r}, and samples have the "
+                    f"dims {dims}, none of that name; rename it back"
+                )
             for function in (np.sin, np.cos):
                 channel = f"{function.__name__}({name})"
                 if channel in source.schema:

@@ -440,7 +440,9 @@ class PTXrDataset(Dataset[Any]):
             )
         first = self.features[0]
         window, dims = self._source.schema[first][0], self._source.dims[first]
-        self._source = source = WithCoordinates(self._source, coord_features, window, dims)
+        cube_dims = self.metadata.spec.cube_dims if self.metadata else {}
+        source = WithCoordinates(self._source, coord_features, window, dims, cube_dims)
+        self._source = source
         self.channels = (*self.features, *source.channels)
 
     def _add_weights(self, weights: Any) -> None:

@@ -91,6 +91,7 @@ def to_dataset(
             "with their own statistics"
         )
     lead = source.lead
+    cube_dims = metadata.spec.cube_dims if metadata else {}
     inputs = {name for field in fields for name in field.variables if not name.endswith(_SUFFIX)}
     described = metadata.provenance.get("variables", {}) if metadata else {}
     variables: dict[str, Any] = {}
@@ -101,7 +102,8 @@ def to_dataset(
             elsewhere = name.endswith(_SUFFIX)
             dims = _dims(source.dims[name], lead if elsewhere else None)
             for (dim, shown), cells in zip(dims.items(), field.window, strict=True):
-                windows[shown] = dim, cells, _offset(lead if elsewhere else None, dim)
+                offset = _offset(lead if elsewhere else None, dim)
+                windows[shown] = cube_dims.get(dim, dim), cells, offset
             if unscale and name in scaling:
                 values = unscale_values(values, *scaling[name])
             shown = f"{base}_target" if elsewhere and base in inputs else base
@@ -117,7 +119,7 @@ def to_dataset(
     if lead is not None:
         for dim, k in zip(lead.dims, lead.offset, strict=True):
             if k and f"{dim}_target" not in windows:
-                windows[f"{dim}_target"] = dim, 0, k
+                windows[f"{dim}_target"] = cube_dims.get(dim, dim), 0, k
     for shown, (dim, cells, offset) in windows.items():
         if dim in axes and f"{dim}_index" in coords:
             first = np.asarray(coords[f"{dim}_index"]) + offset
