@@ -288,7 +288,7 @@ def test_noise_belongs_to_a_cell_whatever_the_tile_window_and_dim_order(monkeypa
 
 
 def test_the_model_sees_dims_in_the_order_of_the_store_whatever_the_cube():
-    cube = cell_id_cube({"time": 2, "lat": 4, "lon": 6})
+    cube = cell_id_cube({"time": 2, "lat": 4, "lon": 6}, names=("a", "b"))
     about = metadata(cube, {"sample_size": {"lat": 2, "lon": 3}, "to_pred": "b", "features": ["a"]})
     model = Noting()
     predict_cube(model, cube.transpose("lon", "time", "lat"), about, batch_size=100)
@@ -316,6 +316,14 @@ def test_a_data_set_brings_the_features_that_the_model_was_trained_on():
             predict_cube(IDENTITY, cube, PTXrDataset(cube, "c", ["a"], **cut, **more))
     with pytest.raises(InvalidValueError, match="made of samples by hand"):
         predict_cube(IDENTITY, cube, PTXrDataset(cube.rename(time="samples"), "c"))
+
+
+@pytest.mark.parametrize("side", ["features", "targets"])
+def test_a_store_that_does_not_know_a_variable_does_not_know_its_scaling(side):
+    cube = cell_id_cube({"time": 4, "lat": 6}, names=("a", "b"))
+    samples = PTXrDataset(cube, features=["a", "b"], sample_size={"lat": 2})
+    with pytest.raises(InvalidValueError, match=r"the store knows nothing of \['new'\].*'a', 'b'"):
+        predict_cube(IDENTITY, cube.assign(new=cube.a), samples, **{side: ["new", "b"]})
 
 
 def test_the_mask_of_the_store_is_applied_to_features_and_result():

@@ -340,6 +340,14 @@ def test_a_batch_is_a_dataset_again(store: Path, form: str, unscale: bool) -> No
     assert set(shown) == set(cube())
 
 
+def test_variables_that_were_renamed_do_not_know_their_scaling(store: Path) -> None:
+    data = PTXrDataset(open_store(store).rename(a="t"), features=["t", "b"], coord_features="lat")
+    batch = data.take([2])
+    assert "t" in data.to_dataset(batch, [2])
+    with pytest.raises(InvalidValueError, match=r"store knows nothing of \['t'\]"):
+        data.to_dataset(batch, [2], unscale=True)
+
+
 def test_samples_made_by_hand_do_not_know_their_scaling() -> None:
     ds = xr.Dataset({"a": ("samples", np.arange(4.0))})
     data = PTXrDataset(ds, features="a")

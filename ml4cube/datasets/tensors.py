@@ -293,6 +293,13 @@ class PTXrDataset(Dataset[Any]):
         """
         rows = np.atleast_1d(self._rows(index))
         arrays = [tensor.detach().cpu().numpy() for tensor in self.unpack(batch)]
+        known = self.metadata.variables if self.metadata else ()
+        unknown = [name for name in (*self.features, *self.targets) if name not in known]
+        if unscale and unknown and self.metadata:
+            raise InvalidValueError(
+                f"unscale=True, but the store knows nothing of {unknown}, so not how they were "
+                f"scaled; it has {list(known)}, so rename them back"
+            )
         return to_dataset(self._source, self._fields, arrays, rows, self.metadata, unscale=unscale)
 
     def _rows(self, indices: Any) -> Ints:

@@ -235,6 +235,12 @@ class _Recipe:
             seen = tuple(name for name in metadata.features if name not in wanted)
         if not seen:
             seen = _all_features(cube, wanted, mask)
+        unknown = [n for n in (*seen, *wanted) if metadata and n not in metadata.variables]
+        if metadata and unknown:
+            raise InvalidValueError(
+                f"the store knows nothing of {unknown}, so not how they were scaled; it has "
+                f"{list(metadata.variables)}. Rename variables of the cube, or give statistics"
+            )
         spec = metadata.spec if metadata else None
         if spec is not None and set(spec.dims) != set(shape):
             raise InvalidValueError(
