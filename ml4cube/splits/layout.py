@@ -12,7 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.separation import nearest_box, pieces, run_lengths
-from ml4cube.core.split_plan import EXCLUDED, PARTS, TEST, TRAIN, VAL
+from ml4cube.core.split_plan import EXCLUDED, PARTS, TEST, TRAIN
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import slabs
 
@@ -87,10 +87,13 @@ class Layout:
             wide = {dim: slice(max(s.start - 1, 0), s.stop) for dim, s in box.items()}
             more = np.asarray(bare.isel(wide).values)
             inner = tuple(slice(box[d].start - wide[d].start, None) for d in dims)
-            if more.dtype != np.uint8 or more.max() > VAL:
-                known = np.isin(more, codes)
+            known = more == EXCLUDED
+            for code in PARTS.values():
+                known |= more == code  # in place: slabs are large
+            if not known.all():
                 unknown += int((~known[inner]).sum())
                 more = np.where(known, more, EXCLUDED)  # a gap differs from the gap beside it
+            del known
             values = more[inner]
             for axis, dim in enumerate(dims):
                 others = tuple(a for a in range(len(dims)) if a != axis)
