@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.datasets.disk_chunks import DiskChunks
+
 
 @dataclass(frozen=True)
 class AbsentChunks:
@@ -67,7 +69,7 @@ def absent_chunks(
 
     Parameters
     ----------
-    stored : zarr.Array
+    stored : zarr.Array or DiskChunks
         The source.
     dims : tuple of str
         Its dims.
@@ -88,9 +90,9 @@ def absent_chunks(
     for chunk, box in _chunks(stored, dims, origin, owned):
         part = cells[box]
         value = part.flat[0]
-        if not _is_all(part, value) or _is_there(stored, key := _key(stored, chunk)):
+        if not _is_all(part, value) or _is_there(stored, chunk):
             continue
-        found = AbsentChunks(1, key, str(value)).merge(found)
+        found = AbsentChunks(1, _key(stored, chunk), str(value)).merge(found)
     return found
 
 
@@ -99,7 +101,8 @@ def _chunks(
 ) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
     """Position of each stored chunk that begins in a region, and its cells among those read."""
     # what is one object in the store: a shard where there are shards
-    sizes = stored.shards or stored.chunks
+    sharded = not isinstance(stored, DiskChunks) and stored.shards
+    sizes = stored.shards if sharded else stored.chunks
     ranges = [
         range(-(-owned[d].start // n), -(-owned[d].stop // n))
         for d, n in zip(dims, sizes, strict=True)
@@ -124,10 +127,14 @@ def _is_all(cells: NDArray[Any], value: Any) -> bool:
 
 
 def _key(stored: Any, chunk: tuple[int, ...]) -> str:
+    if isinstance(stored, DiskChunks):
+        return stored.key(chunk)
     return str(stored.metadata.encode_chunk_key(chunk))
 
 
-def _is_there(stored: Any, key: str) -> bool:
+def _is_there(stored: Any, chunk: tuple[int, ...]) -> bool:
+    if isinstance(stored, DiskChunks):
+        return stored.has(chunk)
     from zarr.core.sync import sync
 
-    return bool(sync((stored.store_path / key).exists()))
+    return bool(sync((stored.store_path / _key(stored, chunk)).exists()))

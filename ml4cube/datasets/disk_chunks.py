@@ -7,6 +7,7 @@ sampler reads every chunk twice. Layouts that are not known here are left to zar
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,9 @@ class DiskChunks:
     Parameters
     ----------
     folder : str
-        Where the chunks lie, with the beginning that all their names share.
+        Where the array lies.
+    prefix : str
+        What all chunks' names begin with.
     separator : str
         Between the positions in a chunk's name.
     chunks : tuple of int
@@ -38,6 +41,7 @@ class DiskChunks:
     """
 
     folder: str
+    prefix: str
     separator: str
     chunks: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -70,9 +74,9 @@ class DiskChunks:
         if layout is None:
             return None
         prefix, separator, codecs = layout
-        folder = f"{stored.store.root / stored.path}/{prefix}"
+        folder = str(stored.store.root / stored.path)
         fill = dtype.type(0 if stored.fill_value is None else stored.fill_value)
-        return cls(folder, separator, tuple(stored.chunks), dtype, fill, codecs)
+        return cls(folder, prefix, separator, tuple(stored.chunks), dtype, fill, codecs)
 
     def read(self, box: Sequence[slice]) -> NDArray[Any]:
         """Read a box of cells.
@@ -119,8 +123,38 @@ class DiskChunks:
                 cells[place] = room[inside]
         return cells
 
+    def key(self, chunk: tuple[int, ...]) -> str:
+        """Name a chunk.
+
+        Parameters
+        ----------
+        chunk : tuple of int
+            Its position.
+
+        Returns
+        -------
+        str
+            Its path inside the array.
+        """
+        return self.prefix + self.separator.join(map(str, chunk))
+
+    def has(self, chunk: tuple[int, ...]) -> bool:
+        """Tell whether a chunk is there; one that is not reads as the fill value.
+
+        Parameters
+        ----------
+        chunk : tuple of int
+            Its position.
+
+        Returns
+        -------
+        bool
+            Whether its file exists.
+        """
+        return os.path.exists(self._path(chunk))
+
     def _path(self, chunk: tuple[int, ...]) -> str:
-        return self.folder + self.separator.join(map(str, chunk))
+        return f"{self.folder}/{self.key(chunk)}"
 
     def _file(self, chunk: tuple[int, ...]) -> Bytes | None:
         try:

@@ -216,7 +216,7 @@ class Source(Protocol):
 
     @property
     def stored(self) -> Any:
-        """The zarr array whose cells these are, one by one; None if there is none, or unsure."""
+        """The zarr array whose cells these are, one by one, or its files; None if unsure."""
         ...
 
     @property
@@ -316,7 +316,6 @@ class _ZarrSource:
 
     dims: tuple[str, ...]
     array: Any
-    disk: DiskChunks | None
     sent_whole = True
     hides_chunks = False
 
@@ -331,7 +330,9 @@ class _ZarrSource:
 
     def take(self, slices: Slices) -> NDArray[Any]:
         box = tuple(slices[dim] for dim in self.dims)
-        return np.asarray(self.array[box]) if self.disk is None else self.disk.read(box)
+        if isinstance(self.array, DiskChunks):
+            return self.array.read(box)
+        return np.asarray(self.array[box])
 
     def narrow(self, slices: Slices) -> _ZarrSource:
         return self
@@ -434,7 +435,8 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
     in_zarr = store is not None
     one_to_one = in_zarr and not here_only and whole and stored.shape == array.shape
     if one_to_one and plain and stored.dtype == dtype:
-        return _ZarrSource(dims, stored, DiskChunks.of(stored))
+        # without the zarr array a worker need not import zarr, half of what it would start with
+        return _ZarrSource(dims, DiskChunks.of(stored) or stored)
     known = stored if one_to_one else None
     return _LazySource(dims, array, dtype, here_only, known, in_zarr and not one_to_one)
 
