@@ -421,8 +421,15 @@ def test_chunk_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_random", [False, True])
 def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     ds = cell_id_cube({"time": 20, "x": 5}, "float64").assign(split=("time", [1, 0] * 10))
+    numpy_numbers: Any = {"data_fraq": np.float32(0.3), "max_chunk_mb": np.int64(9)}
     made = sampler(
-        ds, tmp_path, data_fraq=0.3, rand_chunk=at_random, block_size={"time": 2}, seed=3
+        ds,
+        tmp_path,
+        **numpy_numbers,
+        chunk_batch=np.int64(3),
+        rand_chunk=at_random,
+        block_size={"time": 2},
+        seed=3,
     )
     plan = made.plan()
     assert plan.accounting["unused"] == 70
@@ -514,6 +521,9 @@ def bad(**options: Any) -> Any:
         bad(data_fraq=0),
         bad(data_fraq=2.0),
         bad(chunk_batch=0),
+        bad(chunk_batch=1.5),
+        bad(max_chunk_mb=-1),
+        bad(max_chunk_mb="1"),
         bad(chunk_size=0),
         bad(array_dims=("lat", "samples")),
         bad(callback="no function"),

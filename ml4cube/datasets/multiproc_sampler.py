@@ -26,6 +26,7 @@ from ml4cube.core.errors import (
     check_choice,
 )
 from ml4cube.core.grid import SizesLike
+from ml4cube.core.shard import check_whole
 from ml4cube.datasets.draft import Draft, check_overwritable, is_taken, open_draft
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.engines import (
@@ -267,7 +268,7 @@ class MultiProcSampler:
         self.nproc = check_nproc(nproc)
         check_choice("order", order, ORDERS)
         if chunk_batch is not None:
-            _check_batch(chunk_batch)
+            check_whole("chunk_batch", chunk_batch, 1)
         flags = {"rand_chunk": rand_chunk, "overwrite": overwrite, "resume": resume}
         _check_flags(flags if progress is None else {**flags, "progress": progress})
         self.targets = _targets(
@@ -567,11 +568,6 @@ def _check_flags(flags: Mapping[str, object]) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise InvalidTypeError(f"{name}={value!r} is no bool; give True or False")
-
-
-def _check_batch(batch: object) -> None:
-    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-        raise InvalidValueError(f"chunk_batch={batch!r} is no number of tiles; give 1 or more")
 
 
 def _targets(given: dict[str, Any], here: bool) -> dict[str, Place]:

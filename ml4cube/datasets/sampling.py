@@ -344,8 +344,10 @@ def _source_chunks(variable: xr.Variable) -> dict[str, int]:
 
 def _check_chunk(name: str, variable: xr.Variable, limit_mb: float) -> None:
     """Refuse chunks that would not fit a worker, by what the metadata declares."""
-    if isinstance(limit_mb, bool) or not isinstance(limit_mb, int | float):
+    if isinstance(limit_mb, bool) or not isinstance(limit_mb, int | float | np.number):
         raise InvalidTypeError(f"max_chunk_mb={limit_mb!r} is no number of megabytes")
+    if not limit_mb > 0:
+        raise InvalidValueError(f"max_chunk_mb={limit_mb!r} is not above 0")
     on_file = {} if variable._in_memory else variable.encoding.get("preferred_chunks") or {}
     for chunks in (_source_chunks(variable), on_file):
         cells = math.prod(chunks.get(str(d), n) for d, n in variable.sizes.items()) if chunks else 0
@@ -426,7 +428,7 @@ def shard_bytes(total: int) -> int:
 
 def _choice(blocks: Grid, fraction: float, at_random: bool, seed: int) -> BlockChoice | None:
     """The blocks to use: the first ones in the cube's order, or drawn at random."""
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float):
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number):
         raise InvalidTypeError(f"data_fraq={fraction!r} is a {type(fraction).__name__}")
     if not 0 < fraction <= 1:
         raise InvalidValueError(f"data_fraq={fraction!r} is not above 0 and at most 1")
