@@ -71,6 +71,17 @@ def test_two_passes_at_once_with_processes_keep_their_own_epochs() -> None:
     assert epochs == [0, 1, 0, 1]
 
 
+@pytest.mark.parametrize("buffer_mb", [64, RING_MB])
+def test_an_iterator_that_is_never_asked_is_no_epoch(store: Path, buffer_mb: float) -> None:
+    data = PTXrDataset(store, to_pred="b")
+    loader, twin = (prep_dataloader(data, batch_size=16, buffer_mb=buffer_mb) for _ in range(2))
+    iter(loader)
+    assert epoch(loader) == epoch(twin)
+    loader.load_state_dict({**twin.state_dict(), "done": 32})
+    iter(loader)
+    assert len(epoch(loader)) == N // 16 - 2
+
+
 def test_one_part_is_asked_for_and_no_other_given(store: Path, tmp_path: Path) -> None:
     assert len(PTXrDataset(store, part="train")) == N
     with pytest.raises(InvalidValueError, match=r"part='test' was asked.*the store of 'train'"):

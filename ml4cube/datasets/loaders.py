@@ -349,13 +349,11 @@ class SampleLoader:
         return self._memory.order(self._plan.seed).samples(epoch)
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over one epoch: the one that was set, else the next."""
-        share = self._plan.share()
-        epoch, start = self._plan.cursor.begin()
-        return self._batches(share, epoch, start)
-
-    def _batches(self, share: Share, epoch: int, start: int) -> Iterator[Any]:
+        """Iterate over one epoch, the one that was set, else the next, from its first batch on."""
+        # a generator, so that an iterator that is never asked (Lightning makes one) begins none
         size, pack, plan = self.batch_size, self.dataset.pack, self._plan
+        share = plan.share()
+        epoch, start = plan.cursor.begin()
         hand, number = self._handover.hand, 0
         with closing(self._groups(share, epoch, start)) as groups:
             for positions, tensors in groups:
