@@ -164,3 +164,19 @@ def test_any_axis_can_be_sampled(tmp_path: Path, values: Any) -> None:
     places = {part: tmp_path / part for part in ("train_cube", "test_cube")}
     train, test = MultiProcSampler(cube, **places, **options).get_datasets()
     assert train.sizes["samples"] + test.sizes["samples"] == 400
+
+
+def test_fill_values_left_in_are_no_samples(tmp_path: Path) -> None:
+    values = np.arange(240.0).reshape(40, 6)
+    values[::3] = -9999
+    cube = xr.Dataset({"a": (("time", "x"), values, {"_FillValue": -9999.0})})
+    with pytest.raises(InvalidValueError, match=r"'a' holds values of -9999, which its _FillValue"):
+        MultiProcSampler(
+            cube,
+            train_cube=tmp_path / "train",
+            test_cube=tmp_path / "test",
+            block_size={"time": 4},
+            nproc=1,
+            seed=1,
+        ).run()
+    assert not list(tmp_path.iterdir())

@@ -26,6 +26,7 @@ from ml4cube.datasets.extractor import OUTCOMES, REASONS, Extractor
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.sampling import MIB, ORIGIN_BYTES, Sampling, check_targets, tile_bytes
 from ml4cube.datasets.windows import CubeReader
+from ml4cube.preprocessing.cubes import check_no_fill_value
 
 logger = logging.getLogger(__name__)
 
@@ -190,6 +191,8 @@ def make_plan(
     check_targets(sampling.spec, schema)
     floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
     statistics = merge.total or Statistics.empty(floats, part="train")
+    for name in (name for name in statistics if name in sampling.ds):
+        check_no_fill_value(name, statistics[name], sampling.ds[name])
     samples = {part: accounting[part] for part in parts}
     return extractor, SamplePlan(
         parts,

@@ -259,6 +259,41 @@ def check_decoded(name: str, variable: xr.Variable | xr.DataArray) -> None:
     core.check_decoded(name, variable.dtype, variable.attrs)
 
 
+def check_no_fill_value(
+    name: str, stats: core.VariableStatistics, variable: xr.Variable | xr.DataArray
+) -> None:
+    """Refuse values of which the extreme ones are what the attributes call a gap.
+
+    The attribute alone is no proof: it stays where a user turned fill values into NaN.
+
+    Parameters
+    ----------
+    name : str
+        Name of the variable.
+    stats : VariableStatistics
+        Its range, or ranges.
+    variable : Variable or DataArray
+        The variable.
+
+    Raises
+    ------
+    InvalidValueError
+        If it was opened without decoding.
+    """
+    for key in ("_FillValue", "missing_value"):
+        fill = np.ravel(variable.attrs.get(key, ()))
+        if fill.dtype.kind not in "iuf" or variable.dtype.kind != "f":
+            continue  # integers with such an attribute are refused before they are read
+        with np.errstate(over="ignore"):  # beyond the dtype's range it cannot be among the values
+            fill = fill.astype(variable.dtype).astype(np.float64)
+        for value in fill:
+            if np.any(np.equal(stats.min, value)) or np.any(np.equal(stats.max, value)):
+                raise InvalidValueError(
+                    f"variable {name!r} holds values of {value:g}, which its {key} says are gaps; "
+                    "open the source with mask_and_scale=True, or apply xarray.decode_cf"
+                )
+
+
 def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None, str]:
     """Select the cells of one part.
 

@@ -133,7 +133,7 @@ class Statistics(core.Statistics):
             where = None if cells is None else cubes.fitted(cells, variable)
             table[name] = _named_errors(name, _summed, variable, where, form)
             _check_not_empty(name, table[name], part, form.weights is not None)
-            _check_no_fill_value(name, table[name], variable)
+            cubes.check_no_fill_value(name, table[name], variable)
         return cls(table, part)
 
     @classmethod
@@ -310,25 +310,6 @@ def _check_not_empty(
         )
     if np.sum(stats.count) == 0:
         logger.warning("variable %r has no finite cell in part %r", name, part)
-
-
-def _check_no_fill_value(name: str, stats: VariableStatistics, variable: xr.Variable) -> None:
-    """Refuse values of which the extreme ones are what the attributes call a gap.
-
-    The attribute alone is no proof: it stays where a user turned fill values into NaN.
-    """
-    for key in ("_FillValue", "missing_value"):
-        fill = np.ravel(variable.attrs.get(key, ()))
-        if fill.dtype.kind not in "iuf" or variable.dtype.kind != "f":
-            continue  # integers with such an attribute are refused before they are read
-        with np.errstate(over="ignore"):  # beyond the dtype's range it cannot be among the values
-            fill = fill.astype(variable.dtype).astype(np.float64)
-        for value in fill:
-            if np.any(np.equal(stats.min, value)) or np.any(np.equal(stats.max, value)):
-                raise InvalidValueError(
-                    f"variable {name!r} holds values of {value:g}, which its {key} says are gaps; "
-                    "open the source with mask_and_scale=True, or apply xarray.decode_cf"
-                )
 
 
 def _summed(variable: xr.Variable, where: xr.Variable | None, form: Form) -> VariableStatistics:
