@@ -6,6 +6,7 @@ import os
 import signal
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, StoreError
@@ -65,6 +66,7 @@ def test_a_dead_worker_is_noticed() -> None:
 def test_nproc(nproc: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"nproc={nproc}"):
         check_nproc(nproc)
+    assert type(check_nproc(np.int64(2))) is int
 
 
 @pytest.fixture(scope="module")

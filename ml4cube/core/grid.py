@@ -146,7 +146,7 @@ def parse_overlap(
     """
     if given is None:
         pairs: dict[str, Any] = {}
-    elif isinstance(given, int | float):
+    elif isinstance(given, int | float | np.number):
         pairs = dict.fromkeys(size, given)
     else:
         pairs = parse_pairs(argument, given, tuple(size))

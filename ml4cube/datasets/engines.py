@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+import numpy as np
+
 from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError, RunError
 
 logger = logging.getLogger(__name__)
@@ -85,11 +87,11 @@ def check_nproc(nproc: object) -> int:
     InvalidValueError
         If it is below 1.
     """
-    if isinstance(nproc, bool) or not isinstance(nproc, int):
+    if isinstance(nproc, bool) or not isinstance(nproc, int | np.integer):
         raise InvalidTypeError(f"nproc={nproc!r} is a {type(nproc).__name__}; give an integer")
     if nproc < 1:
         raise InvalidValueError(f"nproc={nproc} processes cannot work; give 1 or more")
-    return nproc
+    return int(nproc)
 
 
 def choose_engine(nproc: int, client: Any = None) -> Engine:

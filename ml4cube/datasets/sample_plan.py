@@ -191,7 +191,8 @@ def make_plan(
     check_targets(sampling.spec, schema)
     floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
     statistics = merge.total or Statistics.empty(floats, part="train")
-    for name in (name for name in statistics if name in sampling.ds):
+    # attributes say what gaps are of the source's values, not of those that a callback makes
+    for name in statistics if extractor.callback is None else ():
         check_no_fill_value(name, statistics[name], sampling.ds[name])
     samples = {part: accounting[part] for part in parts}
     return extractor, SamplePlan(
