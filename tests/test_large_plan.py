@@ -57,13 +57,18 @@ layout = layout_of(
     sampler.sampling, plan, "train", None, scaling_of(plan.statistics, "standardize"),
     Precision.parse(None, None), Compressor(),
 )
-shards = sum(1 for _ in shard_tasks(sampler.sampling, plan, "train", layout, "shuffled"))
+shards, blocks_of_a_shard = 0, []
+for shard, pieces in shard_tasks(sampler.sampling, plan, "train", layout, "shuffled"):
+    shards += 1
+    if shard + 1 < layout.shards:
+        tiles = [sampler.sampling.extractor.tiles.block(piece.tile) for piece in pieces]
+        blocks_of_a_shard.append(len({tuple(np.array(t.start) // (1, 4, 4)) for t in tiles}))
 # not ru_maxrss, which begins with the memory of the process that started this one
 (peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({
     "blocks": len(sampler.sampling.blocks), "tasks": engine.tasks, "largest": engine.largest,
     "package": engine.package, "shards": shards, "wanted": layout.shards,
-    "mb": int(peak) / 1024,
+    "mb": int(peak) / 1024, "least_blocks": min(blocks_of_a_shard),
 }))
 '''
 
@@ -78,6 +83,7 @@ def test_a_million_blocks(tmp_path: Path) -> None:
     assert found["blocks"] == 1_000_000
     assert found["tasks"] <= 20_000
     assert found["mb"] < 1000
+    assert found["least_blocks"] >= 16  # of one task, which owns whole shards
     assert found["largest"] < 5000  # bytes of a task; what all share travels apart, once
     assert found["package"] < 2_000_000
     assert found["shards"] == found["wanted"]

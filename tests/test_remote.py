@@ -359,6 +359,10 @@ def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
     store, _ = inside("MemoryStore")
     with pytest.raises(CubeError, match=r"'MemoryStore at 'a'' and another part's place|lie one"):
         MultiProcSampler(cube(), train_cube=store, test_cube=StorePath(store, "a"))
+    empty = [zarr.storage.MemoryStore() for _ in range(2)]
+    MultiProcSampler(cube(), train_cube=empty[0], test_cube=empty[1])
+    with pytest.raises(CubeError, match="is another part's place too"):
+        MultiProcSampler(cube(), train_cube=empty[0], test_cube=empty[0])
     with pytest.raises(CubeError, match=r"train_cube: MemoryStore is read-only; give a writable"):
         MultiProcSampler(cube(), train_cube=store.with_read_only(True), test_cube=tmp_path)
     with pytest.raises(TypeError, match=r"train_cube=3 is a int; give a path, a URL, a zarr"):

@@ -595,7 +595,7 @@ def _one_inside_the_other(one: Place, other: Place) -> bool:
     if isinstance(one, ZarrFolder) and isinstance(other, ZarrFolder):
         # two paths inside one zarr store; the root holds all others
         paths = [f"{place.path}/".lstrip("/") for place in (one, other)]
-        return one.store == other.store and (
+        return one.shares_store_with(other) and (
             paths[0].startswith(paths[1]) or paths[1].startswith(paths[0])
         )
     if isinstance(one, ZarrFolder) or isinstance(other, ZarrFolder):

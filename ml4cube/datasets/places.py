@@ -11,7 +11,7 @@ from ml4cube.core.errors import InvalidTypeError
 from ml4cube.datasets.folders import Folder, LocalFolder, RemoteFolder, digest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ZarrFolder:
     """A group of a zarr store that is no folder of files: an Icechunk session, or memory.
 
@@ -110,6 +110,32 @@ class ZarrFolder:
     def clear(self) -> None:
         """Remove the group and all that is in it."""
         _now(self.store.delete_dir(self.path) if self.path else self.store.clear())
+
+    def shares_store_with(self, other: ZarrFolder) -> bool:
+        """Tell whether another place lies in the same zarr store.
+
+        Parameters
+        ----------
+        other : ZarrFolder
+            The other place.
+
+        Returns
+        -------
+        bool
+            Stores in memory are the same only if their memory is: two empty ones are equal.
+        """
+        if str(self.store).startswith("memory://"):
+            return str(self.store) == str(other.store)
+        same: bool = self.store == other.store
+        return same
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same group of the same store."""
+        if not isinstance(other, ZarrFolder):
+            return NotImplemented
+        return self.path == other.path and self.shares_store_with(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def _key(self, path: str) -> str:
         return f"{self.path}/{path}" if self.path else path
