@@ -19,11 +19,11 @@ from tqdm.auto import tqdm
 from ml4cube.core.errors import (
     CubeError,
     EmptyPartError,
-    InvalidTypeError,
     InvalidValueError,
     StoreError,
     StoreExistsError,
     check_choice,
+    check_flags,
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.shard import check_whole
@@ -270,7 +270,7 @@ class MultiProcSampler:
         if chunk_batch is not None:
             check_whole("chunk_batch", chunk_batch, 1)
         flags = {"rand_chunk": rand_chunk, "overwrite": overwrite, "resume": resume}
-        _check_flags(flags if progress is None else {**flags, "progress": progress})
+        check_flags(flags if progress is None else {**flags, "progress": progress})
         self.targets = _targets(
             {"train": train_cube, "test": test_cube, "val": val_cube},
             here=nproc == 1 or client is not None,
@@ -562,12 +562,6 @@ class MultiProcSampler:
 
 def _size(files: Files) -> int:
     return sum(size for size, _ in files.values())
-
-
-def _check_flags(flags: Mapping[str, object]) -> None:
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise InvalidTypeError(f"{name}={value!r} is no bool; give True or False")
 
 
 def _targets(given: dict[str, Any], here: bool) -> dict[str, Place]:

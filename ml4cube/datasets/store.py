@@ -45,6 +45,8 @@ MANIFEST = "manifest/zarr.json"
 #: The subgroup of the cube's coordinates.
 AXES = "axes"
 _NO_DATE = np.iinfo(np.int64).min
+# Files of a shard that are written at once.
+_FILES_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,7 @@ def write_shard(
     first, last = layout.bounds(shard)
     written: dict[str, Future[tuple[int, str]]] = {}
     # a file is encoded while others are written: the disk syncs several in the time of one
-    with ThreadPoolExecutor(len(layout.arrays), "ml4cube-write") as threads:
+    with ThreadPoolExecutor(_FILES_AT_ONCE, "ml4cube-write") as threads:
         for array in layout.arrays:
             samples = values[array.name]
             assert samples.shape == (last - first, *array.window), (array.name, samples.shape)
