@@ -193,7 +193,8 @@ def make_plan(
     statistics = merge.total or Statistics.empty(floats, part="train")
     # attributes say what gaps are of the source's values, not of those that a callback makes
     for name in statistics if extractor.callback is None else ():
-        check_no_fill_value(name, statistics[name], sampling.ds[name])
+        if name in sampling.ds:
+            check_no_fill_value(name, statistics[name], sampling.ds[name])
     samples = {part: accounting[part] for part in parts}
     return extractor, SamplePlan(
         parts,
