@@ -24,7 +24,7 @@ from zarr.storage import StorePath
 
 from ml4cube import open_store
 from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
-from ml4cube.datasets import draft
+from ml4cube.datasets import draft, folders
 from ml4cube.datasets.draft import RemoteDraft
 from ml4cube.datasets.folders import RemoteFolder, filesystem
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -65,7 +65,6 @@ def bucket(server: str, tmp_path: Path) -> str:
 
 
 def _forget() -> None:
-    from ml4cube.datasets import folders
 
     folders._filesystem.cache_clear()
 
@@ -363,10 +362,17 @@ def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
     MultiProcSampler(cube(), train_cube=empty[0], test_cube=empty[1])
     with pytest.raises(CubeError, match="is another part's place too"):
         MultiProcSampler(cube(), train_cube=empty[0], test_cube=empty[0])
-    with pytest.raises(CubeError, match=r"train_cube: MemoryStore is read-only; give a writable"):
+    with pytest.raises(CubeError, match=r"train_cube: the MemoryStore is read-only; give a w"):
         MultiProcSampler(cube(), train_cube=store.with_read_only(True), test_cube=tmp_path)
     with pytest.raises(TypeError, match=r"train_cube=3 is a int; give a path, a URL, a zarr"):
         MultiProcSampler(cube(), train_cube=3)
+    with pytest.raises(CubeError, match="the LocalStore is read-only"):
+        MultiProcSampler(cube(), train_cube=zarr.storage.LocalStore(tmp_path, read_only=True))
+    with pytest.raises(TypeError, match="train_cube='' is empty; give a path"):
+        MultiProcSampler(cube(), train_cube="")
+    zarr.create_array(store, name="field", shape=(2,), dtype="f4")
+    with pytest.raises(CubeError, match="at 'field/train' lies inside the array 'field'"):
+        MultiProcSampler(cube(), train_cube=StorePath(store, "field/train"))
     client = SimpleNamespace(submit=None, scheduler_info=None)
     with pytest.raises(CubeError, match=r"MemoryStore at 'train.zarr' is written by way of a fold"):
         into(store, cube(), client=client).run()
@@ -380,3 +386,15 @@ def test_zarr_stores_of_files_are_their_paths(tmp_path: Path) -> None:
     assert sampler.targets["train"] == tmp_path / "train.zarr"
     url = "memory://a/train.zarr"
     assert place_of("store", zarr.storage.FsspecStore.from_url(url)).startswith("memory://")
+
+
+def test_no_room_on_the_way_into_a_zarr_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, _ = inside("MemoryStore")
+
+    def full(path: Path, *pieces: bytes) -> tuple[int, str]:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folders, "write_file", full)
+    with pytest.raises(StoreError, match=r"No space left.*its files grow in .*\(TMPDIR\) first"):
+        into(store, cube()).run()
+    assert not ZarrFolder(store).list()

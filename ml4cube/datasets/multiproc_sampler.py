@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,11 +39,11 @@ from ml4cube.datasets.engines import (
 )
 from ml4cube.datasets.extractor import Callback, Extractor
 from ml4cube.datasets.folders import Files, filesystem
-from ml4cube.datasets.places import Place, ZarrFolder, place_of
+from ml4cube.datasets.places import Place, ZarrFolder, place_of, store_and_path
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.provenance import fingerprint, provenance
 from ml4cube.datasets.sample_plan import SamplePlan, check_missing_chunks, make_plan
-from ml4cube.datasets.sampling import MAX_CHUNK_MB, Sampling, check_stored_names, seed_of
+from ml4cube.datasets.sampling import MAX_CHUNK_MB, Sampling, check_stored_names
 from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, scaling_of, shard_tasks
 from ml4cube.datasets.shard_writer import ShardJob, make_shard
 from ml4cube.datasets.store import (
@@ -53,6 +54,7 @@ from ml4cube.datasets.store import (
     open_store,
     write_axes,
 )
+from ml4cube.splits.assign import check_seed
 
 logger = logging.getLogger(__name__)
 
@@ -290,7 +292,7 @@ class MultiProcSampler:
             block_size=block_size,
             sample_size=sample_size,
             overlap=overlap,
-            seed=seed_of(seed),
+            seed=check_seed(seed),
             to_pred=to_pred,
             features=features,
             apply_mask=apply_mask,
@@ -570,6 +572,12 @@ def _targets(given: dict[str, Any], here: bool) -> dict[str, Place]:
     for part, path in given.items():
         if path is None and part == "val":
             continue
+        store, _ = store_and_path(path)
+        if store is not None and store.read_only:
+            raise InvalidValueError(
+                f"{part}_cube: the {type(store).__name__} is read-only; give a writable one (of "
+                "Icechunk: the store of repository.writable_session(branch))"
+            )
         place = _place(f"{part}_cube", place_of(f"{part}_cube", path), here)
         if place in targets.values():
             raise InvalidValueError(
@@ -600,10 +608,9 @@ def _one_inside_the_other(one: Place, other: Place) -> bool:
 
 def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
     if isinstance(place, ZarrFolder):
-        if place.store.read_only:
+        if (array := place.array_above()) is not None:
             raise InvalidValueError(
-                f"{argument}: {place} is read-only; give a writable one (of Icechunk: the store of "
-                "repository.writable_session(branch))"
+                f"{argument}: {place} lies inside the array {array!r}; give a path in a group"
             )
         return place
     if "://" not in place:
@@ -629,6 +636,11 @@ def _write_errors(target: Place) -> Iterator[None]:
     except CubeError:
         raise
     except OSError as error:
+        if isinstance(target, ZarrFolder):
+            raise StoreError(
+                f"{target} cannot be written: {error}; its files grow in {tempfile.gettempdir()} "
+                "(TMPDIR) first, make room there, then run again"
+            ) from error
         raise StoreError(
             f"{target} cannot be written: {error}; make room or choose another path, then run "
             "again: what is finished is kept"

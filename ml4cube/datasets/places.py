@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,23 @@ class ZarrFolder:
         """Remove the group and all that is in it."""
         _now(self.store.delete_dir(self.path) if self.path else self.store.clear())
 
+    def array_above(self) -> str | None:
+        """Find an array on the way to the group, inside which no group can lie.
+
+        Returns
+        -------
+        str or None
+            Path of the array; None if there is none, as should be.
+        """
+        parts = self.path.split("/") if self.path else []
+        for depth in range(1, len(parts) + 1):
+            above = ZarrFolder(self.store, "/".join(parts[:depth]))
+            if above.size("zarr.json") is None:
+                continue
+            if json.loads(above.read("zarr.json"))["node_type"] == "array":
+                return above.path
+        return None
+
     def shares_store_with(self, other: ZarrFolder) -> bool:
         """Tell whether another place lies in the same zarr store.
 
@@ -184,8 +202,9 @@ def place_of(argument: str, source: Any) -> str | ZarrFolder:
         return source
     store, inside = store_and_path(source)
     if store is None:
+        found = "empty" if source == "" else f"a {type(source).__name__}"
         raise InvalidTypeError(
-            f"{argument}={source!r} is a {type(source).__name__}; give a path, a URL, a zarr "
+            f"{argument}={source!r} is {found}; give a path, a URL, a zarr "
             "store or group, or an Icechunk session"
         )
     from zarr.storage import FsspecStore, LocalStore

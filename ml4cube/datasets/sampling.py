@@ -521,26 +521,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def seed_of(seed: object) -> int:
-    """Refuse a seed that is no integer.
-
-    Parameters
-    ----------
-    seed : int
-        What was asked for.
-
-    Returns
-    -------
-    int
-        The same.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no integer.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise InvalidTypeError(f"seed={seed!r} is a {type(seed).__name__}; give an integer")
-    return int(seed)

@@ -25,8 +25,9 @@ from ml4cube.datasets.extractor import (
     float_statistics,
 )
 from ml4cube.datasets.sample_plan import fill_statistics
-from ml4cube.datasets.sampling import Sampling, block_order, check_targets, seed_of
+from ml4cube.datasets.sampling import Sampling, block_order, check_targets
 from ml4cube.datasets.shard_layout import scaling_of
+from ml4cube.splits.assign import check_seed
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
@@ -166,7 +167,7 @@ class XrDataset:
             to_pred=to_pred,
             features=features,
             data_split=data_split,
-            seed=seed_of(seed),
+            seed=check_seed(seed),
             split_unlabelled=to_pred is not None,
             drop_nan=drop_nan,
             apply_mask=apply_mask,
