@@ -65,6 +65,8 @@ def test_tile_of_cells_agrees_with_the_slices(grid: Grid) -> None:
         tile_of = grid.tile_of_cells(dim)
         for block in grid:
             assert (tile_of[block.slices[dim]] == block.index[axis]).all()
+        some = np.arange(grid.shape[axis])[::-2]
+        assert (grid.tile_of_cells(dim, some) == tile_of[some]).all()
 
 
 @given(grids())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -823,6 +824,28 @@ MultiProcSampler(
     nproc=nproc, callback=slow, sample_size=dict(lat=2, lon=2),
 ).run()
 """
+
+
+def test_what_the_journal_says_is_on_disk(tmp_path: Path, monkeypatch: Any) -> None:
+    synced: set[str] = set()
+    told: list[str] = []
+    sync = os.fsync
+
+    def watched(handle: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        if path.endswith("journal.jsonl"):
+            tasks = [json.loads(line) for line in Path(path).read_text().splitlines()]
+            names = [str(Path(path).parent / "store" / f) for t in tasks for f in t["files"]]
+            assert synced.issuperset(names)
+            told.extend(names)
+        sync(handle)
+        synced.add(path)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    monkeypatch.setattr(sampling, "_SHARD_BYTES", (2000, 2000))
+    sampler(split_cube(), tmp_path, sample_size={"lat": 2}, val_cube=tmp_path / "val.zarr").run()
+    shards = {name for name in told if "/c/" in name}
+    assert len(shards) > 30
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

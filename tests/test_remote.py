@@ -391,7 +391,7 @@ def test_zarr_stores_of_files_are_their_paths(tmp_path: Path) -> None:
 def test_no_room_on_the_way_into_a_zarr_store(monkeypatch: pytest.MonkeyPatch) -> None:
     store, _ = inside("MemoryStore")
 
-    def full(path: Path, *pieces: bytes) -> tuple[int, str]:
+    def full(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(folders, "write_file", full)

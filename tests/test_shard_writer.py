@@ -1,21 +1,59 @@
-"""Samples of a shard are mixed in runs: windows as they come, numbers when all are there."""
+"""Samples of a shard are mixed in runs while they come, piece by piece."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ml4cube.datasets.shard_writer import _mixed, _run_order, _run_starts
+from ml4cube.datasets.shard_writer import RunOrder
+from ml4cube.datasets.store import ArrayLayout, StoreLayout
 
 
-@given(n=st.integers(1, 300), run=st.integers(1, 70), seed=st.integers(0, 2**32))
-def test_numbers_and_windows_are_mixed_alike(n: int, run: int, seed: int) -> None:
-    order = _run_order(n, run, seed)
-    place = np.arange(n)
-    expected = np.full(n, -1)
-    expected[_run_starts(n, run, order)[place // run] + place % run] = place
-    np.testing.assert_array_equal(np.sort(expected), place)
-    np.testing.assert_array_equal(_mixed(place, run, order), expected)
-    # neighbours stay together: only the ends of runs are cut
-    assert (np.diff(expected) != 1).sum() <= -(-n // run) - 1
+def order_of(n: int, cells: int, seed: int | None) -> RunOrder:
+    arrays = (
+        ArrayLayout("t", ("samples", "x"), (cells,), "<f4", 1),
+        ArrayLayout("time", ("samples",), (), "<f8", 1, coordinate=True),
+    )
+    return RunOrder.of(StoreLayout(n, n, arrays), n, seed)
+
+
+@given(
+    n=st.integers(1, 300),
+    cells=st.sampled_from([1, 16, 20, 64, 100, 500, 2000]),
+    seed=st.none() | st.integers(0, 2**32),
+    cuts=st.lists(st.integers(0, 300), max_size=6),
+)
+def test_pieces_of_any_size_are_mixed_in_runs(
+    n: int, cells: int, seed: int | None, cuts: list[int]
+) -> None:
+    order = order_of(n, cells, seed)
+    whole = n // order.run
+    expected = np.arange(n)
+    for run, place in enumerate(order.place):
+        for i in range(order.run):
+            expected[place * order.run + i] = run * order.run + i
+    np.testing.assert_array_equal(np.sort(order.place), np.arange(whole))
+    if seed is None:
+        np.testing.assert_array_equal(expected, np.arange(n))
+
+    numbers, windows = np.full(n, -1), np.full((n, 2, 3), -1)
+    edges = sorted({0, n, *(c for c in cuts if c < n)})
+    for first, last in itertools.pairwise(edges):
+        piece = np.arange(first, last)
+        order.put(numbers, first, piece)
+        order.put(windows, first, np.broadcast_to(piece[:, None, None], (len(piece), 2, 3)))
+    np.testing.assert_array_equal(numbers, expected)
+    np.testing.assert_array_equal(windows[:, 1, 2], expected)
+    assert (windows == windows[:, :1, :1]).all()
+
+
+def test_runs_hold_a_few_kilobytes_and_at_most_64_samples() -> None:
+    assert order_of(10_000, 1, 0).run == 64
+    assert order_of(10_000, 256, 0).run == 4
+    assert order_of(10_000, 100_000, 0).run == 1
+    mixed = order_of(10_000, 1, 0).place
+    assert not np.array_equal(mixed, np.arange(len(mixed)))
+    assert not np.array_equal(mixed, order_of(10_000, 1, 1).place)

@@ -401,21 +401,24 @@ class Grid:
         stop = tuple(min(a + t, n) for a, t, n in zip(start, self.tile, self.shape, strict=True))
         return Block(id, self.dims, index, start, stop)
 
-    def tile_of_cells(self, dim: str) -> NDArray[np.intp]:
+    def tile_of_cells(self, dim: str, cells: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
         """Index of the tile that each cell along `dim` belongs to, for tilings without overlap.
 
         Parameters
         ----------
         dim : str
             One of `dims`.
+        cells : ndarray of int, optional
+            Cells along `dim`; all of them if not given.
 
         Returns
         -------
-        ndarray of int, shape (cells along dim,)
+        ndarray of int, shape (cells,)
             Tile index of each cell.
         """
         axis = self.dims.index(dim)
-        return np.arange(self.shape[axis]) // self.stride[axis]
+        cells = np.arange(self.shape[axis]) if cells is None else cells
+        return cells // self.stride[axis]
 
     def to_json(self) -> str:
         """Write the grid as JSON; `from_json` reads it back.

@@ -115,9 +115,10 @@ def _window_reduce(
             f"windows of size {tuple(size)} and stride {tuple(stride)} do not fit "
             f"{flags.ndim} dims; give one number of at least 1 per dim"
         )
-    result = np.array(flags, bool)
+    result = flags.astype(bool)
     for axis, (length, step) in enumerate(zip(size, stride, strict=True)):
-        result = _reduce_axis(operation, result, axis, length, step)
+        if (length, step) != (1, 1):
+            result = _reduce_axis(operation, result, axis, length, step)
     return result
 
 

@@ -305,8 +305,10 @@ class SplitPlan:
         """
         dims = self.grid.dims
         table = self.table
-        tiles = (self.grid.tile_of_cells(dim)[positions[dim]] for dim in dims)
-        blocks = [_distinct(ids) for ids in tiles]
+        blocks = [_distinct(self.grid.tile_of_cells(dim, positions[dim])) for dim in dims]
+        if not reaches and all(len(ids) == 1 for ids, _ in blocks):
+            label = table[tuple(ids[0] for ids, _ in blocks)]
+            return np.full([len(which) for _, which in blocks], label)
         labels = table[np.ix_(*(ids for ids, _ in blocks))]
         # every block is looked up once; from the last axis on, whole rows and planes are copied
         for axis in reversed(range(len(dims))):

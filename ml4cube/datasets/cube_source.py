@@ -177,9 +177,10 @@ class CubeSource:
     def _origins(self, samples: Ints) -> Arrays:
         """Where samples begin, as the extractor gives it."""
         chunks = np.searchsorted(self._starts, samples, side="right") - 1
+        ascending = np.argsort(samples, kind="stable")
         result: Arrays = {}
         for chunk in np.unique(chunks).tolist():
-            here = np.flatnonzero(chunks == chunk)
+            here = ascending[chunks[ascending] == chunk]
             keep = self._keep(chunk)[samples[here] - self._starts[chunk]]
             origins = self._extractor.origins(self._extractor.tiles.block(chunk), keep)
             for name, values in origins.items():

@@ -21,6 +21,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -31,7 +32,7 @@ from ml4cube.datasets.folders import (
     Folder,
     LocalFolder,
     RemoteFolder,
-    sync_folder,
+    sync_path,
     write_file,
 )
 from ml4cube.datasets.places import Place, ZarrFolder, folder_of
@@ -99,6 +100,21 @@ class Draft(ABC):
     def files(self) -> Files:
         """Everything that recorded tasks wrote."""
         return {name: entry for files in self.done.values() for name, entry in files.items()}
+
+    def root_of_workers(self, elsewhere: bool) -> Folder:
+        """Return the folder that workers write to.
+
+        Parameters
+        ----------
+        elsewhere : bool
+            Whether they run on other machines.
+
+        Returns
+        -------
+        Folder
+            `root`, or one whose files are on disk only once they are recorded.
+        """
+        return self.root
 
     @abstractmethod
     def record(self, task: int, files: Files) -> None:
@@ -227,8 +243,23 @@ class LocalDraft(Draft):
             # a line that a crash cut off would run into the next one
             path.write_text("".join(whole), encoding="utf-8")
 
+    def root_of_workers(self, elsewhere: bool) -> LocalFolder:
+        """Return the folder that workers write to: those of this machine need not wait for disks.
+
+        Parameters
+        ----------
+        elsewhere : bool
+            Whether they run on other machines.
+
+        Returns
+        -------
+        LocalFolder
+            `root`, or one whose files are on disk only once they are recorded.
+        """
+        return replace(self.root, waits=elsewhere)
+
     def record(self, task: int, files: Files) -> None:
-        """Note in the journal, durably, that a task is finished.
+        """Note in the journal, durably, that a task is finished; before, wait for its files.
 
         Parameters
         ----------
@@ -237,6 +268,7 @@ class LocalDraft(Draft):
         files : dict
             What it wrote.
         """
+        self.root.sync(files)
         self.done[task] = files
         self._journal.write(json.dumps({"task": task, "files": files}) + "\n")
         self._journal.flush()
@@ -251,7 +283,7 @@ class LocalDraft(Draft):
             check_overwritable(self.target)
             self.target.rename(aside)
         self.root.root.rename(self.target)
-        sync_folder(self.target.parent)
+        sync_path(self.target.parent)
         self.discard()
 
     def discard(self) -> None:

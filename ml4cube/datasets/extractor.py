@@ -35,6 +35,10 @@ _CODE = {name: code for code, name in enumerate(OUTCOMES)}
 assert all(_CODE[part] == label for part, label in PARTS.items())
 
 
+# Windows in a row, from which on counting those that stay is faster than looking at each.
+_LONG_RUN = 8
+
+
 @dataclass(frozen=True)
 class Axis:
     """The coordinate along one dim of a cube, ready to be stored.
@@ -287,6 +291,11 @@ class Extractor:
             for first, last, stride in zip(tile.start, tile.stop, self.spec.stride, strict=True)
         ]
 
+    @property
+    def index_dtype(self) -> np.dtype[Any]:
+        """Dtype that cells along any dim of the cube are numbered in."""
+        return np.dtype(np.int32 if max(self.spec.shape) < 2**31 else np.int64)
+
     def origins(self, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Where samples begin along every dim, as value and as index.
 
@@ -295,24 +304,21 @@ class Extractor:
         tile : Block
             The tile.
         keep : ndarray of int
-            Row-major positions of windows in the tile.
+            Row-major positions of windows in the tile, ascending.
 
         Returns
         -------
         dict of str to ndarray
             Coordinates along ``samples``.
         """
-        counts = tuple(tile.shape.values())
-        spread = np.empty(counts, np.intp)
         result: Arrays = {}
-        for number, (axis, dim, starts) in enumerate(
-            zip(self.axes, self.spec.dims, self._starts(tile), strict=True)
-        ):
-            # spread over the tile and then picked: finding each window's place by division is slow
-            spread[...] = starts.reshape(-1, *(1 for _ in counts[number + 1 :]))
-            index = spread.reshape(-1).take(keep)
-            result[axis.name] = axis.values.take(index)
-            result[f"{dim}_index"] = index
+        outer, inner = 1, math.prod(tile.shape.values())
+        for axis, dim, starts in zip(self.axes, self.spec.dims, self._starts(tile), strict=True):
+            inner //= len(starts)
+            spread = _spread(keep, outer, len(starts), inner)
+            result[axis.name] = spread(axis.values[starts])
+            result[f"{dim}_index"] = spread(starts.astype(self.index_dtype))
+            outer *= len(starts)
         return result
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
@@ -449,6 +455,27 @@ def _as_labels(label: NDArray[Any], name: str) -> NDArray[np.uint8]:
             "0 (test), 2 (val) and 255 (excluded)"
         )
     return np.where(gaps, EXCLUDED, label).astype(np.uint8)
+
+
+def _spread(
+    keep: NDArray[np.intp], outer: int, n: int, inner: int
+) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Give each sample of a tile the value of its place along one dim of `n` windows.
+
+    `outer` and `inner` are the tile's windows along the dims before and after, all together.
+    """
+
+    def everywhere(values: NDArray[Any]) -> NDArray[Any]:
+        filled = np.empty((outer, n), values.dtype)
+        filled[...] = values
+        return filled.reshape(-1)
+
+    if inner < _LONG_RUN:
+        places = keep if inner == 1 else keep // inner
+        return lambda values: everywhere(values).take(places)
+    rows = np.arange(0, outer * n * inner + 1, inner)
+    kept = np.diff(np.searchsorted(keep, rows))
+    return lambda values: np.repeat(everywhere(values), kept)
 
 
 def float_statistics(samples: Arrays) -> Statistics:

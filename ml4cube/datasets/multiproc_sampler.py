@@ -7,8 +7,9 @@ import logging
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -446,7 +447,7 @@ class MultiProcSampler:
 
     def _write(self, drafts: dict[str, Draft], call: str) -> SamplePlan:
         finished = []
-        # a store is completed while the next one is written, the last while workers stop
+        # stores are described and completed while workers write, the last while they stop
         with ThreadPoolExecutor(1, "ml4cube-finish") as finisher, self._engine() as engine:
             extractor, plan = self._plan_on(engine)
             scaling = scaling_of(plan.statistics, self.sampling.spec.scale_fn)
@@ -465,10 +466,11 @@ class MultiProcSampler:
             total = sum(layout.shards for layout in layouts.values())
             with self._bar("writing", total, "shards") as bar:
                 for part, draft in drafts.items():
+                    described = finisher.submit(self._describe, draft, layouts[part])
                     job = ShardJob(
                         extractor,
                         part,
-                        draft.root,
+                        draft.root_of_workers(elsewhere=isinstance(engine, DaskCluster)),
                         layouts[part],
                         scaling,
                         self._order == "shuffled",
@@ -478,7 +480,9 @@ class MultiProcSampler:
                     with _write_errors(draft.target):
                         self._write_part(engine, job, plan, draft, bar)
                     metadata = self._metadata(plan, part, call)
-                    finished.append(finisher.submit(self._finish, draft, layouts[part], metadata))
+                    finished.append(
+                        finisher.submit(self._finish, draft, layouts[part], metadata, described)
+                    )
         for done in finished:
             done.result()
         for draft in drafts.values():
@@ -486,10 +490,20 @@ class MultiProcSampler:
                 draft.publish()
         return plan
 
-    def _finish(self, draft: Draft, layout: StoreLayout, metadata: StoreMetadata) -> None:
+    def _describe(self, draft: Draft, layout: StoreLayout) -> Files:
         with _write_errors(draft.target):
-            files = create(draft.root, layout) | draft.files
-            files |= write_axes(draft.root, self._compressor, self._axes())
+            files = create(draft.root, layout)
+            return files | write_axes(draft.root, self._compressor, self._axes())
+
+    def _finish(
+        self,
+        draft: Draft,
+        layout: StoreLayout,
+        metadata: StoreMetadata,
+        described: Future[Files],
+    ) -> None:
+        files = described.result() | draft.files
+        with _write_errors(draft.target):
             finish(draft.root, layout, metadata.to_attrs(), files)
 
     def _axes(self) -> dict[str, tuple[Any, Mapping[str, Any]]]:
@@ -504,9 +518,17 @@ class MultiProcSampler:
     ) -> None:
         bar.update(len(draft.done))
         tasks = self._shard_tasks(plan, job.part, job.layout, set(draft.done))
-        for _, (_, shard, files) in engine.run(make_shard, job, tasks):
-            draft.record(shard, files)
-            bar.update(1)
+        recorded: deque[Future[None]] = deque()
+        # beside the work: recording waits for the disk
+        with ThreadPoolExecutor(1, "ml4cube-record") as recorder:
+            for _, (_, shard, files) in engine.run(make_shard, job, tasks):
+                recorded.append(recorder.submit(draft.record, shard, files))
+                while recorded and recorded[0].done():
+                    recorded.popleft().result()
+                    bar.update(1)
+            for last in recorded:
+                last.result()
+                bar.update(1)
 
     def _shard_tasks(
         self, plan: SamplePlan, part: str, layout: StoreLayout, done: set[int]

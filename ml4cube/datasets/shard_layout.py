@@ -106,7 +106,7 @@ def layout_of(
         ]
     ]
     samples = (spec.array_dims[0],)
-    index = np.dtype(np.int32 if max(spec.shape) < 2**31 else np.int64).str
+    index = sampling.extractor.index_dtype.str
     for axis, dim in zip(sampling.extractor.axes, spec.dims, strict=True):
         kind = axis.values.dtype.str if axis.values.dtype.kind != "O" else "O"
         arrays.append(ArrayLayout(axis.name, samples, (), kind, shard, axis.attrs, True))

@@ -110,23 +110,13 @@ def make_shard(
         array.name: np.empty((last - first, *array.window), _memory_dtype(array))
         for array in job.layout.arrays
     }
-    run = _run_length(job.layout) if job.mix else last - first
-    order = _run_order(last - first, run, _shard_seed(job, shard))
-    starts = _run_starts(last - first, run, order)
-    windows = any(array.ndim > 1 for array in values.values())
+    order = RunOrder.of(job.layout, last - first, _shard_seed(job, shard) if job.mix else None)
     filled = 0
     for piece, reader in zip(pieces, readers, strict=True):
         samples = _piece_samples(job, piece, reader.joined(job.common))
-        here = slice(filled, filled + piece.last - piece.first)
-        place = np.arange(here.start, here.stop if windows else here.start)
-        where = starts[place // run] + place % run
         for name, array in values.items():
-            array[where if array.ndim > 1 else here] = samples[name]
-        filled = here.stop
-    for name, array in values.items():
-        if array.ndim == 1:
-            # numbers one by one are mixed when all are there, in runs: several times as fast
-            values[name] = _mixed(array, run, order)
+            order.put(array, filled, samples[name])
+        filled += piece.last - piece.first
     return job.part, shard, write_shard(job.root, job.layout, shard, values)
 
 
@@ -157,36 +147,72 @@ def _piece_samples(job: ShardJob, piece: Piece, reader: CubeReader) -> Arrays:
     return samples | extractor.origins(tile, keep[chosen])
 
 
-def _run_length(layout: StoreLayout) -> int:
-    one = sum(array.sample_bytes for array in layout.arrays if not array.coordinate)
-    return min(max(_RUN_BYTES // max(one, 1), 1), _MAX_RUN)
-
-
 def _shard_seed(job: ShardJob, shard: int) -> int:
     return int(hash_ids(job.extractor.seed, [1 + len(PARTS) * shard + PARTS[job.part]])[0])
 
 
-def _run_order(n: int, run: int, seed: int) -> NDArray[np.intp]:
-    """The order in which runs of `run` of `n` samples come after they were mixed."""
-    return np.argsort(hash_ids(seed, np.arange(-(-n // run))), kind="stable")
+@dataclass(frozen=True)
+class RunOrder:
+    """Mixes the samples of a shard by putting runs of neighbours into random order.
 
+    Parameters
+    ----------
+    run : int
+        Samples of a run.
+    place : ndarray of int, shape (whole runs,)
+        Where each run comes to lie, in runs; samples that are no whole run stay at the end.
+    """
 
-def _run_starts(n: int, run: int, order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Where each run begins after runs were put into an order."""
-    runs = len(order)
-    lengths = np.full(runs, run)
-    lengths[-1:] = n - run * (runs - 1)
-    starts = np.empty(runs, np.intp)
-    starts[order] = np.cumsum(lengths[order]) - lengths[order]
-    return starts
+    run: int
+    place: NDArray[np.intp]
 
+    @classmethod
+    def of(cls, layout: StoreLayout, n: int, seed: int | None) -> RunOrder:
+        """Draw the order of a shard.
 
-def _mixed(values: NDArray[Any], run: int, order: NDArray[np.intp]) -> NDArray[Any]:
-    """Put runs into an order, the last of which may be shorter than the others."""
-    whole = len(values) // run
-    runs, rest = values[: whole * run].reshape(whole, run), values[whole * run :]
-    if not len(rest):
-        return runs[order].reshape(-1)
-    place = int(np.flatnonzero(order == whole)[0])
-    before, after = runs[order[:place]], runs[order[place + 1 :]]
-    return np.concatenate([before.reshape(-1), rest, after.reshape(-1)])
+        Parameters
+        ----------
+        layout : StoreLayout
+            What a sample consists of.
+        n : int
+            Samples of the shard.
+        seed : int or None
+            None leaves the samples in their order.
+
+        Returns
+        -------
+        RunOrder
+            Its runs are far shorter than a chunk.
+        """
+        one = sum(array.sample_bytes for array in layout.arrays if not array.coordinate)
+        run = min(max(_RUN_BYTES // max(one, 1), 1), _MAX_RUN)
+        place = np.arange(n // run)
+        if seed is not None:
+            place = np.argsort(hash_ids(seed, place), kind="stable")
+        return cls(run, place)
+
+    def put(self, shard: NDArray[Any], first: int, samples: NDArray[Any]) -> None:
+        """Put samples that follow each other to their places.
+
+        Parameters
+        ----------
+        shard : ndarray, shape (n, *window)
+            All samples of the shard.
+        first : int
+            Number of the first of the samples before they were mixed.
+        samples : ndarray, shape (samples, *window)
+            The samples.
+        """
+        run, whole, last = self.run, len(self.place), first + len(samples)
+        # the rest of a run, whole runs, and the beginning of one
+        head = min(last, -(-first // run) * run)
+        tail = max(head, min(last // run, whole) * run)
+        for begin, end in ((first, head), (tail, last)):
+            if begin < end:
+                stays = begin >= whole * run
+                to = begin if stays else int(self.place[begin // run]) * run + begin % run
+                shard[to : to + end - begin] = samples[begin - first : end - first]
+        if head < tail:
+            runs = shard[: whole * run].reshape(whole, run, *shard.shape[1:])
+            moved = samples[head - first : tail - first].reshape(-1, *runs.shape[1:])
+            runs[self.place[head // run : tail // run]] = moved

@@ -33,7 +33,7 @@ from ml4cube.core.errors import StoreError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.encoding import Compressor, with_index
-from ml4cube.datasets.folders import HASH, Files, Folder, digest
+from ml4cube.datasets.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
 from ml4cube.datasets.places import Place, ZarrFolder, folder_of, place_of
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ MANIFEST = "manifest/zarr.json"
 #: The subgroup of the cube's coordinates.
 AXES = "axes"
 _NO_DATE = np.iinfo(np.int64).min
-# Files of a shard that are written at once.
-_FILES_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -226,12 +224,12 @@ def write_shard(
     Returns
     -------
     dict
-        The files written, synced to disk.
+        The files written.
     """
     first, last = layout.bounds(shard)
     written: dict[str, Future[tuple[int, str]]] = {}
-    # a file is encoded while others are written: the disk syncs several in the time of one
-    with ThreadPoolExecutor(_FILES_AT_ONCE, "ml4cube-write") as threads:
+    # a file is encoded while others are written
+    with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-write") as threads:
         for array in layout.arrays:
             samples = values[array.name]
             assert samples.shape == (last - first, *array.window), (array.name, samples.shape)

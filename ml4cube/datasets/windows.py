@@ -759,7 +759,7 @@ def cut(
     """
     if math.prod(size) == 1:
         points = cells[tuple(slice(None, None, step) for step in stride)].reshape(-1)
-        chosen = points.copy() if keep is None else points[keep]
+        chosen = points.copy() if keep is None else points.take(keep)
         return chosen.reshape(-1, *size)
     view = np.lib.stride_tricks.sliding_window_view(cells, tuple(size))
     view = view[tuple(slice(None, None, step) for step in stride)]
