@@ -10,6 +10,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
+import xarray as xr
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
@@ -114,19 +115,30 @@ def test_a_chunk_that_was_never_written_is_missing(tmp_path: Path) -> None:
         array.read(0, np.empty((4, 3)))
 
 
-def test_a_store_is_read_from_its_files_unless_it_was_changed(tmp_path: Path) -> None:
+def test_a_store_is_read_from_its_files_unless_it_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = write_store(tmp_path / "train.zarr", 60, ("a", "b"))
     opened = open_store(path)
     sources = {
         "path": PTXrDataset(path)._source,
         "opened": PTXrDataset(opened)._source,
         "fewer": PTXrDataset(opened[["b"]])._source,
+        "url": PTXrDataset(path.as_uri())._source,
+        "relative": PTXrDataset("train.zarr")._source,
+        "relative path": PTXrDataset(Path("train.zarr"))._source,
+        "relative, opened": PTXrDataset(open_store("./train.zarr/"))._source,
+        "by xarray": PTXrDataset(xr.open_zarr(str(path)))._source,
+        "by xarray, path": PTXrDataset(xr.open_zarr(path))._source,
+        "by xarray, relative": PTXrDataset(xr.open_zarr("train.zarr"))._source,
+        "by xarray, relative path": PTXrDataset(xr.open_zarr(Path("train.zarr")))._source,
         "changed": PTXrDataset(opened.assign(a=opened["a"] + 1))._source,
         "turned": PTXrDataset(opened.isel(samples=slice(None, None, -1)))._source,
         "loaded": PTXrDataset(opened.load())._source,
     }
     assert {name: type(source) for name, source in sources.items()} == {
-        **dict.fromkeys(["path", "opened", "fewer"], StoreSource),
+        **dict.fromkeys(sources, StoreSource),
         **dict.fromkeys(["changed", "turned", "loaded"], DatasetSource),
     }
     changed = PTXrDataset(open_store(path).isel(samples=slice(None, None, -1)), features="a")

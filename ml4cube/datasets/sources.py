@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -342,21 +343,33 @@ def _of_store(ds: xr.Dataset, dim: str) -> DatasetSource:
     """Choose how to read an opened store: straight from its files unless it was changed."""
     names = [str(n) for n, v in ds.data_vars.items() if v.dtype.kind in "fiub"]
     path = ds.encoding.get("source")
-    if names and isinstance(path, str) and ds.sizes[dim]:
-        fresh = open_store(path)
+    lazy = all(ds[name].variable.chunks is not None for name in names)
+    if names and lazy and isinstance(path, str) and ds.sizes[dim]:
         # the name of a dask array says how it was made, so equal names mean equal values
-        if all(name in fresh and _key(ds, name) == _key(fresh, name) for name in names):
-            arrays = sharded_arrays(path, names)
-            if arrays is not None:
-                return StoreSource(ds, dim, arrays)
+        for fresh in _opened_anew(path):
+            if all(name in fresh and _key(ds, name) == _key(fresh, name) for name in names):
+                arrays = sharded_arrays(path, names)
+                return DatasetSource(ds, dim) if arrays is None else StoreSource(ds, dim, arrays)
     return DatasetSource(ds, dim)
 
 
+def _opened_anew(path: str) -> Iterator[xr.Dataset]:
+    """Open a store in the ways that users do: by us, and by xarray with either form of its path."""
+    import xarray as xr
+
+    yield open_store(path)
+    forms: list[Any] = [path]
+    if "://" not in path:
+        relative = os.path.relpath(path)
+        forms += [relative, Path(path), Path(relative)]
+    for form in forms:
+        yield xr.open_zarr(form)
+
+
 def _key(ds: xr.Dataset, name: str) -> tuple[Any, ...]:
-    """What a variable's values come from; equal to nothing else unless dask knows it."""
+    """What a lazy variable's values come from."""
     variable = ds[name].variable
-    origin = variable.data.name if variable.chunks is not None else object()
-    return variable.dims, variable.shape, origin
+    return variable.dims, variable.shape, variable.data.name
 
 
 def open_source(

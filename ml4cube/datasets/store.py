@@ -21,6 +21,7 @@ Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -468,6 +469,8 @@ def _open_zarr(place: str | ZarrFolder, group: str | None = None) -> xr.Dataset:
         ds = xr.open_zarr(place.store, group=inside, consolidated=False, decode_timedelta=False)
         ds.encoding["source"] = place
     else:
+        # however its path is written, a store opened twice is known to be the same
+        place = place if "://" in place else os.path.abspath(place)
         whole = group is None
         ds = xr.open_zarr(place, group=group, consolidated=whole, decode_timedelta=False)
     return ds
