@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Mapping
@@ -92,6 +93,59 @@ def test_a_ring_gives_the_order_with_any_number_of_slots(
         expected = [order.samples(epoch)[p].tolist() for p in share.batches(start)]
         assert through(ring, order, share, epoch, start) == expected
         assert len(source.reads) == len(set(source.reads))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("slots", "least", "most"), [(21, 0, 0), (15, 5, 14), (6, 14, 20)])
+def test_what_an_epoch_leaves_in_the_slots_is_not_read_again(
+    seed: int | None, slots: int, least: int, most: int
+) -> None:
+    source = Counting([5] * 20)
+    order = ChunkOrder(source.counts, 1 if seed is None else 4, seed)
+    share = TrainShare(order.n, 7, drop_last=False)
+    ring = Ring(source, [FIELD], slots, threads=2)
+    for epoch in range(5):
+        source.reads.clear()
+        found = through(ring, order, share, epoch)
+        assert found == [order.samples(epoch)[p].tolist() for p in share.batches()]
+        assert len(source.reads) == len(set(source.reads))
+        assert len(source.reads) == 20 if epoch == 0 else least <= len(source.reads) <= most
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 12), min_size=1, max_size=25),
+    streams=st.integers(1, 6),
+    spare=st.integers(1, 20),
+    taken=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+)
+def test_a_ring_left_in_mid_epoch_serves_the_next(
+    counts: list[int], streams: int, spare: int, taken: list[int]
+) -> None:
+    order = ChunkOrder(counts, streams, seed=5)
+    share = TrainShare(order.n, 7, drop_last=False)
+    ring = Ring(Counting(counts), [FIELD], streams + spare, threads=3)
+    for epoch, number in enumerate(taken):
+        tour = order.tour(epoch, 0, share.stop(0), share.rank, share.world)
+        batches = ring.batches(tour, share.batches(), take)
+        taken_now = zip(itertools.islice(batches, number), share.batches(), strict=False)
+        for (out,), positions in taken_now:
+            assert out[:, 0, 0].tolist() == order.samples(epoch)[positions].tolist()
+        batches.close()
+    expected = [order.samples(9)[p].tolist() for p in share.batches()]
+    assert through(ring, order, share, 9) == expected
+
+
+def test_a_chunk_that_could_not_be_read_is_not_taken_for_read() -> None:
+    source = Counting([5] * 20, broken=13)
+    order = ChunkOrder(source.counts, 4, seed=0)
+    share = TrainShare(100, 10)
+    ring = Ring(source, [FIELD], 21, 3)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="chunk number 13"):
+            through(ring, order, share, 0)
+    source.broken = None
+    assert through(ring, order, share, 0) == [order.samples(0)[p].tolist() for p in share.batches()]
 
 
 def test_an_error_surfaces_with_the_chunk_and_stops_the_threads() -> None:

@@ -284,6 +284,8 @@ class Buffers:
 class Ring:
     """Slots for chunks: threads decode into them ahead of need, `batches` gathers from them.
 
+    What one epoch leaves in the slots the next one need not decode again.
+
     Parameters
     ----------
     source : ChunkSource
@@ -304,6 +306,8 @@ class Ring:
         self._rooms = [Room(field, slots * self._width) for field in fields]
         self._inside = np.zeros(slots * self._width, np.int64)
         self._slots = slots
+        # the chunk in each slot, -1 for none or half of one
+        self._held = np.full(slots, -1, np.int64)
 
     def batches(
         self,
@@ -365,7 +369,10 @@ class Ring:
         begin = slot * self._width
         rows = slice(begin, begin + len(inside))
         np.add(inside, begin, out=self._inside[rows])
-        read_chunk(self._source, chunk, [room.views(rows) for room in self._rooms])
+        if self._held[slot] != chunk:
+            self._held[slot] = -1
+            read_chunk(self._source, chunk, [room.views(rows) for room in self._rooms])
+            self._held[slot] = chunk
 
     def gather(self, slots: Ints, offsets: Ints, out: Sequence[Array]) -> None:
         """Copy samples out of loaded slots.
@@ -412,14 +419,18 @@ class _Trip:
         self._loaded = 0
         self._by_last = np.argsort(tour.last, kind="stable")
         self._released = 0
-        self._free = list(range(ring._slots))
+        # slots that hold a chunk of this tour already, by its visit, the last one at the end
+        slots = {int(chunk): slot for slot, chunk in enumerate(ring._held) if chunk >= 0}
+        visits = enumerate(tour.chunks.tolist())
+        self._kept = {visit: slots.pop(chunk) for visit, chunk in visits if chunk in slots}
+        self._free = sorted({*range(ring._slots)} - {*self._kept.values()})
 
     def gather(self, positions: Ints, visits: Ints, offsets: Ints, out: Sequence[Array]) -> None:
         """Fill a batch, in as many goes as the slots allow (as a rule, one)."""
         done = 0
         while done < len(positions):
             self._release(int(positions[done]))
-            self._read_ahead()
+            self._read_ahead(int(positions[done]))
             upto = self._reachable(positions)
             if upto == done:
                 # the slots hold chunks of which this rank takes nothing: free them first
@@ -430,12 +441,23 @@ class _Trip:
             self._ring.gather(slots, offsets[go], [array[go] for array in out])
             done = upto
         self._release(int(positions[-1]) + 1)
-        self._read_ahead()
+        self._read_ahead(int(positions[-1]) + 1)
 
-    def _read_ahead(self) -> None:
-        """Start to read the next chunks, as long as there are free slots."""
-        while self._free and len(self._reads) < len(self._tour):
-            visit, slot = len(self._reads), self._free.pop()
+    def _read_ahead(self, position: int) -> None:
+        """Start to read the next chunks, as long as there are slots for them."""
+        soon = int(np.searchsorted(self._tour.first, position, side="right"))
+        soon = max(soon, self._tour.in_use) + 2 * self._ring._threads
+        while len(self._reads) < len(self._tour):
+            visit = len(self._reads)
+            if visit in self._kept:
+                slot = self._kept.pop(visit)
+            elif self._free:
+                slot = self._free.pop()
+            elif self._kept and visit < soon:
+                # what is needed last makes room, but only for what is needed soon
+                _, slot = self._kept.popitem()
+            else:
+                return
             self._slot_of_visit[visit] = slot
             chunk = int(self._tour.chunks[visit])
             self._reads.append(self._threads.submit(self._ring.load, self._tour, chunk, slot))
