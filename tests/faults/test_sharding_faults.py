@@ -55,7 +55,8 @@ def test_ranks_killed_in_a_step_and_in_a_save_end_with_the_same_weights(
     ]
     run = launcher.torchrun(JOB, tmp_path, FSDP | {"harm": harm}, restarts=3)
     assert run.finish(300) == 0, run.said
-    assert run.said.count("exitcode: -9") >= len(harm), run.said
+    # torchrun's log may name a rank that it ended itself after the killed one
+    assert {path.name for path in tmp_path.glob("killed-*")} == {"killed-0", "killed-1", "killed-2"}
     assert result(tmp_path) == calm
     shards = [path.name for path in tmp_path.glob("snapshot.pt.*")]
     assert len(shards) == 2, shards  # what was half written is gone

@@ -49,11 +49,11 @@ class Harm:
 
     def __init__(self, folder: Path, plan: dict[str, Any], rank: int) -> None:
         self.folder, self.rank = folder, rank
-        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         self.todo = [
             harm
             for harm in plan.get("harm", [])
-            if harm["rank"] in (rank, "all") and harm.get("attempt", 0) == attempt
+            if harm["rank"] in (rank, "all") and harm.get("attempt", 0) == self.attempt
         ]
 
     def at(self, when: str, number: int) -> None:
@@ -64,7 +64,8 @@ class Harm:
                 getattr(self, harm["act"])()
 
     def kill(self) -> None:
-        """As the system does when memory is short."""
+        """As the system does when memory is short; and the attempt that was killed is marked."""
+        (self.folder / f"killed-{self.attempt}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
     def freeze(self) -> None:
