@@ -826,6 +826,35 @@ MultiProcSampler(
 """
 
 
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_disk_that_refuses_when_it_is_synced_loses_nothing(
+    tmp_path: Path, monkeypatch: Any, nproc: int
+) -> None:
+    """Quotas and network disks may say only then that there is no room."""
+    monkeypatch.setattr(sampling, "_SHARD_BYTES", (2000, 2000))
+    options = {"sample_size": {"lat": 2}, "nproc": nproc}
+    parts = [paths(tmp_path / name, val=True) for name in ("calm", "full")]
+    MultiProcSampler(split_cube(), **parts[0], **options).run()
+    sync, shards = os.fsync, []
+
+    def full(handle: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        shards.append(path) if "/c/" in path else None
+        if len(shards) > 60:
+            raise OSError(28, "No space left on device")
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match=r"No space left.*make room.*what is finished is kept"):
+            MultiProcSampler(split_cube(), **parts[1], **options).run()
+    assert not list((tmp_path / "full").glob("*.zarr"))
+    done = MultiProcSampler(split_cube(), **parts[1], **options).run()
+    assert done is not None
+    assert done.resumed > 0
+    assert tree(tmp_path / "full") == tree(tmp_path / "calm")
+
+
 def test_what_the_journal_says_is_on_disk(tmp_path: Path, monkeypatch: Any) -> None:
     synced: set[str] = set()
     told: list[str] = []

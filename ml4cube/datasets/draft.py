@@ -102,7 +102,7 @@ class Draft(ABC):
         return {name: entry for files in self.done.values() for name, entry in files.items()}
 
     def root_of_workers(self, elsewhere: bool) -> Folder:
-        """Return the folder that workers write to.
+        """Return the folder that workers write to: those of this machine need not wait for disks.
 
         Parameters
         ----------
@@ -114,7 +114,9 @@ class Draft(ABC):
         Folder
             `root`, or one whose files are on disk only once they are recorded.
         """
-        return self.root
+        if elsewhere or not isinstance(self.root, LocalFolder):
+            return self.root
+        return replace(self.root, waits=False)
 
     @abstractmethod
     def record(self, task: int, files: Files) -> None:
@@ -242,21 +244,6 @@ class LocalDraft(Draft):
         if len(whole) != len(lines):
             # a line that a crash cut off would run into the next one
             path.write_text("".join(whole), encoding="utf-8")
-
-    def root_of_workers(self, elsewhere: bool) -> LocalFolder:
-        """Return the folder that workers write to: those of this machine need not wait for disks.
-
-        Parameters
-        ----------
-        elsewhere : bool
-            Whether they run on other machines.
-
-        Returns
-        -------
-        LocalFolder
-            `root`, or one whose files are on disk only once they are recorded.
-        """
-        return replace(self.root, waits=elsewhere)
 
     def record(self, task: int, files: Files) -> None:
         """Note in the journal, durably, that a task is finished; before, wait for its files.
