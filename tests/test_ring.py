@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.core.shard import ChunkOrder, TrainShare
-from ml4cube.datasets.ring import Buffers, Field, Resident, Ring
+from ml4cube.datasets.ring import Resident, Ring
+from ml4cube.datasets.rooms import Buffers, Field
 
 FIELD = Field(("a",), (2,), np.dtype("f4"))
 
@@ -65,8 +66,8 @@ def through(
 
 
 @settings(max_examples=150, deadline=None)
-@example(counts=[1, 1], streams=1, spare=1, batch=1, rank_of=(1, 2), done=0)
-@example(counts=[1] * 9, streams=1, spare=1, batch=1, rank_of=(2, 3), done=0)
+@example(counts=[1, 1], streams=1, spare=1, batch=1, rank_of=(1, 2), done=0, gatherers=1)
+@example(counts=[1] * 9, streams=1, spare=1, batch=1, rank_of=(2, 3), done=0, gatherers=2)
 @given(
     counts=st.lists(st.integers(0, 12), min_size=1, max_size=25),
     streams=st.integers(1, 8),
@@ -74,6 +75,7 @@ def through(
     batch=st.integers(1, 40),
     rank_of=st.sampled_from([(rank, world) for world in (1, 2, 3) for rank in range(world)]),
     done=st.integers(0, 3),
+    gatherers=st.integers(1, 4),
 )
 def test_a_ring_gives_the_order_with_any_number_of_slots(
     counts: list[int],
@@ -82,12 +84,13 @@ def test_a_ring_gives_the_order_with_any_number_of_slots(
     batch: int,
     rank_of: tuple[int, int],
     done: int,
+    gatherers: int,
 ) -> None:
     order = ChunkOrder(counts, streams, seed=5)
     share = TrainShare(order.n, batch, *rank_of, drop_last=False)
     start = min(done, len(share)) * share.global_batch
     source = Counting(counts)
-    ring = Ring(source, [FIELD], slots=streams + spare, threads=3)
+    ring = Ring(source, [FIELD], streams + spare, 3, gatherers)
     for epoch in (0, 1):  # the same slots serve the next epoch
         source.reads.clear()
         expected = [order.samples(epoch)[p].tolist() for p in share.batches(start)]
@@ -124,7 +127,7 @@ def test_a_ring_left_in_mid_epoch_serves_the_next(
 ) -> None:
     order = ChunkOrder(counts, streams, seed=5)
     share = TrainShare(order.n, 7, drop_last=False)
-    ring = Ring(Counting(counts), [FIELD], streams + spare, threads=3)
+    ring = Ring(Counting(counts), [FIELD], streams + spare, threads=3, gatherers=2)
     for epoch, number in enumerate(taken):
         tour = order.tour(epoch, 0, share.stop(0), share.rank, share.world)
         batches = ring.batches(tour, share.batches(), take)
@@ -146,6 +149,64 @@ def test_a_chunk_that_could_not_be_read_is_not_taken_for_read() -> None:
             through(ring, order, share, 0)
     source.broken = None
     assert through(ring, order, share, 0) == [order.samples(0)[p].tolist() for p in share.batches()]
+
+
+class Held(Counting):
+    """Reads one of its chunks only when it is let go."""
+
+    def __init__(self, counts: list[int], held: int) -> None:
+        super().__init__(counts)
+        self.held, self.let_go = held, threading.Event()
+
+    def read(self, chunk: int, out: Mapping[str, Any]) -> None:
+        if chunk == self.held:
+            assert self.let_go.wait(60)
+        super().read(chunk, out)
+
+
+def test_batches_are_handed_out_before_chunks_that_later_ones_need() -> None:
+    order = ChunkOrder([5] * 20, 1, seed=None)
+    source = Held([5] * 20, held=7)
+    share = TrainShare(100, 5)
+    batches = Ring(source, [FIELD], 20, threads=2, gatherers=3).batches(
+        order.tour(0, 0, 100), share.batches(), take
+    )
+    found = [next(batches)[0][:, 0, 0].tolist() for _ in range(7)]
+    assert found == [positions.tolist() for positions in itertools.islice(share.batches(), 7)]
+    source.let_go.set()
+    assert [int(out[0, 0, 0]) for (out,) in batches] == [*range(35, 100, 5)]
+
+
+def test_batches_are_filled_ahead_but_no_more_than_there_are_threads() -> None:
+    order, share = ChunkOrder([5] * 20, 1, seed=None), TrainShare(100, 5)
+    taken: list[Any] = []
+
+    def remembered(rows: int) -> list[Any]:
+        taken.append(FIELD.empty(rows))
+        taken[-1].fill(-1)
+        return [taken[-1]]
+
+    ring = Ring(Counting([5] * 20), [FIELD], 21, threads=2, gatherers=3)
+    list(ring.batches(order.tour(0, 0, 100), share.batches(), take))  # all chunks stay in slots
+    batches = ring.batches(order.tour(1, 0, 100), share.batches(), remembered)
+    for number in range(1, 18):
+        assert (next(batches)[0] >= 0).all()
+        assert len(taken) <= number + 3
+    deadline = time.monotonic() + 30
+    while not all((array >= 0).all() for array in taken) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(taken) == 20  # three more than were asked for
+    assert all((array >= 0).all() for array in taken)
+    batches.close()
+
+
+def test_batches_before_a_broken_chunk_are_handed_out() -> None:
+    order, share = ChunkOrder([5] * 20, 1, seed=None), TrainShare(100, 5)
+    ring = Ring(Counting([5] * 20, broken=13), [FIELD], 20, threads=3, gatherers=3)
+    batches = ring.batches(order.tour(0, 0, 100), share.batches(), take)
+    assert [int(next(batches)[0][0, 0, 0]) for _ in range(13)] == [*range(0, 65, 5)]
+    with pytest.raises(StoreError, match="chunk number 13"):
+        next(batches)
 
 
 def test_an_error_surfaces_with_the_chunk_and_stops_the_threads() -> None:

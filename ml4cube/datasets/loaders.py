@@ -21,9 +21,11 @@ from ml4cube.core.shard import (
     worker_seed,
 )
 from ml4cube.datasets.cursor import EpochCursor
+from ml4cube.datasets.gathering import Gatherers
 from ml4cube.datasets.handover import Handover
 from ml4cube.datasets.memory import Memory
-from ml4cube.datasets.ring import Buffers, Resident, Ring
+from ml4cube.datasets.ring import Resident, Ring
+from ml4cube.datasets.rooms import Buffers
 from ml4cube.datasets.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -37,12 +39,15 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Share = TrainShare | EvalShare
-Take = Callable[[int], list[NDArray[Any]]]
+Arrays = list[NDArray[Any]]
+Take = Callable[[int], Arrays]
 
-# Batches smaller than this are gathered several at a time.
-_GATHER_BYTES = 1 << 20
+# Batches that are gathered together at most.
+_TOGETHER = 1024
 # A remote read mostly waits, so this many may be under way at once.
 _SLOW_READS = 64
+# Memory gives no more to more threads.
+_GATHERERS = 4
 
 
 def _rank_and_world(parallel: bool) -> tuple[int, int]:
@@ -180,7 +185,7 @@ class SampleLoader:
         self._idle_rings: list[tuple[int, Ring]] = []
         batch_bytes = sum(field.nbytes for field in dataset._fields) * self.batch_size
         # small batches are gathered several at a time, for the price of one call
-        self._together = max(1, _GATHER_BYTES // max(batch_bytes, 1))
+        self._together = max(1, min(memory.group_bytes // max(batch_bytes, 1), _TOGETHER))
         rows = self.batch_size * self._together
         self._buffers = [Buffers(field, rows) for field in dataset._fields]
         self._orders: dict[int, Ints | None] = {}
@@ -361,7 +366,7 @@ class SampleLoader:
                 if len(positions) > size:
                     parts = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
                 # the arrays come back for other batches when nobody holds them any more
-                tensors.clear()
+                del tensors
                 for first, arrays in zip(range(0, len(positions), size), parts, strict=True):
                     number += 1
                     plan.advance(share, epoch, start, number)
@@ -371,12 +376,12 @@ class SampleLoader:
 
     def _groups(self, share: Share, epoch: int, start: int) -> Generator[tuple[Ints, list[Tensor]]]:
         """Several batches at a time, end to end: their positions and arrays."""
-        tensors: list[Tensor] = []
+        tensors: deque[list[Tensor]] = deque()
         waiting: deque[Ints] = deque()
 
-        def take(rows: int) -> list[NDArray[Any]]:
-            tensors[:] = self._tensors(rows)
-            return [tensor.numpy() for tensor in tensors]
+        def take(rows: int) -> Arrays:
+            tensors.append(self._tensors(rows))
+            return [tensor.numpy() for tensor in tensors[-1]]
 
         def positions() -> Iterator[Ints]:
             for group in share.batches(start, self._together):
@@ -390,7 +395,7 @@ class SampleLoader:
             arrays = self._from_memory(chunks, epoch, positions(), take)
         with closing(arrays):
             for _ in arrays:
-                yield waiting.popleft(), tensors
+                yield waiting.popleft(), tensors.popleft()
 
     def _tensors(self, rows: int) -> list[Tensor]:
         if torch.cuda.is_available():
@@ -409,7 +414,7 @@ class SampleLoader:
 
     def _from_memory(
         self, chunks: range, epoch: int, groups: Iterator[Ints], take: Take
-    ) -> Generator[list[NDArray[Any]]]:
+    ) -> Generator[Arrays]:
         if self._resident is None or self._resident[0] != chunks:
             source, fields = self.dataset._source, self.dataset._fields
             threads = self._reads_at_once(len(chunks))
@@ -418,14 +423,24 @@ class SampleLoader:
         order = None
         if self._plan.shuffle:
             order = permutation(self._plan.n, self._plan.seed, epoch)
-        for positions in groups:
-            out = take(len(positions))
-            resident.gather(positions if order is None else order[positions], out)
-            yield out
+        with Gatherers(min(self._threads, _GATHERERS)) as gatherers:
+            for positions in groups:
+                while not gatherers.has_room():
+                    yield gatherers.finish()
+                samples = positions if order is None else order[positions]
+                out = take(len(positions))
+
+                def gather(rows: slice, samples: Ints = samples, out: Arrays = out) -> None:
+                    resident.gather(samples[rows], [array[rows] for array in out])
+
+                gatherers.begin(out)
+                gatherers.fill(positions, slice(0, len(positions)), gather)
+            while len(gatherers):
+                yield gatherers.finish()
 
     def _through_ring(
         self, share: Share, epoch: int, start: int, groups: Iterator[Ints], take: Take
-    ) -> Generator[list[NDArray[Any]]]:
+    ) -> Generator[Arrays]:
         order = self._memory.order(self._plan.seed if self._plan.shuffle else None)
         if isinstance(share, TrainShare):
             tour = order.tour(epoch, start, share.stop(start), share.rank, share.world)
@@ -434,8 +449,8 @@ class SampleLoader:
         slots = self._memory.slots(order, share)
         ring = self._idle_ring(slots)
         if ring is None:
-            threads = self._reads_at_once(slots)
-            ring = Ring(self.dataset._source, self.dataset._fields, slots, threads)
+            reads, gatherers = self._reads_at_once(slots), min(self._threads, _GATHERERS)
+            ring = Ring(self.dataset._source, self.dataset._fields, slots, reads, gatherers)
         try:
             with closing(ring.batches(tour, groups, take)) as arrays:
                 yield from arrays

@@ -8,6 +8,9 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.shard import ChunkOrder, EvalShare, Ints, TrainShare, stream_count
 
 _MB = 1 << 20
+# Smaller batches are gathered several at a time; together they are a small part of the buffer.
+_GROUP_BYTES = 4 << 20
+_GROUP_PART = 16
 
 
 def check_megabytes(argument: str, value: object) -> None:
@@ -68,6 +71,11 @@ class Memory:
                 f"buffer_mb={buffer_mb} does not hold two chunks of {chunk_bytes / _MB:.3g} MB; "
                 f"give at least {2 * chunk_bytes / _MB:.3g}, or store smaller chunks"
             )
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of small batches that are gathered together."""
+        return min(_GROUP_BYTES, self._bytes // _GROUP_PART)
 
     @property
     def streams(self) -> int:

@@ -1,28 +1,24 @@
-"""Chunks into batches: decode threads fill slots, one thread gathers whole batches from them.
+"""Chunks into batches: decode threads fill slots, others gather whole batches from them.
 
-Reading a few large chunks with threads and gathering rows in the consuming thread is faster
-than worker processes, since decoding releases the interpreter lock and nothing is sent
-between processes. Nothing here knows torch or where chunks come from.
+Reading a few large chunks and gathering rows of them with threads is faster than worker
+processes, since both release the interpreter lock and nothing is sent between processes.
+Nothing here knows torch or where chunks come from.
 """
 
 from __future__ import annotations
 
-import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
 from ml4cube.core.shard import Ints, Tour
+from ml4cube.datasets.gathering import Gatherers
+from ml4cube.datasets.rooms import Array, Field, Room
 
-Array = NDArray[Any]
-
-# Variables whose samples are smaller are held sample by sample, all variables together.
-_SMALL_BYTES = 64
 # Positions that are located at once.
 _LOCATED = 4096
 
@@ -49,147 +45,6 @@ class ChunkSource(Protocol):
 
     def describe(self, chunk: int) -> str:
         """Name a chunk for an error message."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """One array of a batch: a variable, or several variables stacked as channels.
-
-    Parameters
-    ----------
-    variables : tuple of str
-        Variables, in channel order.
-    window : tuple of int
-        Cells of one sample of one variable.
-    dtype : numpy.dtype
-        Type of the values handed over.
-    stacked : bool
-        Whether there is a channel axis; without it there is exactly one variable.
-
-    Examples
-    --------
-    >>> Field(("sst", "ice"), (16, 16), np.dtype("float32")).empty(4).shape
-    (4, 2, 16, 16)
-    """
-
-    variables: tuple[str, ...]
-    window: tuple[int, ...]
-    dtype: np.dtype[Any]
-    stacked: bool = True
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
-        return (len(self.variables), *self.window) if self.stacked else self.window
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one sample."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-
-    def empty(self, samples: int) -> Array:
-        """Make room for samples.
-
-        Parameters
-        ----------
-        samples : int
-            How many.
-
-        Returns
-        -------
-        ndarray, shape (samples, channels, *window) or (samples, *window)
-            Not initialised.
-        """
-        return np.empty((samples, *self.shape), self.dtype)
-
-    def views(self, array: Array) -> dict[str, Array]:
-        """View each variable's part of an array made by `empty`.
-
-        Parameters
-        ----------
-        array : ndarray
-            Rows of an array from `empty`.
-
-        Returns
-        -------
-        dict of str to ndarray, shape (samples, *window)
-            One view per variable.
-        """
-        if not self.stacked:
-            return {self.variables[0]: array}
-        return {name: array[:, channel] for channel, name in enumerate(self.variables)}
-
-
-class Room:
-    """Room for many samples of a field, from which batches are gathered.
-
-    The samples of each variable lie end to end, as they do in a file: a chunk is decoded
-    straight to where it is gathered from, and not copied in between. Only where a sample of a
-    variable is as small as a point, all variables of a sample lie together.
-
-    Parameters
-    ----------
-    field : Field
-        What is held.
-    samples : int
-        How many.
-
-    Examples
-    --------
-    >>> field = Field(("a", "b"), (8,), np.dtype("float64"))
-    >>> room = Room(field, samples=10)
-    >>> room.views(slice(4, 6))["b"][...] = [[1.0], [2.0]]
-    >>> out = field.empty(1)
-    >>> room.gather(np.array([5]), out)
-    >>> out[0, 1, 0]
-    np.float64(2.0)
-    """
-
-    def __init__(self, field: Field, samples: int) -> None:
-        self._field = field
-        channels = len(field.variables) if field.stacked else 1
-        cells = int(np.prod(field.window, dtype=np.int64))
-        if channels == 1 or cells * field.dtype.itemsize < _SMALL_BYTES:
-            self._samples = field.empty(samples)
-            self._flat = self._samples.reshape(samples, channels * cells)
-            self._channels: Ints | None = None
-        else:
-            self._samples = np.empty((channels, samples, *field.window), field.dtype)
-            self._flat = self._samples.reshape(channels * samples, cells)
-            self._channels = np.arange(channels) * samples
-
-    def views(self, rows: slice) -> dict[str, Array]:
-        """View each variable's part of some rows.
-
-        Parameters
-        ----------
-        rows : slice
-            Which samples.
-
-        Returns
-        -------
-        dict of str to ndarray, shape (samples, *window)
-            One view per variable.
-        """
-        if self._channels is None:
-            return self._field.views(self._samples[rows])
-        return dict(zip(self._field.variables, self._samples[:, rows], strict=True))
-
-    def gather(self, rows: Ints, out: Array) -> None:
-        """Copy samples into a batch.
-
-        Parameters
-        ----------
-        rows : ndarray of int64
-            Which samples.
-        out : ndarray, shape (samples, channels, *window) or (samples, *window)
-            Where to; contiguous.
-        """
-        if self._channels is not None:
-            rows = (rows[:, None] + self._channels).reshape(-1)
-        # mode="clip" lets numpy write straight into the target; all rows are in range
-        target = out.reshape(len(rows), self._flat.shape[1])
-        np.take(self._flat, rows, axis=0, out=target, mode="clip")
 
 
 def read_chunk(source: ChunkSource, chunk: int, views: Sequence[Mapping[str, Array]]) -> None:
@@ -227,60 +82,6 @@ def read_chunk(source: ChunkSource, chunk: int, views: Sequence[Mapping[str, Arr
                 values[...] = into[name]
 
 
-class Buffers:
-    """Arrays for batches, used again as soon as nobody holds the batch any more.
-
-    A fresh array costs page faults, which is as much as filling it. An array is taken back
-    when the last reference to what `take` returned is gone, so a batch that is kept is safe.
-
-    Parameters
-    ----------
-    field : Field
-        What the arrays hold.
-    samples : int
-        Rows of a full batch.
-
-    Examples
-    --------
-    >>> buffers = Buffers(Field(("a",), (2,), np.dtype("float32")), samples=4)
-    >>> buffers.take(3).shape
-    (3, 1, 2)
-    """
-
-    def __init__(self, field: Field, samples: int) -> None:
-        self._field, self._samples = field, samples
-        self._idle: list[Array] = []
-        self._lent: dict[int, tuple[weakref.ref[Array], Array]] = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Buffers, (self._field, self._samples)
-
-    def take(self, rows: int) -> Array:
-        """Hand out an array for a batch.
-
-        Parameters
-        ----------
-        rows : int
-            At most the rows of a full batch.
-
-        Returns
-        -------
-        ndarray, shape (rows, ...)
-            Not initialised.
-        """
-        try:
-            base = self._idle.pop()  # in one step, since several threads may take
-        except IndexError:
-            base = self._field.empty(self._samples)
-        view = base[:rows]
-        key = id(base)
-        self._lent[key] = weakref.ref(view, lambda _: self._take_back(key)), base
-        return view
-
-    def _take_back(self, key: int) -> None:
-        self._idle.append(self._lent.pop(key)[1])
-
-
 class Ring:
     """Slots for chunks: threads decode into them ahead of need, `batches` gathers from them.
 
@@ -296,12 +97,20 @@ class Ring:
         Chunks in memory at once; more than are in use at one time (a tour's streams).
     threads : int
         Chunks decoded at once.
+    gatherers : int
+        Threads that gather batches from the slots.
     """
 
     def __init__(
-        self, source: ChunkSource, fields: Sequence[Field], slots: int, threads: int
+        self,
+        source: ChunkSource,
+        fields: Sequence[Field],
+        slots: int,
+        threads: int,
+        gatherers: int = 1,
     ) -> None:
-        self._source, self._fields, self._threads = source, tuple(fields), threads
+        self._source, self._fields = source, tuple(fields)
+        self._threads, self._gatherers = threads, gatherers
         self._width = int(source.counts.max(initial=1))
         self._rooms = [Room(field, slots * self._width) for field in fields]
         self._inside = np.zeros(slots * self._width, np.int64)
@@ -315,7 +124,7 @@ class Ring:
         positions: Iterable[Ints],
         take: Callable[[int], list[Array]],
     ) -> Generator[list[Array]]:
-        """Gather batch after batch; one such iteration at a time.
+        """Gather batch after batch, some ahead of need; one such iteration at a time.
 
         Parameters
         ----------
@@ -342,16 +151,19 @@ class Ring:
             raise InvalidValueError(
                 f"{self._slots} slots for {tour.in_use} streams; a ring needs one more at least"
             )
-        threads = ThreadPoolExecutor(self._threads, thread_name_prefix="ml4cube-decode")
+        readers = ThreadPoolExecutor(self._threads, thread_name_prefix="ml4cube-decode")
         try:
-            trip = _Trip(self, tour, threads)
-            for wanted, visits, offsets in _located(tour, positions):
-                out = take(len(wanted))
-                trip.gather(wanted, visits, offsets, out)
-                yield out
+            with Gatherers(self._gatherers) as gatherers:
+                trip = _Trip(self, tour, readers, gatherers)
+                for wanted, visits, offsets in _located(tour, positions):
+                    while not trip.is_ready_for(wanted):
+                        yield trip.finish()
+                    trip.begin(wanted, visits, offsets, take(len(wanted)))
+                while len(gatherers):
+                    yield trip.finish()
         finally:
             # running reads still write into the slots: wait for them, forget the others
-            threads.shutdown(wait=True, cancel_futures=True)
+            readers.shutdown(wait=True, cancel_futures=True)
 
     def load(self, tour: Tour, chunk: int, slot: int) -> None:
         """Decode a chunk into a slot; runs in a decode thread.
@@ -412,12 +224,19 @@ def _located(tour: Tour, batches: Iterable[Ints]) -> Iterator[tuple[Ints, Ints, 
 class _Trip:
     """One epoch through a ring: which visit is in which slot. Lives in one thread only."""
 
-    def __init__(self, ring: Ring, tour: Tour, threads: ThreadPoolExecutor) -> None:
-        self._ring, self._tour, self._threads = ring, tour, threads
+    def __init__(
+        self, ring: Ring, tour: Tour, readers: ThreadPoolExecutor, gatherers: Gatherers
+    ) -> None:
+        self._ring, self._tour = ring, tour
+        self._readers, self._gatherers = readers, gatherers
+        self._next = 0  # position up to which batches were begun
         self._slot_of_visit = np.full(len(tour), -1, np.int64)
         self._reads: list[Future[None]] = []
         self._loaded = 0
-        self._by_last = np.argsort(tour.last, kind="stable")
+        # as lists: numpy gives up the interpreter's lock even where it looks up one number
+        self._first = tour.first.tolist()
+        by_last = np.argsort(tour.last, kind="stable")
+        self._by_last = list(zip(by_last.tolist(), tour.last[by_last].tolist(), strict=True))
         self._released = 0
         # slots that hold a chunk of this tour already, by its visit, the last one at the end
         slots = {int(chunk): slot for slot, chunk in enumerate(ring._held) if chunk >= 0}
@@ -425,28 +244,55 @@ class _Trip:
         self._kept = {visit: slots.pop(chunk) for visit, chunk in visits if chunk in slots}
         self._free = sorted({*range(ring._slots)} - {*self._kept.values()})
 
-    def gather(self, positions: Ints, visits: Ints, offsets: Ints, out: Sequence[Array]) -> None:
-        """Fill a batch, in as many goes as the slots allow (as a rule, one)."""
+    def is_ready_for(self, positions: Ints) -> bool:
+        """Whether to begin a batch rather than to hand out one: the latter must not wait for it."""
+        if not len(self._gatherers):
+            return True
+        if not self._gatherers.has_room():
+            return False
+        self._move_on(int(positions[0]))
+        needed = self._needed(int(positions[-1]))
+        return needed <= len(self._reads) and all(
+            read.done() and read.exception() is None for read in self._reads[self._loaded : needed]
+        )
+
+    def begin(self, positions: Ints, visits: Ints, offsets: Ints, out: list[Array]) -> None:
+        """Let a batch be filled, in as many goes as the slots allow (as a rule, one)."""
+
+        def gather(rows: slice) -> None:
+            slots = self._slot_of_visit[visits[rows]]
+            self._ring.gather(slots, offsets[rows], [array[rows] for array in out])
+
+        self._gatherers.begin(out)
         done = 0
         while done < len(positions):
-            self._release(int(positions[done]))
-            self._read_ahead(int(positions[done]))
+            self._move_on(int(positions[done]))
             upto = self._reachable(positions)
             if upto == done:
-                # the slots hold chunks of which this rank takes nothing: free them first
+                # the slots hold chunks of which this rank takes nothing, or which batches are
+                # being filled from: free them first
+                self._gatherers.wait()
                 continue
             self._wait(int(positions[upto - 1]))
-            go = slice(done, upto)
-            slots = self._slot_of_visit[visits[go]]
-            self._ring.gather(slots, offsets[go], [array[go] for array in out])
+            self._gatherers.fill(positions, slice(done, upto), gather)
             done = upto
-        self._release(int(positions[-1]) + 1)
-        self._read_ahead(int(positions[-1]) + 1)
+        self._next = int(positions[-1]) + 1
+
+    def finish(self) -> list[Array]:
+        """Hand out the batch that was begun first."""
+        out = self._gatherers.finish()
+        self._move_on(self._next)
+        return out
+
+    def _move_on(self, position: int) -> None:
+        """Free the slots that are done with, and read on; a position is to be begun next."""
+        unfilled = self._gatherers.unfilled()
+        self._release(position if unfilled is None else unfilled)
+        self._read_ahead(position)
 
     def _read_ahead(self, position: int) -> None:
         """Start to read the next chunks, as long as there are slots for them."""
-        soon = int(np.searchsorted(self._tour.first, position, side="right"))
-        soon = max(soon, self._tour.in_use) + 2 * self._ring._threads
+        soon = max(self._needed(position), self._tour.in_use) + 2 * self._ring._threads
         while len(self._reads) < len(self._tour):
             visit = len(self._reads)
             if visit in self._kept:
@@ -460,26 +306,30 @@ class _Trip:
                 return
             self._slot_of_visit[visit] = slot
             chunk = int(self._tour.chunks[visit])
-            self._reads.append(self._threads.submit(self._ring.load, self._tour, chunk, slot))
+            self._reads.append(self._readers.submit(self._ring.load, self._tour, chunk, slot))
 
     def _reachable(self, positions: Ints) -> int:
         """How many of the positions need only chunks that are being read or loaded."""
         if len(self._reads) == len(self._tour):
             return len(positions)
-        return int(np.searchsorted(positions, self._tour.first[len(self._reads)]))
+        return int(np.searchsorted(positions, self._first[len(self._reads)]))
 
     def _wait(self, position: int) -> None:
         """Wait until every chunk is loaded that is needed up to a position."""
-        needed = int(np.searchsorted(self._tour.first, position, side="right"))
+        needed = self._needed(position)
         for read in self._reads[self._loaded : needed]:
             read.result()
         self._loaded = max(self._loaded, needed)
 
+    def _needed(self, position: int) -> int:
+        """How many chunks, the first ones, are needed up to a position."""
+        return bisect_right(self._first, position)
+
     def _release(self, position: int) -> None:
         """Free the slots of chunks that are needed only before a position."""
         while self._released < len(self._by_last):
-            visit = int(self._by_last[self._released])
-            if self._tour.last[visit] >= position or visit >= len(self._reads):
+            visit, last = self._by_last[self._released]
+            if last >= position or visit >= len(self._reads):
                 return
             self._reads[visit].result()
             self._free.append(int(self._slot_of_visit[visit]))

@@ -20,7 +20,8 @@ from ml4cube.datasets.coordinates import WithCoordinates
 from ml4cube.datasets.cube_source import CubeSource
 from ml4cube.datasets.lead import LeadArguments, target_name
 from ml4cube.datasets.memory import check_megabytes
-from ml4cube.datasets.ring import ChunkSource, Field, read_chunk
+from ml4cube.datasets.ring import ChunkSource, read_chunk
+from ml4cube.datasets.rooms import Field
 from ml4cube.datasets.sources import SampleSource, open_source
 from ml4cube.datasets.unbatch import known_scaling, to_dataset
 from ml4cube.datasets.views import WEIGHT, Broadcast, Weighted, Whole

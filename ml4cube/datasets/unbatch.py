@@ -13,7 +13,7 @@ from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
 from ml4cube.core.statistics import unscale_values
 from ml4cube.datasets.lead import Lead, target_name
-from ml4cube.datasets.ring import Field
+from ml4cube.datasets.rooms import Field
 from ml4cube.datasets.shard_layout import scaling_of
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.datasets.views import WEIGHT
