@@ -806,3 +806,9 @@ def test_cursor_of_an_abandoned_epoch_does_not_count() -> None:
     cursor.advance(first, 5)
     cursor.finish(first)
     assert cursor.state_dict() == {"epoch": second, "done": 0}
+
+
+def test_a_batch_may_be_larger_than_the_data(tmp_path: Path) -> None:
+    data = PTXrDataset(write_store(tmp_path / "s.zarr", 60), features="a")
+    loader = prep_dataloader(test_ds=data, batch_size=sys.maxsize)
+    assert [len(x) for x in loader] == [60]

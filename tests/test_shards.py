@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from fsspec.implementations.local import LocalFileSystem
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
-from ml4cube.core.errors import StoreError
+from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.datasets.shards import ShardedArray, sharded_arrays
 from ml4cube.datasets.sources import DatasetSource, StoreSource
@@ -182,3 +183,69 @@ def test_a_store_replaced_under_a_reader_is_noticed(tmp_path: Path) -> None:
         first.read(1, out)
     pickle.loads(pickle.dumps(first)).read(1, out)  # noqa: S301
     assert (out == 1).all()
+
+
+def test_a_store_replaced_before_its_first_read_is_noticed(tmp_path: Path) -> None:
+    path = write_store(tmp_path / "train.zarr", 60, ("a",))
+    write_store(tmp_path / "other.zarr", 60, ("a",))
+    data = PTXrDataset(path)
+    path.rename(tmp_path / "old")
+    (tmp_path / "other.zarr").rename(path)
+    with pytest.raises(StoreError, match=r"c/0/0/0 was replaced or changed since the store was op"):
+        data[0]
+
+
+def test_a_store_opened_as_a_group_is_read_through_xarray(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    zarr.open_group(tmp_path / "data.zarr", mode="w")
+    path = write_store(tmp_path / "data.zarr" / "train", 60, ("a", "b"))
+    whole = xr.open_zarr(tmp_path / "data.zarr", group="train", consolidated=False)
+    for group in (whole, whole.isel(samples=slice(0, 60))):
+        caplog.clear()
+        data = PTXrDataset(group, features="a")
+        assert type(data._source) is DatasetSource
+        assert "give PTXrDataset the path of the group" in caplog.text
+        np.testing.assert_array_equal(data[59][0], numbered(60)[59])
+    assert type(PTXrDataset(path)._source) is StoreSource
+
+
+class Guarded(LocalFileSystem):
+    """Local files behind a password."""
+
+    protocol = "guarded"
+    cachable = False
+
+    def __init__(self, password: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        if password != "sesame":
+            raise PermissionError("no credentials")
+
+
+def test_a_store_opened_with_options_is_read_through_xarray(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fsspec.register_implementation("guarded", Guarded, clobber=True)
+    path = write_store(tmp_path / "train.zarr", 60, ("a", "b"))
+    opened = xr.open_zarr(f"guarded://{path}", storage_options={"password": "sesame"})
+    data = PTXrDataset(opened, features="a")
+    assert "options are needed" in caplog.text
+    np.testing.assert_array_equal(data[59][0], numbered(60)[59])
+
+
+def test_samples_whose_store_is_gone_or_damaged_are_refused(tmp_path: Path) -> None:
+    path = write_store(tmp_path / "train.zarr", 60, ("a",))
+    opened = xr.open_zarr(path)
+    (path / "a" / "c" / "0" / "0" / "0").unlink()
+    with pytest.raises(StoreError, match=r"a/c/0/0/0"):
+        PTXrDataset(opened)
+    path.rename(tmp_path / "moved.zarr")
+    with pytest.raises(StoreError, match=r"train.zarr, .* is not there any more; open them where"):
+        PTXrDataset(opened)
+
+
+def test_a_store_without_its_dim_of_samples_is_no_cube(tmp_path: Path) -> None:
+    opened = open_store(write_store(tmp_path / "train.zarr", 60, ("a",)))
+    for changed in (opened.load().rename(samples="s"), opened.isel(samples=0)):
+        with pytest.raises(InvalidValueError, match=r"no dim 'samples'.*isel\(samples=\[0\]\)"):
+            PTXrDataset(changed)

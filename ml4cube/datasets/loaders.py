@@ -186,7 +186,7 @@ class SampleLoader:
         batch_bytes = sum(field.nbytes for field in dataset._fields) * self.batch_size
         # small batches are gathered several at a time, for the price of one call
         self._together = max(1, min(memory.group_bytes // max(batch_bytes, 1), _TOGETHER))
-        rows = self.batch_size * self._together
+        rows = min(self.batch_size * self._together, plan.n)
         self._buffers = [Buffers(field, rows) for field in dataset._fields]
         self._orders: dict[int, Ints | None] = {}
 

@@ -111,6 +111,23 @@ class ShardedArray:
         parts = (self.root, self.fs, self.shape, self.dtype, self.chunk, self.shard)
         return ShardedArray, (*parts, self.codecs, self.sizes)
 
+    def note_files(self) -> None:
+        """Remember which local files there are now, to refuse others that take their place.
+
+        Files that are not noted, as those of a copy in another process, count from their first
+        read on.
+
+        Raises
+        ------
+        StoreError
+            If one is missing.
+        """
+        for key in self.sizes:
+            try:
+                self._check_same(key, os.stat(f"{self.root}/{key}"))
+            except FileNotFoundError:
+                raise StoreError(f"{self.root}/{key} is missing; make the store again") from None
+
     def read(self, chunk: int, out: NDArray[Any]) -> None:
         """Fetch and decode one chunk.
 
@@ -304,5 +321,7 @@ def sharded_arrays(path: str, names: list[str]) -> dict[str, ShardedArray] | Non
         array = ShardedArray.of(f"{root}/{name}", None if local else fs, metadata, sizes)
         if array is None:
             return None
+        if local:
+            array.note_files()
         arrays[name] = array
     return arrays if len({array.chunk for array in arrays.values()}) == 1 else None

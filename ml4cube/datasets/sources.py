@@ -6,6 +6,7 @@ samples lie in their cube (`coords`). `open_source` chooses the one that fits wh
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -354,9 +355,20 @@ def _of_store(ds: xr.Dataset, dim: str) -> DatasetSource:
 
 
 def _opened_anew(path: str) -> Iterator[xr.Dataset]:
-    """Open a store in the ways that users do: by us, and by xarray with either form of its path."""
+    """Open a store in the ways that users do: by us, and by xarray with either form of its path.
+
+    None where the path alone does not lead to the store.
+    """
     import xarray as xr
 
+    if _is_elsewhere(path):
+        logger.warning(
+            "samples opened from %s are read through xarray, which is slower and checks less: the "
+            "path alone does not lead to them (they are a group in there, or options are needed); "
+            "give PTXrDataset the path of the group, or a zarr store",
+            path,
+        )
+        return
     yield open_store(path)
     forms: list[Any] = [path]
     if "://" not in path:
@@ -364,6 +376,21 @@ def _opened_anew(path: str) -> Iterator[xr.Dataset]:
         forms += [relative, Path(path), Path(relative)]
     for form in forms:
         yield xr.open_zarr(form)
+
+
+def _is_elsewhere(path: str) -> bool:
+    """Whether a path is not that of a store of ours, but samples were opened from there."""
+    try:
+        fs, root = url_to_fs(path)
+        found = json.loads(fs.cat_file(f"{root.rstrip('/')}/zarr.json"))
+    except FileNotFoundError:
+        raise StoreError(
+            f"{path}, from which the samples were opened, is not there any more; open them where "
+            "they are now"
+        ) from None
+    except Exception:  # whatever a file system raises where options are missing
+        return True
+    return "ml4cube_format" not in found.get("attributes", {})
 
 
 def _key(ds: xr.Dataset, name: str) -> tuple[Any, ...]:
@@ -429,6 +456,11 @@ def open_source(
     ds = as_dataset(ds) if opened or asked else _opened_store(ds)
     metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
     dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
+    if metadata and dim not in ds.dims:
+        raise InvalidValueError(
+            f"ds is a sample store by its attrs, but has no dim {dim!r}, only {list(ds.dims)}; "
+            f"rename the dim back, or take one sample by isel({dim}=[0])"
+        )
     if dim not in ds.dims:
         return cut_cube(ds, part or "train", sizes, lead, options)
     if part is not None and (metadata is None or metadata.part != part):
