@@ -422,6 +422,44 @@ def test_arguments_of_the_wrong_kind_are_named(options, says):
         assign_block_split(dated_globe(), {"time": 1, "lat": 3}, **options)
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("5", "'5', a number without a unit; give cells as an integer"),
+        (" 2 ", "without a unit"),
+        ("-3", "without a unit"),
+        ("1 5", "without a unit"),
+        ("0", "without a unit"),
+        ("500m", "'500m', where m may be metres, minutes or months; write '0.5km', '30min'"),
+        ("5 m", "where m may be"),
+        ("1.5M", "where m may be"),
+        ("P1M", "where m may be"),
+        (np.timedelta64(5), "neither cells"),
+        (np.timedelta64("NaT"), "neither cells"),
+        (np.timedelta64("NaT", "D"), "neither cells"),
+        (np.timedelta64(1, "M"), "months and years have no fixed length, give days"),
+    ],
+)
+def test_a_buffer_whose_unit_is_a_guess_is_refused(asked, says):
+    cube, blocks = dated_globe(), {"time": 1, "lat": 3}
+    for act in (
+        lambda: assign_block_split(cube, blocks, buffer=asked),
+        lambda: assign_block_split(cube, blocks, buffer={"time": asked}),
+        lambda: assign_block_split(cube, blocks, gap=asked),
+        lambda: assign_time_split(cube, gap=asked),
+        lambda: next(ForwardChaining(2, asked).split_cube(cube)),
+    ):
+        with pytest.raises(InvalidTypeError, match=says):
+            act()
+
+
+@pytest.mark.parametrize("gap", ["90min", "1h30m", "PT90M", "01:30:00", np.timedelta64(90, "m")])
+def test_a_time_that_can_be_read_one_way_only_is_taken(gap):
+    hours = np.datetime64("2000-01-01", "ns") + np.arange(12) * np.timedelta64(1, "h")
+    ds = xr.Dataset({"a": ("time", np.zeros(12))}, {"time": hours})
+    assert (assign_time_split(ds, 0.5, gap=gap)["split"].values == 255).sum() == 1
+
+
 @pytest.mark.parametrize("gap", [-1, 1.5, "1 month"])
 def test_a_wrong_gap_is_called_a_gap(gap):
     ds = xr.Dataset({"a": ("time", np.zeros(9))})

@@ -19,6 +19,9 @@ BufferLike = int | str | datetime.timedelta | np.timedelta64 | SizesLike
 Buffer = tuple[tuple[str, int | str], ...]
 
 _KILOMETRES = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*km\s*", re.IGNORECASE)
+# pandas reads a bare number as nanoseconds, "m" as minutes, and so the "P1M" of a month
+_BARE = re.compile(r"[-+\d.\s]*\d[-+\d.\s]*")
+_METRES_OR_MINUTES = re.compile(r"[-+\d.\s]+m\s*|\s*P[^T]*M\s*", re.IGNORECASE)
 
 
 def parse_buffer(
@@ -234,6 +237,16 @@ def _check_cut(
 
 
 def _no_buffer(argument: str, value: Any) -> InvalidTypeError:
+    if isinstance(value, str) and _BARE.fullmatch(value):
+        return InvalidTypeError(
+            f"{argument} is {value!r}, a number without a unit; give cells as an integer (2), or "
+            "a time ('30D', '12h') or a distance ('150km') with its unit"
+        )
+    if isinstance(value, str) and _METRES_OR_MINUTES.fullmatch(value):
+        return InvalidTypeError(
+            f"{argument} is {value!r}, where m may be metres, minutes or months; write '0.5km', "
+            "'30min' or '30D'"
+        )
     return InvalidTypeError(
         f"{argument} is {value!r}, neither cells (2), nor a time ('30D', '12h'), nor a distance "
         "('150km'), nor one of them by dim ({'time': '30D'}); months and years have no fixed "
@@ -255,10 +268,12 @@ def _km(value: str) -> float:
 
 
 def _is_duration(value: Any) -> bool:
-    if isinstance(value, datetime.timedelta | np.timedelta64):
-        return True
-    if not isinstance(value, str):
+    if not isinstance(value, str | datetime.timedelta | np.timedelta64):
         return False
+    if isinstance(value, str) and (_BARE.fullmatch(value) or _METRES_OR_MINUTES.fullmatch(value)):
+        return False
+    if isinstance(value, np.timedelta64) and np.datetime_data(value)[0] == "generic":
+        return False  # a number without a unit, read as nanoseconds
     try:
         return not pd.isna(pd.Timedelta(value))
     except ValueError:
