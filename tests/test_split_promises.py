@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import SplitPlan
-from ml4cube.errors import EmptyPartError
+from ml4cube.errors import EmptyPartError, InvalidValueError
 from ml4cube.splits import (
     BlockKFold,
     BlockShuffleSplit,
@@ -26,6 +26,7 @@ from ml4cube.splits import (
     assign_block_split,
     assign_region_split,
     assign_time_split,
+    leakage_report,
 )
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import count_by_block, valid_mask
@@ -125,6 +126,62 @@ def test_kilometres_at_high_latitudes_and_across_the_date_line(wrapping, km):
         made = assign_block_split(cube.chunk({"lon": 3}), sizes, buffer=f"{km} km", **options)
         np.testing.assert_array_equal(made["split"].transpose("lat", "lon").values, expected)
         assert (expected == 255).any()
+
+
+@pytest.mark.parametrize("start", [0, 13, 36, 71])
+@pytest.mark.parametrize("descending", [False, True])
+def test_cells_count_across_the_seam_wherever_the_globe_is_cut_open(start, descending):
+    lon = np.roll(np.arange(72) * 5.0, -start)[:: -1 if descending else 1]
+    lon = np.where(lon >= 180, lon - 360, lon)
+    cube = xr.Dataset({"t": (("lat", "lon"), np.zeros((4, 72)))}, {"lat": np.arange(4), "lon": lon})
+    made = assign_block_split(cube, {"lon": 6}, 0.6, buffer=2, seed=start)["split"].values[0]
+    plain = assign_block_split(cube, {"lon": 6}, 0.6, seed=start)["split"].values[0]
+    steps = np.abs(np.arange(72)[:, None] - np.arange(72))
+    near = np.minimum(steps, 72 - steps) <= 2
+    expected = np.where((plain == 1) & (near & (plain != 1)).any(axis=1), 255, plain)
+    np.testing.assert_array_equal(made, expected)
+    # neighbours across the end, and nowhere else
+    label = np.full(72, 255, "u1")
+    label[0], label[71] = 0, 1
+    report = leakage_report(cube.assign(split=("lon", label)))
+    assert report.table.found["touching cells"] == 1
+
+
+@pytest.mark.parametrize("lon", [np.arange(150, 230, 5.0), np.arange(0, 340, 5.0), [0, 90, 180]])
+def test_what_does_not_go_round_has_no_seam(lon):
+    lon = (np.array(lon) + 180) % 360 - 180
+    cube = xr.Dataset({"t": (("lat", "lon"), np.zeros((4, lon.size)))}, {"lon": lon})
+    assert CubeView.of(cube).lon_turn() is None
+
+
+@pytest.mark.parametrize("over", [1, 3])
+def test_a_meridian_that_stands_twice_is_refused_where_it_could_train_and_test(over):
+    lon = np.arange(36 + over) * 10.0
+    cube = xr.Dataset({"t": (("time", "lon"), np.zeros((8, lon.size)))}, {"lon": lon})
+    regions = xr.DataArray(np.arange(lon.size) // 9, dims="lon")
+    for act in (
+        lambda: assign_block_split(cube, {"lon": 4}, 0.6, buffer=1),
+        lambda: assign_block_split(cube, {"lon": 4}, 0.6, cyclic=False),
+        lambda: assign_region_split(cube, regions, test=[0]),
+        lambda: next(BlockKFold(3, {"lon": 4}).split_cube(cube)),
+        lambda: next(LeaveRegionOut(regions).split_cube(cube)),
+    ):
+        with pytest.raises(InvalidValueError, match=r"ds\.isel\(lon=slice\(0, 36\)\)"):
+            act()
+    assign_block_split(cube, {"time": 2}, 0.6)
+    assign_block_split(cube.isel(lon=slice(0, 36)), {"lon": 4}, 0.6, buffer=1)
+    # labels by hand, or as they were made before
+    label = np.full(lon.size, 255, "u1")
+    label[:over], label[-over:] = 1, 0
+    label[10:20] = 1
+    report = leakage_report(cube.assign(split=("lon", label)))
+    assert report.leaks
+    assert "meridian that stands twice" in report.verdict
+    assert report.table.found["shared cells"] == 8 * over
+    assert report.table.found["separation along lon"] == 0
+    label[-over:] = 1
+    label[30:34] = 0
+    assert leakage_report(cube.assign(split=("lon", label))).table.found["shared cells"] == 0
 
 
 def dates(kind, days):

@@ -23,6 +23,7 @@ TEST = 0
 VAL = 2
 EXCLUDED = 255
 PARTS = {"train": TRAIN, "test": TEST, "val": VAL}
+HELD_OUT = (TEST, VAL)
 
 Labels = NDArray[np.uint8]
 Positions = Mapping[str, NDArray[np.int64]]

@@ -120,7 +120,7 @@ def assign_block_split(
     grid = Grid.blocks(view.canonical, block_sizes(block_size, view))
     cut = [dim for dim, count in zip(grid.dims, grid.counts, strict=True) if count > 1]
     keep_away = parse_buffer(buffer, gap, view, cut)
-    wraps = parse_cyclic(cyclic, view)
+    wraps = parse_cyclic(cyclic, view, cut)
     reaches = resolve_buffer(keep_away, wraps, view)
     mask = None if valid is None else valid_mask(valid, view)
     weights, strata = weigh_blocks(view, grid, mask, stratify)

@@ -90,7 +90,7 @@ def parse_buffer(
     return tuple(kept)
 
 
-def parse_cyclic(cyclic: Any, view: CubeView) -> tuple[str, ...]:
+def parse_cyclic(cyclic: Any, view: CubeView, cut_dims: Sequence[str]) -> tuple[str, ...]:
     """Turn `cyclic` into dims; None finds a longitude that goes all the way round.
 
     Parameters
@@ -99,6 +99,8 @@ def parse_cyclic(cyclic: Any, view: CubeView) -> tuple[str, ...]:
         Dims along which the first cell follows the last; False for none.
     view : CubeView
         The cube.
+    cut_dims : sequence of str
+        Dims along which the split is cut.
 
     Returns
     -------
@@ -108,13 +110,16 @@ def parse_cyclic(cyclic: Any, view: CubeView) -> tuple[str, ...]:
     Raises
     ------
     InvalidValueError
-        If a dim is unknown, or True is given and no longitude is found.
+        If a dim is unknown, True is given and no longitude is found, or a longitude that is cut
+        holds a meridian twice.
     InvalidTypeError
         If it is none of these.
     """
-    found = view.global_lon_dim()
+    turn = view.lon_turn()
+    if turn and turn[0] in cut_dims:
+        _check_one_turn(*turn, view)
     if cyclic is None:
-        return (found,) if found else ()
+        return turn[:1] if turn else ()
     if cyclic is False:
         return ()
     if cyclic is True:
@@ -134,6 +139,15 @@ def parse_cyclic(cyclic: Any, view: CubeView) -> tuple[str, ...]:
     if unknown := [dim for dim in dims if dim not in view.dims]:
         raise InvalidValueError(f"cyclic names {unknown}, the cube has {view.dims}")
     return tuple(sorted(set(dims)))
+
+
+def _check_one_turn(dim: str, columns: int, view: CubeView) -> None:
+    """Refuse places that stand twice, of which one copy could train and the other test."""
+    if columns < view.sizes[dim]:
+        raise InvalidValueError(
+            f"the columns 0 and {columns} along {dim!r} are one meridian, which could fall into "
+            f"train and test; drop what stands twice: ds.isel({dim}=slice(0, {columns}))"
+        )
 
 
 def resolve_buffer(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Reach, ...]:

@@ -242,17 +242,29 @@ class CubeView:
         _check_degrees(asked, lon, _MOST_LON)
         return lat, lon
 
-    def global_lon_dim(self) -> str | None:
-        """Name of a longitude dim that goes all the way round, or None."""
+    def lon_turn(self) -> tuple[str, int] | None:
+        """Find a longitude that goes all the way round.
+
+        Returns
+        -------
+        tuple of (str, int) or None
+            Its dim, and how many columns go round once. Those that follow are places that the
+            cube holds twice (0 and 360 degrees).
+        """
         coord = self.axis_of("lon")
         if coord is None or coord.size < 3:
             return None
         lon = coord.values.astype(float)
-        step = np.diff(lon)
+        if not (np.abs(lon) <= _MOST_LON).all():
+            return None
+        # a turn may begin anywhere: from 175 to -180 is a step like any other
+        step = (np.diff(lon) + 180) % 360 - 180
         if not np.allclose(step, step[0], rtol=1e-2, atol=1e-6) or step[0] == 0:
             return None
-        goes_round = abs(lon[-1] - lon[0]) + 1.5 * abs(step[0]) >= 360
-        return str(coord.dims[0]) if goes_round else None
+        turns_over = (abs(step.sum()) - 360) / abs(step.mean())  # columns beyond the first's place
+        if turns_over < -1.5:
+            return None
+        return str(coord.dims[0]), coord.size - max(math.floor(turns_over + 1.01), 0)
 
 
 def as_dataset(cube: xr.Dataset | xr.DataArray) -> xr.Dataset:

@@ -28,7 +28,7 @@ from ml4cube.core.fingerprint import (
     informative,
     mix,
 )
-from ml4cube.core.split_plan import PARTS, TRAIN, SplitPlan
+from ml4cube.core.split_plan import HELD_OUT, TRAIN, SplitPlan
 from ml4cube.splits.cube import RECIPE_ATTR, CubeView, in_chunks
 from ml4cube.splits.label import read_recipe
 
@@ -44,7 +44,6 @@ _SMALL_FIELD = 24
 _CELLS_AT_ONCE = 1 << 18
 # Groups of equal tiles with labels of their own that are looked at cell by cell.
 _GROUPS_AT_MOST = 200
-_HELD_OUT = (PARTS["test"], PARTS["val"])
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def find_duplicates(
 
 def _label_columns(values: NDArray[Any], offsets: Any) -> Iterator[Words]:
     """Train, test and validation cells, a hash of where they lie in the tile, and all cells."""
-    for part in (TRAIN, *_HELD_OUT):
+    for part in (TRAIN, *HELD_OUT):
         yield (values == part).astype(np.uint64)
     yield next(iter(fingerprint_columns(values, offsets)))
     yield np.ones(values.shape, dtype=np.uint64)
@@ -344,7 +343,7 @@ def _twin_tiles(
         trains = np.sum([box == TRAIN for box in boxes], axis=0)
         for tile, box in zip(group, boxes, strict=True):
             others = trains - (box == TRAIN)
-            twins = int((np.isin(box, _HELD_OUT) & (others > 0)).sum())
+            twins = int((np.isin(box, HELD_OUT) & (others > 0)).sum())
             if twins:
                 cells += twins
                 places.append(int(np.unravel_index(tile, shape)[0]))

@@ -12,7 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.separation import nearest_box, pieces, run_lengths
-from ml4cube.core.split_plan import EXCLUDED, PARTS, TEST, TRAIN
+from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import slabs
 
@@ -110,6 +110,28 @@ class Layout:
         starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
         return cls(bare, counts, profiles, maps, on_map, starts, unknown)
 
+    def twice(self, view: CubeView) -> int:
+        """Count held-out cells of a meridian that stands twice, whose other copy trains.
+
+        Parameters
+        ----------
+        view : CubeView
+            The cube.
+
+        Returns
+        -------
+        int
+            Cells of the label; 0 where no meridian stands twice.
+        """
+        dim, columns = view.lon_turn() or ("", 0)
+        if dim not in self.label.dims:
+            return 0
+        copies = self.label.sizes[dim] - columns
+        first = np.asarray(self.label.isel({dim: slice(0, copies)}).values)
+        second = np.asarray(self.label.isel({dim: slice(columns, None)}).values)
+        pairs = ((first, second), (second, first))
+        return sum(int(((a == TRAIN) & np.isin(b, HELD_OUT)).sum()) for a, b in pairs)
+
     def one_sided(self, dim: str, held_out: int) -> int | None:
         """Steps between train and a part that lies wholly to one side of it.
 
@@ -197,8 +219,8 @@ def separate(
     """
     dims = tuple(layout.starts)
     rng = np.random.default_rng(0)
-    cyclic = view.global_lon_dim()
-    period = [layout.label.sizes[dim] if dim == cyclic else 0 for dim in dims]
+    cyclic, columns = view.lon_turn() or (None, 0)
+    period = [columns if dim == cyclic else 0 for dim in dims]
     windows = _windows([layout.starts[dim] for dim in dims], layout, dims, part, rng)
     looks = [
         _Look.at(window, layout, part, rng, valid, SAMPLE // len(windows)) for window in windows

@@ -15,7 +15,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.split_plan import EXCLUDED, PARTS, TEST, TRAIN, VAL
+from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN, VAL
 from ml4cube.core.statistics import check_decoded
 from ml4cube.splits.cube import RECIPE_ATTR, CubeView, is_label
 from ml4cube.splits.deployment import Ground, distances
@@ -385,9 +385,17 @@ class _Judge:
                 f"{_percent(share)} of the cells have a label that is a gap or no part's number, "
                 "so they count as excluded"
             )
+        shared = layout.twice(view) * times
         self.row(
-            "shared cells", 0, "cells", "cells in two parts: none, a cell has one label", 0, "ok"
-        )
+            "shared cells", shared, "cells", "held-out cells whose place trains, too: a cell has "
+            "one label, but a meridian may stand twice (0 and 360)", 0, "leak" if shared else "ok",
+        )  # fmt: skip
+        if shared:
+            held_out = sum(layout.counts[code] for code in HELD_OUT) * times
+            self.leaks.append(
+                f"{_percent(shared / held_out)} of the held-out cells lie on a meridian that "
+                "stands twice in the cube, and trains, too"
+            )
 
     def duplicates(self, copies: dict[str, Duplicates], view: CubeView) -> None:
         """A variable counts unless it repeats by nature; all variables together always do."""

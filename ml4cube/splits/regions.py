@@ -304,7 +304,7 @@ def assign_region_split(
     if drawn and region_map.ids.dtype.kind == "b" and split is None and not val:
         drawn, test = False, True
     keep_away = parse_buffer(buffer, None, view, region_map.dims)
-    wraps = parse_cyclic(cyclic, view)
+    wraps = parse_cyclic(cyclic, view, region_map.dims)
     reaches = resolve_buffer(keep_away, wraps, view)
     mask = None if valid is None else valid_mask(valid, view)
     cells, weights = region_map.weigh(mask)

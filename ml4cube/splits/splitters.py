@@ -53,7 +53,7 @@ class _BlockSplitter(CubeSplitter):
         grid = Grid.blocks(view.canonical, block_sizes(self.block_size, view))
         cut = [dim for dim, count in zip(grid.dims, grid.counts, strict=True) if count > 1]
         keep_away = parse_buffer(self.buffer, self.gap, view, cut)
-        wraps = parse_cyclic(self.cyclic, view)
+        wraps = parse_cyclic(self.cyclic, view, cut)
         reaches = resolve_buffer(keep_away, wraps, view)
         weights, classes = weigh(grid)
         for fold, test in enumerate(self._tests(weights, classes), start=1):
@@ -430,7 +430,7 @@ class LeaveRegionOut(CubeSplitter):
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
         region_map = RegionMap.of(self.regions, view)
         keep_away = parse_buffer(self.buffer, None, view, region_map.dims)
-        wraps = parse_cyclic(self.cyclic, view)
+        wraps = parse_cyclic(self.cyclic, view, region_map.dims)
         reaches = resolve_buffer(keep_away, wraps, view)
         weights, _ = weigh(region_map.grid)
         held = region_map.sum(weights)
