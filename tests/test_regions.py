@@ -235,6 +235,24 @@ def test_a_whole_number_is_not_found_by_a_fraction_of_it():
         assign_region_split(cube, ids, test="2x")
 
 
+@pytest.mark.parametrize(
+    ("ids", "wanted", "known"),
+    [
+        (["AF", "AS", "EU"], "ASIA", "AF, AS, EU"),
+        ([b"AF", b"AS", b"EU"], b"ASIA", "b'AF', b'AS', b'EU'"),
+        (np.array(["7", "10", 8], dtype=object), 100, "10, 7, 8"),
+        (np.array(["2000", "2001", "2002"], "M8[s]"), "2001-01-01T00:00:00.5", "2000-01-01"),
+    ],
+)
+def test_a_longer_name_is_not_cut_to_that_of_another_region(ids, wanted, known):
+    regions = xr.DataArray(np.repeat(np.array(ids), [2, 3, 3]), dims="lat", name="region")
+    cube = cell_id_cube(SHAPE, "float64")
+    with pytest.raises(InvalidValueError, match=f"'region' has {known}"):
+        assign_region_split(cube, regions, test=[wanted])
+    made = assign_region_split(cube, regions, test=[ids[1]])["split"].isel(time=0, lon=0)
+    assert (made.values == 0).tolist() == [False] * 2 + [True] * 3 + [False] * 3
+
+
 def test_samples_obey_the_regions(tmp_path):
     ids, codes = map_of("int", np.random.default_rng(1))
     ids = ids.isel(lat=xr.DataArray(np.arange(8) // 4, dims="lat"))  # regions of four rows

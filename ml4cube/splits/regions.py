@@ -148,8 +148,10 @@ class RegionMap:
         return found
 
     def _place(self, id: Any) -> int | None:
+        # texts and dates keep their length and unit: cut to those of the map, "ASIA" would be "AS"
+        whole = self.ids.dtype.kind in "USmM"
         try:
-            given = np.asarray(id).astype(self.ids.dtype)
+            given = np.asarray(id).astype(self.ids.dtype.kind if whole else self.ids.dtype)
         except (TypeError, ValueError, OverflowError):
             return None
         if self.ids.dtype.kind in "biu" and given != id:  # 2.5 is not region 2
