@@ -343,6 +343,21 @@ def test_per_pixel_statistics_of_a_lazy_cube_hold_few_blocks_at_a_time() -> None
     assert peak < 20e6
 
 
+@pytest.mark.parametrize("units", ["radian", "radians", "rad"])
+def test_areas_are_those_of_degrees_where_latitudes_are_radians(units: str) -> None:
+    ds = made_cube()
+    expected = pp.get_statistics(ds, weights="area")
+    radians = ("cell", np.deg2rad(ds.lat.values), {"units": units, "standard_name": "latitude"})
+    icon = ds.drop_vars("lat").rename(lat="cell").assign_coords(clat=radians)
+    assert pp.get_statistics(icon, weights="area")["t"] == pytest.approx(expected["t"])
+
+
+def test_a_pole_may_lie_beyond_the_pole_by_its_rounding() -> None:
+    poles = xr.DataArray([-90.0005, 0.0, 90.0005], dims="lat")
+    ds = xr.Dataset({"t": ("lat", [5.0, 1.0, 7.0])}, {"lat": poles})
+    assert pp.get_statistics(ds, weights="area")["t"] == [1.0, 0.0]
+
+
 def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
     def read(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("computed too early")

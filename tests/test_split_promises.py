@@ -184,6 +184,51 @@ def test_a_meridian_that_stands_twice_is_refused_where_it_could_train_and_test(o
     assert leakage_report(cube.assign(split=("lon", label))).table.found["shared cells"] == 0
 
 
+def test_radians_are_places_as_degrees_are():
+    lat, lon = np.linspace(80, -80, 9), np.arange(-180.0, 180, 30)
+    cube = xr.Dataset(
+        {"t": (("time", "lat", "lon"), np.random.default_rng(0).normal(size=(4, 9, 12)))},
+        {"lat": ("lat", lat, {"units": "degrees_north"}), "lon": lon},
+    )
+    turned = cube.assign_coords(
+        lat=("lat", np.deg2rad(lat), {"units": "radian"}),
+        lon=("lon", np.deg2rad(lon), {"units": "Radians"}),
+    )
+    made = []
+    for ds in (cube, turned):
+        for buffer in ("2300km", 1):
+            label = assign_block_split(ds, {"lat": 3, "lon": 4}, 0.6, buffer=buffer)["split"]
+            made.append(label.values)
+        assert CubeView.of(ds).lon_turn() == ("lon", 12)
+    np.testing.assert_array_equal(made[0], made[2])
+    np.testing.assert_array_equal(made[1], made[3])
+    assert (made[0] == 255).any()
+    split = ("lon", np.array([1] * 6 + [255, 0, 0, 255, 255, 255], "u1"))
+    points = {"lat": [70.0, 10.0], "lon": [100.0, -170.0]}
+    in_radians = {name: np.deg2rad(values) for name, values in points.items()}
+    elsewhere = xr.Dataset(coords=points)
+    found = [
+        leakage_report(ds.assign(split=split), deployment=where).distances["space"]
+        for ds, where in [
+            (cube, points),
+            (turned, in_radians),
+            (cube, elsewhere),
+            (
+                turned,
+                elsewhere.assign_coords(
+                    {n: (n, v, {"units": "degrees"}) for n, v in points.items()}
+                ),
+            ),
+        ]
+    ]
+    for one, other in [(found[0], found[1]), (found[2], found[3])]:
+        assert one[0] == other[0] == "km"
+        for name, curve in one[1].items():
+            np.testing.assert_allclose(curve, other[1][name], rtol=1e-9)
+    with pytest.raises(InvalidValueError, match="beyond the poles"):
+        leakage_report(turned.assign(split=split), deployment=points)
+
+
 def dates(kind, days):
     if kind == "datetime":
         return np.datetime64("1999-12-01", "ns") + days * np.timedelta64(1, "D")

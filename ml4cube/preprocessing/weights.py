@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
+from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fields import check_weights
 from ml4cube.preprocessing import cubes
@@ -76,11 +77,14 @@ def _area(cube: xr.Dataset) -> xr.Variable:
             "'lat', or give it units='degrees_north'"
         )
     # a regular grid has one along a dim; a curvilinear one has them on two
-    degrees = min(latitude, key=lambda c: c.ndim).variable.astype(np.float64)
-    if not bool((abs(degrees) <= 90).all()):
-        raise InvalidValueError("weights='area': latitudes must be finite, from -90 to 90 degrees")
-    area: xr.Variable = np.cos(np.deg2rad(degrees.load()))
-    return xr.Variable(area.dims, np.maximum(area.values, 0.0))
+    found = min(latitude, key=lambda c: c.ndim)
+    degrees = in_degrees(found.values, found.attrs.get("units"))
+    if not (np.abs(degrees) <= MOST_LAT).all():
+        raise InvalidValueError(
+            f"weights='area': latitudes must be finite, from -90 to 90 degrees, {found.name!r} has "
+            f"{degrees.min():g} to {degrees.max():g}; mend them, or give the weights as a DataArray"
+        )
+    return xr.Variable(found.dims, np.maximum(np.cos(np.deg2rad(degrees)), 0.0))
 
 
 def _is_latitude(name: str, coord: xr.DataArray) -> bool:

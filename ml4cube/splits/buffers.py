@@ -203,12 +203,7 @@ def _resolve(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
         return AxisReach.of_cells(dim, view.sizes[dim], value, cyclic)
     if _is_kilometres(value):
         lat, lon = view.sphere(value)
-        return SphereReach(
-            *_sphere_dims(view, value),
-            lat.values.astype(float),
-            lon.values.astype(float),
-            _km(value),
-        )
+        return SphereReach(*_sphere_dims(view, value), lat.values, lon.values, _km(value))
     times = microseconds(_time_coord(dim, value, view))
     return AxisReach.of_distance(dim, times, pd.Timedelta(value) // pd.Timedelta("1us"))
 

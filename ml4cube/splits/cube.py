@@ -13,13 +13,13 @@ import xarray as xr
 from dask.array.core import normalize_chunks
 from numpy.typing import NDArray
 
+from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
 RECIPE_ATTR = "ml4cube_split"
 
-# Degrees that are places on the globe: of a pole, rounding may lie a little beyond it, and a
-# longitude may be counted once more around.
-MOST_LAT, _MOST_LON = 90.001, 720.0
+# Degrees that are places on the globe: a longitude may be counted once more around.
+_MOST_LON = 720.0
 
 # Cells of an array in memory that are looked at together, and of a chunk of a larger one.
 _CELLS_IN_MEMORY, _CELLS_IN_CHUNK = 1 << 24, 1 << 21
@@ -113,13 +113,18 @@ class CubeView:
         -------
         DataArray or None
             A coordinate along one dim of the cube; the dim's own coordinate goes first.
+            Latitudes and longitudes are in degrees, also where the cube has radians.
         """
         found = [
             coord
             for coord in self.ds.coords.values()
             if coord.ndim == 1 and coord.dims[0] in self.dims and _is_kind(coord, kind)
         ]
-        return min(found, key=lambda c: c.name != c.dims[0], default=None)
+        first = min(found, key=lambda c: c.name != c.dims[0], default=None)
+        if first is None or kind == "time":
+            return first
+        degrees = in_degrees(first.values, first.attrs.get("units"))
+        return xr.DataArray(degrees, dims=first.dims, name=first.name)
 
     def time_dim(self, argument: str) -> str:
         """Name of the time dim.
@@ -254,7 +259,7 @@ class CubeView:
         coord = self.axis_of("lon")
         if coord is None or coord.size < 3:
             return None
-        lon = coord.values.astype(float)
+        lon = coord.values
         if not (np.abs(lon) <= _MOST_LON).all():
             return None
         # a turn may begin anywhere: from 175 to -180 is a step like any other
@@ -394,7 +399,7 @@ def in_chunks(array: xr.DataArray) -> xr.DataArray:
 
 def _check_degrees(asked: object, coord: xr.DataArray, most: float) -> None:
     """Refuse missing or impossible degrees, on which distances would be nonsense."""
-    values = coord.values.astype(float)
+    values = coord.values
     wrong = np.flatnonzero(~(np.abs(values) <= most))
     if wrong.size:
         shown = ", ".join(f"{values[i]:g} at {i}" for i in wrong[:3])

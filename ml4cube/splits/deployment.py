@@ -10,10 +10,11 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.buffer import EARTH_RADIUS_KM
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
-from ml4cube.splits.cube import MOST_LAT, CubeView, is_time, microseconds
+from ml4cube.splits.cube import CubeView, is_time, microseconds
 from ml4cube.splits.layout import SAMPLE, Layout
 
 Floats = NDArray[np.float64]
@@ -191,14 +192,18 @@ class Ground:
         return Places(space, time)
 
     def _numbers(self, dim: str, values: xr.DataArray) -> Floats:
-        """Coordinates of places, checked to be some."""
+        """Coordinates of places, in degrees on the sphere, checked to be some."""
         if values.dtype.kind not in "fiu":
             raise InvalidValueError(
                 f"deployment has {values.dtype} along {dim!r}, the cube has numbers; give numbers"
             )
         numbers = np.asarray(values.values, dtype=float)
-        lat = self.view.axis_of("lat")
-        on_lat = self.units["space"] == "km" and lat is not None and lat.dims[0] == dim
+        lat, lon = self.view.axis_of("lat"), self.view.axis_of("lon")
+        on_lat = False
+        if self.units["space"] == "km" and lat is not None and lon is not None:
+            on_lat = lat.dims[0] == dim
+            own = self.view.ds[(lat if on_lat else lon).name]
+            numbers = in_degrees(numbers, values.attrs.get("units", own.attrs.get("units")))
         most = MOST_LAT if on_lat else np.inf
         if not numbers.size or not (np.isfinite(numbers) & (np.abs(numbers) <= most)).all():
             raise InvalidValueError(
@@ -233,7 +238,7 @@ class Ground:
         if self.units["space"] != "km":
             return np.stack([c.astype(float) for c in cells], axis=-1)
         values = [self.view.axis_of(kind) for kind in ("lat", "lon")]
-        by_dim = {str(v.dims[0]): v.values.astype(float) for v in values if v is not None}
+        by_dim = {str(v.dims[0]): v.values for v in values if v is not None}
         return self._vectors([by_dim[d][c] for d, c in zip(self.map_dims, cells, strict=True)])
 
     def _vectors(self, places: list[Floats]) -> Floats:
