@@ -358,6 +358,22 @@ def test_a_pole_may_lie_beyond_the_pole_by_its_rounding() -> None:
     assert pp.get_statistics(ds, weights="area")["t"] == [1.0, 0.0]
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+@pytest.mark.parametrize(
+    "form", [{}, {"dims": ["x"]}, {"weights": xr.DataArray(np.ones(100), dims="x")}]
+)
+def test_integers_that_float64_rounds_are_refused_in_every_form(dtype: str, form: Any) -> None:
+    cells = (2**60 + np.arange(100)).astype(dtype).reshape(1, 100)
+    ds = xr.Dataset({"a": (("time", "x"), cells), "split": ("x", np.arange(100) < 60)})
+    for cube in (ds, ds.chunk(x=30)):
+        with pytest.raises(InvalidValueError, match="'a': integers as large as"):
+            pp.Statistics.from_cube(cube, **form)
+    with pytest.raises(InvalidValueError, match="'a': integers as large as"):
+        pp.CubeScaler().fit(ds)
+    small = ds.assign(a=ds["a"] - ds["a"].min())
+    assert pp.get_statistics(small)["a"][1] == pytest.approx(np.std(np.arange(60)))
+
+
 def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
     def read(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("computed too early")

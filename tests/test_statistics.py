@@ -148,6 +148,18 @@ def test_what_is_no_number_is_refused_by_name(dtype: str) -> None:
         Statistics.of({"when": np.zeros(3, "i8").astype(dtype)})
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64", ">i8"])
+def test_integers_are_exact_or_refused(dtype: str) -> None:
+    steps = np.arange(100_000) % 100
+    cells = (2**53 - 99 + steps).astype(dtype)
+    assert VariableStatistics.of(cells).std == pytest.approx(np.std(steps), rel=1e-12)
+    for start in (2**53 - 98, 2**60, 2**63 - 100):
+        with pytest.raises(InvalidValueError, match=rf"large as {start + 99} .*take an offset off"):
+            VariableStatistics.of((start + steps).astype(dtype))
+    unused = np.where(steps < 50, cells, np.array(2**60, cells.dtype))
+    assert VariableStatistics.of(unused, steps < 50).max == 2**53 - 50
+
+
 def test_fill_values_left_undecoded_are_refused_where_squares_overflow() -> None:
     with pytest.raises(InvalidValueError, match="fill value"):
         VariableStatistics.of(np.array([1e300, 1.0]))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.moments import VariableStatistics
+from ml4cube.core.moments import VariableStatistics, check_exact
 from ml4cube.core.quantiles import Floats, Histogram
 
 Ints = NDArray[np.int64]
@@ -78,7 +78,8 @@ class Moments(NamedTuple):
         InvalidTypeError
             If `values` are no real numbers.
         InvalidValueError
-            If values are too large to be squared, or a weight is negative or not finite.
+            If values are too large to be squared, integers too large for float64, or a weight is
+            negative or not finite.
         """
         if values.dtype.kind not in "fiub":
             raise InvalidTypeError(
@@ -143,6 +144,9 @@ def _slab_moments(
     if weights is not None:
         check_weights(weights)
         used = used & (weights > 0)
+    if values.dtype.kind in "iu" and values.dtype.itemsize > 4:
+        least, greatest = (f(values, initial=0, where=used) for f in (np.min, np.max))
+        check_exact(int(least), int(greatest))
     nan = np.isnan(x)
     gaps, unusable = (nan & used).sum(axes), (~ok & used).sum(axes)
     ok &= used

@@ -27,6 +27,8 @@ _PIECE = 131_072
 # depend on the number of cores.
 _ROW = 1_024
 _ONES = np.ones(_ROW)
+# Up to here float64 holds every integer.
+_EXACT = 2**53
 
 # Fields of a VariableStatistics: count, mean, m2, min, max, gaps, infs.
 _Numbers = tuple[int, float, float, float, float, int, int]
@@ -91,7 +93,8 @@ class VariableStatistics:
         InvalidTypeError
             If `values` are no real numbers (dates, texts, complex numbers).
         InvalidValueError
-            If finite values are so large that their squares leave float64's range.
+            If finite values are so large that their squares leave float64's range, or integers
+            so large that float64 rounds them.
         """
         array = np.asarray(values)
         if array.dtype.kind not in "fiub":
@@ -257,6 +260,30 @@ def _workable(piece: NDArray[Any]) -> NDArray[Any]:
     return piece
 
 
+def check_exact(least: int, greatest: int) -> None:
+    """Refuse integers that float64 rounds: their spread may be less than the rounding.
+
+    Taking an offset off first would mend one block, but not the means by which blocks are merged.
+
+    Parameters
+    ----------
+    least, greatest : int
+        Range of the integers.
+
+    Raises
+    ------
+    InvalidValueError
+        If one is beyond 2**53.
+    """
+    if least < -_EXACT or greatest > _EXACT:
+        raise InvalidValueError(
+            f"integers as large as {max(-least, greatest)} are rounded by float64, which holds "
+            "them up to 2**53; is a fill value left undecoded? Else take an offset off "
+            "(values - values.min()), or convert them with astype('float64') if the last digits "
+            "mean nothing"
+        )
+
+
 class _Scratch:
     """Buffers that all pieces share, and all blocks that a thread sums up.
 
@@ -286,10 +313,12 @@ class _Scratch:
 
     def range_of(self, piece: NDArray[Any]) -> tuple[float, float, int]:
         """Least and greatest number, NaN where there is none, and the number of gaps."""
-        if piece.dtype.kind != "f":
-            return (float(piece.min()), float(piece.max()), 0) if piece.size else _NO_RANGE
         if piece.size == 0:
             return _NO_RANGE
+        if piece.dtype.kind != "f":
+            least, greatest = int(piece.min()), int(piece.max())
+            check_exact(least, greatest)
+            return float(least), float(greatest), 0
         low = float(np.fmin.reduce(piece))
         if not self.gaps_expected:
             high = float(np.maximum.reduce(piece))
