@@ -298,6 +298,21 @@ def test_create_split_shares_every_cell_out(as_arrays):
             create_split(data, "a", stack_axis=axis)
 
 
+@pytest.mark.parametrize("shape", [(4,), (4, 2)])
+@pytest.mark.parametrize("values", [np.array("2000", "M8[s]"), "text", np.array("a", object)])
+def test_create_split_takes_numbers(shape, values):
+    data = {"a": np.full(shape, values), "b": np.arange(8.0)[: np.prod(shape)].reshape(shape)}
+    data |= {"c": data["b"], "split": np.array([1, 1, 0, 0])}
+    says = r"'a' holds .*, X and y hold numbers; .*exclude_vars=\['a'\]"
+    with pytest.raises(InvalidTypeError, match=says):
+        create_split(data, "b")
+    with pytest.raises(InvalidTypeError, match=says):
+        create_split(data, ["a", "b"])
+    assert create_split(data, "b", exclude_vars=["a"])[0].dtype == float
+    if len(shape) == 1:  # classes of points may have names
+        assert create_split(data, "a")[3].tolist() == data["a"][2:, None].tolist()
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

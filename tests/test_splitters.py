@@ -594,6 +594,31 @@ def test_samples_of_nowhere_are_named(X, groups, error, says):
         list(BlockKFold(3, SIZES, cube=cube_of()).split(X, groups=groups))
 
 
+@pytest.mark.parametrize("form", ["index", "column", "mapping"])
+def test_times_with_a_zone_are_those_of_utc(form):
+    times = pd.date_range("2000-03-25", periods=12, tz="UTC").tz_convert("Europe/Berlin")
+    X = {
+        "index": pd.DataFrame({"a": range(12)}, index=times.rename("time")),
+        "column": pd.DataFrame({"time": times}),
+        "mapping": {"time": times},
+    }[form]
+    expected = [([0], [3, 4, 5]), ([0, 1, 2, 3], [6, 7, 8])]
+    cube = xr.Dataset({"a": ("time", np.zeros(12))}, {"time": times.tz_localize(None).normalize()})
+    for at_hand in (None, cube):
+        folds = ForwardChaining(3, gap="2D", cube=at_hand).split(X)
+        found = [(train.tolist(), test.tolist()) for train, test in folds]
+        assert found[:2] == expected
+
+
+@pytest.mark.parametrize(
+    ("times", "gap"), [(np.arange(12.0), np.nan), (np.arange(12).astype("M8[D]"), "NaT")]
+)
+def test_a_missing_time_is_called_missing(times, gap):
+    times[3] = gap
+    with pytest.raises(InvalidValueError, match=r"'time' has missing .*; fill or drop them"):
+        list(ForwardChaining(3).split(pd.DataFrame({"time": times})))
+
+
 def test_without_cube_or_places_the_error_says_what_to_give():
     for folds in every_splitter():
         with pytest.raises(InvalidTypeError, match=r"cube=ds.*'lat_index'"):

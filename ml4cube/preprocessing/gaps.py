@@ -462,7 +462,7 @@ def fill_nan_values(
     split: str | None = "train",
     seed: int = 42,
 ) -> Any:
-    """Put numbers in the place of gaps, the same for any chunking.
+    """Put numbers in the place of gaps, lazily where the cube is lazy.
 
     Parameters
     ----------
@@ -502,6 +502,10 @@ def fill_nan_values(
     -----
     A cube without samples keeps the cells that `drop_nan_values` drops, as gaps like any other:
     filling puts numbers there too, which the log warns of. Cut samples, or fill first.
+
+    Constants and noise are the same for any chunking, and so are means from `statistics`. A mean
+    that is computed here is summed up chunk by chunk: with other chunks, the last bit of a float64
+    may be another.
 
     Examples
     --------

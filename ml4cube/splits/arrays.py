@@ -55,7 +55,8 @@ def create_split(
     Raises
     ------
     InvalidTypeError
-        If `data` is neither a Dataset nor a mapping.
+        If `data` is neither a Dataset nor a mapping, or a feature or target holds no numbers. A
+        single target of points may hold anything, such as names of classes.
     InvalidValueError
         If a variable is unknown, shapes differ, there is no label, or no such axis.
     EmptyPartError
@@ -94,6 +95,7 @@ def create_split(
         )
     mask = [filter_var] if filter_var in names else []
     arrays = _aligned(data, [*features, *targets], ["split", *mask])
+    _check_numbers(arrays, features, targets)
     axes = arrays["split"].ndim + 1
     if not -axes <= stack_axis < axes:
         raise InvalidValueError(
@@ -109,6 +111,18 @@ def create_split(
     X_train, X_test = (_stack(parts[part], features, stack_axis) for part in parts)
     y_train, y_test = (_stack(parts[part], targets, stack_axis) for part in parts)
     return X_train, X_test, y_train, y_test
+
+
+def _check_numbers(arrays: Arrays, features: Sequence[str], targets: Sequence[str]) -> None:
+    """Refuse texts and dates, which numpy would stack as texts or fail on."""
+    classes = len(targets) == 1 and arrays[targets[0]].ndim == 1
+    for name in (*features, *([] if classes else targets)):
+        dtype = arrays[name].dtype
+        if dtype.kind not in "biufc":
+            raise InvalidTypeError(
+                f"{name!r} holds {dtype}, X and y hold numbers; turn it into numbers, or leave it "
+                f"out, as in exclude_vars=[{name!r}]"
+            )
 
 
 def _names(given: str | Iterable[str]) -> list[str]:

@@ -172,7 +172,7 @@ class CubeView:
         Raises
         ------
         InvalidValueError
-            If the values are in no order.
+            If the values are in no order, or one is missing.
         """
         coord = self.ds.coords.get(dim)
         if coord is None:
@@ -182,7 +182,9 @@ class CubeView:
         if is_time(coord):
             steps = np.diff(microseconds(coord))
         elif coord.dtype.kind in "fiu":
-            steps = np.diff(coord.values.astype(float))
+            if np.isnan(values := coord.values.astype(float)).any():
+                raise InvalidValueError(f"{dim!r} has missing values; fill or drop them")
+            steps = np.diff(values)
         else:
             return True
         if (steps >= 0).all():

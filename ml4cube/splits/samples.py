@@ -320,10 +320,10 @@ def _sample_dim(X: xr.Dataset, spec: Mapping[str, Any]) -> str:
 def _columns(X: Any) -> Columns:
     """Columns by name of anything that has them; index levels go before columns."""
     if isinstance(X, pd.DataFrame | pd.Series):
-        table = {str(k): X[k].to_numpy() for k in X.columns} if isinstance(X, pd.DataFrame) else {}
+        table = {str(k): _values(X[k]) for k in X.columns} if isinstance(X, pd.DataFrame) else {}
         for place, level in enumerate(X.index.names):
             if level is not None:
-                table[str(level)] = X.index.get_level_values(place).to_numpy()
+                table[str(level)] = _values(X.index.get_level_values(place))
         return table
     if isinstance(X, xr.Dataset):
         dim = _sample_dim(X, _store_spec(X))
@@ -332,9 +332,16 @@ def _columns(X: Any) -> Columns:
         coords = X.coords.items()
         return {str(k): v.values for k, v in coords if X.ndim and v.dims == X.dims[:1]}
     if isinstance(X, Mapping):
-        arrays = {str(k): np.asarray(v) for k, v in X.items()}
+        arrays = {str(k): _values(v) for k, v in X.items()}
         return {k: v for k, v in arrays.items() if v.ndim == 1}
     return {}
+
+
+def _values(column: Any) -> NDArray[Any]:
+    """Values of a column; dates with a time zone become those of UTC, which cubes have."""
+    if isinstance(getattr(column, "dtype", None), pd.DatetimeTZDtype):
+        column = pd.DatetimeIndex(column).tz_convert("UTC").tz_localize(None)
+    return np.asarray(column)
 
 
 def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], list[str]]:
