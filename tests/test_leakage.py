@@ -257,6 +257,63 @@ def test_a_copied_stretch_of_one_series_is_found():
     assert not leakage_report(assign_time_split(ds.assign(a=("time", values)), 0.8, gap=5)).leaks
 
 
+@pytest.mark.parametrize("gap", [0, 3])
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("steps", [60, 700])
+def test_values_filled_into_the_test_part_are_found(gap, backward, steps):
+    rng = np.random.default_rng(0)
+    sizes = {"time": steps, "lat": 20, "lon": 30}
+    values = rng.normal(size=tuple(sizes.values())).astype("f4")
+    label = np.where(np.arange(steps) < steps - 20, 1, 0).astype("u1")
+    label[steps - 20 - gap : steps - 20] = 255
+    if backward:
+        label = label[::-1]
+    ds = xr.Dataset({"t2m": (tuple(sizes), values), "split": ("time", label)}, coordinates(sizes))
+    filled = ds.t2m.where(
+        xr.DataArray(rng.random((20, 30)) > 0.24, dims=("lat", "lon")) | (ds.split == 1)
+    )
+    filled = filled.bfill("time") if backward else filled.ffill("time")
+    ds_filled = ds.assign(t2m=filled)
+    for cube in (
+        ds_filled,
+        ds_filled.chunk({"time": 50, "lon": 11}),
+        ds_filled.transpose("lon", ...),
+    ):
+        report = leakage_report(cube)
+        assert report.leaks
+        assert report.table.found["cells carried on"] == pytest.approx(0.24, abs=0.04)
+        assert report.table.found["duplicate cells"] == 0
+        assert "keep the value of the train step next to them" in report.verdict
+    clean = leakage_report(ds)
+    assert not clean.leaks
+    assert clean.table.found["cells carried on"] < 0.001
+    assert clean.table.status["cells carried on"] == "ok"
+
+
+def test_what_stands_still_by_nature_is_not_carried_on():
+    ds = smooth_cube(shape=(48, 20, 30))
+    dry = ds.t2m.where((ds.t2m > 0.5) & (np.arange(48) < 30)[:, None, None], 0.0)  # a dry season
+    weekly = ds.t2m.isel(time=np.arange(48) // 7 * 7)
+    height = ds.t2m[0].broadcast_like(ds.t2m).transpose(*ds.t2m.dims)
+    whole = (ds.t2m * 3).round().astype("i2")
+    for values in (dry, weekly, height, whole, height.where(dry > 0)):
+        made = assign_time_split(ds.assign(t2m=(ds.t2m.dims, values.values)), 0.7, gap=2)
+        table = leakage_report(made).table
+        assert table.status["cells carried on"] == "ok"
+    regions = leakage_report(assign_region_split(ds, regions_of(ds, "lon", 10), test=[1]))
+    assert "cells carried on" not in regions.table.index
+
+
+def test_a_verdict_says_what_was_compared():
+    ds = assign_time_split(smooth_cube(shape=(30, 20, 30)), 0.8, gap=12)
+    report = leakage_report(ds)
+    assert "10 lat x 15 lon cells" in report.table.meaning["duplicate cells"]
+    if not report.findings:
+        assert "no tiles of 10 lat x 15 lon cells are copies of train ones" in report.verdict
+    unread = leakage_report(ds.assign(t2m=ds.t2m.astype(complex)), var="t2m")
+    assert "nothing was compared for copies" in unread.verdict
+
+
 def test_constant_and_repeating_fields_are_no_duplicates():
     ds = smooth_cube(shape=(48, 20, 30))
     month = made_field([12, 20, 30], [3, 4, 4], "gaussian", 1)

@@ -1,8 +1,8 @@
 """Bitwise duplicates across the parts of a split, found in one lazy pass over the cube.
 
 Every time step (and every index of the other outer dims) is cut into tiles of the map; tiles get
-fingerprints, and equal tiles are compared cell by cell: a test cell whose twin trains is known
-to the model, whatever lies between them.
+fingerprints, and of equal tiles each test cell whose twin trains is counted: the model knows it,
+whatever lies between them. A copy that fills no tile is not seen.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Duplicates:
     repeats : bool
         Whether most train tiles have twins in train, too: the variable repeats by nature (a
         climatology, a constant field stored for each step).
+    tiles : str
+        What was compared, for messages.
     """
 
     cells: int
@@ -70,6 +72,7 @@ class Duplicates:
     steps: tuple[int, ...]
     dim: str | None
     repeats: bool
+    tiles: str
 
 
 def find_duplicates(
@@ -160,6 +163,13 @@ class _Tiling:
         if outer and field < _SMALL_FIELD:
             run = min(math.ceil(_SMALL_FIELD / max(field, 1)), max(sizes[outer[0]] // 2, 1))
         return cls(outer, inner, sizes, tile, run)
+
+    @property
+    def said(self) -> str:
+        """What is compared, in words."""
+        run = {self.outer[0]: self.run} if self.run > 1 else {}
+        sides = " x ".join(f"{n} {dim}" for dim, n in {**run, **self.tile}.items())
+        return f"{'runs' if run else 'tiles'} of {sides or 1} cells"
 
     def sums(
         self,
@@ -287,7 +297,7 @@ def _judge(tiling: _Tiling, table: Words, labels: Words, label: xr.DataArray) ->
     else:
         cells, places, repeats = _twin_tiles(tiling, table, labels, label)
     steps = tuple(sorted(set(places))) if first is not None else ()
-    return Duplicates(cells, of, steps, first, repeats)
+    return Duplicates(cells, of, steps, first, repeats, tiling.said)
 
 
 def _groups(table: Words, good: NDArray[np.bool_]) -> Iterator[NDArray[np.intp]]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN, VAL
 from ml4cube.core.statistics import check_decoded
+from ml4cube.splits.carried import Carried, find_carried
 from ml4cube.splits.cube import RECIPE_ATTR, CubeView, is_label
 from ml4cube.splits.deployment import Ground, distances
 from ml4cube.splits.duplicates import Duplicates, find_duplicates, map_dims
@@ -42,6 +43,8 @@ _SCATTERED = 3.5
 # A label that changes more often than this along each dim is no matter of a few regions, even if
 # all its pieces hang together, as half of all cells do when dealt out one by one.
 _FEW_RUNS = 5
+# Filled forward, so many more of the test cells than of train stand still.
+_CARRIED = 0.02
 # Test cells this much nearer to train than the deployment's are an easier task; and clearly so.
 _NEARER, _FAR_NEARER = 0.75, 0.25
 
@@ -106,10 +109,10 @@ def leakage_report(
 ) -> LeakageReport:
     """Judge whether a split's test score will hold where the model is used.
 
-    Four questions. Are test cells bitwise copies of train cells, wherever they lie? Do test
-    cells touch train cells, so that a neighbour gives them away? Are they nearer to train than
-    values are alike (`estimate_range`)? Are they nearer to train than the cells where the model
-    will be used?
+    Four questions. Are tiles of test cells bitwise copies of tiles of train cells, wherever they
+    lie, or single cells unchanged since the last train step at their place? Do test cells touch
+    train cells, so that a neighbour gives them away? Are they nearer to train than values are alike
+    (`estimate_range`)? Are they nearer to train than the cells where the model will be used?
 
     Parameters
     ----------
@@ -142,21 +145,24 @@ def leakage_report(
 
     Notes
     -----
-    A split leaks if cells held out have duplicates in train; if `assign_rand_split` made it; if
-    the test part is scattered among train, and more than half of its cells touch a train cell,
-    or lie within the range of one (blocks that touch, along dims without a sill, do so at any
-    size: give them a buffer); if all test cells touch a train cell, as those of a single step
-    or row among train do (a region that `assign_region_split` left out may be that thin); or if
-    the deployment lies more than four times as far from train as the test part. A part that
-    lies wholly to one side of train (forward in time) or in few large pieces (regions) is used
-    for what lies outside of train, so being within the range is reported and not held against
-    it.
+    A split leaks if cells held out have duplicates in train; if more of them than of the train
+    cells, by 2 %, have kept the value of the last train step, or have that of the next; if
+    `assign_rand_split` made it; if the test part is scattered among train, and more than half of
+    its cells touch a train cell, or lie within the range of one (blocks that touch, along dims
+    without a sill, do so at any size: give them a buffer); if all test cells touch a train cell,
+    as those of a single step or row among train do (a region that `assign_region_split` left out
+    may be that thin); or if the deployment lies more than four times as far from train as the test
+    part. A part that lies wholly to one side of train (forward in time) or in few large pieces
+    (regions) is used for what lies outside of train, so being within the range is reported and not
+    held against it.
 
-    Every chunk is read once for the duplicates, and sums of it are kept; ranges and separation
-    are taken from seeded samples; memory is bounded. Gaps of the first variable are no test
-    cells. A variable most of whose train fields repeat in train (a climatology, a constant
-    field stored for each step) is no proof of duplicates unless all others repeat with it.
-    Fields that do not change at all, such as no rain anywhere, are not counted.
+    Every chunk is read once for the duplicates, and sums of it are kept; ranges, separation and
+    values carried on in time are taken from seeded samples; memory is bounded. Duplicates are
+    looked for tile by tile, of the size that the table tells: copies that are smaller, or begin
+    elsewhere in a tile, are not found, nor are values carried on that many places share. Gaps of
+    the first variable are no test cells. A variable most of whose train fields repeat in train (a
+    climatology, a constant field stored for each step) is no proof of duplicates unless all others
+    repeat with it. Fields that do not change at all, such as no rain anywhere, are not counted.
 
     Examples
     --------
@@ -179,6 +185,7 @@ def leakage_report(
 
     copies = find_duplicates(view, label, names)
     cut = [dim for dim, starts in layout.starts.items() if starts.size > 1]
+    carried = find_carried(view, layout, names, ground.time_dim) if ground.time_dim else {}
     ranges = _longest_ranges(view, names, cut)
     first = view.ds[names[0]] if names else None
     apart = separate(layout, view, first, partial(_units, view, layout, ranges), part)
@@ -194,6 +201,7 @@ def leakage_report(
     judge = _Judge(part_name)
     judge.count_cells(layout, view)
     judge.duplicates(copies, view)
+    judge.carried(carried)
     time_dim = ground.time_dim
     gap = layout.one_sided(time_dim, part) if time_dim else None
     sided = gap is not None or any(
@@ -362,6 +370,7 @@ class _Judge:
         self.rows: dict[str, dict[str, Any]] = {}
         self.leaks: list[str] = []
         self.warnings: list[str] = []
+        self.compared = ""  # what was looked at for copies
 
     def row(
         self, name: str, found: Any, unit: str, meaning: str, limit: Any = None, status: str = ""
@@ -405,9 +414,10 @@ class _Judge:
             [*counted, *([together] if together else [])], key=lambda d: d.cells, default=None
         )
         cells = worst.cells if worst else 0
+        self.compared = worst.tiles if worst else ""
         self.row(
             "duplicate cells", cells, "cells",
-            "held-out cells in fields that are bit for bit in train, too", 0,
+            f"held-out cells in {self.compared or 'tiles'} that are bit for bit in train, too", 0,
             ("leak" if cells else "ok") if worst else "unknown",
         )  # fmt: skip
         if len(copies) > 2:
@@ -423,6 +433,24 @@ class _Judge:
             share = _percent(cells / max(worst.of, 1))
             self.leaks.append(
                 f"{share} of the held-out cells are bitwise copies of train cells{where}"
+            )
+
+    def carried(self, found: dict[str, Carried]) -> None:
+        """Filling forward is told by how much more often than train the test part stands still."""
+        if not found:
+            return
+        worst = max(found.values(), key=lambda carried: carried.beyond_nature)
+        leaks = worst.beyond_nature > _CARRIED
+        self.row(
+            "cells carried on", worst.held_out, "share of held-out cells",
+            "cells that have kept the value of the last train step at their place, or have that of "
+            "the next, against the share of train cells that do", worst.train + _CARRIED,
+            "leak" if leaks else "ok",
+        )  # fmt: skip
+        if leaks:
+            self.leaks.append(
+                f"{_percent(worst.held_out)} of the held-out cells keep the value of the train "
+                f"step next to them at their place (of the train cells, {_percent(worst.train)})"
             )
 
     def cell_by_cell(self, made_by: str | None) -> None:
@@ -560,10 +588,11 @@ class _Judge:
             return f"This split leaks: {'; '.join(self.leaks)}; its {self.part} score will flatter."
         if self.warnings:
             return f"No leak was found, but mind that {'; '.join(self.warnings)}."
-        return (
-            f"No leak was found: no {self.part} {thing} is a copy of a train {thing}, or too near "
-            "to one."
-        )
+        copies = "nothing was compared for copies"
+        if self.compared:
+            copies = f"no {self.compared} are copies of train ones"
+        near = f"no {self.part} {thing} is too near to a train {thing}"
+        return f"No leak was found: {near}, and {copies}."
 
     def table(self) -> pd.DataFrame:
         """Collect the rows."""
@@ -600,6 +629,7 @@ class _Judge:
 def _report_of_stores(pair: StorePair) -> LeakageReport:
     """Judge two sample stores."""
     judge = _Judge(pair.part)
+    judge.compared = "" if pair.copies is None else "samples"
     judge.row("train samples", pair.train, "samples", "samples of the train store")
     judge.row(f"{pair.part} samples", pair.held_out, "samples", f"samples of the {pair.part} store")
     checks = [
