@@ -244,6 +244,9 @@ def test_latitude_is_found_by_standard_name_units_or_name_and_checked():
         tagged = plain.assign_coords(y=plain.y.assign_attrs(attrs))
         assert area_weights(tagged).values == pytest.approx([1.0, 0.5, 0.0])
     assert area_weights(plain.rename(y="Latitude")).dims == ("Latitude",)
+    clat = plain.assign_coords(y=("y", np.deg2rad(plain.y.values), {"units": "radian"}))
+    clat["y"].attrs["standard_name"] = "latitude"
+    assert area_weights(clat).values == pytest.approx([1.0, 0.5, 0.0])
     with pytest.raises(InvalidValueError, match="outside"):
         area_weights(xr.DataArray(np.zeros(1), {"lat": [120.0]}, "lat"))
 

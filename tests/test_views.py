@@ -114,6 +114,17 @@ def test_coordinates_of_points_and_of_other_names(tmp_path: Path) -> None:
     assert np.ptp(X[:, 5]) == 0
 
 
+def test_coordinates_in_radians_are_read_as_such() -> None:
+    degrees = cube()
+    lat = degrees["lat"].copy(data=np.deg2rad(degrees["lat"].values))
+    radians = degrees.assign_coords(lat=lat.assign_attrs(units="radian"))
+    of_degrees, of_radians = (
+        PTXrDataset(ds, features="a", coord_features="lat").take(range(20)).numpy()
+        for ds in (degrees, radians)
+    )
+    np.testing.assert_allclose(of_radians, of_degrees, atol=1e-6)
+
+
 @pytest.mark.parametrize("names", [("T", "Y", "X"), ("lon", "lat", "time")])
 def test_coordinates_of_a_store_with_other_names_or_order_of_dims(
     store: Path, tmp_path: Path, names: tuple[str, ...]

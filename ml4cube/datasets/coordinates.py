@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.core.angles import in_degrees
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.datasets.views import View
@@ -124,13 +125,13 @@ def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.
     else:
         dim = _the_one([d for d in axes if d == name], name, axes)
     axis = axes[dim]
-    known = dim.lower() in (*_LATITUDES, *_LONGITUDES)
-    if not known and not str(axis.attrs.get("units", "")).startswith("degree"):
+    known, units = dim.lower() in (*_LATITUDES, *_LONGITUDES), axis.attrs.get("units")
+    if not known and not str(units).startswith(("degree", "rad")):
         raise InvalidValueError(
-            f"coord_features={name!r} is no angle (units {axis.attrs.get('units')!r}), so it has "
+            f"coord_features={name!r} is no angle (units {units!r}), so it has "
             "no sine; make it a variable of the cube, or choose lat, lon, dayofyear, hour"
         )
-    return dim, np.deg2rad(np.asarray(axis.values, np.float64))
+    return dim, np.deg2rad(in_degrees(axis.values, units))
 
 
 def _the_one(found: list[str], name: str, axes: Mapping[str, xr.Variable]) -> str:

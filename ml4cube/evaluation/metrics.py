@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
+from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
 from ml4cube.preprocessing.cubes import data_variables
@@ -444,15 +445,15 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
     name = _latitude_name(cube)
     if name is None:
         return None
-    degrees = cube[name].astype(np.float64)
-    if not bool((np.abs(degrees) <= 90.0 + 1e-6).all()):
+    degrees = in_degrees(cube[name].values, cube[name].attrs.get("units"))
+    if not (np.abs(degrees) <= MOST_LAT).all():
         raise InvalidValueError(
             f"latitude {name!r} holds values outside [-90, 90]; "
             "correct it, or pass weights= yourself"
         )
-    values = np.cos(np.deg2rad(degrees.values)).clip(min=0.0)
+    values = np.cos(np.deg2rad(degrees)).clip(min=0.0)
     attrs = {"long_name": "cosine of latitude", "units": "1"}
-    return xr.DataArray(values, dims=degrees.dims, name="area_weight", attrs=attrs)
+    return xr.DataArray(values, dims=cube[name].dims, name="area_weight", attrs=attrs)
 
 
 def _latitude_name(cube: xr.Dataset | xr.DataArray) -> Hashable | None:
