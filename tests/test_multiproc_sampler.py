@@ -440,6 +440,20 @@ def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     assert (used == {0, 1, 2}) != at_random
 
 
+def test_blocks_are_drawn_whatever_their_part(tmp_path: Path) -> None:
+    """The split puts blocks in random order too: drawing in its order would give train first."""
+    ds = cell_id_cube({"time": 400, "x": 2}, "float64")
+    shares = []
+    for seed in range(12):
+        options = {"data_fraq": 0.5, "rand_chunk": True, "block_size": {"time": 4}, "seed": seed}
+        samples = sampler(ds, tmp_path, **options).plan().samples
+        assert sum(samples.values()) == 400
+        shares.append(samples["train"] / 400)
+    # 50 of 100 blocks, 80 of them train: four standard deviations of such a draw are 0.16
+    assert 0.64 <= min(shares) < max(shares) <= 0.96
+    assert np.mean(shares) == pytest.approx(0.8, abs=0.05)
+
+
 def test_auxiliary_variables_are_left_out(tmp_path: Path) -> None:
     ds = split_cube().assign(
         time_bnds=(("time", "bnds"), np.zeros((8, 2))),

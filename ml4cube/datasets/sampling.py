@@ -49,6 +49,8 @@ _TILE_BYTES = MIB // 2
 ORIGIN_BYTES = 12
 # Blocks that a cube without chunks is cut into for the split, about.
 _BLOCKS_WANTED = 64
+# An id that no block has, hashed to a seed of its own for drawing blocks.
+_DRAWING = [-1]
 
 
 @dataclass(frozen=True)
@@ -460,7 +462,9 @@ def block_order(blocks: Grid, at_random: bool, seed: int) -> NDArray[np.intp]:
     """
     if not at_random:
         return np.arange(len(blocks))
-    return np.argsort(hash_ids(seed, _canonical_ids(blocks)), kind="stable")
+    # with the seed itself, blocks would come in the order that the split has cut into parts
+    drawing = int(hash_ids(seed, _DRAWING)[0])
+    return np.argsort(hash_ids(drawing, _canonical_ids(blocks)), kind="stable")
 
 
 def _canonical_ids(grid: Grid) -> NDArray[np.int64]:
