@@ -154,6 +154,16 @@ def test_noise_is_even_and_differs_by_seed_and_variable() -> None:
     assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 0.01
 
 
+@pytest.mark.parametrize("method", ["sample_mean", "mean", "constant", "noise"])
+@given(hnp.arrays(st.sampled_from([">f4", "<f4", ">f8", "<f8", ">f2"]), SHAPES, elements=ELEMENTS))
+def test_the_dtype_never_depends_on_whether_there_are_gaps(method: str, values: np.ndarray) -> None:
+    filled = fill_gaps(values, method, mean=1.0, const=1.0, low=0.0, high=1.0)
+    assert filled.dtype.str == values.dtype.str
+    assert np.isfinite(filled).all()
+    gaps = ~np.isfinite(values)
+    np.testing.assert_array_equal(filled[~gaps], values[~gaps])
+
+
 def test_constants_and_means_keep_the_dtype_and_other_kinds_are_refused() -> None:
     values = np.array([[1, np.nan], [np.inf, 4]], "float32")
     assert fill_gaps(values, "constant", const=-9).tolist() == [[1, -9], [-9, 4]]

@@ -337,6 +337,18 @@ def test_fill(tmp_path: Path, method: str, const: float | None) -> None:
         np.testing.assert_allclose(filled.a.values[partial][np.isnan(rows)], right[np.isnan(rows)])
 
 
+def test_the_byte_order_of_a_cube_is_nothing_to_a_store(tmp_path: Path) -> None:
+    """Also where some tiles have gaps to fill and others none."""
+    ds = cell_id_cube({"time": 16, "x": 4}, "float32").assign(split=("time", [1] * 12 + [0] * 4))
+    ds.a[5, 1] = np.nan
+    options = {"sample_size": {"x": 4}, "drop_nan": None, "fill_method": "sample_mean"}
+    trains = []
+    for order in "<>":
+        cube = ds.assign(a=ds.a.astype(f"{order}f4"))
+        trains.append(sampler(cube, tmp_path / order, **options).get_datasets()[0].a.values)
+    np.testing.assert_array_equal(*trains)
+
+
 def test_noise_does_not_depend_on_chunks(tmp_path: Path) -> None:
     stores = []
     for chunks in ({"time": 2}, {"lat": 3, "lon": 7}):

@@ -286,7 +286,8 @@ def fill_gaps(
     elif method == "constant":
         filled[gaps] = _given(const, "const", method, variable)
     elif method == "sample_mean":
-        filled = np.where(gaps, _sample_means(filled, gaps, mean, variable), filled)
+        # into what is there: np.where would give values of another byte order back in this one's
+        np.copyto(filled, _sample_means(filled, gaps, mean, variable), where=gaps)
     else:
         least = _given(low, "low", method, variable)
         most = _given(high, "high", method, variable)
