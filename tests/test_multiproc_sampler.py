@@ -15,6 +15,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from hypothesis import HealthCheck, given, settings
@@ -402,6 +403,45 @@ def test_origins_are_the_values_however_the_file_packs_them(
         np.testing.assert_array_equal(axes[dim].values, cube[dim].values)
         assert axes[dim].dtype.kind == cube[dim].dtype.kind
     assert axes.lon.dtype == np.float32
+
+
+ODD_AXES = {
+    "bytes": (np.array([b"s\xc3\xbc0", b"s1", b"s2", b"s3"]), ["sü0", "s1", "s2", "s3"]),
+    "categories": (pd.CategoricalIndex(list("bacd")), list("bacd")),
+    "numbers as categories": (pd.CategoricalIndex([3, 1, 2, 9]), np.array([3, 1, 2, 9])),
+    "integers of pandas": (pd.Index([3, 1, 2, 9], dtype="Int64"), np.array([3, 1, 2, 9])),
+    "intervals": (pd.interval_range(0, 4), ["(0, 1]", "(1, 2]", "(2, 3]", "(3, 4]"]),
+    "cut": (pd.CategoricalIndex(pd.interval_range(0, 4))[[0, 1, 1, 2]], None),
+    "periods": (
+        pd.period_range("2000-01", periods=4, freq="M"),
+        ["2000-01", "2000-02", "2000-03", "2000-04"],
+    ),
+    "time zone": (
+        pd.date_range("2000-01-01T01:00", periods=4, tz="Europe/Berlin"),
+        np.arange("2000-01-01", "2000-01-05", dtype="M8[D]").astype("M8[ns]"),
+    ),
+    "long doubles": (np.arange(4).astype("longdouble") / 4, np.arange(4) / 4),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_AXES)
+def test_coordinates_of_odd_dtypes_are_stored_as_what_they_stand_for(
+    tmp_path: Path, kind: str
+) -> None:
+    given, wanted = ODD_AXES[kind]
+    wanted = [str(v) for v in given] if wanted is None else wanted
+    ds = cell_id_cube({"time": 4, "x": 3}, "float64").assign(split=("time", [1, 0, 1, 1]))
+    train, _ = sampler(ds.assign_coords(time=given), tmp_path, order="grid").get_datasets()
+    np.testing.assert_array_equal(open_axes(tmp_path / "train.zarr").time.values, wanted)
+    np.testing.assert_array_equal(train.time.values[::3], np.asarray(wanted)[[0, 2, 3]])
+
+
+def test_a_coordinate_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
+    ds = split_cube()
+    ds.time.attrs["units"] = "UTC"  # where the units of the encoded dates have to go
+    with pytest.raises(TypeError, match=r"the coordinate 'time' .*assign_coords") as caught:
+        sampler(ds, tmp_path)
+    assert isinstance(caught.value, CubeError)
 
 
 @pytest.mark.parametrize(

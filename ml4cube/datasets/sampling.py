@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
@@ -489,12 +490,33 @@ def _axis(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
     if dim not in ds.coords:
         return Axis(name, np.arange(ds.sizes[dim]), {})
     # without the encoding of the file it came from, which may pack values or round dates
-    coordinate = ds[dim].variable.to_base_variable().drop_encoding()
-    encoded = xr.conventions.encode_cf_variable(coordinate)
+    coordinate = _in_numpy_dtype(ds[dim].variable.to_base_variable()).drop_encoding()
+    try:
+        encoded = xr.conventions.encode_cf_variable(coordinate)
+    except (TypeError, ValueError) as error:
+        raise InvalidTypeError(
+            f"the coordinate {dim!r} (dtype {coordinate.dtype}) cannot be stored: {error}; assign "
+            "it anew, as numbers, texts or datetime64 (ds.assign_coords)"
+        ) from error
     values = np.asarray(encoded.values)
     if values.dtype.kind not in "fiub":
-        values = np.array([str(v) for v in values], dtype=object)
+        values = np.array([_text(v) for v in values], dtype=object)
+    elif values.dtype.itemsize > 8:  # long doubles, which differ between machines
+        values = values.astype(np.float64)
     return Axis(name, values, jsonable(encoded.attrs))
+
+
+def _in_numpy_dtype(coordinate: xr.Variable) -> xr.Variable:
+    """A coordinate in a dtype of pandas as one of numpy; dates of a time zone are those in UTC."""
+    if isinstance(coordinate.dtype, np.dtype):
+        return coordinate
+    index = coordinate.to_index()
+    plain = index.tz_convert(None) if isinstance(index, pd.DatetimeIndex) else index
+    return xr.Variable(coordinate.dims, np.asarray(plain), coordinate.attrs)
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def jsonable(attrs: Mapping[Any, Any]) -> dict[str, Any]:
