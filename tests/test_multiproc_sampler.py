@@ -640,6 +640,8 @@ def test_names_that_a_store_cannot_hold(tmp_path: Path, name: str, made_by: str)
         ({}, "returned no variable"),
         ({"a": np.timedelta64(1, "D")}, "timedelta64"),
         ({"a": 1j}, "complex128"),
+        ({"a": np.longdouble(1)}, r"\{'a': 'float128'\}.* up to 8 bytes"),
+        ({"a": np.datetime64(1, "ps")}, r"\{'a': 'datetime64\[ps\]'\}.*up to nanoseconds"),
     ],
     ids=str,
 )
@@ -652,6 +654,19 @@ def test_what_a_callback_may_not_return(tmp_path: Path, returned: Any, told: str
     with pytest.raises(RunError, match=told):
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", callback=callback).run()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", ["Y", "M", "W", "D", "h", "m", "25s", "s", ">s", "ms", "ns"])
+def test_a_callback_may_return_dates_of_any_unit(tmp_path: Path, dtype: str) -> None:
+    day = np.datetime64("1999-12-30").astype(f"M8[{dtype.strip('>')}]")
+    kind = day.dtype.newbyteorder(">") if ">" in dtype else day.dtype
+
+    def callback(samples: dict[str, Any]) -> dict[str, Any]:
+        return {**samples, "day": np.full(len(samples["a"]), day).astype(kind)}
+
+    made = sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", callback=callback)
+    for store in made.get_datasets():
+        assert (store.day.values == day).all()
 
 
 @pytest.mark.parametrize("name", ["overwrite", "resume", "progress", "rand_chunk"])

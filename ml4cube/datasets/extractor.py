@@ -23,7 +23,8 @@ from ml4cube.core.missing import fill_gaps, find_gaps, window_all, window_any
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import Statistics
-from ml4cube.datasets.windows import KINDS, CubeReader, arrange, cut, tile_cells
+from ml4cube.datasets.store import DATE_UNITS
+from ml4cube.datasets.windows import CubeReader, arrange, cut, holds_dtype, tile_cells
 
 Arrays = dict[str, NDArray[Any]]
 Callback = Callable[[Arrays], Mapping[str, Any]]
@@ -400,7 +401,7 @@ class Extractor:
         try:
             returned = self.callback(samples)
             known = isinstance(returned, Mapping)
-            result = {str(k): np.asarray(v) for k, v in returned.items()} if known else {}
+            result = {str(k): _in_date_units(v) for k, v in returned.items()} if known else {}
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise RunError(
@@ -409,13 +410,13 @@ class Extractor:
                 "mend it and run again"
             ) from error
         wrong: Any = {k: v.shape for k, v in result.items() if v.ndim == 0 or len(v) != n}
-        wrong |= {k: v.dtype.name for k, v in result.items() if v.dtype.kind not in KINDS}
+        wrong |= {k: v.dtype.name for k, v in result.items() if not holds_dtype(v.dtype)}
         if wrong or not result:
             found = wrong or (f"no variable: {result}" if known else f"a {type(returned).__name__}")
             raise RunError(
                 f"the callback got {n} samples of block {tile.id} (cells {where}) and returned "
-                f"{found}; return a dict of arrays of numbers, booleans or dates with the samples "
-                "as first axis, as many as it got"
+                f"{found}; return a dict of arrays of numbers (of up to 8 bytes), booleans or dates "
+                "(up to nanoseconds) with the samples as first axis, as many as it got"
             )
         return result
 
@@ -441,6 +442,16 @@ class Extractor:
             where &= mask
         floats = {n: cells[n] for n in self.spec.variables if cells[n].dtype.kind == "f"}
         return Statistics.of(floats, where, part="train")
+
+
+def _in_date_units(values: Any) -> NDArray[Any]:
+    """Dates of days, months or any number of seconds in a unit of stores; all else as it is."""
+    array = np.asarray(values)
+    if array.dtype.kind != "M":
+        return array
+    unit = np.datetime_data(array.dtype)[0]
+    target = np.dtype(f"M8[{unit if unit in DATE_UNITS else 's'}]")
+    return array.astype(target, copy=False) if np.can_cast(array.dtype, target) else array
 
 
 def _as_labels(label: NDArray[Any], name: str) -> NDArray[np.uint8]:

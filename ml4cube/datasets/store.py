@@ -45,6 +45,8 @@ FORMAT = 1
 MANIFEST = "manifest/zarr.json"
 #: The subgroup of the cube's coordinates.
 AXES = "axes"
+#: Units of dates that a store can hold, in numpy's words and in CF's.
+DATE_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _NO_DATE = np.iinfo(np.int64).min
 
 
@@ -313,10 +315,9 @@ def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
     if np.dtype(array.dtype).kind != "M":
         return dict(array.attrs)
     unit = np.datetime_data(np.dtype(array.dtype))[0]
-    names = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
     return {
         **array.attrs,
-        "units": f"{names[unit]} since 1970-01-01",
+        "units": f"{DATE_UNITS[unit]} since 1970-01-01",
         "calendar": "proleptic_gregorian",
         "_FillValue": _NO_DATE,
     }

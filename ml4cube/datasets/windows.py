@@ -21,14 +21,12 @@ from ml4cube.core.grid import Block, Grid
 from ml4cube.datasets.absent_chunks import AbsentChunks, absent_chunks
 from ml4cube.datasets.disk_chunks import DiskChunks
 from ml4cube.datasets.places import store_and_path
+from ml4cube.datasets.store import DATE_UNITS
 
 if TYPE_CHECKING:
     import xarray as xr
 
 Slices = Mapping[str, slice]
-
-#: Kinds of dtype a sample can hold: float, signed, unsigned, bool, date.
-KINDS = "fiubM"
 
 
 def as_dataset(ds: Any) -> xr.Dataset:
@@ -126,7 +124,7 @@ def cube_dims(ds: xr.Dataset) -> tuple[str, ...]:
     candidates = [
         v
         for name, v in ds.variables.items()
-        if name in ds.data_vars and name not in bounds and _is_kept(v.dtype) and v.ndim
+        if name in ds.data_vars and name not in bounds and holds_dtype(v.dtype) and v.ndim
     ]
     if not candidates:
         raise InvalidValueError(
@@ -180,16 +178,30 @@ def cube_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> tuple[list[st
             others[str(name)] = "holds bounds of cells"
         elif not set(v.dims) <= dims:
             others[str(name)] = f"has dims {v.dims} outside the cube's {tuple(sorted(dims))}"
-        elif not _is_kept(v.dtype):
+        elif not holds_dtype(v.dtype):
             others[str(name)] = f"is of dtype {v.dtype}"
         else:
             kept.append(str(name))
     return kept, others
 
 
-def _is_kept(dtype: np.dtype[Any]) -> bool:
-    """Whether samples can hold a dtype; numbers of more than 8 bytes differ between machines."""
-    return dtype.kind in KINDS and dtype.itemsize <= 8
+def holds_dtype(dtype: np.dtype[Any]) -> bool:
+    """Tell whether samples can hold a dtype.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of a variable.
+
+    Returns
+    -------
+    bool
+        True for numbers and booleans, but those of more than 8 bytes, which differ between
+        machines, and for dates in a unit that stores know.
+    """
+    if dtype.kind == "M":
+        return np.datetime_data(dtype)[0] in DATE_UNITS
+    return dtype.kind in "fiub" and dtype.itemsize <= 8
 
 
 class Source(Protocol):
