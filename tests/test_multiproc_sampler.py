@@ -612,6 +612,7 @@ def test_bad_arguments_are_refused_before_any_work(tmp_path: Path, options: Any)
 
 
 STORES_OWN = ["lat_index", "lat_origin", "samples", "manifest", "axes", "zarr.json", "a/b", ""]
+STORES_OWN += ["a\0b", "a\nb"]
 
 
 @pytest.mark.parametrize(
@@ -627,9 +628,45 @@ def test_names_that_a_store_cannot_hold(tmp_path: Path, name: str, made_by: str)
         options["callback"] = lambda samples: {**samples, name: samples["a"] + 1}
     else:
         ds[name] = ds["a"] + 1
-    with pytest.raises(ValueError, match=f"variable '{name}' of the samples"):
+    with pytest.raises(ValueError, match=re.escape(f"variable {name!r} of the samples")):
         sampler(ds, tmp_path, **options).run()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("callback", [None, dict], ids=str)
+@pytest.mark.parametrize("name", ["a/b", "a\0b", "a\nb"])
+def test_dims_that_a_store_cannot_hold_are_refused_before_any_work(
+    tmp_path: Path, name: str, callback: Any
+) -> None:
+    ds = cell_id_cube({"time": 8, "x": 4}, "float64").rename(x=name)
+    with pytest.raises(CubeError, match=re.escape(f"dim {name!r} cannot be a folder")):
+        sampler(ds, tmp_path, callback=callback)
+
+
+def test_variables_and_dims_may_be_called_as_leftovers_are(tmp_path: Path) -> None:
+    ds = cell_id_cube({"time": 8, "x.tmp": 4}, "float64", names=("a", "b.tmp"))
+    train, _ = sampler(ds, tmp_path, block_size={"time": 2}).get_datasets()
+    assert set(train.variables) >= {"a", "b.tmp", "x.tmp", "x.tmp_index"}
+    verify_store(tmp_path / "train.zarr")
+
+
+@pytest.mark.parametrize("units", ["days since 2000-01-01", "days since the last rain"])
+def test_numbers_with_units_of_dates_stay_numbers(tmp_path: Path, units: str) -> None:
+    """As in a cube that was opened without decoding; a store is opened with."""
+    ds = cell_id_cube({"time": 8, "x": 4}, "int32", names=("a", "b"))
+    ds["b"] = ds.b.astype("float32")
+    cube = ds.assign_coords(x=[3, 1, 2, 9])
+    for name in ("a", "b", "x"):
+        cube[name].attrs = {"units": units, "calendar": "standard", "long_name": name}
+    train, _ = sampler(cube, tmp_path, block_size={"time": 2}).get_datasets()
+    plain = xr.open_zarr(tmp_path / "train.zarr")
+    for store in (train, plain):
+        assert {n: store[n].dtype for n in "abx"} == {n: cube[n].dtype for n in "abx"}
+        assert store.a.attrs["long_name"] == "a"
+    assert open_axes(tmp_path / "train.zarr").x.values.tolist() == [3, 1, 2, 9]
+    told = train.attrs["provenance"]
+    assert told["variables"]["a"]["attrs"]["units"] == units
+    assert told["coordinates"]["x"]["attrs"]["units"] == units
 
 
 @pytest.mark.parametrize(

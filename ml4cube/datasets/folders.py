@@ -142,7 +142,8 @@ class LocalFolder:
     def settle(self) -> None:
         """Remove what writers that were killed in mid-file have left; make names durable."""
         for stray in self.root.rglob("*.tmp"):
-            stray.unlink()
+            if stray.is_file():  # a variable may have such a name, and its folder
+                stray.unlink()
         for folder, _, _ in os.walk(self.root):
             sync_path(Path(folder))
 

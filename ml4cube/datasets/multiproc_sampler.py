@@ -311,7 +311,10 @@ class MultiProcSampler:
         if callback is None:
             ds_dtypes = {n: self.sampling.ds[n].dtype for n in self.sampling.spec.variables}
             self._precision.check_names(ds_dtypes)
-            check_stored_names(self.sampling.spec, ds_dtypes)
+        # a callback may rename what the cube has, but not its dims
+        check_stored_names(
+            self.sampling.spec, self.sampling.spec.variables if callback is None else ()
+        )
         self._chunk = chunk_samples(chunk_size, self.sampling.spec)
         self._batch = chunk_batch
         self._order = order

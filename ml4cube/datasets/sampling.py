@@ -329,7 +329,9 @@ def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
 
 def _is_odd(name: str) -> bool:
     """Whether something of that name would lie elsewhere than in a folder of its own."""
-    return not name or "/" in name or name in (".", "..") or name.startswith("__")
+    # NUL ends a path, and a newline a line of any list of files
+    odd = "/" in name or any(letter < " " for letter in name)
+    return not name or odd or name in (".", "..") or name.startswith("__")
 
 
 def _origin_name(dim: str, spec: SampleSpec) -> str:
@@ -491,6 +493,7 @@ def _axis(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
         return Axis(name, np.arange(ds.sizes[dim]), {})
     # without the encoding of the file it came from, which may pack values or round dates
     coordinate = _in_numpy_dtype(ds[dim].variable.to_base_variable()).drop_encoding()
+    coordinate.attrs = without_epoch(coordinate.attrs)
     try:
         encoded = xr.conventions.encode_cf_variable(coordinate)
     except (TypeError, ValueError) as error:
@@ -535,6 +538,23 @@ def jsonable(attrs: Mapping[Any, Any]) -> dict[str, Any]:
     skip = {"_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned", "dtype"}
     skip |= {"bounds", "climatology", "coordinates", "grid_mapping", RECIPE_ATTR}
     return {str(k): _plain(v) for k, v in attrs.items() if k not in skip}
+
+
+def without_epoch(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Leave out units such as "days since 2000-01-01", by which a reader makes dates of numbers.
+
+    Parameters
+    ----------
+    attrs : mapping
+        Attributes of a variable that is stored as it is, numbers as numbers.
+
+    Returns
+    -------
+    dict
+        The others.
+    """
+    dated = "since" in str(attrs.get("units"))
+    return {k: v for k, v in attrs.items() if not (dated and k in ("units", "calendar"))}
 
 
 def _plain(value: Any) -> Any:

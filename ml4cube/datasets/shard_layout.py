@@ -15,7 +15,7 @@ from ml4cube.core.statistics import Statistics, scale_parameters
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.sample_plan import SamplePlan
-from ml4cube.datasets.sampling import Sampling, jsonable, shard_bytes
+from ml4cube.datasets.sampling import Sampling, jsonable, shard_bytes, without_epoch
 from ml4cube.datasets.shard_writer import Piece
 from ml4cube.datasets.store import ArrayLayout, StoreLayout
 
@@ -125,7 +125,7 @@ def _dims(spec: SampleSpec, name: str, window: tuple[int, ...]) -> tuple[str, ..
 def _variable_attrs(
     sampling: Sampling, name: str, scaling: tuple[float, float] | None
 ) -> dict[str, Any]:
-    attrs = jsonable(sampling.ds[name].attrs) if name in sampling.ds else {}
+    attrs = jsonable(without_epoch(sampling.ds[name].attrs)) if name in sampling.ds else {}
     if scaling is not None:
         attrs |= {"ml4cube_offset": scaling[0], "ml4cube_scale": scaling[1]}
     return attrs
