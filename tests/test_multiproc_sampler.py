@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,15 @@ import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ml4cube.core.errors import CubeError, EmptyPartError, RunError, StoreError
+from ml4cube.core.errors import (
+    CubeError,
+    EmptyPartError,
+    RunError,
+    StoreError,
+    StoreExistsError,
+)
 from ml4cube.datasets import sample_plan, sampling
-from ml4cube.datasets.draft import open_draft
+from ml4cube.datasets.draft import LocalDraft, open_draft
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.store import StoreMetadata, open_axes, open_store, verify_store
 from ml4cube.splits import assign_block_split, assign_time_split
@@ -847,7 +856,7 @@ class TestTargets:
         assert {p.name for p in tmp_path.iterdir()} == {"train.zarr", "test.zarr", "v", "fresh"}
 
     @pytest.mark.parametrize("overwrite", [False, True])
-    @pytest.mark.parametrize("foreign", ["file", "folder", "zarr", "partial"])
+    @pytest.mark.parametrize("foreign", ["file", "folder", "zarr", "partial", "locked"])
     def test_foreign_things_stay(self, tmp_path: Path, foreign: str, overwrite: bool) -> None:
         target = tmp_path / "train.zarr"
         if foreign == "file":
@@ -860,6 +869,8 @@ class TestTargets:
         else:
             (tmp_path / "train.zarr.partial").mkdir()
             (tmp_path / "train.zarr.partial/notes.txt").write_text("mine")
+        if foreign == "locked":
+            (tmp_path / "train.zarr.partial/lock").touch()
         before = tree(tmp_path)
         with pytest.raises(FileExistsError, match=r"move it away"):
             sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", overwrite=overwrite).run()
@@ -890,8 +901,6 @@ class TestTargets:
         verify_store(tmp_path / "train.zarr")
 
     def test_a_part_that_was_removed_is_made_again(self, tmp_path: Path) -> None:
-        import shutil
-
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         before = tree(tmp_path)
         shutil.rmtree(tmp_path / "test.zarr")
@@ -921,10 +930,119 @@ class TestTargets:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         assert "train.zarr.partial was left by another call" in caplog.text
 
+    def test_a_place_that_cannot_be_written_leaves_no_work_folder_of_the_others(
+        self, tmp_path: Path
+    ) -> None:
+        with pytest.raises(StoreError, match="cannot be written"):
+            sampler(split_cube(), tmp_path, val_cube="/dev/null/v").run()
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("line", [b"garbage\n", b"\xff\n", b"3\n", b'{"task": 1}\n'])
+    def test_a_damaged_journal_is_named(self, tmp_path: Path, line: bytes) -> None:
+        def stop(samples: dict[str, Any]) -> dict[str, Any]:
+            return samples if not journal.exists() or not journal.stat().st_size else {}
+
+        journal = tmp_path / "train.zarr.partial/journal.jsonl"
+        options = {"val_cube": tmp_path / "v", "callback": stop}
+        with pytest.raises(RunError):
+            sampler(split_cube(), tmp_path, **options).run()
+        notes = journal.read_bytes()
+        journal.write_bytes(line + notes)
+        with pytest.raises(StoreError, match=r"journal.jsonl, line 1 is damaged .*resume=False"):
+            sampler(split_cube(), tmp_path, **options).run()
+        assert journal.read_bytes() == line + notes
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", resume=False).run()
+        verify_store(tmp_path / "train.zarr")
+
     def test_unwritable_parent(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("not a folder")
         with pytest.raises(StoreError, match="cannot be written"):
             sampler(split_cube(), tmp_path / "file", val_cube=tmp_path / "v").run()
+
+
+class Killed(BaseException):
+    """Stands for a signal: nothing on disk changes any more, whatever is cleaned up meanwhile."""
+
+
+def kill_when_publishing(patch: pytest.MonkeyPatch, steps: int) -> None:
+    """Let that many changes of folders happen from the first publishing on, and none after.
+
+    A folder that is removed with all that is in it counts as one.
+    """
+    publish, left = LocalDraft.publish, None
+
+    def begin(self: LocalDraft) -> None:
+        nonlocal left
+        left = steps if left is None else left
+        publish(self)
+
+    def watched(change: Any) -> Any:
+        def step(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            if left is not None and options.get("dir_fd") is None:
+                left -= 1
+                if left < 0:
+                    raise Killed
+            return change(*args, **options)
+
+        return step
+
+    patch.setattr(LocalDraft, "publish", begin)
+    for name in ("rename", "replace", "unlink", "rmdir", "mkdir"):
+        patch.setattr(os, name, watched(getattr(os, name)))
+
+
+def killed_at_every_step(folder: Path, run: Any) -> Iterator[Path]:
+    """Folders in which a run was killed while it published, one step later each time."""
+    for steps in itertools.count():
+        here = folder / str(steps)
+        with pytest.MonkeyPatch.context() as patch:
+            kill_when_publishing(patch, steps)
+            try:
+                run(here)
+            except Killed:
+                pass
+            else:
+                assert steps >= 10
+                return
+        yield here
+
+
+def points() -> xr.Dataset:
+    return cell_id_cube({"time": 4}, "float64").assign(split=("time", [1, 0, 1, 1]))
+
+
+def test_killed_at_any_step_of_the_end(tmp_path: Path) -> None:
+    for folder in killed_at_every_step(tmp_path, lambda here: sampler(points(), here).run()):
+        sampler(points(), folder).run()
+        assert {p.name for p in folder.iterdir()} == {"train.zarr", "test.zarr"}
+        for store in folder.iterdir():
+            verify_store(store)
+
+
+def test_killed_at_any_step_of_replacing_stores(tmp_path: Path) -> None:
+    old, new = points(), points() + 1
+    new["split"] = old.split
+    sampler(old, tmp_path / "old").run()
+    sampler(new, tmp_path / "new").run()
+    right = {name: tree(tmp_path / name / "train.zarr") for name in ("old", "new")}
+
+    def replace(folder: Path) -> None:
+        shutil.copytree(tmp_path / "old", folder)
+        sampler(new, folder, overwrite=True).run()
+
+    for folder in killed_at_every_step(tmp_path / "out", replace):
+        try:
+            sampler(old, folder).run()
+            now = "old"
+        except StoreExistsError:
+            now = "new"
+        # one of both stands again, before anything is sampled
+        assert tree(folder / "train.zarr") == right[now]
+        made = sampler(new, folder, overwrite=True).run()
+        assert made is not None
+        assert {p.name for p in folder.iterdir()} == {"train.zarr", "test.zarr"}
+        assert tree(folder / "train.zarr") == right["new"]
 
 
 SCRIPT = """

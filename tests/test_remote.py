@@ -120,6 +120,55 @@ def test_stores_in_memory(tmp_path: Path) -> None:
         sample(cube(), place, 2)
 
 
+def test_killed_at_any_step_of_the_end(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(draft, "_DEAD_S", 0.0)
+    memory = type(fsspec.filesystem("memory"))
+    remove = memory.rm_file
+    options = {"sample_size": None, "block_size": {"time": 2}}
+    source = cell_id_cube({"time": 4}, "float32")
+    for steps in itertools.count():
+        left, place = steps, f"memory://{tmp_path.name}/{steps}"
+
+        def step(self: Any, path: str) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt  # and nothing is removed from now on
+            remove(self, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "rm_file", step)
+            try:
+                sample(source, place, 1, **options).run()
+                break
+            except KeyboardInterrupt:
+                pass
+        sample(source, place, 1, **options).run()
+        assert not [name for name in contents(place) if ".partial" in name]
+        open_store(f"{place}/train.zarr", verify=True)
+    assert steps > 20
+
+
+def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
+    place = f"memory://{tmp_path.name}/train.zarr"
+    with RemoteDraft(place, "call") as held:
+        held.folder.write("journal/0.json", b"garbage")
+    with pytest.raises(StoreError, match=r"partial/journal/0.json is damaged .*resume=False"):
+        RemoteDraft(place, "call")
+    RemoteDraft(place, "call", resume=False).close()
+
+
+@pytest.mark.parametrize("name", ["lock.json", "call.json"])
+@pytest.mark.parametrize("content", [b"{}", b'{"owner": "me", "time": 0}', b"[]", b"mine"])
+def test_a_work_folder_is_ours_by_what_is_in_it(tmp_path: Path, name: str, content: bytes) -> None:
+    place = f"memory://{tmp_path.name}/train.zarr"
+    fs, root = filesystem(place)
+    fs.pipe_file(f"{root}.partial/{name}", content)
+    with pytest.raises(StoreExistsError, match="holds something else"):
+        RemoteDraft(place, "call")
+    assert fs.cat_file(f"{root}.partial/{name}") == content
+
+
 def test_file_urls_are_paths(tmp_path: Path) -> None:
     sample(cube(), f"file://{tmp_path}", 1).run()
     assert open_store(tmp_path / "train.zarr").sizes["samples"]

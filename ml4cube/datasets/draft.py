@@ -1,7 +1,8 @@
 """A sample store under way: its work folder, its journal, its lock, and the step to the path.
 
 ``<path>.partial/`` beside the path holds the files in ``store/``, the call that makes them in
-``call.json``, finished tasks in ``journal.jsonl`` and a lock. Nothing stands at the path itself
+``call.json``, finished tasks in ``journal.jsonl`` and a lock; while a store is replaced, the old
+one is there too, in ``replaced/``. Nothing stands at the path itself
 before the store is complete; then one rename puts it there. Behind a URL, where nothing can be
 renamed, the files are copied and the manifest, without which they are no store, comes last; a
 finished task is an object of its own, and the lock is one that its owner renews. What goes into a
@@ -10,6 +11,7 @@ zarr store of the user's grows in a temporary folder.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -26,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from ml4cube.core.errors import RunError, StoreError, StoreExistsError
+from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
 from ml4cube.datasets.folders import (
     Files,
     Folder,
@@ -41,6 +43,8 @@ from ml4cube.datasets.store import MANIFEST, read_manifest
 logger = logging.getLogger(__name__)
 
 _KEY = "ml4cube_draft"
+# What the lock of a work folder holds: a folder is ours by that alone, so it is removed last.
+_LOCK_MARK = b"work folder of an ml4cube sample store\n"
 _OTHER_CALL = "%s was left by another call, or its cube or callback has changed; starting over"
 _PUBLISHING = "publishing.json"
 # The owner of a remote lock renews it that often; one that was not for that long is dead.
@@ -77,6 +81,63 @@ def open_draft(target: Place, fingerprint: str, resume: bool = True) -> Draft:
     if isinstance(target, Path):
         return LocalDraft(target, fingerprint, resume)
     return RemoteDraft(target, fingerprint, resume)
+
+
+def work_place(target: Path | str) -> Path | str:
+    """Return the work folder of a place.
+
+    Parameters
+    ----------
+    target : Path or str
+        Where a store will stand: on disk, behind a URL.
+
+    Returns
+    -------
+    Path or str
+        Beside it.
+    """
+    folder = f"{target}.partial"
+    return Path(folder) if isinstance(target, Path) else folder
+
+
+def put_back(target: Place) -> None:
+    """Put a store back that a run, killed as it was to replace it, had moved into its work folder.
+
+    Parameters
+    ----------
+    target : Path, str or ZarrFolder
+        Where the store stood. Only on disk is anything moved.
+
+    Raises
+    ------
+    StoreExistsError
+        If the work folder is none of ours.
+    """
+    if isinstance(target, Path) and _moved_aside(target):
+        # a run that holds the lock is just replacing it
+        with contextlib.suppress(RunError), _lock_folder(target):
+            _put_back(target)
+
+
+def sweep(target: Place, fingerprint: str) -> None:
+    """Remove the work folder of a store that stands, left by a run that was killed at its end.
+
+    Parameters
+    ----------
+    target : Path, str or ZarrFolder
+        Where the store stands.
+    fingerprint : str
+        Hash of the call that made it: a draft of another call stays.
+    """
+    if isinstance(target, ZarrFolder):
+        return
+    place = work_place(target)
+    there = place.exists() if isinstance(place, Path) else bool(RemoteFolder(place).list())
+    if not there or _call_of(folder_of(place)) not in (None, fingerprint):
+        return
+    # it may be in use, none of ours, or nothing that this user may touch
+    with contextlib.suppress(CubeError, OSError), open_draft(target, fingerprint) as draft:
+        draft.discard()
 
 
 class Draft(ABC):
@@ -171,12 +232,14 @@ class LocalDraft(Draft):
     def __init__(self, target: Path, fingerprint: str, resume: bool = True) -> None:
         """Take the lock and read the journal."""
         self.target: Path = target
-        self.folder = target.with_name(f"{target.name}.partial")
+        self.folder = Path(work_place(target))
         self.root: LocalFolder = LocalFolder(self.folder / "store")
         self.done = {}
-        self._lock = self._take_lock()
+        self._lock = _lock_folder(target)
         try:
-            found = self._read_call()
+            if target.exists():  # so what a killed run has moved aside is replaced already
+                shutil.rmtree(_aside(target), ignore_errors=True)
+            found = _call_of(LocalFolder(self.folder))
             if not resume or found != fingerprint:
                 if resume and found is not None:
                     logger.warning(_OTHER_CALL, self.folder)
@@ -186,42 +249,6 @@ class LocalDraft(Draft):
         except BaseException:
             self._lock.close()
             raise
-
-    def _take_lock(self) -> IO[bytes]:
-        """Lock a file in the work folder; the kernel drops the lock when this process ends."""
-        self._refuse_foreign()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "lock"
-        lock = path.open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the folder may have been published and removed between opening and locking
-            if os.fstat(lock.fileno()).st_ino == path.stat().st_ino:
-                return lock
-        except OSError:
-            pass
-        lock.close()
-        raise RunError(
-            f"another run is writing {self.target} (it holds {self.folder}); wait for it to end"
-        )
-
-    def _refuse_foreign(self) -> None:
-        if not self.folder.exists():
-            return
-        ours = self.folder.is_dir() and (
-            (self.folder / "lock").exists() or not any(self.folder.iterdir())
-        )
-        if not ours:
-            raise StoreExistsError(
-                f"{self.folder} is needed as work folder, but holds something else; move it away"
-            )
-
-    def _read_call(self) -> str | None:
-        try:
-            found: str = json.loads((self.folder / "call.json").read_text())[_KEY]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return found
 
     def _start_over(self, fingerprint: str) -> None:
         for name in ("call.json", "journal.jsonl"):
@@ -233,17 +260,15 @@ class LocalDraft(Draft):
     def _read_journal(self) -> None:
         """Believe every whole line whose files are there with their sizes."""
         path = self.folder / "journal.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = text.splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith("\n")]
-        for line in whole:
-            entry = json.loads(line)
-            files = {name: (size, hash) for name, (size, hash) in entry["files"].items()}
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        for number, line in enumerate(whole, 1):
+            task, files = _journal_entry(line, f"{path}, line {number}")
             if all(self.root.size(name) == size for name, (size, _) in files.items()):
-                self.done[entry["task"]] = files
+                self.done[task] = files
         if len(whole) != len(lines):
             # a line that a crash cut off would run into the next one
-            path.write_text("".join(whole), encoding="utf-8")
+            path.write_bytes(b"".join(whole))
 
     def record(self, task: int, files: Files) -> None:
         """Note in the journal, durably, that a task is finished; before, wait for its files.
@@ -263,25 +288,105 @@ class LocalDraft(Draft):
 
     def publish(self) -> None:
         """Put the finished store at its path in one step, and remove the work folder."""
-        aside = self.folder / "replaced"
-        if aside.exists():
-            shutil.rmtree(aside)
         if self.target.exists():
             check_overwritable(self.target)
-            self.target.rename(aside)
-        self.root.root.rename(self.target)
+            self.target.rename(_aside(self.target))
+        try:
+            self.root.root.rename(self.target)
+        except BaseException:
+            _put_back(self.target)
+            raise
         sync_path(self.target.parent)
         self.discard()
 
     def discard(self) -> None:
-        """Remove the work folder and all that is in it."""
+        """Remove the work folder and all that is in it, the lock last: by that it is ours."""
         self._journal.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _put_back(self.target)
+        for folder in (self.root.root, _aside(self.target)):
+            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for path in sorted(self.folder.iterdir(), key=lambda path: path.name == "lock"):
+                path.unlink()
+            self.folder.rmdir()
 
     def close(self) -> None:
         """Give the lock back; the kernel does so too if this process dies."""
         self._journal.close()
         self._lock.close()
+
+
+def _lock_folder(target: Path) -> IO[bytes]:
+    """Lock a file in the work folder of a place; the kernel drops it when this process ends."""
+    folder = Path(work_place(target))
+    path = folder / "lock"
+    _refuse_foreign(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = path.open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # the folder may have been published and removed between opening and locking
+        if os.fstat(lock.fileno()).st_ino == path.stat().st_ino:
+            if not os.fstat(lock.fileno()).st_size:
+                lock.write(_LOCK_MARK)
+                lock.flush()
+                os.fsync(lock.fileno())
+            return lock
+    except OSError:
+        pass
+    lock.close()
+    raise RunError(f"another run is writing {target} (it holds {folder}); wait for it to end")
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if not folder.exists():
+        return
+    lock = folder / "lock"
+    # a run that was killed while it took the lock has left an empty one, and nothing else
+    bare = folder.is_dir() and all(path == lock for path in folder.iterdir())
+    mark = lock.read_bytes() if lock.is_file() else b""
+    if mark != _LOCK_MARK and not (bare and not mark):
+        raise StoreExistsError(
+            f"{folder} is needed as work folder, but holds something else; move it away"
+        )
+
+
+def _aside(target: Path) -> Path:
+    """Where a store is moved to until the one that replaces it is in its place."""
+    return Path(work_place(target)) / "replaced"
+
+
+def _moved_aside(target: Path) -> bool:
+    """Whether a store was moved aside, and the one that replaces it not yet to its place."""
+    there = _aside(target).exists() and Path(work_place(target), "store").exists()
+    return there and not target.exists()
+
+
+def _put_back(target: Path) -> None:
+    if _moved_aside(target):
+        _aside(target).rename(target)
+
+
+def _call_of(folder: Folder) -> str | None:
+    """Which call a work folder belongs to; None if that is not known."""
+    try:
+        found: str = json.loads(folder.read("call.json"))[_KEY]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found
+
+
+def _journal_entry(note: bytes, place: str) -> tuple[int, Files]:
+    """Read what was noted of a finished task: its number, and what it wrote."""
+    try:
+        entry = json.loads(note)
+        files = {str(n): (int(size), str(hash)) for n, (size, hash) in entry["files"].items()}
+        return int(entry["task"]), files
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"{place} is damaged ({type(error).__name__}: {error}), so what is finished is not "
+            "known; run again with resume=False to start over"
+        ) from error
 
 
 class RemoteDraft(Draft):
@@ -307,17 +412,17 @@ class RemoteDraft(Draft):
     def __init__(self, target: str, fingerprint: str, resume: bool = True) -> None:
         """Take the lock and read the journal."""
         self.target: str = target
-        self.folder = RemoteFolder(f"{target}.partial")
-        self.root: RemoteFolder = RemoteFolder(f"{target}.partial/store")
+        self.folder = RemoteFolder(str(work_place(target)))
+        self.root: RemoteFolder = RemoteFolder(f"{self.folder}/store")
         self.done = {}
         self._me = uuid.uuid4().hex
         self._ended = threading.Event()
         self._take_lock()
         threading.Thread(target=self._renew, daemon=True, name="ml4cube-lock").start()
         try:
-            found = self._read_call()
+            found = _call_of(self.folder)
             if not resume or found != fingerprint:
-                if resume and found is not None:
+                if resume and found:
                     logger.warning(_OTHER_CALL, self.folder)
                 self._start_over(fingerprint)
             self._read_journal()
@@ -326,8 +431,8 @@ class RemoteDraft(Draft):
             raise
 
     def _take_lock(self) -> None:
-        there = self.folder.list()
-        if there and not {"lock.json", "call.json"} & set(there):
+        ours = _KEY in self._read_lock() or _call_of(self.folder) is not None
+        if not ours and self.folder.list():
             raise StoreExistsError(
                 f"{self.folder} is needed as work folder, but holds something else; move it away"
             )
@@ -339,34 +444,29 @@ class RemoteDraft(Draft):
                     f"{self.folder}); wait for it to end, or {_DEAD_S:.0f} s if it was killed"
                 )
             self.folder.write("lock.json", self._lock_note())
-        if self._read_lock().get("owner") != self._me:
+        if self._read_lock().get(_KEY) != self._me:
             raise RunError(f"another run has just begun to write {self.target}; wait for it to end")
 
     def _lock_note(self) -> bytes:
-        note = {"owner": self._me, "host": socket.gethostname(), "time": time.time()}
+        note = {_KEY: self._me, "host": socket.gethostname(), "time": time.time()}
         return json.dumps(note).encode()
 
     def _read_lock(self) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads(self.folder.read("lock.json"))
+            found: Any = json.loads(self.folder.read("lock.json"))
         except (FileNotFoundError, ValueError):
             return {}
-        return found
+        return found if isinstance(found, dict) else {}
 
     def _renew(self) -> None:
         while not self._ended.wait(_RENEW_S):
             self.folder.write("lock.json", self._lock_note())
 
-    def _read_call(self) -> str | None:
-        try:
-            found: str = json.loads(self.folder.read("call.json"))[_KEY]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return found
-
     def _start_over(self, fingerprint: str) -> None:
+        # ours all the time, and no call's until all is gone
+        self.folder.write("call.json", json.dumps({_KEY: ""}).encode())
         for name in self.folder.list():
-            if name != "lock.json":
+            if name not in ("lock.json", "call.json"):
                 self.folder.remove(name)
         self.folder.write("call.json", json.dumps({_KEY: fingerprint}).encode())
 
@@ -374,10 +474,9 @@ class RemoteDraft(Draft):
         """Believe every entry whose files are there with their sizes."""
         there = self.folder.list()
         for name in sorted(n for n in there if n.startswith("journal/")):
-            entry = json.loads(self.folder.read(name))
-            files = {path: (size, hash) for path, (size, hash) in entry["files"].items()}
+            task, files = _journal_entry(self.folder.read(name), f"{self.folder}/{name}")
             if all(there.get(f"store/{path}") == size for path, (size, _) in files.items()):
-                self.done[entry["task"]] = files
+                self.done[task] = files
 
     def record(self, task: int, files: Files) -> None:
         """Note that a task is finished, in an object of its own.
@@ -408,14 +507,17 @@ class RemoteDraft(Draft):
         self.discard()
 
     def discard(self) -> None:
-        """Remove the work folder and all that is in it."""
+        """Remove the work folder and all that is in it, what tells that it is ours last."""
         self._ended.set()
+        self.root.clear()
+        RemoteFolder(f"{self.folder}/journal").clear()
+        self.folder.remove(_PUBLISHING)
         self.folder.clear()
 
     def close(self) -> None:
         """Give the lock back."""
         self._ended.set()
-        if self._read_lock().get("owner") == self._me:
+        if self._read_lock().get(_KEY) == self._me:
             self.folder.remove("lock.json")
 
 
@@ -497,7 +599,7 @@ def is_taken(target: Place) -> bool:
         return target.exists() or target.is_symlink()
     if isinstance(target, ZarrFolder):
         return bool(target.list())
-    cut_off = RemoteFolder(f"{target}.partial").size(_PUBLISHING) is not None
+    cut_off = folder_of(work_place(target)).size(_PUBLISHING) is not None
     place = RemoteFolder(target)
     return bool(place.list()) and not (cut_off and place.size(MANIFEST) is None)
 

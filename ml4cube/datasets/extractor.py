@@ -415,8 +415,8 @@ class Extractor:
             found = wrong or (f"no variable: {result}" if known else f"a {type(returned).__name__}")
             raise RunError(
                 f"the callback got {n} samples of block {tile.id} (cells {where}) and returned "
-                f"{found}; return a dict of arrays of numbers (of up to 8 bytes), booleans or dates "
-                "(up to nanoseconds) with the samples as first axis, as many as it got"
+                f"{found}; return a dict of arrays of numbers (of up to 8 bytes), booleans or "
+                "dates (up to nanoseconds) with the samples as first axis, as many as it got"
             )
         return result
 

@@ -29,7 +29,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.shard import check_whole
-from ml4cube.datasets.draft import Draft, check_overwritable, is_taken, open_draft
+from ml4cube.datasets.draft import Draft, check_overwritable, is_taken, open_draft, put_back, sweep
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.engines import (
     DaskCluster,
@@ -400,13 +400,13 @@ class MultiProcSampler:
             )
             return None
         with contextlib.ExitStack() as stack:
-            drafts = {}
-            for part in wanted:
-                with _write_errors(self.targets[part]):
-                    draft = open_draft(self.targets[part], call, self._resume)
-                drafts[part] = stack.enter_context(draft)
-            resumed = sum(len(draft.done) for draft in drafts.values())
+            drafts: dict[str, Draft] = {}
             try:
+                for part in wanted:
+                    with _write_errors(self.targets[part]):
+                        draft = open_draft(self.targets[part], call, self._resume)
+                    drafts[part] = stack.enter_context(draft)
+                resumed = sum(len(draft.done) for draft in drafts.values())
                 plan = self._write(drafts, call)
             except BaseException:
                 # a draft without a finished shard is of no use to the next run
@@ -427,7 +427,12 @@ class MultiProcSampler:
         return summary
 
     def _stands(self, target: Place, call: str) -> bool:
-        """Whether the very store of this call is there; refuse anything that is in the way."""
+        """Whether the very store of this call is there; refuse anything that is in the way.
+
+        What runs that were killed at their end have left is put right.
+        """
+        with _write_errors(target):
+            put_back(target)
         if not is_taken(target):
             return False
         if self._overwrite:
@@ -446,6 +451,7 @@ class MultiProcSampler:
                 f"{target} exists and was made by another call or from another cube; choose "
                 "another path, or overwrite=True to replace it"
             )
+        sweep(target, call)
         return True
 
     def _write(self, drafts: dict[str, Draft], call: str) -> SamplePlan:
