@@ -885,12 +885,31 @@ class TestTargets:
         assert tree(tmp_path) == before
 
     def test_one_target_inside_another_is_refused(self, tmp_path: Path) -> None:
-        for train, test in (("o", "o/test.zarr"), ("o/train.zarr", "o")):
+        work = ("o.partial", "o.partial/store", "o.partial.partial")
+        pairs = [("o", "o/test.zarr"), ("o/train.zarr", "o"), ("o.partial/train.zarr", "o")]
+        for train, test in [*pairs, *(("o", name) for name in work[:2]), work[::2]]:
             with pytest.raises(ValueError, match="one inside the other"):
                 sampler(
                     split_cube(), tmp_path, train_cube=tmp_path / train, test_cube=tmp_path / test
                 )
         sampler(split_cube(), tmp_path, train_cube=tmp_path / "o", test_cube=tmp_path / "o2")
+
+    @pytest.mark.parametrize("overwrite", [True, False])
+    def test_a_link_stays_and_the_store_lies_where_it_leads(
+        self, tmp_path: Path, overwrite: bool
+    ) -> None:
+        (tmp_path / "disk").mkdir()
+        (tmp_path / "train.zarr").symlink_to(tmp_path / "disk/train.zarr")
+        if overwrite:
+            sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+        options = {"val_cube": tmp_path / "v", "seed": 3, "overwrite": overwrite}
+        sampler(split_cube(), tmp_path, **options).run()
+        assert (tmp_path / "train.zarr").is_symlink()
+        assert [p.name for p in (tmp_path / "disk").iterdir()] == ["train.zarr"]
+        train = open_store(tmp_path / "train.zarr", verify=True)
+        assert train.attrs["provenance"]["settings"]["seed"] == 3
+        with pytest.raises(ValueError, match="another part's place too"):
+            sampler(split_cube(), tmp_path, test_cube=tmp_path / "disk/train.zarr")
 
     def test_a_damaged_store_is_refused(self, tmp_path: Path) -> None:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()

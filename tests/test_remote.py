@@ -179,6 +179,39 @@ def test_unknown_file_systems_are_refused() -> None:
         sample(cube(), "gopher://x", 1)
 
 
+def test_an_archive_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CubeError, match=r"train_cube='zip:.*' cannot be reached: .*missing.zip"):
+        MultiProcSampler(cube(), train_cube=f"zip://train::{tmp_path}/missing.zip")
+    store = zarr.storage.ZipStore(tmp_path / "missing.zip", mode="r", read_only=False)
+    with pytest.raises(CubeError, match=r"train_cube: zip:.*missing.zip cannot be opened: "):
+        MultiProcSampler(cube(), train_cube=store)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("memory://same", "memory:///same"),
+        ("memory://same/", "memory://same"),
+        ("memory://same", "memory:///same.partial"),
+        ("memory://same.partial/a", "memory:///same"),
+        ("memory://same.partial", "memory:///same.partial.partial"),
+    ],
+)
+def test_one_place_by_two_names_is_refused(one: str, other: str) -> None:
+    for train, test in ((one, other), (other, one)):
+        with pytest.raises(CubeError, match="another part's place"):
+            MultiProcSampler(cube(), train_cube=train, test_cube=test, nproc=1)
+    MultiProcSampler(cube(), train_cube=one, test_cube="memory://same2", nproc=1)
+
+
+def test_a_zip_store_is_opened(tmp_path: Path) -> None:
+    store = zarr.storage.ZipStore(tmp_path / "both.zip", mode="w")
+    into(store, cube()).run()
+    store.close()
+    again = zarr.storage.ZipStore(tmp_path / "both.zip", mode="r")
+    assert open_store(StorePath(again, "train.zarr"), verify=True).sizes["samples"] == 60
+
+
 @pytest.mark.parametrize(
     ("kind", "zarr_format"),
     [*itertools.product(["s3", "memory", "MemoryStore"], [2, 3]), ("icechunk", 3)],

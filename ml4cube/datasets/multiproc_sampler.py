@@ -29,7 +29,15 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.shard import check_whole
-from ml4cube.datasets.draft import Draft, check_overwritable, is_taken, open_draft, put_back, sweep
+from ml4cube.datasets.draft import (
+    Draft,
+    check_overwritable,
+    is_taken,
+    open_draft,
+    put_back,
+    sweep,
+    work_place,
+)
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.engines import (
     DaskCluster,
@@ -610,31 +618,41 @@ def _targets(given: dict[str, Any], here: bool) -> dict[str, Place]:
                 "Icechunk: the store of repository.writable_session(branch))"
             )
         place = _place(f"{part}_cube", place_of(f"{part}_cube", path), here)
-        if place in targets.values():
-            raise InvalidValueError(
-                f"{part}_cube={str(place)!r} is another part's place too; give each its own"
-            )
         for other in targets.values():
-            if _one_inside_the_other(place, other):
-                raise InvalidValueError(
-                    f"{part}_cube={str(place)!r} and another part's place {str(other)!r} lie "
-                    "one inside the other; a store holds nothing but its own files"
-                )
+            _check_apart(part, place, other)
         targets[part] = place
     return targets
 
 
-def _one_inside_the_other(one: Place, other: Place) -> bool:
-    if isinstance(one, ZarrFolder) and isinstance(other, ZarrFolder):
-        # two paths inside one zarr store; the root holds all others
-        paths = [f"{place.path}/".lstrip("/") for place in (one, other)]
-        return one.shares_store_with(other) and (
-            paths[0].startswith(paths[1]) or paths[1].startswith(paths[0])
+def _check_apart(part: str, place: Place, other: Place) -> None:
+    """Refuse the place of another part, and places that would grow into one another."""
+    paths = _paths_in_common(place, other)
+    if paths is None:
+        return
+    if paths[0] == paths[1]:
+        raise InvalidValueError(
+            f"{part}_cube={str(place)!r} is another part's place too; give each its own"
         )
-    if isinstance(one, ZarrFolder) or isinstance(other, ZarrFolder):
-        return False
-    first, second = sorted((f"{one}/", f"{other}/"), key=len)
-    return second.startswith(first)
+    # the root of a store holds all others; beside each is its work folder
+    first, second = [[f"{path}/".lstrip("/"), f"{work_place(path)}/".lstrip("/")] for path in paths]
+    if any(a.startswith(b) or b.startswith(a) for a in first for b in second):
+        raise InvalidValueError(
+            f"{part}_cube={str(place)!r} and another part's place {str(other)!r}, or the folders "
+            "<place>.partial in which they grow, lie one inside the other; a store holds nothing "
+            "but its own files"
+        )
+
+
+def _paths_in_common(one: Place, other: Place) -> tuple[str, str] | None:
+    """Paths of two places in the same zarr store or file system; None if they share none."""
+    if isinstance(one, ZarrFolder) and isinstance(other, ZarrFolder):
+        return (one.path, other.path) if one.shares_store_with(other) else None
+    if isinstance(one, Path) and isinstance(other, Path):
+        return str(one), str(other)
+    if isinstance(one, str) and isinstance(other, str):
+        (fs, path), (fs_of_other, path_of_other) = filesystem(one), filesystem(other)
+        return (path, path_of_other) if fs == fs_of_other else None
+    return None
 
 
 def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
@@ -645,18 +663,23 @@ def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
             )
         return place
     if "://" not in place:
-        return Path(os.path.abspath(place))
+        return _path(place)
     try:
         fs, root = filesystem(place)
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, OSError) as error:
         raise InvalidValueError(f"{argument}={place!r} cannot be reached: {error}") from error
     if "memory" in fs.protocol and not here:
         raise InvalidValueError(
             f"{argument}={place!r} lives in this process only; write it with nproc=1"
         )
     if isinstance(fs, LocalFileSystem):
-        return Path(root)
+        return _path(root)
     return place.rstrip("/")
+
+
+def _path(path: str) -> Path:
+    """Where a path leads: a store replaces what a link leads to, not the link."""
+    return Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ml4cube.core.errors import InvalidTypeError
+from ml4cube.core.errors import InvalidTypeError, StoreError
 from ml4cube.datasets.folders import Folder, LocalFolder, RemoteFolder, digest
 
 
@@ -187,6 +187,8 @@ def place_of(argument: str, source: Any) -> str | ZarrFolder:
     ------
     InvalidTypeError
         If it is none of these.
+    StoreError
+        If it is a zarr store that cannot be opened.
 
     Examples
     --------
@@ -214,6 +216,17 @@ def place_of(argument: str, source: Any) -> str | ZarrFolder:
     # by its URL alone, a file system with options of its own (credentials) would not be found again
     if isinstance(store, FsspecStore) and not set(store.fs.storage_options) - {"asynchronous"}:
         return str(store.fs.unstrip_protocol("/".join(filter(None, [store.path, inside]))))
+    return _opened(argument, store, inside)
+
+
+def _opened(argument: str, store: Any, inside: str) -> ZarrFolder:
+    """A group of a zarr store that is open: some, such as ZipStore, can be used only then."""
+    from zarr.storage import StorePath
+
+    try:
+        _now(StorePath.open(store, inside))
+    except OSError as error:
+        raise StoreError(f"{argument}: {store} cannot be opened: {error}") from error
     return ZarrFolder(store, inside)
 
 
