@@ -1110,6 +1110,18 @@ def test_a_disk_that_refuses_when_it_is_synced_loses_nothing(
     assert tree(tmp_path / "full") == tree(tmp_path / "calm")
 
 
+def test_a_disk_that_is_full_from_the_start_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match=r"cannot be written: .*No space left"):
+            sampler(points(), tmp_path).run()
+    sampler(points(), tmp_path).run()
+    verify_store(tmp_path / "train.zarr")
+
+
 def test_what_the_journal_says_is_on_disk(tmp_path: Path, monkeypatch: Any) -> None:
     synced: set[str] = set()
     told: list[str] = []

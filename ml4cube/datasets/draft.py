@@ -2,11 +2,11 @@
 
 ``<path>.partial/`` beside the path holds the files in ``store/``, the call that makes them in
 ``call.json``, finished tasks in ``journal.jsonl`` and a lock; while a store is replaced, the old
-one is there too, in ``replaced/``. Nothing stands at the path itself
-before the store is complete; then one rename puts it there. Behind a URL, where nothing can be
-renamed, the files are copied and the manifest, without which they are no store, comes last; a
-finished task is an object of its own, and the lock is one that its owner renews. What goes into a
-zarr store of the user's grows in a temporary folder.
+one is there too, in ``replaced/``. Nothing stands at the path itself before the store is complete;
+then one rename puts it there. Behind a URL, where nothing can be renamed, the files are copied and
+the manifest, without which they are no store, comes last; a finished task is an object of its own,
+and the lock is one that its owner renews. What goes into a zarr store of the user's grows in a
+temporary folder.
 """
 
 from __future__ import annotations
@@ -322,20 +322,26 @@ def _lock_folder(target: Path) -> IO[bytes]:
     path = folder / "lock"
     _refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = path.open("ab")
+    with contextlib.ExitStack() as undo:
+        lock = undo.enter_context(path.open("ab"))
+        if not _takes(lock, path):
+            raise RunError(
+                f"another run is writing {target} (it holds {folder}); wait for it to end"
+            )
+        if not os.fstat(lock.fileno()).st_size:
+            os.write(lock.fileno(), _LOCK_MARK)
+            os.fsync(lock.fileno())
+        undo.pop_all()
+    return lock
+
+
+def _takes(lock: IO[bytes], path: Path) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # the folder may have been published and removed between opening and locking
-        if os.fstat(lock.fileno()).st_ino == path.stat().st_ino:
-            if not os.fstat(lock.fileno()).st_size:
-                lock.write(_LOCK_MARK)
-                lock.flush()
-                os.fsync(lock.fileno())
-            return lock
+        return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
     except OSError:
-        pass
-    lock.close()
-    raise RunError(f"another run is writing {target} (it holds {folder}); wait for it to end")
+        return False
 
 
 def _refuse_foreign(folder: Path) -> None:
