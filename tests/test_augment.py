@@ -218,3 +218,23 @@ def test_every_batch_of_any_order_is_known(tmp_path: Path, buffer_mb: float, par
         for batch in loader:
             samples = loader.samples(batch)
             assert samples.tolist() == batch[:, 0, 0, 0].int().tolist()
+
+
+def test_windows_with_centres_of_their_own_are_not_turned() -> None:
+    """Turned each about its own, y would lie on the other side of X than it does in the cube."""
+    cube = cell_id_cube({"time": 8, "x": 10}, names=("a",))
+    options: dict[str, Any] = {"to_pred": "a", "sample_size": {"time": 2, "x": 4}}
+    for lead in (
+        {"target_offset": {"x": 2}},
+        {"target_size": {"x": 2}},
+        {"target_offset": {"time": 3}, "target_size": {"time": 1}},
+    ):
+        data = PTXrDataset(cube, **options, **lead)
+        dim = next(iter(lead.get("target_offset", lead.get("target_size", {}))))
+        with pytest.raises(
+            InvalidValueError, match=rf"along '{dim}' the targets .* another centre"
+        ):
+            Flip(dim).bind(data)
+    inner = PTXrDataset(cube, **options, target_offset={"x": 1}, target_size={"x": 2})
+    x, y = Flip("x", p=1).bind(inner)(inner.take([0]), torch.Generator())
+    assert torch.equal(x[..., 1:3], y)

@@ -57,6 +57,13 @@ def test_blocks_run(page, tmp_path):
     run_script(tmp_path, "\n".join(blocks(page)))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["splits.md", "preprocessing.md", "sampling.md", "loading.md"])
+def test_blocks_run_on_the_cube_that_the_quickstart_makes(page, tmp_path):
+    made = blocks(ROOT / "docs" / "quickstart.md")[0]
+    run_script(tmp_path, "\n".join([made, *blocks(ROOT / "docs" / page)]))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_block_says_what_it_is(page):
     fences = re.findall(r"^```(\S*)", page.read_text(), re.MULTILINE)

@@ -351,3 +351,12 @@ def test_stores_that_do_not_hold_the_targets_say_so(
 ) -> None:
     with pytest.raises(InvalidValueError, match=message):
         PTXrDataset(store, to_pred="b", **options)
+
+
+@pytest.mark.parametrize("offset", ["time", 1])
+def test_offsets_that_are_no_pairs_are_named_for_stores_too(tmp_path: Path, offset: Any) -> None:
+    cube = cell_id_cube({"time": 8, "x": 4}, names=("a", "b"))
+    paths = {"train_cube": tmp_path / "train.zarr", "test_cube": tmp_path / "test.zarr"}
+    MultiProcSampler(cube, sample_size={"time": 4}, data_split=1.0, nproc=1, **paths).run()
+    with pytest.raises(InvalidTypeError, match=r"target_offset=.* neither a mapping nor a list"):
+        PTXrDataset(paths["train_cube"], to_pred="b", target_offset=offset)

@@ -20,7 +20,13 @@ import pytest
 import torch
 import xarray as xr
 import zarr
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.datasets import loaders, sampling, shard_writer
@@ -812,3 +818,53 @@ def test_a_batch_may_be_larger_than_the_data(tmp_path: Path) -> None:
     data = PTXrDataset(write_store(tmp_path / "s.zarr", 60), features="a")
     loader = prep_dataloader(test_ds=data, batch_size=sys.maxsize)
     assert [len(x) for x in loader] == [60]
+
+
+def test_an_interrupted_end_of_an_epoch_leaves_no_wrong_rows(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that outlive an epoch write into its slots, which no other epoch may use then."""
+    data = PTXrDataset(store, features="a")
+    loader = prep_dataloader(data, batch_size=4, buffer_mb=SMALL_MB)
+    batches = iter(loader)
+    next(batches)
+    plain = ThreadPoolExecutor.shutdown
+
+    def interrupted(self: ThreadPoolExecutor, **options: Any) -> None:
+        plain(self, wait=False, cancel_futures=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadPoolExecutor, "shutdown", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            batches.close()
+    assert loader._idle_rings == []
+    for batch in loader:
+        np.testing.assert_array_equal(batch, data.take(loader.samples(batch)))
+    assert len(loader._idle_rings) == 1
+
+
+@pytest.mark.parametrize("form", ["tensor", "number"])
+def test_samples_of_a_batch_that_lost_some_are_not_guessed(store: Path, form: str) -> None:
+    def callback(items: list[Any]) -> Any:
+        kept = torch.stack(items[::2])
+        return kept if form == "tensor" else kept.mean()
+
+    data = PTXrDataset(store, features="a")
+    loader = prep_dataloader(data, batch_size=4, callback=callback)
+    batch = next(iter(loader))
+    with pytest.raises(InvalidValueError, match="callback or augment left out some samples"):
+        loader.coords(batch)
+
+
+def test_a_batch_in_another_form_is_no_dataset(store: Path) -> None:
+    data = PTXrDataset(store, to_pred="b")
+
+    def turned_round(items: list[Any]) -> dict[str, Any]:
+        X, y = default_collate(items)
+        return {"y": y, "X": X}
+
+    turned = prep_dataloader(data, batch_size=4, callback=turned_round)
+    batch = next(iter(turned))
+    with pytest.raises(InvalidValueError, match=r"has the keys \['y', 'X'\].*without keys"):
+        turned.to_dataset(batch)

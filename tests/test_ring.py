@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -209,6 +210,30 @@ def test_batches_before_a_broken_chunk_are_handed_out() -> None:
         next(batches)
 
 
+def test_a_ring_rests_only_when_its_threads_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    order, share = ChunkOrder([5] * 20, 1, seed=None), TrainShare(100, 5)
+    source = Held([5] * 20, held=3)
+    ring = Ring(source, [FIELD], 20, threads=2)
+    batches = ring.batches(order.tour(0, 0, 100), share.batches(), take)
+    assert ring.is_resting
+    next(batches)
+    plain = ThreadPoolExecutor.shutdown
+
+    def interrupted(self: ThreadPoolExecutor, **options: Any) -> None:
+        plain(self, wait=False, cancel_futures=True)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadPoolExecutor, "shutdown", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            batches.close()
+    assert not ring.is_resting
+    source.let_go.set()
+    again = ring.batches(order.tour(0, 0, 100), share.batches(), take)
+    list(again)
+    assert ring.is_resting
+
+
 def test_an_error_surfaces_with_the_chunk_and_stops_the_threads() -> None:
     source = Counting([5] * 20, broken=13)
     order = ChunkOrder(source.counts, 4, seed=0)
@@ -245,3 +270,10 @@ def test_buffers_come_back_only_when_nobody_holds_them() -> None:
     assert again.__array_interface__["data"] == place
     assert not np.shares_memory(held, again)
     assert not np.shares_memory(buffers.take(4), held)
+
+
+def test_buffers_do_not_keep_all_that_was_held_at_once() -> None:
+    buffers = Buffers(FIELD, samples=4)
+    held = [buffers.take(4) for _ in range(100)]
+    del held
+    assert len(buffers._idle) == 8

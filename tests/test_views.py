@@ -455,3 +455,14 @@ def test_later_epochs_over_a_cube_read_only_what_is_asked_for() -> None:
     assert set(read) == {"static"}
     assert torch.equal(first, second)
     assert torch.equal(first, whole.take(range(len(whole))))
+
+
+def test_cells_of_a_dim_without_a_coordinate_are_no_degrees(tmp_path: Path) -> None:
+    ds = cube().drop_vars("lat")
+    paths = {"train_cube": tmp_path / "train.zarr", "test_cube": tmp_path / "test.zarr"}
+    MultiProcSampler(ds, sample_size=WINDOW, data_split=1.0, nproc=1, **paths).run()
+    for form, options in ((ds, {"sample_size": WINDOW}), (paths["train_cube"], {})):
+        with pytest.raises(InvalidValueError, match="'lat' fits no coordinate"):
+            PTXrDataset(form, features="a", coord_features="lat", **options)
+        data = PTXrDataset(form, features="a", coord_features="lon", **options)
+        assert "lat_cells" not in data.to_dataset(data.take([0]), [0])

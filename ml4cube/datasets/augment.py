@@ -11,6 +11,7 @@ from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.sample_spec import parse_names
+from ml4cube.datasets.lead import Lead
 from ml4cube.datasets.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -65,6 +66,8 @@ def bound(augment: Any, data: Any) -> Augment | None:
 class _Turn:
     """What turns samples along dims; made ready for a data set by `bind`."""
 
+    dims: tuple[str, ...]
+
     def __init__(self, p: float) -> None:
         if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
             raise InvalidValueError(f"p={p!r} is no probability; give a number from 0 to 1")
@@ -99,8 +102,23 @@ class _Turn:
             for dims, field in zip(data.layout, data._fields, strict=True)
         )
         twin = self._for(layout)
+        twin._check_lead(data._source.lead)
         twin._layout = layout
         return twin
+
+    def _check_lead(self, lead: Lead | None) -> None:
+        """Refuse windows of X and y that would each be turned about a centre of its own."""
+        if lead is None:
+            return
+        for dim, k, old, new in zip(
+            lead.dims, lead.offset, lead.input_size, lead.size, strict=True
+        ):
+            if dim in self.dims and 2 * k + new != old:
+                raise InvalidValueError(
+                    f"{type(self).__name__}(dims={list(self.dims)}): along {dim!r} the targets "
+                    f"({new} cells, {k} from the first of {old} of the inputs) have another "
+                    "centre, about which they would be turned; choose other dims"
+                )
 
     def _for(self, layout: Layout) -> Any:
         raise NotImplementedError

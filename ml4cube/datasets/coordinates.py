@@ -138,9 +138,10 @@ def _the_one(found: list[str], name: str, axes: Mapping[str, xr.Variable]) -> st
     if len(found) == 1:
         return found[0]
     raise InvalidValueError(
-        f"coord_features={name!r} fits {found or 'no coordinate'}; known at every cell are "
-        f"{list(axes)}. A store knows where its windows begin, and the cells between only if these "
-        "are regular; give the cube itself, which is cut as it is read"
+        f"coord_features={name!r} fits {found or 'no coordinate'}; known at every cell are the "
+        f"coordinates {list(axes)}, of which angles (lat, lon) can be features, and by {_OF_TIME} "
+        "one that holds dates. Of samples made by hand only regular coordinates are known at "
+        "every cell; give the cube itself, or the store, where there is one"
     )
 
 

@@ -59,7 +59,7 @@ class Handover:
         self._device = None if device is None else _device(device)
         self._augment, self._seed = augment, seed
         self._plain = device is None and augment is None and (callback is None or items is None)
-        self._lately: deque[tuple[Any, int, Ints, int]] = deque(maxlen=_REMEMBERED)
+        self._lately: deque[tuple[Any, int, Ints, int, bool]] = deque(maxlen=_REMEMBERED)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what was handed out, which another process does not have."""
@@ -84,11 +84,14 @@ class Handover:
         Any
             The batch to hand out.
         """
+        whole = True
         if not self._plain:
+            samples = _samples(_first_tensor(batch))
             batch = self._finished(batch, epoch, int(positions[first]))
+            whole = _samples(_first_tensor(batch)) == samples
         tensor = _first_tensor(batch)
         if tensor is not None:
-            self._lately.append((weakref.ref(tensor), epoch, positions, first))
+            self._lately.append((weakref.ref(tensor), epoch, positions, first, whole))
         return batch
 
     def _finished(self, batch: Any, epoch: int, position: int) -> Any:
@@ -122,11 +125,16 @@ class Handover:
         Raises
         ------
         InvalidValueError
-            If the batch is not among the last ones.
+            If the batch is not among the last ones, or has not all its samples any more.
         """
         tensor = _first_tensor(batch)
-        for held, epoch, positions, first in reversed(self._lately):
+        for held, epoch, positions, first, whole in reversed(self._lately):
             if tensor is not None and held() is tensor:
+                if not whole:
+                    raise InvalidValueError(
+                        "the loader's callback or augment left out some samples of this batch, or "
+                        "added some, so which these are is not known; let it keep their number"
+                    )
                 return epoch, positions[first : first + len(tensor)]
         raise InvalidValueError(
             f"this is none of the last {_REMEMBERED} batches that the loader handed out, or its "
@@ -159,6 +167,11 @@ def _device(given: Any) -> torch.device:
             "that torch finds, such as 'cpu' or 'cuda'"
         ) from error
     return device
+
+
+def _samples(tensor: Tensor | None) -> int | None:
+    """How many samples a tensor holds; None if it is a single number."""
+    return len(tensor) if tensor is not None and tensor.ndim else None
 
 
 def _first_tensor(batch: Any) -> Tensor | None:

@@ -455,7 +455,8 @@ class SampleLoader:
             with closing(ring.batches(tour, groups, take)) as arrays:
                 yield from arrays
         finally:
-            self._idle_rings[:] = [(slots, ring)]
+            if ring.is_resting:
+                self._idle_rings[:] = [(slots, ring)]
 
     def _idle_ring(self, slots: int) -> Ring | None:
         """Take the ring that the last epoch left, if it fits; nobody else gets it then."""

@@ -117,6 +117,12 @@ class Ring:
         self._slots = slots
         # the chunk in each slot, -1 for none or half of one
         self._held = np.full(slots, -1, np.int64)
+        self._resting = True
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether nothing writes into the slots, so that another epoch may begin."""
+        return self._resting
 
     def batches(
         self,
@@ -152,6 +158,7 @@ class Ring:
                 f"{self._slots} slots for {tour.in_use} streams; a ring needs one more at least"
             )
         readers = ThreadPoolExecutor(self._threads, thread_name_prefix="ml4cube-decode")
+        self._resting = False
         try:
             with Gatherers(self._gatherers) as gatherers:
                 trip = _Trip(self, tour, readers, gatherers)
@@ -164,6 +171,8 @@ class Ring:
         finally:
             # running reads still write into the slots: wait for them, forget the others
             readers.shutdown(wait=True, cancel_futures=True)
+            # not reached where the user interrupts this, too
+            self._resting = True
 
     def load(self, tour: Tour, chunk: int, slot: int) -> None:
         """Decode a chunk into a slot; runs in a decode thread.

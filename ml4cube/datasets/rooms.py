@@ -18,6 +18,8 @@ Array = NDArray[Any]
 
 # Variables whose samples are smaller are held sample by sample, all variables together.
 _SMALL_BYTES = 64
+# So many arrays for batches are kept for later ones; a user may have held all of an epoch.
+_IDLE = 8
 
 
 @dataclass(frozen=True)
@@ -212,4 +214,6 @@ class Buffers:
         return view
 
     def _take_back(self, key: int) -> None:
-        self._idle.append(self._lent.pop(key)[1])
+        base = self._lent.pop(key)[1]
+        if len(self._idle) < _IDLE:
+            self._idle.append(base)

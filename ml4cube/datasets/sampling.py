@@ -50,6 +50,8 @@ _TILE_BYTES = MIB // 2
 ORIGIN_BYTES = 12
 # Blocks that a cube without chunks is cut into for the split, about.
 _BLOCKS_WANTED = 64
+#: What the cells of a dim without a coordinate are called in a store: they have numbers, no places.
+NUMBERED = "number of the cell, which has no coordinate"
 # An id that no block has, hashed to a seed of its own for drawing blocks.
 _DRAWING = [-1]
 
@@ -490,7 +492,7 @@ def _axis(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
     """The coordinate along a dim, dates as numbers; positions where the cube has none."""
     name = _origin_name(dim, spec)
     if dim not in ds.coords:
-        return Axis(name, np.arange(ds.sizes[dim]), {})
+        return Axis(name, np.arange(ds.sizes[dim]), {"long_name": NUMBERED})
     # without the encoding of the file it came from, which may pack values or round dates
     coordinate = _in_numpy_dtype(ds[dim].variable.to_base_variable()).drop_encoding()
     coordinate.attrs = without_epoch(coordinate.attrs)

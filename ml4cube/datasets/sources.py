@@ -28,6 +28,7 @@ from ml4cube.datasets.cube_source import CUTTING_OPTIONS, cut_cube
 from ml4cube.datasets.extractor import Arrays
 from ml4cube.datasets.lead import Lead, LeadArguments
 from ml4cube.datasets.ring import ChunkSource
+from ml4cube.datasets.sampling import NUMBERED
 from ml4cube.datasets.shards import ShardedArray, sharded_arrays
 from ml4cube.datasets.store import StoreMetadata, open_axes, open_store
 from ml4cube.datasets.views import WindowPair
@@ -197,7 +198,8 @@ class DatasetSource:
         for name in map(str, self._coords.coords):
             dim = name.removesuffix("_index")
             origin = next((n for n in (f"{dim}_origin", dim) if n in self._coords.coords), None)
-            if name != dim and origin is not None and self._coords[name].dims == (self._dim,):
+            numbered = origin and self._coords[origin].attrs.get("long_name") == NUMBERED
+            if origin and name != dim and not numbered and self._coords[name].dims == (self._dim,):
                 window = [s[0][ds.index(dim)] for s, ds in self._windows_along(dim)]
                 index = np.asarray(self._coords[name].values)
                 origins, last = self._coords[origin].variable, max(window, default=1) - 1
@@ -446,7 +448,8 @@ def open_source(
     for name in options:
         if name not in CUTTING_OPTIONS:
             raise InvalidTypeError(
-                f"{name}={options[name]!r} is no argument; there are {', '.join(CUTTING_OPTIONS)}"
+                f"{name}={options[name]!r} is no argument; beside those of PTXrDataset, cubes take "
+                f"sample_size, overlap, block_size, {', '.join(CUTTING_OPTIONS)}"
             )
     sizes = {"sample_size": sample_size, "overlap": overlap, "block_size": block_size}
     asked = [*(name for name, given in sizes.items() if given is not None), *options]

@@ -377,6 +377,13 @@ class PTXrDataset(Dataset[Any]):
             X, or X and y, or one per variable.
         """
         found = batch.values() if isinstance(batch, Mapping) else batch
+        if isinstance(batch, Mapping):
+            keys = [] if self._stacked else [field.variables[0] for field in self._fields]
+            if list(batch) != keys:
+                raise InvalidValueError(
+                    f"the batch has the keys {list(batch)}, this data set gives "
+                    f"{keys or 'X, or X and y, without keys'}; give it in that form"
+                )
         if isinstance(batch, Tensor):
             found = [batch]
         tensors = [torch.as_tensor(array) for array in found]
@@ -497,7 +504,7 @@ class PTXrDataset(Dataset[Any]):
         if np.dtype(dtype).kind not in "fiub":
             raise InvalidTypeError(
                 f"variable {name!r} is of dtype {np.dtype(dtype)}, which no tensor can hold; "
-                "leave it out with features="
+                "choose others by features=, or leave it out with ds.drop_vars"
             )
         return window
 

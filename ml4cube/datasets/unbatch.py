@@ -107,7 +107,8 @@ def to_dataset(
             if unscale and name in scaling:
                 values = unscale_values(values, *scaling[name])
             shown = f"{base}_target" if elsewhere and base in inputs else base
-            shown = "weights" if name == WEIGHT else shown
+            if name == WEIGHT:
+                shown = "weights" if "weights" not in inputs else "sample_weights"
             scaled = name in scaling and not unscale
             attrs = {} if scaled else dict(described.get(base, {}).get("attrs", {}))
             variables[shown] = xr.Variable((SAMPLE_DIM, *dims.values()), values, attrs)

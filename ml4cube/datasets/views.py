@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.grid import SizesLike, parse_sizes
+from ml4cube.core.grid import SizesLike, parse_pairs, parse_sizes
 from ml4cube.core.shard import Ints
 from ml4cube.core.statistics import unscale_values
 from ml4cube.datasets.lead import Lead, LeadArguments, target_name
@@ -243,15 +243,24 @@ def _lead_inside(
     stored: Mapping[str, int], wanted: LeadArguments, sample_size: SizesLike | None
 ) -> Lead:
     """A lead that stored windows hold."""
-    asked = [dict(given) for given in (wanted.offset, wanted.size, sample_size) if given]
-    for dim in {dim for given in asked for dim in given}:
+    written = {
+        "target_offset": wanted.offset,
+        "target_size": wanted.size,
+        "sample_size": sample_size,
+    }
+    asked = {
+        argument: _pairs(argument, given, stored)
+        for argument, given in written.items()
+        if given is not None
+    }
+    for dim in {dim for given in asked.values() for dim in given}:
         if dim not in stored:
             raise InvalidValueError(
                 f"target_offset={wanted.offset!r}: the stored samples have no dim {dim!r}, only "
                 f"{stored}, so no sample holds its own target; sample the cube with a window of "
                 f"several cells along {dim!r}, or give the cube itself, which is cut as it is read"
             )
-    offset = dict(wanted.offset or {})
+    offset = asked.get("target_offset", {})
     whole = {dim: n - int(offset.get(dim, 0)) for dim, n in stored.items()}
     if sample_size is not None:
         whole |= parse_sizes("sample_size", sample_size, stored)
@@ -270,6 +279,13 @@ def _lead_inside(
                 "sample_size, or sample longer windows"
             )
     return lead
+
+
+def _pairs(argument: str, given: SizesLike, stored: Mapping[str, int]) -> dict[str, Any]:
+    try:
+        return dict(given)
+    except (TypeError, ValueError):
+        return parse_pairs(argument, given, tuple(stored))  # says what is wrong
 
 
 class Broadcast(View):

@@ -211,8 +211,9 @@ def _ends(view: CubeView) -> dict[str, list[float | str]]:
 def _plain_value(value: Any) -> float | str:
     if isinstance(value, np.datetime64):
         return str(np.datetime_as_string(value, unit="s"))
-    if hasattr(value, "isoformat"):  # a date of any calendar
-        return str(value.isoformat(timespec="seconds"))
+    if hasattr(value, "isoformat"):  # a date of any calendar, or one without an hour
+        seconds = {"timespec": "seconds"} if hasattr(value, "hour") else {}
+        return str(value.isoformat(**seconds))
     if isinstance(value, np.timedelta64):
         value = value.astype("timedelta64[ns]").astype(np.int64)
     number = isinstance(value, int | float | np.integer | np.floating)
