@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import subprocess
 import sys
@@ -390,3 +391,11 @@ def test_a_recipe_is_refused_where_cells_lie_elsewhere(calendar: str) -> None:
     for other, message in elsewhere.values():
         with pytest.raises(ValueError, match=message):
             apply_split(other, recipe)
+
+
+def test_a_recipe_is_made_of_dates_without_hours():
+    days = np.array([datetime.date(2001, 1, day) for day in range(1, 21)], dtype=object)
+    ds = xr.Dataset({"a": ("time", np.arange(20.0))}, {"time": days})
+    split = assign_block_split(ds, {"time": 2}, seed=1)["split"]
+    rebuilt = apply_split(ds, split.attrs["ml4cube_split"])["split"]
+    np.testing.assert_array_equal(rebuilt, split)
