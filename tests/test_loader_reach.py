@@ -17,6 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.core.errors import StoreError
+from ml4cube.datasets.memory import Memory
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from tests.cubes import cell_id_cube
 from tests.samplestores import write_store
@@ -223,16 +224,17 @@ def test_other_libraries_share_out_no_loader_again(parallel: bool) -> None:
 
 
 @pytest.mark.parametrize("buffer_mb", [64, 0.004])
-def test_batches_of_several_gathers_are_those_of_one(tmp_path: Path, buffer_mb: float) -> None:
+def test_batches_of_several_gathers_are_those_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer_mb: float
+) -> None:
     """Small batches are gathered together; what is handed out does not show it."""
     data = PTXrDataset(write_store(tmp_path / "s.zarr", N), features="a")
+    batch_bytes = 8 * data._fields[0].nbytes
     found = []
     for together in (1, 3, 1000):
+        monkeypatch.setattr(Memory, "group_bytes", together * batch_bytes)
         loader = prep_dataloader(data, batch_size=8, buffer_mb=buffer_mb, drop_last=False, seed=2)
-        loader._together = together
-        loader._buffers = type(loader)(
-            data, loader._plan, loader._memory, loader._handover, 2
-        )._buffers
+        assert loader._together == together
         found.append([b.clone() for b in loader])
     assert all(len(batches) == 26 for batches in found)
     for batches in found[1:]:
