@@ -374,6 +374,18 @@ class DaskCluster:
         finally:
             self._client.cancel(list(running))
 
+    def is_here(self) -> bool:
+        """Say whether the workers are threads of this process.
+
+        Returns
+        -------
+        bool
+            False if they may be other processes.
+        """
+        given = self._given
+        address = given if isinstance(given, str) else given.scheduler.address
+        return str(address).startswith("inproc://")
+
     def _threads(self) -> int:
         workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
         return max(1, sum(int(worker["nthreads"]) for worker in workers))

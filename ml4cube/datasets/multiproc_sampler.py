@@ -145,9 +145,9 @@ class MultiProcSampler:
         default chosen for training reads.
     train_cube, test_cube : str, path, zarr store or StorePath, or Icechunk session
         Where the stores will stand: paths, URLs that fsspec knows (``"s3://..."``;
-        ``"memory://..."`` with one process), or places inside a writable zarr store, such as
-        ``StorePath(session.store, "train")`` of an Icechunk session, which you commit
-        afterwards. Nothing is there before it is complete.
+        ``"memory://..."`` with one process and no cluster of others), or places inside a
+        writable zarr store, such as ``StorePath(session.store, "train")`` of an Icechunk
+        session, which you commit afterwards. Nothing is there before it is complete.
     drop_nan : {"auto", "if_all_nan", "masked", None}
         Which samples are dropped for gaps (NaN, infinite): those with any; those where all
         variables are all gap; those without a cell inside the mask or with a gap there; none.
@@ -586,12 +586,20 @@ class MultiProcSampler:
     def _engine(self) -> Engine:
         tiles = len(self.sampling.extractor.tiles)
         engine = choose_engine(min(self.nproc, tiles), self._client)
+        if not isinstance(engine, DaskCluster):
+            return engine
         for target in self.targets.values():
-            if isinstance(target, ZarrFolder) and isinstance(engine, DaskCluster):
+            if isinstance(target, ZarrFolder):
                 raise InvalidValueError(
                     f"{target} is written by way of a folder of this machine, which a cluster's "
                     "workers may not see; give a path or URL that all of them see, then copy the "
                     "store: open_store(path).to_zarr(...)"
+                )
+            if _in_memory(target) and not engine.is_here():
+                raise InvalidValueError(
+                    f"{target} lives in this process only, which the workers of a cluster "
+                    "(client=, or the active client) do not see; close the client and write with "
+                    "nproc=1, or give a path or URL that all of them see"
                 )
         return engine
 
@@ -675,6 +683,10 @@ def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
     if isinstance(fs, LocalFileSystem):
         return _path(root)
     return place.rstrip("/")
+
+
+def _in_memory(target: Place) -> bool:
+    return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
 
 
 def _path(path: str) -> Path:

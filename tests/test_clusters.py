@@ -1,0 +1,49 @@
+"""The sampler beside a dask cluster: what cannot work is refused before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.store import open_store
+from tests.cubes import cell_id_cube
+
+
+def sampler(place: Any, **options: Any) -> MultiProcSampler:
+    return MultiProcSampler(
+        cell_id_cube({"time": 8, "lat": 6}, "float64"),
+        train_cube=f"{place}/train",
+        test_cube=f"{place}/test",
+        block_size={"time": 2},
+        nproc=1,
+        scale_fn=None,
+        **options,
+    )
+
+
+@pytest.fixture(params=["threads", "processes"])
+def client(request: Any) -> Iterator[Any]:
+    """The active client, of a cluster of either kind."""
+    from distributed import Client, LocalCluster
+
+    processes = request.param == "processes"
+    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(processes=processes, **options) as cluster, Client(cluster) as client:
+        client.in_processes = processes
+        yield client
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_memory_is_seen_by_workers_of_this_process_only(client: Any, named: bool) -> None:
+    place = f"memory://clusters-{client.id}"
+    made = sampler(place, client=client if named else None)
+    if client.in_processes:
+        with pytest.raises(InvalidValueError, match=r"this process only.*close the client"):
+            made.run()
+    else:
+        made.run()
+        assert open_store(f"{place}/train", verify=True).sizes["samples"] == 36
