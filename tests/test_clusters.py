@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +49,19 @@ def test_memory_is_seen_by_workers_of_this_process_only(client: Any, named: bool
     else:
         made.run()
         assert open_store(f"{place}/train", verify=True).sizes["samples"] == 36
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_an_asynchronous_client_is_refused(tmp_path: Path, named: bool) -> None:
+    from distributed import Client, LocalCluster
+
+    async def work(address: str) -> None:
+        async with Client(address, asynchronous=True) as client:
+            sampler(tmp_path, client=client if named else None).run()
+
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        pytest.raises(InvalidValueError, match=r"asynchronous=False"),
+    ):
+        asyncio.run(asyncio.wait_for(work(cluster.scheduler_address), 30))
+    assert not list(tmp_path.iterdir())

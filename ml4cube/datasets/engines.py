@@ -109,8 +109,14 @@ def choose_engine(nproc: int, client: Any = None) -> Engine:
     -------
     Engine
         A context manager.
+
+    Raises
+    ------
+    InvalidValueError
+        If the client is asynchronous.
     """
     client = _active_client() if client is None else client
+    check_client(client)
     if client is not None:
         return DaskCluster(client)
     return local_engine(nproc)
@@ -144,6 +150,8 @@ def check_client(client: object) -> None:
     ------
     InvalidTypeError
         If it is none of these.
+    InvalidValueError
+        If it is an asynchronous client.
     """
     if client is None or (isinstance(client, str) and client):
         return
@@ -151,6 +159,12 @@ def check_client(client: object) -> None:
         raise InvalidTypeError(
             f"client={client!r} is a {type(client).__name__}; give a dask.distributed Client or "
             "a scheduler's address"
+        )
+    # whoever waits for it here keeps it from ever answering
+    if getattr(client, "asynchronous", False):
+        raise InvalidValueError(
+            f"the client {client!r}, given as client= or active in this process, is asynchronous; "
+            "make it with Client(..., asynchronous=False), or close it"
         )
 
 
