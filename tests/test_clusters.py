@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidValueError, RunError
+from ml4cube.datasets.engines import choose_engine
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.store import open_store
 from tests.cubes import cell_id_cube
@@ -65,3 +68,57 @@ def test_an_asynchronous_client_is_refused(tmp_path: Path, named: bool) -> None:
     ):
         asyncio.run(asyncio.wait_for(work(cluster.scheduler_address), 30))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Any]:
+    """A cluster on loopback, to be stopped by the test."""
+    from distributed import LocalCluster
+
+    options = {"processes": False, "dashboard_address": None, "protocol": "tcp"}
+    with LocalCluster(n_workers=1, threads_per_worker=1, host="127.0.0.1", **options) as cluster:
+        yield cluster
+
+
+def slow(_: object, task: int) -> int:
+    time.sleep(0.1)
+    return task
+
+
+def test_a_client_that_is_closed_before(tmp_path: Path, scheduler: Any) -> None:
+    from distributed import Client
+
+    with Client(scheduler, set_as_default=False) as client:
+        made = sampler(tmp_path, client=client)
+    with pytest.raises(RunError, match=r"closed.*connect.*run again"):
+        made.run()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("gone", ["client", "scheduler"])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_client_or_scheduler_that_goes_meanwhile(scheduler: Any, gone: str, later: bool) -> None:
+    from distributed import Client
+
+    client = Client(scheduler, set_as_default=False)
+    stop = client.close if gone == "client" else scheduler.close
+    with pytest.raises(RunError, match=r"is closed, or its scheduler is gone"):
+        with choose_engine(1, client) as engine:
+            run = engine.run(slow, None, range(50))
+            next(run)
+            threading.Timer(0.3, stop).start() if later else stop()
+            list(run)
+    client.close()
+
+
+def test_a_cluster_without_workers_is_warned_of(
+    scheduler: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from distributed import Client
+
+    with choose_engine(1, scheduler.scheduler_address):
+        assert "has no workers" not in caplog.text
+    with Client(scheduler, set_as_default=False) as client:
+        client.retire_workers()
+    with choose_engine(1, scheduler.scheduler_address):
+        assert "has no workers" in caplog.text

@@ -7,6 +7,7 @@ level, notebooks and scripts without a main guard work, and functions travel by 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -359,10 +360,12 @@ class DaskCluster:
         Raises
         ------
         RunError
-            If the cluster gives up on a task. An error that a task raises comes as it is.
+            If the cluster gives up on a task, or the client or its scheduler is gone. An error
+            that a task raises comes as it is.
         """
         import cloudpickle
         from distributed import as_completed
+        from distributed.client import ClosedClientError
 
         # a task of its own, not data to scatter: the cluster makes it again if it gets lost
         package = self._client.submit(bytes, cloudpickle.dumps((fn, shared)), pure=False)
@@ -385,8 +388,24 @@ class DaskCluster:
                 position = running.pop(future)
                 yield position, self._result(future)
                 top_up()
+        except CubeError:
+            raise
+        except Exception as error:
+            self._check_connected(error)
+            raise
         finally:
-            self._client.cancel(list(running))
+            # a closed client has nothing left to cancel
+            with contextlib.suppress(ClosedClientError):
+                self._client.cancel(list(running))
+
+    def _check_connected(self, error: BaseException | None = None) -> None:
+        """Say so if the client or its scheduler is gone; they fail in many ways."""
+        if self._client.status != "running":
+            raise RunError(
+                f"the dask client {self._client!r} is closed, or its scheduler is gone (it is "
+                f"{self._client.status!r}); connect to a running scheduler, then run again: what "
+                "is finished is kept"
+            ) from error
 
     def is_here(self) -> bool:
         """Say whether the workers are threads of this process.
@@ -410,13 +429,14 @@ class DaskCluster:
         try:
             return future.result()
         except (KilledWorker, CancelledError) as error:
+            self._check_connected(error)
             raise RunError(
                 f"the cluster gave a task up: {_first_line(error)}; if its workers ran out of "
                 "memory, give them more, then run again: what is finished is kept"
             ) from error
 
     def __enter__(self) -> Self:
-        """Connect."""
+        """Connect; say so if there is nobody to work yet."""
         from distributed import Client
 
         given = self._given
@@ -425,6 +445,12 @@ class DaskCluster:
             self._client = connect(given, set_as_default=False) if isinstance(given, str) else given
         except (OSError, ValueError) as error:
             raise RunError(f"client={given!r} cannot be reached: {_first_line(error)}") from error
+        self._check_connected()
+        if not self._client.scheduler_info(n_workers=-1)["workers"]:
+            logger.warning(
+                "the dask cluster at %s has no workers; nothing happens until one joins it",
+                self._client.scheduler.address,
+            )
         return self
 
     def __exit__(
