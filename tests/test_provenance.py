@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from ml4cube.core.errors import StoreExistsError
+from ml4cube.core.errors import InvalidTypeError, StoreExistsError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.provenance import identity_of
 from tests.cubes import cell_id_cube
@@ -73,6 +74,21 @@ def test_what_tells_callbacks_apart() -> None:
     values = [1, 2, 1.0, "1", (1,), [1], {1}, {"a": 1}, np.arange(2), np.arange(3), None]
     assert len({identity_of(made(v)) for v in values}) == len(values)
     assert identity_of(made({1, 2})) == identity_of(made({2, 1}))
+
+
+@pytest.mark.parametrize("held", [threading.Lock(), (k for k in "ab")])
+def test_a_callback_that_cannot_travel_is_named(tmp_path: Path, held: Any) -> None:
+    def work(samples: Any) -> Any:
+        return samples if held else None
+
+    with pytest.raises(InvalidTypeError, match=r"callback=.*work.*inside the callback"):
+        MultiProcSampler(
+            cell_id_cube({"time": 8, "lat": 6}, "float64"),
+            callback=work,
+            block_size={"time": 2},
+            train_cube=tmp_path / "train.zarr",
+            test_cube=tmp_path / "test.zarr",
+        )
 
 
 def write(path: Path, value: float, **options: Any) -> None:

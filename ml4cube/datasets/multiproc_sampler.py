@@ -50,7 +50,7 @@ from ml4cube.datasets.extractor import Callback, Extractor
 from ml4cube.datasets.folders import Files, filesystem
 from ml4cube.datasets.places import Place, ZarrFolder, place_of, store_and_path
 from ml4cube.datasets.precision import Precision
-from ml4cube.datasets.provenance import fingerprint, provenance
+from ml4cube.datasets.provenance import fingerprint, identity_of, provenance
 from ml4cube.datasets.sample_plan import SamplePlan, check_missing_chunks, make_plan
 from ml4cube.datasets.sampling import MAX_CHUNK_MB, Sampling, check_stored_names
 from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, scaling_of, shard_tasks
@@ -323,6 +323,8 @@ class MultiProcSampler:
         check_stored_names(
             self.sampling.spec, self.sampling.spec.variables if callback is None else ()
         )
+        if callback is not None:
+            identity_of(callback)  # refuses what cannot travel
         self._chunk = chunk_samples(chunk_size, self.sampling.spec)
         self._batch = chunk_batch
         self._order = order

@@ -17,6 +17,7 @@ import numpy as np
 import xarray as xr
 
 import ml4cube
+from ml4cube.core.errors import InvalidTypeError
 from ml4cube.datasets.sampling import Sampling, jsonable
 from ml4cube.datasets.store import FORMAT
 from ml4cube.datasets.windows import zarr_behind
@@ -184,8 +185,21 @@ def identity_of(function: Callable[..., Any]) -> str:
         the file and lines it stands in. Helpers of an importable module count with their own
         code. What Python itself cannot look into is known by its pickle, which may differ
         between processes: then it counts as another callback.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it holds what cannot be pickled, so that no other process could run it.
     """
-    return hashlib.sha256(repr(_Canonical().of(function, whole=True)).encode()).hexdigest()
+    try:
+        known = _Canonical().of(function, whole=True)
+    # whatever a value's own way to be pickled raises
+    except Exception as error:
+        raise InvalidTypeError(
+            f"callback={function!r} holds what other processes cannot get: {error}; locks, open "
+            "files and the like must be made inside the callback, when it is called"
+        ) from error
+    return hashlib.sha256(repr(known).encode()).hexdigest()
 
 
 _OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__firstlineno__"}
