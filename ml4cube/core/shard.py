@@ -554,8 +554,8 @@ class ShuffleReport:
     effective_batch_size : float
         `effective_batch_size` of the batches looked at, their median.
     perfect : float
-        The same for batches drawn from all samples at random: no loader can do better, it
-        depends on how many blocks there are.
+        What to expect of batches drawn from all samples at random; it depends on how many
+        blocks there are. Batches that are looked at may by chance be worth a little more.
     least_blocks : int
         Least number of different blocks in one of these batches.
     blocks : int
@@ -566,8 +566,9 @@ class ShuffleReport:
     Examples
     --------
     >>> report = ShuffleReport.of([[0, 0, 1, 1], [0, 1, 2, 3]], "chunks", counts=[5] * 20)
-    >>> print(report)
-    a batch of 4 is worth 3.0 independent samples (at best 3.6), from at least 2 of 20 chunks
+    >>> print(report)  # doctest: +NORMALIZE_WHITESPACE
+    a batch of 4 is worth 3.0 independent samples (a perfect shuffle: 3.6),
+    from at least 2 of 20 chunks
     """
 
     batch_size: int
@@ -614,8 +615,8 @@ class ShuffleReport:
         """One sentence, which says what limits the mixing where it is poor."""
         said = (
             f"a batch of {self.batch_size} is worth {self.effective_batch_size:.1f} independent "
-            f"samples (at best {self.perfect:.1f}), from at least {self.least_blocks} of "
-            f"{self.blocks} {self.unit}"
+            f"samples (a perfect shuffle: {self.perfect:.1f}), from at least {self.least_blocks} "
+            f"of {self.blocks} {self.unit}"
         )
         if self.effective_batch_size < _WELL_MIXED * self.perfect:
             said += "; a larger buffer_mb, or a store in shuffled order, mixes better"
