@@ -102,11 +102,11 @@ def test_a_client_or_scheduler_that_goes_meanwhile(scheduler: Any, gone: str, la
 
     client = Client(scheduler, set_as_default=False)
     stop = client.close if gone == "client" else scheduler.close
-    with pytest.raises(RunError, match=r"is closed, or its scheduler is gone"):
-        with choose_engine(1, client) as engine:
-            run = engine.run(slow, None, range(50))
-            next(run)
-            threading.Timer(0.3, stop).start() if later else stop()
+    with choose_engine(1, client) as engine:
+        run = engine.run(slow, None, range(50))
+        next(run)
+        threading.Timer(0.3, stop).start() if later else stop()
+        with pytest.raises(RunError, match=r"is closed, or its scheduler is gone"):
             list(run)
     client.close()
 

@@ -141,6 +141,20 @@ def test_a_cube_changed_in_place_is_another_call(tmp_path: Path, opened: str) ->
         run(OPENED[opened](path), tmp_path)
 
 
+@pytest.mark.parametrize("opened", ["dask", "lazy", "dataset", "lazy selection", "path"])
+def test_stores_inside_the_cube_are_no_change_of_it(tmp_path: Path, opened: str) -> None:
+    path = tmp_path / "a.zarr"
+    write(path, 1.0)
+    for _ in range(2):
+        assert run(OPENED[opened](path), path / "samples") == 1.0
+    changed = cell_id_cube({"time": 8, "lat": 6}, "float64") * 0 + 2.0
+    changed.drop_vars(["time", "lat"]).to_zarr(
+        path, region={"time": slice(0, 8)}, consolidated=False
+    )
+    with pytest.raises(StoreExistsError, match="another cube"):
+        run(OPENED[opened](path), path / "samples")
+
+
 def test_two_selections_of_one_cube_are_two_calls(tmp_path: Path) -> None:
     cube = cell_id_cube({"time": 8, "lat": 6}, "float64")
     cube.to_zarr(tmp_path / "a.zarr", consolidated=False)

@@ -402,7 +402,7 @@ class MultiProcSampler:
             stands at the paths then, and the same call goes on where this one stopped.
         """
         started = time.perf_counter()
-        call = fingerprint(self.sampling, self._settings)
+        call = fingerprint(self.sampling, self._settings, self._folders())
         wanted = [p for p, path in self.targets.items() if not self._stands(path, call)]
         if not wanted:
             logger.info(
@@ -435,6 +435,11 @@ class MultiProcSampler:
         )
         logger.info("%s", summary)
         return summary
+
+    def _folders(self) -> list[Path]:
+        """Where stores stand and grow on this machine's disk."""
+        stores = [target for target in self.targets.values() if isinstance(target, Path)]
+        return [*stores, *(Path(work_place(store)) for store in stores)]
 
     def _stands(self, target: Place, call: str) -> bool:
         """Whether the very store of this call is there; refuse anything that is in the way.

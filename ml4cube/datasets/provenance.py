@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,9 @@ def _source_path(ds: xr.Dataset) -> str | None:
     return next((str(h["source"]) for h in holders if h.get("source")), None)
 
 
-def fingerprint(sampling: Sampling, settings: Mapping[str, Any]) -> str:
+def fingerprint(
+    sampling: Sampling, settings: Mapping[str, Any], outputs: Iterable[Path] = ()
+) -> str:
     """Hash all that decides about a store's bytes.
 
     Parameters
@@ -91,15 +93,19 @@ def fingerprint(sampling: Sampling, settings: Mapping[str, Any]) -> str:
         What is sampled.
     settings : mapping
         Arguments of the call that the spec does not hold.
+    outputs : iterable of Path
+        Folders that the call itself writes; they may lie in the cube's own.
 
     Returns
     -------
     str
         The same for the same call on the same cube: for cubes in memory their content counts,
-        for others where they come from, and number, size and time of change of local files.
+        for others where they come from, and number, size and time of change of local files;
+        of Icechunk the snapshot, which any commit to the branch makes another.
     """
     extractor = sampling.extractor
-    state = functools.cache(_state)
+    own = {os.path.realpath(folder) for folder in outputs}
+    state = functools.cache(functools.partial(_state, outputs=own))
     call = {
         "format": FORMAT,
         "spec": json.loads(sampling.spec.to_json()),
@@ -125,11 +131,12 @@ def _identity(ds: xr.Dataset, name: str, state: Callable[[Path], str]) -> str:
     if variable._in_memory and variable.chunks is None:
         return f"memory {_hash(variable.values)}"
     known = [f"{variable.dtype} {variable.shape}"]
-    if variable.chunks is not None:
-        # a dask array's name is a hash of what it is made from
+    stored, keys = zarr_behind(variable)
+    if stored is None and variable.chunks is not None:
+        # a dask array's name is a hash of what it is made from; where it shows a file, also of
+        # the time of its folder, which a store that is put beside it changes
         array: Any = variable._data
         known.append(f"dask {array.name} {variable.chunks}")
-    stored, keys = zarr_behind(variable)
     if stored is not None:
         known.append(f"zarr {stored.store_path} {tokenize(keys)}")
         # Icechunk: the state of the repository that the session reads
@@ -145,16 +152,17 @@ def _identity(ds: xr.Dataset, name: str, state: Callable[[Path], str]) -> str:
     return ", ".join(known)
 
 
-def _state(source: Path) -> str:
+def _state(source: Path, outputs: Collection[str]) -> str:
     """Number, size and newest change of the files of a source, so that a changed one is noticed."""
     number, size, changed = 0, 0, 0
-    folders = [source]
+    folders = [Path(os.path.realpath(source))]
     while folders:
         folder = folders.pop()
         entries: Iterable[Any] = os.scandir(folder) if folder.is_dir() else [folder]
         for entry in entries:
             if entry.is_dir():
-                folders.append(Path(entry))
+                if os.fspath(entry) not in outputs:
+                    folders.append(Path(entry))
                 continue
             found = entry.stat()
             number, size = number + 1, size + found.st_size
