@@ -179,6 +179,23 @@ def test_unknown_file_systems_are_refused() -> None:
         sample(cube(), "gopher://x", 1)
 
 
+@pytest.mark.parametrize("name", ["exp[1]", "exp*", "exp?"])
+def test_wildcards_in_urls_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CubeError, match=r"train_cube='memory:.*for wildcards.*choose another name"):
+        sample(cube(), f"memory://{tmp_path.name}/{name}", 1)
+    sample(cube(), f"file://{tmp_path}/{name}", 1).run()
+    sample(cube(), str(tmp_path / name), 1, seed=5, overwrite=True).run()
+    assert open_store(tmp_path / name / "train.zarr", verify=True).sizes["samples"]
+
+
+def test_variables_may_be_named_like_wildcards(bucket: str) -> None:
+    source = cube().rename(a="a[1]")
+    sample(source, bucket, 1).run()
+    sample(source, bucket, 1, seed=5, overwrite=True).run()
+    assert not [name for name in contents(bucket) if ".partial" in name]
+    open_store(f"{bucket}/train.zarr", verify=True)
+
+
 def test_an_archive_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(CubeError, match=r"train_cube='zip:.*' cannot be reached: .*missing.zip"):
         MultiProcSampler(cube(), train_cube=f"zip://train::{tmp_path}/missing.zip")

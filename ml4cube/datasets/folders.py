@@ -167,7 +167,7 @@ class RemoteFolder:
     Parameters
     ----------
     url : str
-        Such as ``"s3://bucket/train.zarr"``.
+        Such as ``"s3://bucket/train.zarr"``, without the wildcards of fsspec.
     """
 
     url: str
@@ -303,9 +303,9 @@ class RemoteFolder:
         """Remove all objects."""
         fs, root = filesystem(self.url)
         fs.invalidate_cache()
-        names = list(fs.find(root))
-        if names:
-            fs.rm(names)
+        # not `fs.rm(names)`, which takes some of their characters for wildcards
+        with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-remove") as threads:
+            list(threads.map(fs.rm_file, fs.find(root)))
         if fs.exists(root) and fs.isdir(root):  # file systems that know folders
             fs.rm(root, recursive=True)
 

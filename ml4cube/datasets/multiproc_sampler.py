@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import tempfile
@@ -689,6 +690,11 @@ def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
         )
     if isinstance(fs, LocalFileSystem):
         return _path(root)
+    if glob.has_magic(root):
+        raise InvalidValueError(
+            f"{argument}={place!r} has one of '*', '?' and '[', which file systems behind URLs take "
+            "for wildcards, so that other stores could be meant; choose another name"
+        )
     return place.rstrip("/")
 
 
