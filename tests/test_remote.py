@@ -318,6 +318,37 @@ def test_only_our_stores_are_overwritten(bucket: str) -> None:
     assert fs.cat_file(f"{root}/other/train.zarr/notes.txt") == b"mine"
 
 
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_what_appears_during_a_run_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_off: bool
+) -> None:
+    place = f"memory://{tmp_path.name}"
+    fs, root = filesystem(place)
+    note = f"{root}/train.zarr/notes.txt"
+
+    def fail(self: RemoteFolder, other: RemoteFolder, paths: Any) -> None:
+        raise ConnectionError("the network is gone")
+
+    if cut_off:
+        with monkeypatch.context() as patch, pytest.raises(StoreError, match="network is gone"):
+            patch.setattr(RemoteFolder, "take", fail)
+            sample(cube(), place, 1).run()
+    publish = RemoteDraft.publish
+
+    def appear(self: RemoteDraft) -> None:
+        fs.pipe_file(note, b"mine")
+        publish(self)
+
+    monkeypatch.setattr(RemoteDraft, "publish", appear)
+    with pytest.raises(StoreExistsError, match=r"train.zarr holds 1 files .* such as 'notes.txt'"):
+        sample(cube(), place, 1, seed=5).run()
+    assert fs.cat_file(note) == b"mine"
+    fs.rm_file(note)
+    monkeypatch.setattr(RemoteDraft, "publish", publish)
+    sample(cube(), place, 1).run()
+    open_store(f"{place}/train.zarr", verify=True)
+
+
 def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
     target = f"{bucket}/train.zarr"
     with RemoteDraft(target, "call"):

@@ -472,7 +472,7 @@ class RemoteDraft(Draft):
         # ours all the time, and no call's until all is gone
         self.folder.write("call.json", json.dumps({_KEY: ""}).encode())
         for name in self.folder.list():
-            if name not in ("lock.json", "call.json"):
+            if name not in ("lock.json", "call.json", _PUBLISHING):
                 self.folder.remove(name)
         self.folder.write("call.json", json.dumps({_KEY: fingerprint}).encode())
 
@@ -501,9 +501,8 @@ class RemoteDraft(Draft):
     def publish(self) -> None:
         """Copy the finished store to its place, the manifest last, and remove the work folder."""
         place = RemoteFolder(self.target)
-        if place.size(MANIFEST) is not None:
-            check_overwritable(self.target)
-        self.folder.write(_PUBLISHING, b"{}")
+        ours = self._ours_at(place) | set(self.root.list())
+        self.folder.write(_PUBLISHING, json.dumps(sorted(ours)).encode())
         place.remove(MANIFEST)  # from here on what was there is no store any more
         place.clear()
         names = sorted(self.root.list(), key=lambda name: (name == MANIFEST, name == "zarr.json"))
@@ -511,6 +510,22 @@ class RemoteDraft(Draft):
         for name in names[-2:]:
             place.take(self.root, [name])
         self.discard()
+
+    def _ours_at(self, place: RemoteFolder) -> set[str]:
+        """Names at the place that may be replaced; refuse if there are others."""
+        there = set(place.list())
+        if MANIFEST in there:
+            check_overwritable(self.target)
+            return there
+        # a copying that was cut off has noted what it would remove and put
+        cut_off = self.folder.size(_PUBLISHING) is not None
+        ours = set(json.loads(self.folder.read(_PUBLISHING))) if cut_off else set()
+        if foreign := sorted(there - ours):
+            raise StoreExistsError(
+                f"{self.target} holds {len(foreign)} files that are none of the sampler's, such as "
+                f"{foreign[0]!r}, so nothing is written there; move it away, then run again"
+            )
+        return ours
 
     def discard(self) -> None:
         """Remove the work folder and all that is in it, what tells that it is ours last."""
