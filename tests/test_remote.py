@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -366,10 +366,47 @@ def test_a_lock_is_renewed(bucket: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(draft, "_RENEW_S", 0.02)
     with RemoteDraft(f"{bucket}/train.zarr", "call") as held:
         first = json.loads(held.folder.read("lock.json"))
-        deadline = time.monotonic() + 10
-        while json.loads(held.folder.read("lock.json")) == first:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: json.loads(held.folder.read("lock.json")) != first)
+
+
+def test_a_lock_is_renewed_when_the_network_is_back(
+    tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
+    monkeypatch.setattr(draft, "_RENEW_S", 0.02)
+    put = RemoteFolder.write
+
+    def fail(self: RemoteFolder, path: str, *pieces: bytes) -> tuple[int, str]:
+        raise RuntimeError("the network is gone")
+
+    with RemoteDraft(f"memory://{tmp_path.name}/train.zarr", "call") as held:
+        monkeypatch.setattr(RemoteFolder, "write", fail)
+        wait_until(lambda: "not renewed, trying again: the network is gone" in caplog.text)
+        first = held.folder.read("lock.json")
+        monkeypatch.setattr(RemoteFolder, "write", put)
+        wait_until(lambda: held.folder.read("lock.json") != first)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_run_that_was_taken_over_ends(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(draft, "_RENEW_S", 0.02)
+    monkeypatch.setattr(draft, "_DEAD_S", 0.0)
+    place = f"memory://{tmp_path.name}/train.zarr"
+    with RemoteDraft(place, "call") as first:
+        first._ended.set()  # as if it had been without network
+        with RemoteDraft(place, "call") as second:
+            first._ended.clear()
+            first._renew()  # ends by itself
+            for step in (first.publish, lambda: first.record(0, {})):
+                with pytest.raises(RunError, match="another run took over memory://"):
+                    step()
+            first.discard()
+            assert second._is_mine()
 
 
 def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:

@@ -450,7 +450,7 @@ class RemoteDraft(Draft):
                     f"{self.folder}); wait for it to end, or {_DEAD_S:.0f} s if it was killed"
                 )
             self.folder.write("lock.json", self._lock_note())
-        if self._read_lock().get(_KEY) != self._me:
+        if not self._is_mine():
             raise RunError(f"another run has just begun to write {self.target}; wait for it to end")
 
     def _lock_note(self) -> bytes:
@@ -466,7 +466,22 @@ class RemoteDraft(Draft):
 
     def _renew(self) -> None:
         while not self._ended.wait(_RENEW_S):
-            self.folder.write("lock.json", self._lock_note())
+            try:
+                if not self._is_mine():
+                    return
+                self.folder.write("lock.json", self._lock_note())
+            except Exception as error:  # of any kind: file systems raise what they like
+                logger.warning("the lock of %s is not renewed, trying again: %s", self.folder, error)
+
+    def _is_mine(self) -> bool:
+        return self._read_lock().get(_KEY) == self._me
+
+    def _check_mine(self) -> None:
+        if not self._is_mine():
+            raise RunError(
+                f"another run took over {self.target}, since this one had not renewed its lock for "
+                f"{_DEAD_S:.0f} s; wait for it to end, then run again"
+            )
 
     def _start_over(self, fingerprint: str) -> None:
         # ours all the time, and no call's until all is gone
@@ -494,12 +509,14 @@ class RemoteDraft(Draft):
         files : dict
             What it wrote.
         """
+        self._check_mine()
         self.done[task] = files
         note = json.dumps({"task": task, "files": files}).encode()
         self.folder.write(f"journal/{task}.json", note)
 
     def publish(self) -> None:
         """Copy the finished store to its place, the manifest last, and remove the work folder."""
+        self._check_mine()
         place = RemoteFolder(self.target)
         ours = self._ours_at(place) | set(self.root.list())
         self.folder.write(_PUBLISHING, json.dumps(sorted(ours)).encode())
@@ -530,6 +547,8 @@ class RemoteDraft(Draft):
     def discard(self) -> None:
         """Remove the work folder and all that is in it, what tells that it is ours last."""
         self._ended.set()
+        if not self._is_mine():
+            return
         self.root.clear()
         RemoteFolder(f"{self.folder}/journal").clear()
         self.folder.remove(_PUBLISHING)
@@ -538,7 +557,7 @@ class RemoteDraft(Draft):
     def close(self) -> None:
         """Give the lock back."""
         self._ended.set()
-        if self._read_lock().get(_KEY) == self._me:
+        if self._is_mine():
             self.folder.remove("lock.json")
 
 
