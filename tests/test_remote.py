@@ -508,6 +508,41 @@ def test_a_zarr_store_is_overwritten_only_by_whole_stores(kind: str) -> None:
         into(store, cube(), overwrite=True).run()
 
 
+@pytest.mark.parametrize("kind", ["MemoryStore", "icechunk"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_write_into_a_zarr_store_that_was_cut_off_is_done_again(
+    kind: str, overwrite: bool, monkeypatch: Any
+) -> None:
+    store, _ = inside(kind)
+    if overwrite:
+        into(store, cube(), seed=5).run()
+    changes = [(name, getattr(ZarrFolder, name)) for name in ("write", "remove")]
+    source = cell_id_cube({"time": 4}, "float32")
+    options = {"sample_size": None, "block_size": {"time": 2}, "overwrite": overwrite}
+    for steps in itertools.count(0, 2):
+        left = itertools.count(steps, -1)
+
+        def counted(change: Any) -> Any:
+            def step(self: ZarrFolder, *more: Any) -> Any:
+                if next(left) <= 0:
+                    raise ConnectionError("the network is gone")
+                return change(self, *more)
+
+            return step
+
+        with monkeypatch.context() as patch:
+            for name, change in changes:
+                patch.setattr(ZarrFolder, name, counted(change))
+            try:
+                into(store, source, **options).run()
+                break
+            except StoreError as error:
+                assert str(error).endswith("the network is gone; run again")  # TMPDIR has room
+    assert steps > 15
+    for part in ("train.zarr", "test.zarr"):
+        open_store(StorePath(store, part), verify=True)
+
+
 def test_a_store_inside_a_zarr_store_is_refused_when_damaged() -> None:
     store, _ = inside("MemoryStore")
     into(store, cube()).run()

@@ -518,7 +518,7 @@ class RemoteDraft(Draft):
         """Copy the finished store to its place, the manifest last, and remove the work folder."""
         self._check_mine()
         place = RemoteFolder(self.target)
-        ours = self._ours_at(place) | set(self.root.list())
+        ours = _ours_at(place, self._noted()) | set(self.root.list())
         self.folder.write(_PUBLISHING, json.dumps(sorted(ours)).encode())
         place.remove(MANIFEST)  # from here on what was there is no store any more
         place.clear()
@@ -528,21 +528,10 @@ class RemoteDraft(Draft):
             place.take(self.root, [name])
         self.discard()
 
-    def _ours_at(self, place: RemoteFolder) -> set[str]:
-        """Names at the place that may be replaced; refuse if there are others."""
-        there = set(place.list())
-        if MANIFEST in there:
-            check_overwritable(self.target)
-            return there
-        # a copying that was cut off has noted what it would remove and put
+    def _noted(self) -> set[str]:
+        """What a copying that was cut off has noted that it would remove and put."""
         cut_off = self.folder.size(_PUBLISHING) is not None
-        ours = set(json.loads(self.folder.read(_PUBLISHING))) if cut_off else set()
-        if foreign := sorted(there - ours):
-            raise StoreExistsError(
-                f"{self.target} holds {len(foreign)} files that are none of the sampler's, such as "
-                f"{foreign[0]!r}, so nothing is written there; move it away, then run again"
-            )
-        return ours
+        return set(json.loads(self.folder.read(_PUBLISHING))) if cut_off else set()
 
     def discard(self) -> None:
         """Remove the work folder and all that is in it, what tells that it is ours last."""
@@ -559,6 +548,20 @@ class RemoteDraft(Draft):
         self._ended.set()
         if self._is_mine():
             self.folder.remove("lock.json")
+
+
+def _ours_at(place: RemoteFolder | ZarrFolder, noted: set[str]) -> set[str]:
+    """Names at a place that may be replaced, by what was noted; refuse if there are others."""
+    there = set(place.list())
+    if MANIFEST in there and not noted:
+        check_overwritable(place.url if isinstance(place, RemoteFolder) else place)
+        return there
+    if foreign := sorted(there - noted):
+        raise StoreExistsError(
+            f"{place} holds {len(foreign)} files that are none of the sampler's, such as "
+            f"{foreign[0]!r}, so nothing is written there; move it away, then run again"
+        )
+    return noted
 
 
 class ZarrDraft(Draft):
@@ -593,24 +596,33 @@ class ZarrDraft(Draft):
         self.done[task] = files
 
     def publish(self) -> None:
-        """Put the finished store at its place: arrays before their chunks, the manifest last."""
-        if self.target.size(MANIFEST) is not None:
-            check_overwritable(self.target)
-            self.target.clear()
+        """Put the finished store at its place: arrays before their chunks, its group last.
+
+        Until then a group is there that notes what is ours, for a run after one that was cut off.
+        """
+        names = self.root.list()
+        there = _ours_at(self.target, _noted_in(self.target))
         self._make_groups_above()
-        chunks_after = sorted(self.root.list(), key=lambda name: not name.endswith("zarr.json"))
-        for name in sorted(chunks_after, key=lambda name: name == MANIFEST):
+        self._write_group(self.target, {_KEY: sorted(there | set(names))})
+        for child in sorted({name.partition("/")[0] for name in there} - {"zarr.json"}):
+            self.target.remove(child)
+        arrays_first = sorted(names, key=lambda name: not name.endswith("zarr.json"))
+        for name in sorted(arrays_first, key=lambda name: name == "zarr.json"):
             self.target.write(name, self.root.read(name))
         self.discard()
 
     def _make_groups_above(self) -> None:
         """Make the groups on the way to the store, without which readers do not find it."""
-        group = {"zarr_format": 3, "node_type": "group", "attributes": {}}
         parts = self.target.path.split("/") if self.target.path else []
         for depth in range(len(parts)):
             above = ZarrFolder(self.target.store, "/".join(parts[:depth]))
             if above.size("zarr.json") is None:
-                above.write("zarr.json", json.dumps(group).encode())
+                self._write_group(above, {})
+
+    @staticmethod
+    def _write_group(folder: ZarrFolder, attributes: dict[str, Any]) -> None:
+        group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+        folder.write("zarr.json", json.dumps(group).encode())
 
     def discard(self) -> None:
         """Remove the temporary folder."""
@@ -619,6 +631,14 @@ class ZarrDraft(Draft):
     def close(self) -> None:
         """Remove the temporary folder."""
         self._temporary.cleanup()
+
+
+def _noted_in(target: ZarrFolder) -> set[str]:
+    """What a run that was cut off has noted in a zarr store of the user's that is ours."""
+    try:
+        return set(json.loads(target.read("zarr.json"))["attributes"][_KEY])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def is_taken(target: Place) -> bool:
@@ -633,12 +653,12 @@ def is_taken(target: Place) -> bool:
     -------
     bool
         True for links that lead nowhere, too; false for a store of ours whose copying to its
-        URL was cut off, since its draft will do it again.
+        place was cut off, since its draft will do it again.
     """
     if isinstance(target, Path):
         return target.exists() or target.is_symlink()
     if isinstance(target, ZarrFolder):
-        return bool(target.list())
+        return bool(target.list()) and not _noted_in(target)
     cut_off = folder_of(work_place(target)).size(_PUBLISHING) is not None
     place = RemoteFolder(target)
     return bool(place.list()) and not (cut_off and place.size(MANIFEST) is None)

@@ -44,10 +44,6 @@ class Folder(Protocol):
         """Remove what killed writers have left, and make all names durable."""
         ...
 
-    def clear(self) -> None:
-        """Remove the folder and all that is in it."""
-        ...
-
 
 @dataclass(frozen=True)
 class LocalFolder:

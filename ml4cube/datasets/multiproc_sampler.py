@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import logging
 import os
@@ -716,10 +717,11 @@ def _write_errors(target: Place) -> Iterator[None]:
         raise
     except OSError as error:
         if isinstance(target, ZarrFolder):
-            raise StoreError(
-                f"{target} cannot be written: {error}; its files grow in {tempfile.gettempdir()} "
-                "(TMPDIR) first, make room there, then run again"
-            ) from error
+            advice = "run again"
+            if error.errno == errno.ENOSPC:
+                folder = tempfile.gettempdir()
+                advice = f"its files grow in {folder} (TMPDIR) first, make room there, then {advice}"
+            raise StoreError(f"{target} cannot be written: {error}; {advice}") from error
         raise StoreError(
             f"{target} cannot be written: {error}; make room or choose another path, then run "
             "again: what is finished is kept"

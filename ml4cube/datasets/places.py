@@ -108,9 +108,15 @@ class ZarrFolder:
     def settle(self) -> None:
         """Do nothing: what was put is there; an Icechunk session is durable once committed."""
 
-    def clear(self) -> None:
-        """Remove the group and all that is in it."""
-        _now(self.store.delete_dir(self.path) if self.path else self.store.clear())
+    def remove(self, path: str) -> None:
+        """Remove an array or a group, and all that is in it.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the group.
+        """
+        _now(self.store.delete_dir(self._key(path)))
 
     def array_above(self) -> str | None:
         """Find an array on the way to the group, inside which no group can lie.
