@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -736,6 +737,30 @@ def test_the_plan_names_what_is_left_out(tmp_path: Path) -> None:
     plan = str(sampler(ds, tmp_path, val_cube=tmp_path / "v").plan())
     assert "left out: 'other' has dims ('time', 'lat2') outside the cube's" in plan
     assert "left out: 'lat_bnds' holds bounds of cells" in plan
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sampler = MultiProcSampler(
+        cell_id_cube({"time": 4}, "float32"), train_cube="~/train.zarr", test_cube="~/test.zarr"
+    )
+    assert sampler.targets["train"] == tmp_path / "train.zarr"
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_path_inside_an_array_is_refused(tmp_path: Path, zarr_format: Any) -> None:
+    group = zarr.create_group(tmp_path / "big.zarr", zarr_format=zarr_format)
+    group.create_array("a", shape=(2,), dtype="f4")
+    for place in (tmp_path / "big.zarr/a/train", f"file://{tmp_path}/big.zarr/a/train"):
+        with pytest.raises(ValueError, match=r"train' lies inside the array '.*big.zarr/a'"):
+            MultiProcSampler(
+                cell_id_cube({"time": 4}, "float32"), train_cube=place, test_cube=tmp_path / "test"
+            )
+    MultiProcSampler(
+        cell_id_cube({"time": 4}, "float32"),
+        train_cube=tmp_path / "big.zarr/b",
+        test_cube=tmp_path / "test",
+    )
 
 
 def test_same_path_twice_is_refused(tmp_path: Path) -> None:

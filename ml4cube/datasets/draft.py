@@ -471,7 +471,9 @@ class RemoteDraft(Draft):
                     return
                 self.folder.write("lock.json", self._lock_note())
             except Exception as error:  # of any kind: file systems raise what they like
-                logger.warning("the lock of %s is not renewed, trying again: %s", self.folder, error)
+                logger.warning(
+                    "the lock of %s is not renewed, trying again: %s", self.folder, error
+                )
 
     def _is_mine(self) -> bool:
         return self._read_lock().get(_KEY) == self._me

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import json
 import logging
 import os
 import tempfile
@@ -450,7 +451,8 @@ class MultiProcSampler:
         """
         with _write_errors(target):
             put_back(target)
-        if not is_taken(target):
+            taken = is_taken(target)
+        if not taken:
             return False
         if self._overwrite:
             check_overwritable(target)
@@ -680,7 +682,7 @@ def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
             )
         return place
     if "://" not in place:
-        return _path(place)
+        return _outside_arrays(argument, _path(os.path.expanduser(place)))
     try:
         fs, root = filesystem(place)
     except (ImportError, ValueError, OSError) as error:
@@ -690,17 +692,34 @@ def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
             f"{argument}={place!r} lives in this process only; write it with nproc=1"
         )
     if isinstance(fs, LocalFileSystem):
-        return _path(root)
+        return _outside_arrays(argument, _path(root))
     if glob.has_magic(root):
         raise InvalidValueError(
-            f"{argument}={place!r} has one of '*', '?' and '[', which file systems behind URLs take "
-            "for wildcards, so that other stores could be meant; choose another name"
+            f"{argument}={place!r} has one of '*', '?' and '[', which file systems behind URLs "
+            "take for wildcards, so that other stores could be meant; choose another name"
         )
     return place.rstrip("/")
 
 
 def _in_memory(target: Place) -> bool:
     return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
+
+
+def _outside_arrays(argument: str, path: Path) -> Path:
+    above = path.parent
+    if os.path.exists(above / ".zarray") or _is_array(above / "zarr.json"):
+        raise InvalidValueError(
+            f"{argument}={str(path)!r} lies inside the array {str(above)!r}; give another path"
+        )
+    return path
+
+
+def _is_array(metadata: Path) -> bool:
+    try:
+        found = json.loads(metadata.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("node_type") == "array"
 
 
 def _path(path: str) -> Path:
@@ -715,12 +734,16 @@ def _write_errors(target: Place) -> Iterator[None]:
         yield
     except CubeError:
         raise
-    except OSError as error:
+    except Exception as error:
+        if isinstance(target, Path) and not isinstance(error, OSError):
+            raise  # other file systems raise what they like
         if isinstance(target, ZarrFolder):
             advice = "run again"
-            if error.errno == errno.ENOSPC:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 folder = tempfile.gettempdir()
-                advice = f"its files grow in {folder} (TMPDIR) first, make room there, then {advice}"
+                advice = (
+                    f"its files grow in {folder} (TMPDIR) first, make room there, then {advice}"
+                )
             raise StoreError(f"{target} cannot be written: {error}; {advice}") from error
         raise StoreError(
             f"{target} cannot be written: {error}; make room or choose another path, then run "
