@@ -162,3 +162,12 @@ def test_two_selections_of_one_cube_are_two_calls(tmp_path: Path) -> None:
     run(lazy.isel(lat=slice(0, 3)).drop_vars("lat"), tmp_path)
     with pytest.raises(StoreExistsError, match="another cube"):
         run(lazy.isel(lat=slice(3, 6)).drop_vars("lat"), tmp_path)
+
+
+def test_a_cube_whose_variables_come_in_another_order_is_the_same(tmp_path: Path) -> None:
+    """As they do in a zarr store without consolidated metadata."""
+    cube = cell_id_cube({"time": 8, "lat": 6}, names=("a", "b"))
+    paths = {f"{part}_cube": tmp_path / f"{part}.zarr" for part in ("train", "test")}
+    first = MultiProcSampler(cube[["a", "b"]], nproc=1, **paths)
+    assert first.run() is not None
+    assert MultiProcSampler(cube[["b", "a"]], nproc=1, **paths).run() is None

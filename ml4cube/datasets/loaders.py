@@ -308,8 +308,8 @@ class SampleLoader:
         """Say how well the batches of this rank are mixed.
 
         Samples that lie near one another resemble one another, so a batch of few blocks is
-        worth fewer samples than it has. How many it could be worth at best depends on how many
-        blocks the data has; where a batch is worth less than that, the remedy is a larger
+        worth fewer samples than it has. How many a perfect shuffle would make of it depends on how
+        many blocks the data has; where a batch is worth less than that, the remedy is a larger
         `buffer_mb`, or a store written in shuffled order (the sampler's default).
 
         Parameters
@@ -322,8 +322,8 @@ class SampleLoader:
         Returns
         -------
         ShuffleReport
-            The effective batch size, what it could be at best, and the least number of blocks
-            in a batch. Printed, it says what limits them.
+            The effective batch size, that of a perfect shuffle, and the least number of blocks in
+            a batch. Printed, it says what limits them.
 
         Raises
         ------

@@ -106,9 +106,12 @@ def fingerprint(
     extractor = sampling.extractor
     own = {os.path.realpath(folder) for folder in outputs}
     state = functools.cache(functools.partial(_state, outputs=own))
+    spec = json.loads(sampling.spec.to_json())
+    # zarr lists the variables of a store without consolidated metadata in any order
+    spec["variables"] = sorted(spec["variables"])
     call = {
         "format": FORMAT,
-        "spec": json.loads(sampling.spec.to_json()),
+        "spec": spec,
         "tiles": json.loads(extractor.tiles.to_json()),
         "recipe": sampling.recipe,
         "settings": settings,
