@@ -221,6 +221,7 @@ def test_one_place_by_two_names_is_refused(one: str, other: str) -> None:
     MultiProcSampler(cube(), train_cube=one, test_cube="memory://same2", nproc=1)
 
 
+@pytest.mark.filterwarnings("error:Duplicate name")
 def test_a_zip_store_is_opened(tmp_path: Path) -> None:
     store = zarr.storage.ZipStore(tmp_path / "both.zip", mode="w")
     into(store, cube()).run()

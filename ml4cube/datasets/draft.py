@@ -605,7 +605,8 @@ class ZarrDraft(Draft):
         names = self.root.list()
         there = _ours_at(self.target, _noted_in(self.target))
         self._make_groups_above()
-        self._write_group(self.target, {_KEY: sorted(there | set(names))})
+        if self.target.store.supports_deletes:  # a zip file keeps both notes, or is lost as a whole
+            self._write_group(self.target, {_KEY: sorted(there | set(names))})
         for child in sorted({name.partition("/")[0] for name in there} - {"zarr.json"}):
             self.target.remove(child)
         arrays_first = sorted(names, key=lambda name: not name.endswith("zarr.json"))

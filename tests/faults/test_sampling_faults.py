@@ -37,9 +37,9 @@ if fault.startswith("limit="):
 def work(samples):
     # by the environment: a global that differs by target would make it another call
     fault, _, part = os.environ["FAULT"].partition("=")
-    journal = os.environ["TARGET"] + f"/{part}.zarr.partial/journal.jsonl"
+    written = os.environ["TARGET"] + f"/{part}.zarr.partial/store/a/c"
     time.sleep(0.01)
-    if fault == "worker" and os.path.exists(journal) and os.path.getsize(journal):
+    if fault == "worker" and os.path.exists(written):
         os.kill(os.getpid(), signal.SIGKILL)
     return samples
 MultiProcSampler(
