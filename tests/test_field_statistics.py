@@ -463,3 +463,9 @@ def test_small_spreads_on_large_offsets_are_exact_at_every_place(
         expected = oracle.moments(cells[:, level])
         assert abs(stats.mean[level] - expected["mean"]) <= 1e-6 * expected["std"]
         assert abs(stats.std[level] / expected["std"] - 1) <= 1e-6
+
+
+def test_areas_are_not_made_of_texts():
+    ds = xr.Dataset({"v": ("lat", np.arange(3.0))}, {"lat": list("abc")})
+    with pytest.raises(InvalidValueError, match="needs latitudes in numbers"):
+        pp.Statistics.from_cube(ds, weights="area")

@@ -595,3 +595,11 @@ def test_a_cube_larger_than_its_budget_is_read_chunk_by_chunk(monkeypatch):
     tracemalloc.stop()
     assert not report.leaks
     assert peak < 70e6
+
+
+def test_a_report_refuses_places_that_are_not_known():
+    values = np.random.default_rng(0).normal(size=(12, 8, 10))
+    lat = np.array([0.0, 5, 10, np.nan, 20, 25, 30, 35])
+    ds = xr.Dataset({"v": (("time", "lat", "lon"), values)}, {"lat": lat, "lon": np.arange(10.0)})
+    with pytest.raises(InvalidValueError, match=r"degrees from -90 to 90 in 'lat'.*nan at 3"):
+        leakage_report(assign_block_split(ds, {"time": 2}, seed=1))

@@ -36,6 +36,7 @@ from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_datal
 from ml4cube.datasets.store import MANIFEST, open_store
 from ml4cube.splits import assign_block_split
 from tests.cubes import cell_id_cube
+from tests.interruption import interrupt_shutdowns
 from tests.samplestores import numbered, write_store
 
 N = 203
@@ -828,14 +829,8 @@ def test_an_interrupted_end_of_an_epoch_leaves_no_wrong_rows(
     loader = prep_dataloader(data, batch_size=4, buffer_mb=SMALL_MB)
     batches = iter(loader)
     next(batches)
-    plain = ThreadPoolExecutor.shutdown
-
-    def interrupted(self: ThreadPoolExecutor, **options: Any) -> None:
-        plain(self, wait=False, cancel_futures=True)
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(ThreadPoolExecutor, "shutdown", interrupted)
+        interrupt_shutdowns(patch)
         with pytest.raises(KeyboardInterrupt):
             batches.close()
     assert loader._idle_rings == []

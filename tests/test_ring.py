@@ -6,7 +6,6 @@ import itertools
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.core.shard import ChunkOrder, TrainShare
 from ml4cube.datasets.ring import Resident, Ring
 from ml4cube.datasets.rooms import Buffers, Field
+from tests.interruption import interrupt_shutdowns
 
 FIELD = Field(("a",), (2,), np.dtype("f4"))
 
@@ -217,14 +217,8 @@ def test_a_ring_rests_only_when_its_threads_have_ended(monkeypatch: pytest.Monke
     batches = ring.batches(order.tour(0, 0, 100), share.batches(), take)
     assert ring.is_resting
     next(batches)
-    plain = ThreadPoolExecutor.shutdown
-
-    def interrupted(self: ThreadPoolExecutor, **options: Any) -> None:
-        plain(self, wait=False, cancel_futures=True)
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(ThreadPoolExecutor, "shutdown", interrupted)
+        interrupt_shutdowns(patch)
         with pytest.raises(KeyboardInterrupt):
             batches.close()
     assert not ring.is_resting

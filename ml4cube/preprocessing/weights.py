@@ -73,8 +73,8 @@ def _area(cube: xr.Dataset) -> xr.Variable:
     latitude = [c for name, c in cube.coords.items() if _is_latitude(str(name), c)]
     if not latitude:
         raise InvalidValueError(
-            f"weights='area' needs latitudes, but none of {list(cube.coords)} is one; name it "
-            "'lat', or give it units='degrees_north'"
+            f"weights='area' needs latitudes in numbers, but none of {list(cube.coords)} is one; "
+            "name it 'lat', or give it units='degrees_north'"
         )
     # a regular grid has one along a dim; a curvilinear one has them on two
     found = min(latitude, key=lambda c: c.ndim)
@@ -92,7 +92,7 @@ def _is_latitude(name: str, coord: xr.DataArray) -> bool:
     units = str(coord.attrs.get("units", "")).lower()
     named = name.lower() in ("lat", "latitude", "nav_lat")
     known = coord.attrs.get("standard_name") == "latitude" or units in _NORTH
-    return coord.ndim > 0 and (named or known)
+    return coord.ndim > 0 and coord.dtype.kind in "fiu" and (named or known)
 
 
 def fitted_weights(weights: xr.Variable, variable: xr.Variable) -> xr.Variable:

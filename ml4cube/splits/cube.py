@@ -407,7 +407,8 @@ def _check_degrees(asked: object, coord: xr.DataArray, most: float) -> None:
         shown = ", ".join(f"{values[i]:g} at {i}" for i in wrong[:3])
         raise InvalidValueError(
             f"{asked!r} needs degrees from {-most:.0f} to {most:.0f} in {coord.name!r}, found "
-            f"{wrong.size} others ({shown}); mend the coordinate, or give it in cells"
+            f"{wrong.size} others ({shown}); mend the coordinate, or measure in cells "
+            "(without it)"
         )
 
 

@@ -73,12 +73,20 @@ class Ground:
         -------
         Ground
             Kilometres where latitude and longitude are known, days where dates are; else cells.
+
+        Raises
+        ------
+        InvalidValueError
+            If latitude or longitude are missing at some cells, or are no degrees.
         """
         time = view.axis_of("time")
         named = [dim for dim in view.dims if dim.lower() in ("time", "t", "date")]
         time_dim = str(time.dims[0]) if time is not None else (named[0] if named else None)
         space = tuple(sorted(dim for dim in map_dims if dim != time_dim))
-        units = {"space": "km" if _on_sphere(view, space) else "cells"}
+        on_sphere = _on_sphere(view, space)
+        if on_sphere:
+            view.sphere("leakage_report")  # refuses what are no degrees
+        units = {"space": "km" if on_sphere else "cells"}
         units["time"] = "days" if time is not None else "steps"
         return cls(view, space, time_dim, units)
 
