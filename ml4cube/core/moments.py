@@ -20,9 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
-# Cells worked on at a time: as float64 they take 1 MiB, which stays in caches; far fewer would cost
+# Cells worked on at a time: as float64 they take 2 MiB, which stays in caches; far fewer would cost
 # more, since each call of numpy has a price of its own.
-_PIECE = 131_072
+_PIECE = 262_144
 # Rows of a dot product: short enough that no BLAS splits one over threads, so that bits do not
 # depend on the number of cores.
 _ROW = 1_024

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import json
 import logging
 import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +23,6 @@ from ml4cube.core.errors import (
     CubeError,
     EmptyPartError,
     InvalidValueError,
-    StoreError,
     StoreExistsError,
     check_choice,
     check_flags,
@@ -66,6 +63,7 @@ from ml4cube.datasets.store import (
     open_store,
     write_axes,
 )
+from ml4cube.datasets.write_errors import WriteErrors
 from ml4cube.splits.assign import check_seed
 
 logger = logging.getLogger(__name__)
@@ -416,7 +414,7 @@ class MultiProcSampler:
             drafts: dict[str, Draft] = {}
             try:
                 for part in wanted:
-                    with _write_errors(self.targets[part]):
+                    with WriteErrors.of(self.targets[part]):
                         draft = open_draft(self.targets[part], call, self._resume)
                     drafts[part] = stack.enter_context(draft)
                 resumed = sum(len(draft.done) for draft in drafts.values())
@@ -449,14 +447,13 @@ class MultiProcSampler:
 
         What runs that were killed at their end have left is put right.
         """
-        with _write_errors(target):
+        with WriteErrors.of(target):
             put_back(target)
-            taken = is_taken(target)
-        if not taken:
-            return False
-        if self._overwrite:
-            check_overwritable(target)
-            return False
+            if not is_taken(target):
+                return False
+            if self._overwrite:
+                check_overwritable(target)
+                return False
         try:
             open_store(target)
             found = StoreMetadata.of(target).provenance.get("call")
@@ -470,7 +467,8 @@ class MultiProcSampler:
                 f"{target} exists and was made by another call or from another cube; choose "
                 "another path, or overwrite=True to replace it"
             )
-        sweep(target, call)
+        with WriteErrors.of(target):
+            sweep(target, call)
         return True
 
     def _write(self, drafts: dict[str, Draft], call: str) -> SamplePlan:
@@ -491,35 +489,40 @@ class MultiProcSampler:
                 )
                 for part in drafts
             }
-            total = sum(layout.shards for layout in layouts.values())
-            with self._bar("writing", total, "shards") as bar:
-                for part, draft in drafts.items():
-                    described = finisher.submit(self._describe, draft, layouts[part])
-                    job = ShardJob(
-                        extractor,
-                        part,
-                        draft.root_of_workers(elsewhere=isinstance(engine, DaskCluster)),
-                        layouts[part],
-                        scaling,
-                        self._order == "shuffled",
-                        self._precision,
-                        self.sampling.reader.common(),
+            jobs = {
+                part: ShardJob(
+                    extractor,
+                    part,
+                    draft.root_of_workers(elsewhere=isinstance(engine, DaskCluster)),
+                    WriteErrors.of(draft.target),
+                    layouts[part],
+                    scaling,
+                    self._order == "shuffled",
+                    self._precision,
+                    self.sampling.reader.common(),
+                )
+                for part, draft in drafts.items()
+            }
+            described = {
+                part: finisher.submit(self._describe, draft, layouts[part])
+                for part, draft in drafts.items()
+            }
+            for part in self._written(engine, jobs, plan, drafts):
+                metadata = self._metadata(plan, part, call)
+                finished.append(
+                    finisher.submit(
+                        self._finish, drafts[part], layouts[part], metadata, described[part]
                     )
-                    with _write_errors(draft.target):
-                        self._write_part(engine, job, plan, draft, bar)
-                    metadata = self._metadata(plan, part, call)
-                    finished.append(
-                        finisher.submit(self._finish, draft, layouts[part], metadata, described)
-                    )
+                )
         for done in finished:
             done.result()
         for draft in drafts.values():
-            with _write_errors(draft.target):
+            with WriteErrors.of(draft.target):
                 draft.publish()
         return plan
 
     def _describe(self, draft: Draft, layout: StoreLayout) -> Files:
-        with _write_errors(draft.target):
+        with WriteErrors.of(draft.target):
             files = create(draft.root, layout)
             return files | write_axes(draft.root, self._compressor, self._axes())
 
@@ -531,7 +534,7 @@ class MultiProcSampler:
         described: Future[Files],
     ) -> None:
         files = described.result() | draft.files
-        with _write_errors(draft.target):
+        with WriteErrors.of(draft.target):
             finish(draft.root, layout, metadata.to_attrs(), files)
 
     def _axes(self) -> dict[str, tuple[Any, Mapping[str, Any]]]:
@@ -541,30 +544,52 @@ class MultiProcSampler:
             for dim, axis in zip(extractor.spec.dims, extractor.axes, strict=True)
         }
 
-    def _write_part(
-        self, engine: Engine, job: ShardJob, plan: SamplePlan, draft: Draft, bar: Any
-    ) -> None:
-        bar.update(len(draft.done))
-        tasks = self._shard_tasks(plan, job.part, job.layout, set(draft.done))
-        recorded: deque[Future[None]] = deque()
-        # beside the work: recording waits for the disk
-        with ThreadPoolExecutor(1, "ml4cube-record") as recorder:
-            for _, (_, shard, files) in engine.run(make_shard, job, tasks):
-                recorded.append(recorder.submit(draft.record, shard, files))
-                while recorded and recorded[0].done():
-                    recorded.popleft().result()
+    def _written(
+        self,
+        engine: Engine,
+        jobs: Mapping[str, ShardJob],
+        plan: SamplePlan,
+        drafts: Mapping[str, Draft],
+    ) -> Iterator[str]:
+        """Write all shards, of one part after the other, and yield each part that has them all.
+
+        No worker waits for the end of a part.
+        """
+        left = {part: job.layout.shards - len(drafts[part].done) for part, job in jobs.items()}
+        recorded: deque[tuple[str, Future[None]]] = deque()
+        total = sum(job.layout.shards for job in jobs.values())
+        # recording waits for the disk, beside the work
+        with (
+            self._bar("writing", total, "shards") as bar,
+            ThreadPoolExecutor(1, "ml4cube-record") as recorder,
+        ):
+            bar.update(total - sum(left.values()))
+            yield from (part for part, shards in left.items() if shards == 0)
+
+            def settled(wait: bool) -> Iterator[str]:
+                while recorded and (wait or recorded[0][1].done()):
+                    part, done = recorded.popleft()
+                    done.result()
                     bar.update(1)
-            for last in recorded:
-                last.result()
-                bar.update(1)
+                    left[part] -= 1
+                    if left[part] == 0:
+                        yield part
+
+            tasks = self._shard_tasks(plan, jobs, drafts)
+            for _, (part, shard, files) in engine.run(make_shard, jobs, tasks):
+                recorded.append((part, recorder.submit(_record, drafts[part], shard, files)))
+                yield from settled(wait=False)
+            yield from settled(wait=True)
 
     def _shard_tasks(
-        self, plan: SamplePlan, part: str, layout: StoreLayout, done: set[int]
+        self, plan: SamplePlan, jobs: Mapping[str, ShardJob], drafts: Mapping[str, Draft]
     ) -> Iterator[Any]:
-        for shard, pieces in shard_tasks(self.sampling, plan, part, layout, self._order):
-            if shard not in done:
-                readers = self.sampling.tile_tasks(piece.tile for piece in pieces)
-                yield shard, pieces, [reader for _, reader in readers]
+        for part, job in jobs.items():
+            done = set(drafts[part].done)
+            for shard, pieces in shard_tasks(self.sampling, plan, part, job.layout, self._order):
+                if shard not in done:
+                    readers = self.sampling.tile_tasks(piece.tile for piece in pieces)
+                    yield part, shard, pieces, [reader for _, reader in readers]
 
     def _metadata(self, plan: SamplePlan, part: str, call: str) -> StoreMetadata:
         return StoreMetadata(
@@ -618,6 +643,11 @@ class MultiProcSampler:
         # None: tqdm itself is silent where the output is no terminal
         disable = None if self._progress is None else not self._progress
         return tqdm(total=total, desc=what, unit=f" {unit}", disable=disable)
+
+
+def _record(draft: Draft, shard: int, files: Files) -> None:
+    with WriteErrors.of(draft.target):
+        draft.record(shard, files)
 
 
 def _size(files: Files) -> int:
@@ -725,30 +755,6 @@ def _is_array(metadata: Path) -> bool:
 def _path(path: str) -> Path:
     """Where a path leads: a store replaces what a link leads to, not the link."""
     return Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
-
-
-@contextlib.contextmanager
-def _write_errors(target: Place) -> Iterator[None]:
-    """Say where, and what to do, if the file system refuses."""
-    try:
-        yield
-    except CubeError:
-        raise
-    except Exception as error:
-        if isinstance(target, Path) and not isinstance(error, OSError):
-            raise  # other file systems raise what they like
-        if isinstance(target, ZarrFolder):
-            advice = "run again"
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                folder = tempfile.gettempdir()
-                advice = (
-                    f"its files grow in {folder} (TMPDIR) first, make room there, then {advice}"
-                )
-            raise StoreError(f"{target} cannot be written: {error}; {advice}") from error
-        raise StoreError(
-            f"{target} cannot be written: {error}; make room or choose another path, then run "
-            "again: what is finished is kept"
-        ) from error
 
 
 def _name_of(callback: Callback) -> str:

@@ -21,6 +21,7 @@ from ml4cube.datasets.folders import Files, Folder
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.store import ArrayLayout, StoreLayout, write_shard
 from ml4cube.datasets.windows import CubeReader
+from ml4cube.datasets.write_errors import WriteErrors
 
 # Samples this small are mixed in runs: a run is far shorter than a chunk, and copying runs is
 # as fast as copying whole tiles.
@@ -60,6 +61,8 @@ class ShardJob:
         The part.
     root : Folder
         Folder of the store under way.
+    errors : WriteErrors
+        How it is told that the folder cannot be written.
     layout : StoreLayout
         Its layout.
     scaling : dict of str to (float, float)
@@ -75,6 +78,7 @@ class ShardJob:
     extractor: Extractor
     part: str
     root: Folder
+    errors: WriteErrors
     layout: StoreLayout
     scaling: Mapping[str, tuple[float, float]]
     mix: bool
@@ -83,16 +87,17 @@ class ShardJob:
 
 
 def make_shard(
-    job: ShardJob, task: tuple[int, list[Piece], list[CubeReader]]
+    jobs: Mapping[str, ShardJob], task: tuple[str, int, list[Piece], list[CubeReader]]
 ) -> tuple[str, int, Files]:
     """Make one shard and write it, in a worker; doing it again gives the same bytes.
 
     Parameters
     ----------
-    job : ShardJob
-        What all shards of the part have in common.
+    jobs : mapping of str to ShardJob
+        What all shards of each part have in common.
     task : tuple
-        Number of the shard, its pieces, and a reader of what only each piece's tile needs.
+        The part, number of the shard, its pieces, and a reader of what only each piece's tile
+        needs.
 
     Returns
     -------
@@ -103,8 +108,11 @@ def make_shard(
     ------
     RunError
         If the cube changed since the samples were counted.
+    StoreError
+        If the shard cannot be written.
     """
-    shard, pieces, readers = task
+    part, shard, pieces, readers = task
+    job = jobs[part]
     first, last = job.layout.bounds(shard)
     values: Arrays = {
         array.name: np.empty((last - first, *array.window), _memory_dtype(array))
@@ -117,7 +125,8 @@ def make_shard(
         for name, array in values.items():
             order.put(array, filled, samples[name])
         filled += piece.last - piece.first
-    return job.part, shard, write_shard(job.root, job.layout, shard, values)
+    with job.errors:
+        return part, shard, write_shard(job.root, job.layout, shard, values)
 
 
 def _memory_dtype(array: ArrayLayout) -> np.dtype[Any]:
