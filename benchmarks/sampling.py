@@ -257,7 +257,10 @@ class WorkerMemory(threading.Thread):
         tasks, me = Path(f"/proc/{os.getpid()}/task"), Path("/proc/self/cmdline").read_bytes()
         while not self.ended.wait(0.1):
             for listed in tasks.glob("*/children"):
-                for child in listed.read_text().split():
+                children: list[str] = []
+                with contextlib.suppress(OSError):  # the thread, or the child, has ended meanwhile
+                    children = listed.read_text().split()
+                for child in children:
                     with contextlib.suppress(OSError):
                         if Path(f"/proc/{child}/cmdline").read_bytes() == me:
                             continue  # between fork and exec, it still is this process

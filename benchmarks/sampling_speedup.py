@@ -88,7 +88,9 @@ def main() -> None:
     share = None if cores >= PROCESSES else cores / PROCESSES
     reason = None if share is None else f"this machine has {cores} cores"
     if share is not None and not os.access(GROUPS / "cgroup.procs", os.W_OK):
-        raise SystemExit(f"{reason}, and {GROUPS} cannot be written, to make four slow ones of them")
+        raise SystemExit(
+            f"{reason}, and {GROUPS} cannot be written, to make four slow ones of them"
+        )
     taken: dict[int, list[dict[str, Any]]] = {1: [], PROCESSES: []}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
