@@ -22,11 +22,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.dist import World
-from ml4cube.training.pytorch_distributed import Trainer, ddp_init, dist_train
+from ml4cube.training.pytorch_distributed import Trainer, ddp_cleanup, ddp_init, dist_train
 
 EPOCHS, STEPS, BATCHES = 6, 7, 13  # of a rank in an epoch; two batches to a step
 COLUMNS = ("epoch", "train_loss", "val_loss", "mae", "lr")
 DWELL_S = 1.0
+LINGER_S = 2.0  # torchrun ends all ranks once one is gone, also one about to say what it lost
 
 
 def data(samples: int, seed: int) -> TensorDataset:
@@ -169,7 +170,12 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     harm = Harm(folder, plan, world.rank)
     watch_saves(harm)
     trainer = make_trainer(folder, harm, plan)
-    trained = dist_train(trainer)
+    try:
+        trained = dist_train(trainer)
+    except ZeroDivisionError:
+        ddp_cleanup()
+        time.sleep(LINGER_S)
+        raise
     history = trainer.history.to_dict()
     result = {
         "weights": {name: tensor.tolist() for name, tensor in trained.state_dict().items()},
