@@ -1135,6 +1135,33 @@ def test_a_disk_that_refuses_when_it_is_synced_loses_nothing(
     assert tree(tmp_path / "full") == tree(tmp_path / "calm")
 
 
+@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("part", ["train", "test", "val"])
+def test_a_part_whose_disk_is_full_is_the_one_that_is_named(
+    tmp_path: Path, monkeypatch: Any, part: str, nproc: int
+) -> None:
+    monkeypatch.setattr(sampling, "_SHARD_BYTES", (2000, 2000))
+    options = {"sample_size": {"lat": 2}, "nproc": nproc}
+    calm, places = paths(tmp_path / "calm", val=True), paths(tmp_path / "full", val=True)
+    MultiProcSampler(split_cube(), **calm, **options).run()
+    sync = os.fsync
+
+    def full(handle: int) -> None:
+        if f"{part}.zarr" in (path := os.readlink(f"/proc/self/fd/{handle}")) and "/c/" in path:
+            raise OSError(28, "No space left on device")
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match=rf"full/{part}\.zarr cannot be written: .*No space"):
+            MultiProcSampler(split_cube(), **places, **options).run()
+    assert not list((tmp_path / "full").glob("*.zarr"))
+    done = MultiProcSampler(split_cube(), **places, **options).run()
+    assert done is not None
+    assert (done.resumed > 0) == (part != "train")
+    assert tree(tmp_path / "full") == tree(tmp_path / "calm")
+
+
 def test_a_disk_that_is_full_from_the_start_is_named(tmp_path: Path, monkeypatch: Any) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
