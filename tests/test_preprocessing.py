@@ -116,6 +116,52 @@ def test_a_label_is_known_by_its_attribute_and_a_bool_one_works() -> None:
     assert pp.get_statistics(ds.assign(split=ds.split == 1)) == expected
 
 
+def test_what_is_computed_with_a_mask_or_a_label_is_data() -> None:
+    cube = cell_id_cube(SHAPE)[["a"]].astype("f4")
+    masked = pp.assign_mask(cube, np.arange(48).reshape(6, 8) % 3 > 0, "land")
+    masked["on_land"] = masked.a * masked.land
+    assert masked.on_land.attrs["ml4cube_role"] == "mask"  # xarray keeps it
+    assert list(pp.get_statistics(masked)) == ["a", "on_land"]
+    scaled = pp.standardize(masked, {"on_land": [1.0, 2.0]}, "land")
+    assert (scaled.on_land == (masked.on_land - 1) / 2).all()
+
+    labelled = assign_block_split(cube, {"time": 5}, name="part")
+    labelled["a_train"] = labelled.a * (labelled.part == 1)
+    labelled["is_train"] = labelled.part == 1
+    assert list(pp.get_statistics(labelled)) == ["a", "a_train", "is_train"]
+    assert cubes.split_label(labelled) == "part"
+    with pytest.raises(InvalidValueError, match="'a_train' is a variable of the cube"):
+        assign_block_split(labelled, {"time": 5}, name="a_train")
+    derived = labelled[["a_train"]]
+    assert set(assign_block_split(derived, {"time": 5})) == {"a_train", "split"}
+
+
+def test_masks_and_labels_are_known_after_renaming_aligning_and_storing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cube = cell_id_cube(SHAPE)[["a"]].astype("f4")
+    ds = pp.assign_mask(cube, np.arange(48).reshape(6, 8) % 3 > 0, "land")
+    ds = assign_block_split(ds, {"time": 5}, name="part")
+    renamed = ds.rename(land="coast", part="fold")
+    aligned = ds.assign_coords(time=range(10)).reindex(time=range(12))
+    assert {aligned.land.dtype.kind, aligned.part.dtype.kind} == {"f"}
+    stored = []
+    for version in (2, 3):
+        ds.to_zarr(tmp_path / f"{version}.zarr", zarr_format=version, consolidated=False)
+        stored.append(xr.open_zarr(tmp_path / f"{version}.zarr", consolidated=False))
+    for kind in ("NETCDF4", "NETCDF3_64BIT"):
+        ds.to_netcdf(tmp_path / f"{kind}.nc", format=kind)
+        stored.append(xr.open_dataset(tmp_path / f"{kind}.nc"))
+    for other in (renamed, aligned, *stored):
+        assert cubes.data_variables(other) == ["a"]
+        assert cubes.split_label(other) in ("part", "fold")
+        other.close()
+    assert "taken for data" not in caplog.text
+    # nothing tells it from data computed with the label, so it is said
+    assert cubes.split_label(aligned.rename(part="fold")) is None
+    assert "'fold' of float32 is taken for data" in caplog.text
+
+
 def test_the_train_part_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ml4cube"):
         pp.get_statistics(split_cube())

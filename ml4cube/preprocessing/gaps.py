@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.missing import (
@@ -82,8 +83,9 @@ def assign_mask(
     full = cubes.spread(flags, like)
     if like.chunks is not None:
         full = full.chunk(dict(zip(like.dims, like.chunks, strict=True)))
-    full.attrs = {cubes.ROLE_ATTR: "mask"}
-    return ds.assign({mask_name or cubes.FILTER_VAR: full})
+    name = mask_name or roles.FILTER_VAR
+    full.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
+    return ds.assign({name: full})
 
 
 def _largest(ds: xr.Dataset) -> xr.Variable:
@@ -134,7 +136,7 @@ def _flags(mask: xr.Variable) -> xr.Variable:
 
 
 def apply_filter(
-    ds: cubes.Cube, filter_var: str | None = cubes.FILTER_VAR, drop_sample: bool = False
+    ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR, drop_sample: bool = False
 ) -> Any:
     """Apply a mask: drop the samples it touches, or turn the cells outside into gaps.
 
@@ -187,7 +189,7 @@ def apply_filter(
 
 def _has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
     """Whether a mask is there; refuse a name that only a typo explains."""
-    if filter_var is None or (filter_var == cubes.FILTER_VAR and filter_var not in present):
+    if filter_var is None or (filter_var == roles.FILTER_VAR and filter_var not in present):
         return False
     cubes.check_known("filter_var", [filter_var], present)
     return True
@@ -307,7 +309,7 @@ def drop_nan_values(
     ds: cubes.Cube,
     vars: Iterable[str] | None = None,
     mode: str | None = "auto",
-    filter_var: str | None = cubes.FILTER_VAR,
+    filter_var: str | None = roles.FILTER_VAR,
 ) -> Any:
     """Drop samples for their gaps; each sample is judged by itself.
 
@@ -551,7 +553,7 @@ def _fillable(given: Any, listed: tuple[str, ...] | None) -> list[str]:
         name
         for name, values in given.items()
         if np.asarray(values).dtype.kind == "f"
-        and (name in listed if listed is not None else name not in ("split", cubes.FILTER_VAR))
+        and (name in listed if listed is not None else name not in ("split", roles.FILTER_VAR))
     ]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fields import FieldStatistics
@@ -168,7 +169,7 @@ class Statistics(core.Statistics):
         cubes.check_known("variables", wanted or (), arrays)
         if wanted is None:
             wanted = tuple(n for n, a in arrays.items() if a.dtype.kind in "fiub")
-            excluded = (*excluded, "split", cubes.FILTER_VAR)
+            excluded = (*excluded, "split", roles.FILTER_VAR)
         chosen = [name for name in wanted if name not in excluded]
         if not chosen:
             raise InvalidValueError(f"no variable of {list(arrays)} is left to sum up")
