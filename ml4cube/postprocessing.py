@@ -11,6 +11,7 @@ import xarray as xr
 
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.missing import plain
 from ml4cube.core.statistics import scaled_dtype, unscale_values
 
 Pairs = Mapping[str, Sequence[float]] | core.Statistics
@@ -151,7 +152,7 @@ def _undo_array(x: Any, offset: float, scale: float) -> Any:
     if not isinstance(x, xr.DataArray):
         if hasattr(x, "dask"):
             return x.map_blocks(unscale_values, offset, scale, dtype=scaled_dtype(x.dtype))
-        return unscale_values(np.asarray(x), offset, scale)
+        return unscale_values(plain(x), offset, scale)
     return xr.apply_ufunc(
         unscale_values,
         x,

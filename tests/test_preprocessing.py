@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.postprocessing import undo_standardizing
 from ml4cube.preprocessing import cubes
 from ml4cube.splits import assign_block_split, estimate_range
 from tests import oracle
@@ -160,6 +161,32 @@ def test_masks_and_labels_are_known_after_renaming_aligning_and_storing(
     # nothing tells it from data computed with the label, so it is said
     assert cubes.split_label(aligned.rename(part="fold")) is None
     assert "'fold' of float32 is taken for data" in caplog.text
+
+
+def test_masked_cells_of_samples_are_gaps() -> None:
+    filled = np.array([[1.0, 2.0, 9.96921e36], [4.0, 5.0, 6.0]])
+    masked = {"t": np.ma.masked_values(filled, 9.96921e36)}
+    bare = {"t": np.where(filled > 1e36, np.nan, filled)}
+    stats = pp.get_statistics(bare)
+    assert pp.get_statistics(masked) == stats
+    assert pp.get_range(masked) == {"t": [1, 6]}
+    assert pp.drop_nan_values(masked)["t"].tolist() == [[4, 5, 6]]
+    for change in (
+        pp.fill_nan_values,
+        lambda samples: pp.standardize(samples, stats),
+        lambda samples: undo_standardizing(samples, stats),
+        lambda samples: pp.CubeScaler().fit_transform(samples),
+        lambda samples: pp.apply_filter(samples | {"filter_mask": np.array([True, False, True])}),
+    ):
+        found = change(masked)["t"]
+        assert not np.ma.isMaskedArray(found)
+        np.testing.assert_array_equal(found, change(bare)["t"])
+    # a flag that is masked allows nothing
+    flags = np.ma.masked_array([True, True, True], [False, True, False])
+    found = pp.apply_filter(bare | {"filter_mask": flags})["t"]
+    np.testing.assert_array_equal(np.isnan(found), [[False, True, True], [False, True, False]])
+    cube = xr.Dataset({"t": (("y", "x"), filled)})
+    assert pp.assign_mask(cube, flags, stack_dim="y").filter_mask.values.sum() == 4
 
 
 def test_the_train_part_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -298,6 +298,14 @@ def test_create_split_shares_every_cell_out(as_arrays):
             create_split(data, "a", stack_axis=axis)
 
 
+def test_create_split_drops_rows_with_a_masked_cell():
+    data = {"a": np.ma.masked_equal([1, -999, 2, 3, 4, 5], -999), "c": np.arange(6.0)}
+    data["split"] = np.ma.masked_array([1, 1, 1, 1, 0, 0], [0, 0, 1, 0, 0, 0])
+    X_train, X_test, y_train, _ = create_split(data, "c")
+    assert (X_train.ravel().tolist(), y_train.ravel().tolist()) == ([1, 3], [0, 3])
+    assert X_test.ravel().tolist() == [4, 5]
+
+
 @pytest.mark.parametrize("shape", [(4,), (4, 2)])
 @pytest.mark.parametrize("values", [np.array("2000", "M8[s]"), "text", np.array("a", object)])
 def test_create_split_takes_numbers(shape, values):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.statistics import scaled_dtype
 
 #: Rules for dropping samples.
 DROP_POLICIES = ("auto", "if_all_nan", "masked", None)
@@ -50,6 +51,70 @@ def find_gaps(values: NDArray[Any]) -> NDArray[np.bool_]:
     elif values.dtype.kind in "mM":
         np.isnat(values, out=gaps)
     return gaps
+
+
+def blank(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
+    """Turn cells into gaps.
+
+    Parameters
+    ----------
+    values : ndarray
+        Left as it is.
+    cells : ndarray of bool
+        Which; broadcast against `values`.
+
+    Returns
+    -------
+    ndarray
+        A new array: floats and dates keep their dtype, integers and booleans become floats.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the dtype has no gaps, as texts.
+
+    Examples
+    --------
+    >>> blank(np.array([1, 2], "int16"), np.array([True, False]))
+    array([nan,  2.], dtype=float32)
+    """
+    if values.dtype.kind in "fc":
+        gap: Any = values.dtype.type(np.nan)
+    elif values.dtype.kind in "mM":
+        gap = np.array("NaT", values.dtype)
+    elif values.dtype.kind in "iub":
+        values = values.astype(scaled_dtype(values.dtype))
+        gap = values.dtype.type(np.nan)
+    else:
+        raise InvalidTypeError(f"values of dtype {values.dtype} have no gaps; leave them out")
+    return np.where(cells, gap, values)
+
+
+def plain(values: Any) -> NDArray[Any]:
+    """Read an array, turning what numpy masks into gaps, as xarray does.
+
+    Parameters
+    ----------
+    values : array_like
+        Masked or not.
+
+    Returns
+    -------
+    ndarray
+        Not copied if it was an array without masked cells; see `blank` for the dtype.
+
+    Raises
+    ------
+    InvalidTypeError
+        If cells are masked of a dtype that has no gaps, as texts.
+
+    Examples
+    --------
+    >>> plain(np.ma.masked_equal([1.0, -999.0], -999.0))
+    array([ 1., nan])
+    """
+    array = np.asarray(values)
+    return blank(array, np.ma.getmaskarray(values)) if np.ma.is_masked(values) else array
 
 
 def window_all(

@@ -24,9 +24,11 @@ from ml4cube.core.missing import (
     KEPT,
     MASK,
     REASONS,
+    blank,
     fill_gaps,
     find_gaps,
     keep_samples,
+    plain,
 )
 from ml4cube.core.statistics import scaled_dtype
 from ml4cube.preprocessing import cubes
@@ -198,43 +200,6 @@ def _has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
 def _truth(mask: NDArray[Any]) -> NDArray[np.bool_]:
     """Flags of a mask of any dtype; NaN and 0 are False."""
     return np.asarray((mask != 0) & ~find_gaps(mask))
-
-
-def blank(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
-    """Turn cells into gaps.
-
-    Parameters
-    ----------
-    values : ndarray
-        Left as it is.
-    cells : ndarray of bool
-        Which; broadcast against `values`.
-
-    Returns
-    -------
-    ndarray
-        A new array: floats and dates keep their dtype, integers and booleans become floats.
-
-    Raises
-    ------
-    InvalidTypeError
-        If the dtype has no gaps, as texts.
-
-    Examples
-    --------
-    >>> blank(np.array([1, 2], "int16"), np.array([True, False]))
-    array([nan,  2.], dtype=float32)
-    """
-    if values.dtype.kind in "fc":
-        gap: Any = values.dtype.type(np.nan)
-    elif values.dtype.kind in "mM":
-        gap = np.array("NaT", values.dtype)
-    elif values.dtype.kind in "iub":
-        values = values.astype(scaled_dtype(values.dtype))
-        gap = values.dtype.type(np.nan)
-    else:
-        raise InvalidTypeError(f"values of dtype {values.dtype} have no gaps; leave them out")
-    return np.where(cells, gap, values)
 
 
 def _blanked_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -552,7 +517,7 @@ def _fillable(given: Any, listed: tuple[str, ...] | None) -> list[str]:
     return [
         name
         for name, values in given.items()
-        if np.asarray(values).dtype.kind == "f"
+        if plain(values).dtype.kind == "f"
         and (name in listed if listed is not None else name not in ("split", roles.FILTER_VAR))
     ]
 
@@ -574,7 +539,7 @@ def _fill_options(
 
 def _fill_samples(samples: Mapping[str, Any], options: Mapping[str, dict[str, Any]]) -> Samples:
     """Fill a dict of arrays."""
-    arrays = {name: np.asarray(values) for name, values in samples.items()}
+    arrays = {name: plain(values) for name, values in samples.items()}
     filled = {name: fill_gaps(arrays[name], **chosen) for name, chosen in options.items()}
     cells = sum(int(find_gaps(arrays[name]).sum()) for name in options)
     counts = dict(getattr(samples, "accounting", {}))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.missing import plain
 from ml4cube.preprocessing import cubes
 
 #: Prefix of the scalar coordinates that hold a Dataset's counts.
@@ -145,7 +145,7 @@ def sample_arrays(
     InvalidValueError
         If there is no data, or numbers of samples differ.
     """
-    arrays = {name: np.asarray(values) for name, values in samples.items()}
+    arrays = {name: plain(values) for name, values in samples.items()}
     data = [name for name in arrays if name not in (filter_var, "split")]
     lengths = {name: arrays[name].shape[:1] for name in data}
     if len(set(lengths.values())) != 1 or () in lengths.values():

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.missing import plain
 from ml4cube.core.statistics import scale_values, scaled_dtype
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.climatology import GROUPS, group_ids
@@ -206,7 +207,7 @@ def rescale(
     cubes.check_cube(ds)
     if not isinstance(ds, xr.Dataset | xr.DataArray):
         scaled = {
-            name: arithmetic(np.asarray(ds[name]), *_numbers(name, parameters[name]))
+            name: arithmetic(plain(ds[name]), *_numbers(name, parameters[name]))
             for name in _to_scale(ds, parameters, {"split", filter_var})
         }
         return Samples({**ds, **scaled}, getattr(ds, "accounting", None))

@@ -15,6 +15,7 @@ from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fields import FieldStatistics
+from ml4cube.core.missing import plain
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
 from ml4cube.preprocessing import cubes
@@ -164,7 +165,7 @@ class Statistics(core.Statistics):
     ) -> Self:
         """Sum up a dict of arrays (samples, *window)."""
         check_choice("split", split, (*PARTS, None))
-        arrays = {name: np.asarray(values) for name, values in samples.items()}
+        arrays = {name: plain(values) for name, values in samples.items()}
         cubes.check_known("exclude_vars", excluded, arrays)
         cubes.check_known("variables", wanted or (), arrays)
         if wanted is None:

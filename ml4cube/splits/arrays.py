@@ -10,6 +10,7 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.core.missing import plain
 from ml4cube.core.split_plan import TEST, TRAIN
 from ml4cube.splits.cube import CubeView
 
@@ -148,7 +149,7 @@ def _aligned(
     if isinstance(data, xr.Dataset):
         view = CubeView.of(data)
         return {name: _broadcast(data[name], view) for name in (*used, *labels)}
-    arrays = {name: np.asarray(data[name]) for name in (*used, *labels)}
+    arrays = {name: plain(data[name]) for name in (*used, *labels)}
     shape = arrays[used[0]].shape
     for name in used:
         if arrays[name].shape != shape or not shape:
