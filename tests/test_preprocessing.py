@@ -460,6 +460,29 @@ def test_integers_save_no_sample_of_gaps_unless_they_are_listed() -> None:
         assert len(pp.drop_nan_values(form, ["t", "kind"], mode="if_all_nan")["t"]) == 2
 
 
+@pytest.mark.parametrize(("kind", "gap"), [("M8[ns]", "NaT"), ("m8[ns]", "NaT"), ("c8", np.nan)])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_gaps_of_dates_and_complex_numbers_drop_cells(kind: str, gap: Any, lazy: bool) -> None:
+    ds = cell_id_cube(SHAPE)[["a"]].astype("f4")
+    values = np.ones(ds.a.shape).astype(kind)
+    values[0] = gap
+    ds["when"] = (ds.a.dims, values)
+    dropped = pp.drop_nan_values(ds.chunk(time=3) if lazy else ds, ["when"])
+    assert pp.accounting(dropped) == {"total": 480, "kept": 432, "gap": 48}
+    assert dropped.a.isnull().all(("lat", "lon")).values.tolist() == [True] + [False] * 9
+    assert dropped.when.dtype == ds.when.dtype
+
+
+@pytest.mark.parametrize("texts", [np.array(["a", "b"]), np.array(["a", None], object)])
+def test_gaps_of_texts_are_not_known(texts: np.ndarray) -> None:
+    samples = {"t": np.array([1.0, np.nan]), "name": texts}
+    cube = xr.Dataset({name: ("x", values) for name, values in samples.items()})
+    for form in (samples, cube):
+        with pytest.raises(InvalidTypeError, match=r"'name' is of dtype .* leave it out of vars"):
+            pp.drop_nan_values(form, ["name"])
+        assert pp.accounting(pp.drop_nan_values(form))["gap"] == 1
+
+
 @pytest.mark.parametrize("mode", ["auto", "if_all_nan", "masked"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_cells_of_a_cube_are_dropped_lazily_and_for_any_chunking(mode: str, order: Any) -> None:

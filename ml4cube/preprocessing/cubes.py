@@ -198,7 +198,7 @@ def is_mask(name: str, variable: xr.Variable | xr.DataArray, filter_var: str | N
     return name == filter_var or roles.is_mask(name, variable.dtype, variable.attrs)
 
 
-def data_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> list[str]:
+def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
     """List the variables that hold data: numbers on the cube's cells.
 
     Split labels, masks, bounds, grid mappings, scalars, dates and texts are left out.
@@ -209,6 +209,8 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> list[str]:
         A cube.
     exclude : iterable of str
         Further names to leave out.
+    kinds : str
+        Kinds of dtypes that count as data.
 
     Returns
     -------
@@ -217,7 +219,7 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> list[str]:
     """
     label = split_label(ds)
     auxiliary = _auxiliary(ds)
-    left_out = {str(n) for n, v in ds.data_vars.items() if v.dtype.kind not in "fiub"}
+    left_out = {str(n) for n, v in ds.data_vars.items() if v.dtype.kind not in kinds}
     left_out |= auxiliary & {str(name) for name in ds.data_vars}
     if left_out:
         logger.debug("left out as auxiliary: %s", ", ".join(sorted(left_out)))

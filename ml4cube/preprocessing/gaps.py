@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 #: Dim along which a Dataset holds samples.
 SAMPLES = "samples"
 
+# Kinds of dtypes of which it is known which values are gaps; integers have none.
+_GAP_KINDS = "fciubmM"
+
 
 def assign_mask(
     ds: xr.Dataset, mask: Any, mask_name: str | None = None, stack_dim: str | None = "time"
@@ -303,6 +306,8 @@ def drop_nan_values(
     InvalidValueError
         If a name or the mode is unknown, ``"masked"`` finds no mask, or a variable holds packed
         integers that were not decoded, whose gaps are numbers.
+    InvalidTypeError
+        If a variable listed holds texts or other objects.
 
     Examples
     --------
@@ -319,7 +324,7 @@ def drop_nan_values(
         return _drop_nan_of_cube(ds, listed, mode, filter_var)
     arrays, data, n = sample_arrays(ds, filter_var)
     cubes.check_known("vars", listed or (), arrays)
-    wanted = _counting({name: arrays[name].dtype for name in data}, listed, mode)
+    wanted = _counting({name: a.dtype for name, a in arrays.items()}, data, listed, mode)
     gaps = {name: find_gaps(arrays[name]) for name in wanted}
     reason = np.zeros(n, np.uint8)
     if mode == "masked":
@@ -333,12 +338,21 @@ def drop_nan_values(
 
 
 def _counting(
-    dtypes: Mapping[str, np.dtype[Any]], listed: tuple[str, ...] | None, mode: str | None
+    dtypes: Mapping[str, np.dtype[Any]],
+    data: list[str],
+    listed: tuple[str, ...] | None,
+    mode: str | None,
 ) -> list[str]:
     """Variables whose gaps decide: an integer, which has none, saves no sample unless listed."""
-    if listed is not None:
-        return [name for name in dtypes if name in listed]
-    return [name for name, dtype in dtypes.items() if mode != "if_all_nan" or dtype.kind in "fM"]
+    if listed is None:
+        return [name for name in data if mode != "if_all_nan" or dtypes[name].kind in "fM"]
+    for name in listed:
+        if dtypes[name].kind not in _GAP_KINDS:
+            raise InvalidTypeError(
+                f"vars: variable {name!r} is of dtype {dtypes[name]}, whose gaps are not known; "
+                "leave it out of vars or convert it"
+            )
+    return [name for name in data if name in listed]
 
 
 def _needed_mask(present: Mapping[Any, Any], filter_var: str | None) -> str:
@@ -358,11 +372,13 @@ def _drop_nan_of_cube(
     cube = cubes.as_dataset(ds)
     cubes.check_known("vars", listed or (), cube.variables)
     mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
-    data = cubes.data_variables(cube, exclude=[filter_var] if filter_var else [])
+    kinds = "fiub" if listed is None else _GAP_KINDS
+    data = cubes.data_variables(cube, [filter_var] if filter_var else [], kinds)
     for name in data if mode is not None else []:
         if listed is None or name in listed:
             cubes.check_decoded(name, cube[name])
-    wanted = _counting({name: cube[name].dtype for name in data}, listed, mode)
+    dtypes = {str(name): variable.dtype for name, variable in cube.variables.items()}
+    wanted = _counting(dtypes, data, listed, mode)
     if not wanted or mode is None:
         return ds
     inside = None if mask_name is None else _flags(cube.variables[mask_name])
