@@ -473,6 +473,28 @@ def test_gaps_of_dates_and_complex_numbers_drop_cells(kind: str, gap: Any, lazy:
     assert dropped.when.dtype == ds.when.dtype
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gaps_of_a_static_variable_drop_its_cells_at_all_times(lazy: bool, masked: bool) -> None:
+    ds = cell_id_cube(SHAPE)[["a"]].astype("f4")
+    ds["elev"] = ("lat", [np.nan, 1, 1, 1, 1, 1], {"units": "m"})
+    ds["p"] = (ds.a + xr.DataArray(np.ones(2), dims="level")).transpose("lat", "level", ...)
+    ds["q"] = ("lon", np.ones(8))
+    cube = ds.chunk(time=3) if lazy else ds
+    if masked:
+        cube = pp.apply_filter(pp.assign_mask(cube, ds.a.isel(time=0) != ds.a[0, 0, 0]))
+    dropped = pp.drop_nan_values(cube, ["elev"])
+    outside = 10 * 2 * masked
+    counts = {"total": 960, "kept": 800, **({"mask": outside} if masked else {})}
+    assert pp.accounting(dropped) == {**counts, "gap": 160 - outside}
+    for name in "ap":
+        assert dropped[name].chunksizes == cube[name].chunksizes
+        assert dropped[name].dims == ds[name].dims
+        expected = ds[name].where(ds.elev.notnull())
+        np.testing.assert_array_equal(dropped[name], expected.transpose(*ds[name].dims))
+    assert dropped.q.notnull().all()
+
+
 @pytest.mark.parametrize("texts", [np.array(["a", "b"]), np.array(["a", None], object)])
 def test_gaps_of_texts_are_not_known(texts: np.ndarray) -> None:
     samples = {"t": np.array([1.0, np.nan]), "name": texts}

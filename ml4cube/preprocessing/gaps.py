@@ -299,7 +299,8 @@ def drop_nan_values(
     Samples (a dict), Dataset or DataArray
         Of the kind given, all its variables with the same samples. A cube without samples has
         cells for samples: those dropped become gaps in every floating-point variable that has
-        all dims of the cube, and a lazy cube stays lazy. `accounting` tells the counts.
+        all dims of the variables whose gaps count, also along the dims that those lack, and a
+        lazy cube stays lazy. `accounting` tells the counts.
 
     Raises
     ------
@@ -386,19 +387,21 @@ def _drop_nan_of_cube(
     if SAMPLES in cube.dims:
         return cubes.like_given(_drop(cube, reason.values), ds)
     dropped = reason != KEPT
+    with_cells = [name for name in data if set(reason.dims) <= set(cube[name].dims)]
     blanked = {
-        name: _blanked(cube[name], dropped.transpose(*cube[name].dims))
-        for name in data
-        if set(cube[name].dims) == set(reason.dims) and cube[name].dtype.kind == "f"
+        name: _blanked(cube[name], dropped) for name in with_cells if cube[name].dtype.kind == "f"
     }
+    total = max((cube[name].size for name in with_cells), default=reason.size)
     counts = recorded(cube)
     if counts.get("mask") is not None and mask_name is None and filter_var in cube.variables:
         # cells outside the mask are counted already
-        reason = reason * cubes.spread(_flags(cube.variables[filter_var]), reason)
-    found = {name: (reason == code).sum().data for code, name in REASONS.items()}
+        reason = reason * _flags(cube.variables[filter_var])
+    # one cell of the listed variables is many of a cube that has more dims
+    copies = total // max(reason.size, 1)
+    found = {name: (reason == code).sum().data * copies for code, name in REASONS.items()}
     if mask_name is None:
         found.pop("mask")
-    return cubes.like_given(record(cube.assign(blanked), {"total": reason.size, **found}), ds)
+    return cubes.like_given(record(cube.assign(blanked), {"total": total, **found}), ds)
 
 
 def _reasons(variables: list[xr.Variable], mask: xr.Variable | None, mode: str) -> xr.Variable:
