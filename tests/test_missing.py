@@ -196,3 +196,13 @@ def test_what_numpy_masks_is_a_gap(dtype: str) -> None:
 def test_masked_texts_are_refused() -> None:
     with pytest.raises(InvalidTypeError, match="have no gaps"):
         plain(np.ma.masked_array(["a", "b"], [False, True]))
+
+
+@pytest.mark.parametrize(("dtype", "const"), [("f4", math.inf), ("f8", -np.inf), ("f2", 1e6)])
+def test_what_would_be_a_gap_fills_none(dtype: str, const: float) -> None:
+    values = np.array([[1.0, math.nan]], dtype)
+    with pytest.raises(InvalidValueError, match=r"const=.* is not finite in float.* 't' "):
+        fill_gaps(values, "constant", const=const, variable="t")
+    with pytest.raises(InvalidValueError, match=r"mean=.* is not finite"):
+        fill_gaps(values, "mean", mean=const)
+    assert fill_gaps(values[:, :1], "constant", const=const).tolist() == [[1]]

@@ -495,6 +495,13 @@ def test_gaps_of_a_static_variable_drop_its_cells_at_all_times(lazy: bool, maske
     assert dropped.q.notnull().all()
 
 
+def test_statistics_that_keep_dims_fill_nothing() -> None:
+    ds = cell_id_cube(SHAPE, gaps=0.2)[["a"]]
+    stats = pp.Statistics.from_cube(ds, dims="time")
+    with pytest.raises(InvalidTypeError, match="the statistics of 'a' keep dims, filling"):
+        pp.fill_nan_values(ds, statistics=stats)
+
+
 @pytest.mark.parametrize("texts", [np.array(["a", "b"]), np.array(["a", None], object)])
 def test_gaps_of_texts_are_not_known(texts: np.ndarray) -> None:
     samples = {"t": np.array([1.0, np.nan]), "name": texts}

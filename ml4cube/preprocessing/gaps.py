@@ -479,10 +479,11 @@ def fill_nan_values(
     Raises
     ------
     InvalidValueError
-        If a name or the method is unknown, ``"constant"`` has no `const`, or a variable holds
-        packed integers that were not decoded, whose gaps are numbers.
+        If a name or the method is unknown, ``"constant"`` has no `const` or one that is not finite
+        in the variable's dtype (told when a gap is filled), or a variable holds packed integers
+        that were not decoded, whose gaps are numbers.
     InvalidTypeError
-        If a variable listed holds no numbers.
+        If a variable listed holds no numbers, or `statistics` keep dims.
 
     Notes
     -----
@@ -552,6 +553,11 @@ def _fill_options(
                 f"statistics has {list(statistics)}, not {name!r}; compute them of this cube"
             )
         stats = statistics[name]
+        if np.ndim(stats.mean):
+            raise InvalidTypeError(
+                f"the statistics of {name!r} keep dims, filling takes one number for all places; "
+                "compute them without dims and by"
+            )
         options |= {"mean": stats.mean, "low": stats.min, "high": stats.max}
     return options
 
