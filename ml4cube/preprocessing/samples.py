@@ -29,6 +29,7 @@ class Samples(dict[str, NDArray[Any]]):
 
     Examples
     --------
+    >>> import numpy as np
     >>> from ml4cube.preprocessing import drop_nan_values
     >>> result = drop_nan_values({"t": np.array([[1.0, np.nan], [2.0, 3.0]])}, ["t"])
     >>> result["t"], result.accounting
@@ -60,6 +61,7 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
 
     Examples
     --------
+    >>> import numpy as np
     >>> from ml4cube.preprocessing import drop_nan_values
     >>> ds = xr.Dataset({"t": ("x", [1.0, np.nan, 3.0])}).chunk(x=1)
     >>> accounting(drop_nan_values(ds, ["t"]))
