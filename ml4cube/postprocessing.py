@@ -11,7 +11,8 @@ import xarray as xr
 
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.statistics import scaled_dtype, unscale_values
+from ml4cube.core.missing import plain
+from ml4cube.core.statistics import check_real, scaled_dtype, unscale_values
 
 Pairs = Mapping[str, Sequence[float]] | core.Statistics
 
@@ -38,7 +39,7 @@ def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) 
     Raises
     ------
     InvalidTypeError
-        If the numbers do not suit the kind of `x`.
+        If the numbers do not suit the kind of `x`, or it holds no real numbers.
     InvalidValueError
         If a number is NaN or infinite, or no variable has statistics.
 
@@ -74,7 +75,7 @@ def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> 
     Raises
     ------
     InvalidTypeError
-        If the numbers do not suit the kind of `x`.
+        If the numbers do not suit the kind of `x`, or it holds no real numbers.
     InvalidValueError
         If a number is NaN or infinite, or no variable has a range.
 
@@ -101,7 +102,8 @@ def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], parameter
             f"x is a {type(x).__name__} of several variables; give {arguments[0]} as a mapping "
             f"{{variable: [..., ...]}}, not {first!r}"
         )
-    return _undo_array(x, *parameters(*_numbers(arguments, first, second)))
+    name = str(x.name) if isinstance(x, xr.DataArray) and x.name else "x"
+    return _undo_array(name, x, *parameters(*_numbers(arguments, first, second)))
 
 
 def _undo_each(x: Any, pairs: Mapping[str, Any], argument: str, parameters: Any) -> Any:
@@ -110,7 +112,8 @@ def _undo_each(x: Any, pairs: Mapping[str, Any], argument: str, parameters: Any)
         name = next(iter(pairs)) if x.name is None and len(pairs) == 1 else x.name
         if name not in pairs:
             raise InvalidValueError(f"{argument} has {list(pairs)}, x is called {x.name!r}")
-        return _undo_array(x, *parameters(*_numbers((argument, argument), *pairs[str(name)])))
+        numbers = _numbers((argument, argument), *pairs[str(name)])
+        return _undo_array(str(name), x, *parameters(*numbers))
     if not isinstance(x, Mapping):
         raise InvalidTypeError(
             f"x is a {type(x).__name__}, but {argument} names variables {list(pairs)}; "
@@ -120,7 +123,7 @@ def _undo_each(x: Any, pairs: Mapping[str, Any], argument: str, parameters: Any)
     if not found:
         raise InvalidValueError(f"{argument} has {list(pairs)}, x has none of them: {list(x)}")
     undone = {
-        name: _undo_array(x[name], *parameters(*_numbers((argument, argument), *pairs[name])))
+        name: _undo_array(name, x[name], *parameters(*_numbers((argument, argument), *pairs[name])))
         for name in found
     }
     return x.assign(undone) if isinstance(x, xr.Dataset) else {**x, **undone}
@@ -146,12 +149,14 @@ def _numbers(arguments: tuple[str, str], first: Any, second: Any) -> tuple[float
     return a, b
 
 
-def _undo_array(x: Any, offset: float, scale: float) -> Any:
+def _undo_array(name: str, x: Any, offset: float, scale: float) -> Any:
     """Unscale one array of any kind, lazily if it is lazy."""
+    x = x if isinstance(x, xr.DataArray) or hasattr(x, "dask") else plain(x)
+    check_real(name, x.dtype)
     if not isinstance(x, xr.DataArray):
         if hasattr(x, "dask"):
             return x.map_blocks(unscale_values, offset, scale, dtype=scaled_dtype(x.dtype))
-        return unscale_values(np.asarray(x), offset, scale)
+        return unscale_values(x, offset, scale)
     return xr.apply_ufunc(
         unscale_values,
         x,

@@ -17,6 +17,7 @@ from ml4cube.core.missing import (
     fill_gaps,
     find_gaps,
     keep_samples,
+    plain,
     uniform_noise,
     window_all,
     window_any,
@@ -180,3 +181,28 @@ def test_constants_and_means_keep_the_dtype_and_other_kinds_are_refused() -> Non
         fill_gaps(np.array(["NaT"], "M8[D]"), "constant", const=0)
     with pytest.raises(InvalidValueError, match="did you mean 'sample_mean'"):
         fill_gaps(values, "samplemean")
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "i2", "i8", "u1", "?", "M8[s]", "m8[D]"])
+def test_what_numpy_masks_is_a_gap(dtype: str) -> None:
+    values = np.ma.masked_array(np.arange(4).astype(dtype), [False, True, False, False])
+    read = plain(values)
+    assert not np.ma.isMaskedArray(read)
+    assert find_gaps(read).tolist() == [False, True, False, False]
+    np.testing.assert_array_equal(read[2:].astype(dtype), values.data[2:])
+    assert plain(values[2:]).dtype == values.dtype  # nothing masked, nothing converted
+
+
+def test_masked_texts_are_refused() -> None:
+    with pytest.raises(InvalidTypeError, match="have no gaps"):
+        plain(np.ma.masked_array(["a", "b"], [False, True]))
+
+
+@pytest.mark.parametrize(("dtype", "const"), [("f4", math.inf), ("f8", -np.inf), ("f2", 1e6)])
+def test_what_would_be_a_gap_fills_none(dtype: str, const: float) -> None:
+    values = np.array([[1.0, math.nan]], dtype)
+    with pytest.raises(InvalidValueError, match=r"const=.* is not finite in float.* 't' "):
+        fill_gaps(values, "constant", const=const, variable="t")
+    with pytest.raises(InvalidValueError, match=r"mean=.* is not finite"):
+        fill_gaps(values, "mean", mean=const)
+    assert fill_gaps(values[:, :1], "constant", const=const).tolist() == [[1]]

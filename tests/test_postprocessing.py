@@ -63,3 +63,17 @@ def test_numbers_that_do_not_suit_are_refused(
     for undo in (post.undo_standardizing, post.undo_normalizing):
         with pytest.raises(error, match=words):
             undo(x, first, second)
+
+
+@pytest.mark.parametrize("dtype", ["c8", "M8[s]", "m8[s]", "U3", object])
+def test_only_real_numbers_are_scaled_and_scaled_back(dtype: str | type) -> None:
+    values = np.zeros(3, dtype)
+    cube = xr.Dataset({"z": ("x", values)})
+    pairs = {"z": [0, 1]}
+    for work in (pp.standardize, pp.normalize, post.undo_standardizing, post.undo_normalizing):
+        for form in (cube, cube.chunk(x=1), cube.z, {"z": values}):
+            with pytest.raises(InvalidTypeError, match=r"'z' is of dtype .* only real numbers"):
+                work(form, pairs)
+    for array in (values, cube.chunk().z.data, cube.z.rename(None)):
+        with pytest.raises(InvalidTypeError, match=r"'x' is of dtype .* only real numbers"):
+            post.undo_standardizing(array, 0, 1)

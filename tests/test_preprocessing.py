@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.postprocessing import undo_standardizing
 from ml4cube.preprocessing import cubes
 from ml4cube.splits import assign_block_split, estimate_range
 from tests import oracle
@@ -114,6 +115,78 @@ def test_a_label_is_known_by_its_attribute_and_a_bool_one_works() -> None:
     renamed.parts.attrs["ml4cube_split"] = "{}"
     assert pp.get_statistics(renamed) == expected
     assert pp.get_statistics(ds.assign(split=ds.split == 1)) == expected
+
+
+def test_what_is_computed_with_a_mask_or_a_label_is_data() -> None:
+    cube = cell_id_cube(SHAPE)[["a"]].astype("f4")
+    masked = pp.assign_mask(cube, np.arange(48).reshape(6, 8) % 3 > 0, "land")
+    masked["on_land"] = masked.a * masked.land
+    assert masked.on_land.attrs["ml4cube_role"] == "mask"  # xarray keeps it
+    assert list(pp.get_statistics(masked)) == ["a", "on_land"]
+    scaled = pp.standardize(masked, {"on_land": [1.0, 2.0]}, "land")
+    assert (scaled.on_land == (masked.on_land - 1) / 2).all()
+
+    labelled = assign_block_split(cube, {"time": 5}, name="part")
+    labelled["a_train"] = labelled.a * (labelled.part == 1)
+    labelled["is_train"] = labelled.part == 1
+    assert list(pp.get_statistics(labelled)) == ["a", "a_train", "is_train"]
+    assert cubes.split_label(labelled) == "part"
+    with pytest.raises(InvalidValueError, match="'a_train' is a variable of the cube"):
+        assign_block_split(labelled, {"time": 5}, name="a_train")
+    derived = labelled[["a_train"]]
+    assert set(assign_block_split(derived, {"time": 5})) == {"a_train", "split"}
+
+
+def test_masks_and_labels_are_known_after_renaming_aligning_and_storing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cube = cell_id_cube(SHAPE)[["a"]].astype("f4")
+    ds = pp.assign_mask(cube, np.arange(48).reshape(6, 8) % 3 > 0, "land")
+    ds = assign_block_split(ds, {"time": 5}, name="part")
+    renamed = ds.rename(land="coast", part="fold")
+    aligned = ds.assign_coords(time=range(10)).reindex(time=range(12))
+    assert {aligned.land.dtype.kind, aligned.part.dtype.kind} == {"f"}
+    stored = []
+    for version in (2, 3):
+        ds.to_zarr(tmp_path / f"{version}.zarr", zarr_format=version, consolidated=False)
+        stored.append(xr.open_zarr(tmp_path / f"{version}.zarr", consolidated=False))
+    for kind in ("NETCDF4", "NETCDF3_64BIT"):
+        ds.to_netcdf(tmp_path / f"{kind}.nc", format=kind)
+        stored.append(xr.open_dataset(tmp_path / f"{kind}.nc"))
+    for other in (renamed, aligned, *stored):
+        assert cubes.data_variables(other) == ["a"]
+        assert cubes.split_label(other) in ("part", "fold")
+        other.close()
+    assert "taken for data" not in caplog.text
+    # nothing tells it from data computed with the label, so it is said
+    assert cubes.split_label(aligned.rename(part="fold")) is None
+    assert "'fold' of float32 is taken for data" in caplog.text
+
+
+def test_masked_cells_of_samples_are_gaps() -> None:
+    filled = np.array([[1.0, 2.0, 9.96921e36], [4.0, 5.0, 6.0]])
+    masked = {"t": np.ma.masked_values(filled, 9.96921e36)}
+    bare = {"t": np.where(filled > 1e36, np.nan, filled)}
+    stats = pp.get_statistics(bare)
+    assert pp.get_statistics(masked) == stats
+    assert pp.get_range(masked) == {"t": [1, 6]}
+    assert pp.drop_nan_values(masked)["t"].tolist() == [[4, 5, 6]]
+    for change in (
+        pp.fill_nan_values,
+        lambda samples: pp.standardize(samples, stats),
+        lambda samples: undo_standardizing(samples, stats),
+        lambda samples: pp.CubeScaler().fit_transform(samples),
+        lambda samples: pp.apply_filter(samples | {"filter_mask": np.array([True, False, True])}),
+    ):
+        found = change(masked)["t"]
+        assert not np.ma.isMaskedArray(found)
+        np.testing.assert_array_equal(found, change(bare)["t"])
+    # a flag that is masked allows nothing
+    flags = np.ma.masked_array([True, True, True], [False, True, False])
+    found = pp.apply_filter(bare | {"filter_mask": flags})["t"]
+    np.testing.assert_array_equal(np.isnan(found), [[False, True, True], [False, True, False]])
+    cube = xr.Dataset({"t": (("y", "x"), filled)})
+    assert pp.assign_mask(cube, flags, stack_dim="y").filter_mask.values.sum() == 4
 
 
 def test_the_train_part_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -385,6 +458,58 @@ def test_integers_save_no_sample_of_gaps_unless_they_are_listed() -> None:
         kept = pp.drop_nan_values(form, mode="if_all_nan")
         np.testing.assert_array_equal(kept["t"], samples["t"][1:])
         assert len(pp.drop_nan_values(form, ["t", "kind"], mode="if_all_nan")["t"]) == 2
+
+
+@pytest.mark.parametrize(("kind", "gap"), [("M8[ns]", "NaT"), ("m8[ns]", "NaT"), ("c8", np.nan)])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_gaps_of_dates_and_complex_numbers_drop_cells(kind: str, gap: Any, lazy: bool) -> None:
+    ds = cell_id_cube(SHAPE)[["a"]].astype("f4")
+    values = np.ones(ds.a.shape).astype(kind)
+    values[0] = gap
+    ds["when"] = (ds.a.dims, values)
+    dropped = pp.drop_nan_values(ds.chunk(time=3) if lazy else ds, ["when"])
+    assert pp.accounting(dropped) == {"total": 480, "kept": 432, "gap": 48}
+    assert dropped.a.isnull().all(("lat", "lon")).values.tolist() == [True] + [False] * 9
+    assert dropped.when.dtype == ds.when.dtype
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gaps_of_a_static_variable_drop_its_cells_at_all_times(lazy: bool, masked: bool) -> None:
+    ds = cell_id_cube(SHAPE)[["a"]].astype("f4")
+    ds["elev"] = ("lat", [np.nan, 1, 1, 1, 1, 1], {"units": "m"})
+    ds["p"] = (ds.a + xr.DataArray(np.ones(2), dims="level")).transpose("lat", "level", ...)
+    ds["q"] = ("lon", np.ones(8))
+    cube = ds.chunk(time=3) if lazy else ds
+    if masked:
+        cube = pp.apply_filter(pp.assign_mask(cube, ds.a.isel(time=0) != ds.a[0, 0, 0]))
+    dropped = pp.drop_nan_values(cube, ["elev"])
+    outside = 10 * 2 * masked
+    counts = {"total": 960, "kept": 800, **({"mask": outside} if masked else {})}
+    assert pp.accounting(dropped) == {**counts, "gap": 160 - outside}
+    for name in "ap":
+        assert dropped[name].chunksizes == cube[name].chunksizes
+        assert dropped[name].dims == ds[name].dims
+        expected = ds[name].where(ds.elev.notnull())
+        np.testing.assert_array_equal(dropped[name], expected.transpose(*ds[name].dims))
+    assert dropped.q.notnull().all()
+
+
+def test_statistics_that_keep_dims_fill_nothing() -> None:
+    ds = cell_id_cube(SHAPE, gaps=0.2)[["a"]]
+    stats = pp.Statistics.from_cube(ds, dims="time")
+    with pytest.raises(InvalidTypeError, match="the statistics of 'a' keep dims, filling"):
+        pp.fill_nan_values(ds, statistics=stats)
+
+
+@pytest.mark.parametrize("texts", [np.array(["a", "b"]), np.array(["a", None], object)])
+def test_gaps_of_texts_are_not_known(texts: np.ndarray) -> None:
+    samples = {"t": np.array([1.0, np.nan]), "name": texts}
+    cube = xr.Dataset({name: ("x", values) for name, values in samples.items()})
+    for form in (samples, cube):
+        with pytest.raises(InvalidTypeError, match=r"'name' is of dtype .* leave it out of vars"):
+            pp.drop_nan_values(form, ["name"])
+        assert pp.accounting(pp.drop_nan_values(form))["gap"] == 1
 
 
 @pytest.mark.parametrize("mode", ["auto", "if_all_nan", "masked"])

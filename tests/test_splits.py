@@ -298,6 +298,30 @@ def test_create_split_shares_every_cell_out(as_arrays):
             create_split(data, "a", stack_axis=axis)
 
 
+def test_create_split_drops_rows_with_a_masked_cell():
+    data = {"a": np.ma.masked_equal([1, -999, 2, 3, 4, 5], -999), "c": np.arange(6.0)}
+    data["split"] = np.ma.masked_array([1, 1, 1, 1, 0, 0], [0, 0, 1, 0, 0, 0])
+    X_train, X_test, y_train, _ = create_split(data, "c")
+    assert (X_train.ravel().tolist(), y_train.ravel().tolist()) == ([1, 3], [0, 3])
+    assert X_test.ravel().tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        np.array(["x", None, "y", np.nan, "x", "y"], object),
+        np.array(["2000", "NaT", "2001", "NaT", "2002", "2003"], "M8[D]"),
+        np.array([1, np.nan + 1j, 2, np.inf, 3, 4], complex),
+    ],
+)
+def test_create_split_drops_rows_with_gaps_of_any_kind(target):
+    data = {"a": np.arange(6.0), "c": target, "split": [1, 1, 1, 1, 0, 0]}
+    X_train, X_test, y_train, y_test = create_split(data, "c")
+    assert (X_train.ravel().tolist(), X_test.ravel().tolist()) == ([0, 2], [4, 5])
+    np.testing.assert_array_equal(y_train.ravel(), target[[0, 2]])
+    np.testing.assert_array_equal(y_test.ravel(), target[4:])
+
+
 @pytest.mark.parametrize("shape", [(4,), (4, 2)])
 @pytest.mark.parametrize("values", [np.array("2000", "M8[s]"), "text", np.array("a", object)])
 def test_create_split_takes_numbers(shape, values):

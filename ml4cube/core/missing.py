@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.statistics import scaled_dtype
 
 #: Rules for dropping samples.
 DROP_POLICIES = ("auto", "if_all_nan", "masked", None)
@@ -50,6 +51,70 @@ def find_gaps(values: NDArray[Any]) -> NDArray[np.bool_]:
     elif values.dtype.kind in "mM":
         np.isnat(values, out=gaps)
     return gaps
+
+
+def blank(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
+    """Turn cells into gaps.
+
+    Parameters
+    ----------
+    values : ndarray
+        Left as it is.
+    cells : ndarray of bool
+        Which; broadcast against `values`.
+
+    Returns
+    -------
+    ndarray
+        A new array: floats and dates keep their dtype, integers and booleans become floats.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the dtype has no gaps, as texts.
+
+    Examples
+    --------
+    >>> blank(np.array([1, 2], "int16"), np.array([True, False]))
+    array([nan,  2.], dtype=float32)
+    """
+    if values.dtype.kind in "fc":
+        gap: Any = values.dtype.type(np.nan)
+    elif values.dtype.kind in "mM":
+        gap = np.array("NaT", values.dtype)
+    elif values.dtype.kind in "iub":
+        values = values.astype(scaled_dtype(values.dtype))
+        gap = values.dtype.type(np.nan)
+    else:
+        raise InvalidTypeError(f"values of dtype {values.dtype} have no gaps; leave them out")
+    return np.where(cells, gap, values)
+
+
+def plain(values: Any) -> NDArray[Any]:
+    """Read an array, turning what numpy masks into gaps, as xarray does.
+
+    Parameters
+    ----------
+    values : array_like
+        Masked or not.
+
+    Returns
+    -------
+    ndarray
+        Not copied if it was an array without masked cells; see `blank` for the dtype.
+
+    Raises
+    ------
+    InvalidTypeError
+        If cells are masked of a dtype that has no gaps, as texts.
+
+    Examples
+    --------
+    >>> plain(np.ma.masked_equal([1.0, -999.0], -999.0))
+    array([ 1., nan])
+    """
+    array = np.asarray(values)
+    return blank(array, np.ma.getmaskarray(values)) if np.ma.is_masked(values) else array
 
 
 def window_all(
@@ -260,7 +325,7 @@ def fill_gaps(
     Raises
     ------
     InvalidValueError
-        If the method is unknown, or lacks the number it needs.
+        If the method is unknown, or lacks the number it needs, finite in the values' dtype.
     InvalidTypeError
         If `const` is no number, or the values are of a kind that cannot be filled.
 
@@ -282,15 +347,15 @@ def fill_gaps(
             "drop those samples"
         )
     if method == "mean":
-        filled[gaps] = _given(mean, "mean", method, variable)
+        filled[gaps] = _given(mean, "mean", method, variable, filled.dtype)
     elif method == "constant":
-        filled[gaps] = _given(const, "const", method, variable)
+        filled[gaps] = _given(const, "const", method, variable, filled.dtype)
     elif method == "sample_mean":
         # into what is there: np.where would give values of another byte order back in this one's
         np.copyto(filled, _sample_means(filled, gaps, mean, variable), where=gaps)
     else:
-        least = _given(low, "low", method, variable)
-        most = _given(high, "high", method, variable)
+        least = _given(low, "low", method, variable, filled.dtype)
+        most = _given(high, "high", method, variable, filled.dtype)
         where = np.arange(gaps.size, dtype=np.uint64).reshape(gaps.shape)
         cells = (where if positions is None else positions)[gaps]
         drawn = least + (most - least) * uniform_noise(cells, seed, variable)
@@ -298,8 +363,8 @@ def fill_gaps(
     return filled
 
 
-def _given(value: object, argument: str, method: str, variable: str) -> float:
-    """Return a number that a method needs, or say that it is missing."""
+def _given(value: object, argument: str, method: str, variable: str, dtype: np.dtype[Any]) -> float:
+    """Return a number that a method needs, or say that it is missing or would be a gap itself."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InvalidValueError(
             f"fill_method={method!r} needs {argument} for {_named(variable)}, found {value!r}; "
@@ -307,6 +372,13 @@ def _given(value: object, argument: str, method: str, variable: str) -> float:
         )
     if not isinstance(value, int | float | np.number | np.bool_):
         raise InvalidTypeError(f"{argument}={value!r} is a {type(value).__name__}; give a number")
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(dtype.type(value))
+    if not finite:
+        raise InvalidValueError(
+            f"{argument}={value!r} is not finite in {dtype}, which {_named(variable)} is of, so it "
+            "would be a gap; give a number in its range"
+        )
     return float(value)
 
 
@@ -324,7 +396,7 @@ def _sample_means(
     total = np.where(gaps, 0.0, values).sum(axis=axes, keepdims=True, dtype=np.float64)
     means = total / np.maximum(count, 1)
     if (count == 0).any():
-        means[count == 0] = _given(mean, "mean", "sample_mean", variable)
+        means[count == 0] = _given(mean, "mean", "sample_mean", variable, values.dtype)
     result: NDArray[Any] = means.astype(values.dtype)
     return result
 

@@ -55,6 +55,32 @@ def check_decoded(name: str, dtype: DTypeLike, attrs: Mapping[str, Any]) -> None
     )
 
 
+def check_real(name: str, dtype: DTypeLike) -> None:
+    """Refuse to scale what holds no real numbers.
+
+    Parameters
+    ----------
+    name : str
+        Name of the variable.
+    dtype : dtype
+        Of its values.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is complex, or holds dates, texts or other objects.
+
+    Examples
+    --------
+    >>> check_real("t2m", "float32")
+    """
+    if np.dtype(dtype).kind not in "fiub":
+        raise InvalidTypeError(
+            f"variable {name!r} is of dtype {np.dtype(dtype)}, only real numbers can be scaled; "
+            "leave it out of the statistics or convert it"
+        )
+
+
 class Statistics(Mapping[str, VariableStatistics]):
     """Statistics of several variables: an immutable mapping of names to `VariableStatistics`.
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.partition import hash_ids
+from ml4cube.core.roles import RECIPE_ATTR
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.datasets.extractor import Axis, BlockChoice, Callback, Extractor, tiling
@@ -31,7 +32,6 @@ from ml4cube.datasets.windows import (
 from ml4cube.preprocessing.cubes import check_decoded, is_mask, split_label
 from ml4cube.splits import assign_block_split
 from ml4cube.splits.assign import label_lookup
-from ml4cube.splits.cube import RECIPE_ATTR
 
 logger = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from ml4cube.evaluation.metrics import check_places
 from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import describe
 from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_free, parse_path
+from ml4cube.splits.cube import is_label
 from ml4cube.training.dist import World, pick_device
 
 logger = logging.getLogger(__name__)
@@ -385,7 +386,7 @@ def _variable_attrs(metadata: StoreMetadata | None) -> dict[str, dict[str, Any]]
 
 def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) -> tuple[str, ...]:
     """Every variable of numbers but targets, mask and split label."""
-    label = [n for n, v in cube.data_vars.items() if n == "split" or "ml4cube_split" in v.attrs]
+    label = [n for n, v in cube.data_vars.items() if is_label(v)]
     names, _ = cube_variables(cube, exclude=[*targets, *map(str, label), *([mask] if mask else [])])
     found = tuple(name for name in names if cube[name].dtype.kind in "fiub")
     if not found:

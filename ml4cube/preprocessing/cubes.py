@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
@@ -18,10 +19,6 @@ from ml4cube.core.split_plan import EXCLUDED, PARTS
 
 logger = logging.getLogger(__name__)
 
-#: Name of the mask variable where none is given.
-FILTER_VAR = "filter_mask"
-#: Attribute by which a mask of another name is known.
-ROLE_ATTR = "ml4cube_role"
 #: Name of a DataArray that has none.
 UNNAMED = "values"
 
@@ -153,7 +150,7 @@ def split_label(ds: xr.Dataset) -> str | None:
     Returns
     -------
     str or None
-        ``"split"``, or else the variable with the attribute ``ml4cube_split``.
+        ``"split"``, or else the label of another name.
 
     Raises
     ------
@@ -162,12 +159,23 @@ def split_label(ds: xr.Dataset) -> str | None:
     """
     if "split" in ds.variables:
         return "split"
-    found = [str(name) for name, var in ds.variables.items() if "ml4cube_split" in var.attrs]
+    found = [str(n) for n, v in ds.variables.items() if roles.is_label(n, v.dtype, v.attrs)]
     if len(found) > 1:
         raise InvalidValueError(
             f"{found} all are split labels; keep one of them, or rename it to 'split'"
         )
-    return found[0] if found else None
+    if found:
+        return found[0]
+    # a label that was renamed and then aligned looks like data computed with a label
+    for name, var in ds.variables.items():
+        if roles.RECIPE_ATTR in var.attrs and var.dtype.kind != "b":
+            logger.warning(
+                "%r of %s is taken for data computed with a split label; rename it to 'split' if "
+                "it is the label",
+                name,
+                var.dtype,
+            )
+    return None
 
 
 def is_mask(name: str, variable: xr.Variable | xr.DataArray, filter_var: str | None) -> bool:
@@ -185,12 +193,12 @@ def is_mask(name: str, variable: xr.Variable | xr.DataArray, filter_var: str | N
     Returns
     -------
     bool
-        Whether it is called `filter_var` or ``"filter_mask"``, or was made by `assign_mask`.
+        Whether it is called `filter_var`, or is a mask by `roles.is_mask`.
     """
-    return name in (filter_var, FILTER_VAR) or variable.attrs.get(ROLE_ATTR) == "mask"
+    return name == filter_var or roles.is_mask(name, variable.dtype, variable.attrs)
 
 
-def data_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> list[str]:
+def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
     """List the variables that hold data: numbers on the cube's cells.
 
     Split labels, masks, bounds, grid mappings, scalars, dates and texts are left out.
@@ -201,6 +209,8 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> list[str]:
         A cube.
     exclude : iterable of str
         Further names to leave out.
+    kinds : str
+        Kinds of dtypes that count as data.
 
     Returns
     -------
@@ -209,7 +219,7 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> list[str]:
     """
     label = split_label(ds)
     auxiliary = _auxiliary(ds)
-    left_out = {str(n) for n, v in ds.data_vars.items() if v.dtype.kind not in "fiub"}
+    left_out = {str(n) for n, v in ds.data_vars.items() if v.dtype.kind not in kinds}
     left_out |= auxiliary & {str(name) for name in ds.data_vars}
     if left_out:
         logger.debug("left out as auxiliary: %s", ", ".join(sorted(left_out)))
@@ -217,7 +227,7 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> list[str]:
         str(name)
         for name, var in ds.data_vars.items()
         if name != label
-        and "ml4cube_split" not in var.attrs
+        and not roles.is_label(name, var.dtype, var.attrs)
         and str(name) not in left_out
         and str(name) not in exclude
         and not is_mask(str(name), var, None)

@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.missing import (
@@ -23,9 +24,11 @@ from ml4cube.core.missing import (
     KEPT,
     MASK,
     REASONS,
+    blank,
     fill_gaps,
     find_gaps,
     keep_samples,
+    plain,
 )
 from ml4cube.core.statistics import scaled_dtype
 from ml4cube.preprocessing import cubes
@@ -36,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 #: Dim along which a Dataset holds samples.
 SAMPLES = "samples"
+
+# Kinds of dtypes of which it is known which values are gaps; integers have none.
+_GAP_KINDS = "fciubmM"
 
 
 def assign_mask(
@@ -82,8 +88,9 @@ def assign_mask(
     full = cubes.spread(flags, like)
     if like.chunks is not None:
         full = full.chunk(dict(zip(like.dims, like.chunks, strict=True)))
-    full.attrs = {cubes.ROLE_ATTR: "mask"}
-    return ds.assign({mask_name or cubes.FILTER_VAR: full})
+    name = mask_name or roles.FILTER_VAR
+    full.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
+    return ds.assign({name: full})
 
 
 def _largest(ds: xr.Dataset) -> xr.Variable:
@@ -134,7 +141,7 @@ def _flags(mask: xr.Variable) -> xr.Variable:
 
 
 def apply_filter(
-    ds: cubes.Cube, filter_var: str | None = cubes.FILTER_VAR, drop_sample: bool = False
+    ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR, drop_sample: bool = False
 ) -> Any:
     """Apply a mask: drop the samples it touches, or turn the cells outside into gaps.
 
@@ -187,7 +194,7 @@ def apply_filter(
 
 def _has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
     """Whether a mask is there; refuse a name that only a typo explains."""
-    if filter_var is None or (filter_var == cubes.FILTER_VAR and filter_var not in present):
+    if filter_var is None or (filter_var == roles.FILTER_VAR and filter_var not in present):
         return False
     cubes.check_known("filter_var", [filter_var], present)
     return True
@@ -196,43 +203,6 @@ def _has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
 def _truth(mask: NDArray[Any]) -> NDArray[np.bool_]:
     """Flags of a mask of any dtype; NaN and 0 are False."""
     return np.asarray((mask != 0) & ~find_gaps(mask))
-
-
-def blank(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
-    """Turn cells into gaps.
-
-    Parameters
-    ----------
-    values : ndarray
-        Left as it is.
-    cells : ndarray of bool
-        Which; broadcast against `values`.
-
-    Returns
-    -------
-    ndarray
-        A new array: floats and dates keep their dtype, integers and booleans become floats.
-
-    Raises
-    ------
-    InvalidTypeError
-        If the dtype has no gaps, as texts.
-
-    Examples
-    --------
-    >>> blank(np.array([1, 2], "int16"), np.array([True, False]))
-    array([nan,  2.], dtype=float32)
-    """
-    if values.dtype.kind in "fc":
-        gap: Any = values.dtype.type(np.nan)
-    elif values.dtype.kind in "mM":
-        gap = np.array("NaT", values.dtype)
-    elif values.dtype.kind in "iub":
-        values = values.astype(scaled_dtype(values.dtype))
-        gap = values.dtype.type(np.nan)
-    else:
-        raise InvalidTypeError(f"values of dtype {values.dtype} have no gaps; leave them out")
-    return np.where(cells, gap, values)
 
 
 def _blanked_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -307,7 +277,7 @@ def drop_nan_values(
     ds: cubes.Cube,
     vars: Iterable[str] | None = None,
     mode: str | None = "auto",
-    filter_var: str | None = cubes.FILTER_VAR,
+    filter_var: str | None = roles.FILTER_VAR,
 ) -> Any:
     """Drop samples for their gaps; each sample is judged by itself.
 
@@ -329,13 +299,16 @@ def drop_nan_values(
     Samples (a dict), Dataset or DataArray
         Of the kind given, all its variables with the same samples. A cube without samples has
         cells for samples: those dropped become gaps in every floating-point variable that has
-        all dims of the cube, and a lazy cube stays lazy. `accounting` tells the counts.
+        all dims of the variables whose gaps count, also along the dims that those lack, and a
+        lazy cube stays lazy. `accounting` tells the counts.
 
     Raises
     ------
     InvalidValueError
         If a name or the mode is unknown, ``"masked"`` finds no mask, or a variable holds packed
         integers that were not decoded, whose gaps are numbers.
+    InvalidTypeError
+        If a variable listed holds texts or other objects.
 
     Examples
     --------
@@ -352,7 +325,7 @@ def drop_nan_values(
         return _drop_nan_of_cube(ds, listed, mode, filter_var)
     arrays, data, n = sample_arrays(ds, filter_var)
     cubes.check_known("vars", listed or (), arrays)
-    wanted = _counting({name: arrays[name].dtype for name in data}, listed, mode)
+    wanted = _counting({name: a.dtype for name, a in arrays.items()}, data, listed, mode)
     gaps = {name: find_gaps(arrays[name]) for name in wanted}
     reason = np.zeros(n, np.uint8)
     if mode == "masked":
@@ -366,12 +339,21 @@ def drop_nan_values(
 
 
 def _counting(
-    dtypes: Mapping[str, np.dtype[Any]], listed: tuple[str, ...] | None, mode: str | None
+    dtypes: Mapping[str, np.dtype[Any]],
+    data: list[str],
+    listed: tuple[str, ...] | None,
+    mode: str | None,
 ) -> list[str]:
     """Variables whose gaps decide: an integer, which has none, saves no sample unless listed."""
-    if listed is not None:
-        return [name for name in dtypes if name in listed]
-    return [name for name, dtype in dtypes.items() if mode != "if_all_nan" or dtype.kind in "fM"]
+    if listed is None:
+        return [name for name in data if mode != "if_all_nan" or dtypes[name].kind in "fM"]
+    for name in listed:
+        if dtypes[name].kind not in _GAP_KINDS:
+            raise InvalidTypeError(
+                f"vars: variable {name!r} is of dtype {dtypes[name]}, whose gaps are not known; "
+                "leave it out of vars or convert it"
+            )
+    return [name for name in data if name in listed]
 
 
 def _needed_mask(present: Mapping[Any, Any], filter_var: str | None) -> str:
@@ -391,11 +373,13 @@ def _drop_nan_of_cube(
     cube = cubes.as_dataset(ds)
     cubes.check_known("vars", listed or (), cube.variables)
     mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
-    data = cubes.data_variables(cube, exclude=[filter_var] if filter_var else [])
+    kinds = "fiub" if listed is None else _GAP_KINDS
+    data = cubes.data_variables(cube, [filter_var] if filter_var else [], kinds)
     for name in data if mode is not None else []:
         if listed is None or name in listed:
             cubes.check_decoded(name, cube[name])
-    wanted = _counting({name: cube[name].dtype for name in data}, listed, mode)
+    dtypes = {str(name): variable.dtype for name, variable in cube.variables.items()}
+    wanted = _counting(dtypes, data, listed, mode)
     if not wanted or mode is None:
         return ds
     inside = None if mask_name is None else _flags(cube.variables[mask_name])
@@ -403,19 +387,21 @@ def _drop_nan_of_cube(
     if SAMPLES in cube.dims:
         return cubes.like_given(_drop(cube, reason.values), ds)
     dropped = reason != KEPT
+    with_cells = [name for name in data if set(reason.dims) <= set(cube[name].dims)]
     blanked = {
-        name: _blanked(cube[name], dropped.transpose(*cube[name].dims))
-        for name in data
-        if set(cube[name].dims) == set(reason.dims) and cube[name].dtype.kind == "f"
+        name: _blanked(cube[name], dropped) for name in with_cells if cube[name].dtype.kind == "f"
     }
+    total = max((cube[name].size for name in with_cells), default=reason.size)
     counts = recorded(cube)
     if counts.get("mask") is not None and mask_name is None and filter_var in cube.variables:
         # cells outside the mask are counted already
-        reason = reason * cubes.spread(_flags(cube.variables[filter_var]), reason)
-    found = {name: (reason == code).sum().data for code, name in REASONS.items()}
+        reason = reason * _flags(cube.variables[filter_var])
+    # one cell of the listed variables is many of a cube that has more dims
+    copies = total // max(reason.size, 1)
+    found = {name: (reason == code).sum().data * copies for code, name in REASONS.items()}
     if mask_name is None:
         found.pop("mask")
-    return cubes.like_given(record(cube.assign(blanked), {"total": reason.size, **found}), ds)
+    return cubes.like_given(record(cube.assign(blanked), {"total": total, **found}), ds)
 
 
 def _reasons(variables: list[xr.Variable], mask: xr.Variable | None, mode: str) -> xr.Variable:
@@ -493,10 +479,11 @@ def fill_nan_values(
     Raises
     ------
     InvalidValueError
-        If a name or the method is unknown, ``"constant"`` has no `const`, or a variable holds
-        packed integers that were not decoded, whose gaps are numbers.
+        If a name or the method is unknown, ``"constant"`` has no `const` or one that is not finite
+        in the variable's dtype (told when a gap is filled), or a variable holds packed integers
+        that were not decoded, whose gaps are numbers.
     InvalidTypeError
-        If a variable listed holds no numbers.
+        If a variable listed holds no numbers, or `statistics` keep dims.
 
     Notes
     -----
@@ -550,8 +537,8 @@ def _fillable(given: Any, listed: tuple[str, ...] | None) -> list[str]:
     return [
         name
         for name, values in given.items()
-        if np.asarray(values).dtype.kind == "f"
-        and (name in listed if listed is not None else name not in ("split", cubes.FILTER_VAR))
+        if plain(values).dtype.kind == "f"
+        and (name in listed if listed is not None else name not in ("split", roles.FILTER_VAR))
     ]
 
 
@@ -566,13 +553,18 @@ def _fill_options(
                 f"statistics has {list(statistics)}, not {name!r}; compute them of this cube"
             )
         stats = statistics[name]
+        if np.ndim(stats.mean):
+            raise InvalidTypeError(
+                f"the statistics of {name!r} keep dims, filling takes one number for all places; "
+                "compute them without dims and by"
+            )
         options |= {"mean": stats.mean, "low": stats.min, "high": stats.max}
     return options
 
 
 def _fill_samples(samples: Mapping[str, Any], options: Mapping[str, dict[str, Any]]) -> Samples:
     """Fill a dict of arrays."""
-    arrays = {name: np.asarray(values) for name, values in samples.items()}
+    arrays = {name: plain(values) for name, values in samples.items()}
     filled = {name: fill_gaps(arrays[name], **chosen) for name, chosen in options.items()}
     cells = sum(int(find_gaps(arrays[name]).sum()) for name in options)
     counts = dict(getattr(samples, "accounting", {}))

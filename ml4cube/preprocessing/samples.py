@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.missing import plain
 from ml4cube.preprocessing import cubes
 
 #: Prefix of the scalar coordinates that hold a Dataset's counts.
@@ -29,6 +29,7 @@ class Samples(dict[str, NDArray[Any]]):
 
     Examples
     --------
+    >>> import numpy as np
     >>> from ml4cube.preprocessing import drop_nan_values
     >>> result = drop_nan_values({"t": np.array([[1.0, np.nan], [2.0, 3.0]])}, ["t"])
     >>> result["t"], result.accounting
@@ -60,6 +61,7 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
 
     Examples
     --------
+    >>> import numpy as np
     >>> from ml4cube.preprocessing import drop_nan_values
     >>> ds = xr.Dataset({"t": ("x", [1.0, np.nan, 3.0])}).chunk(x=1)
     >>> accounting(drop_nan_values(ds, ["t"]))
@@ -145,7 +147,7 @@ def sample_arrays(
     InvalidValueError
         If there is no data, or numbers of samples differ.
     """
-    arrays = {name: np.asarray(values) for name, values in samples.items()}
+    arrays = {name: plain(values) for name, values in samples.items()}
     data = [name for name in arrays if name not in (filter_var, "split")]
     lengths = {name: arrays[name].shape[:1] for name in data}
     if len(set(lengths.values())) != 1 or () in lengths.values():

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.missing import plain
 from ml4cube.core.statistics import scale_values, scaled_dtype
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.climatology import GROUPS, group_ids
@@ -51,6 +52,8 @@ def standardize(
     InvalidValueError
         If no variable has statistics, the statistics of one are NaN (a part that is all gaps), or
         they are not of the data's coordinates or dates.
+    InvalidTypeError
+        If a variable with statistics holds no real numbers.
 
     Examples
     --------
@@ -90,6 +93,8 @@ def normalize(
     ------
     InvalidValueError
         If no variable has a range, or the range of one is NaN (a part that is all gaps).
+    InvalidTypeError
+        If a variable with a range holds no real numbers.
 
     Examples
     --------
@@ -202,12 +207,18 @@ def rescale(
     ------
     InvalidValueError
         If no variable has parameters.
+    InvalidTypeError
+        If one that has parameters holds no real numbers.
     """
     cubes.check_cube(ds)
     if not isinstance(ds, xr.Dataset | xr.DataArray):
+        wanted = _to_scale(ds, parameters, {"split", filter_var})
+        arrays = {name: plain(ds[name]) for name in wanted}
+        for name, array in arrays.items():
+            core.check_real(name, array.dtype)
         scaled = {
-            name: arithmetic(np.asarray(ds[name]), *_numbers(name, parameters[name]))
-            for name in _to_scale(ds, parameters, {"split", filter_var})
+            name: arithmetic(array, *_numbers(name, parameters[name]))
+            for name, array in arrays.items()
         }
         return Samples({**ds, **scaled}, getattr(ds, "accounting", None))
     if isinstance(ds, xr.DataArray) and ds.name is None and len(parameters) == 1:
@@ -264,7 +275,10 @@ def rescale_array(array: xr.DataArray, offset: Any, scale: Any, arithmetic: Resc
     ------
     InvalidValueError
         If dims or coordinates do not fit.
+    InvalidTypeError
+        If it holds no real numbers.
     """
+    core.check_real(str(array.name), array.dtype)
     cubes.check_decoded(str(array.name), array)
     array = cubes.read_in_blocks(array)
     options: dict[str, Any] = {

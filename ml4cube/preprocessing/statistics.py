@@ -11,9 +11,11 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fields import FieldStatistics
+from ml4cube.core.missing import plain
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
 from ml4cube.preprocessing import cubes
@@ -163,12 +165,12 @@ class Statistics(core.Statistics):
     ) -> Self:
         """Sum up a dict of arrays (samples, *window)."""
         check_choice("split", split, (*PARTS, None))
-        arrays = {name: np.asarray(values) for name, values in samples.items()}
+        arrays = {name: plain(values) for name, values in samples.items()}
         cubes.check_known("exclude_vars", excluded, arrays)
         cubes.check_known("variables", wanted or (), arrays)
         if wanted is None:
             wanted = tuple(n for n, a in arrays.items() if a.dtype.kind in "fiub")
-            excluded = (*excluded, "split", cubes.FILTER_VAR)
+            excluded = (*excluded, "split", roles.FILTER_VAR)
         chosen = [name for name in wanted if name not in excluded]
         if not chosen:
             raise InvalidValueError(f"no variable of {list(arrays)} is left to sum up")

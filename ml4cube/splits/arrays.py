@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.core.missing import find_gaps, plain
 from ml4cube.core.split_plan import TEST, TRAIN
 from ml4cube.splits.cube import CubeView
 
@@ -148,7 +150,7 @@ def _aligned(
     if isinstance(data, xr.Dataset):
         view = CubeView.of(data)
         return {name: _broadcast(data[name], view) for name in (*used, *labels)}
-    arrays = {name: np.asarray(data[name]) for name in (*used, *labels)}
+    arrays = {name: plain(data[name]) for name in (*used, *labels)}
     shape = arrays[used[0]].shape
     for name in used:
         if arrays[name].shape != shape or not shape:
@@ -198,9 +200,8 @@ def _take(arrays: Arrays, mine: NDArray[np.bool_], used: Sequence[str], part: st
 
 
 def _is_gap(values: NDArray[Any]) -> NDArray[np.bool_]:
-    if values.dtype.kind == "f":
-        return np.asarray(~np.isfinite(values))
-    return np.zeros(values.shape, dtype=bool)
+    # names of classes may be missing: None or NaN among them
+    return np.asarray(pd.isnull(values)) if values.dtype == object else find_gaps(values)
 
 
 def _stack(arrays: Arrays, names: Sequence[str], axis: int) -> NDArray[Any]:

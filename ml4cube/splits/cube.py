@@ -13,10 +13,9 @@ import xarray as xr
 from dask.array.core import normalize_chunks
 from numpy.typing import NDArray
 
+from ml4cube.core import roles
 from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-
-RECIPE_ATTR = "ml4cube_split"
 
 # Degrees that are places on the globe: a longitude may be counted once more around.
 _MOST_LON = 720.0
@@ -313,9 +312,9 @@ def is_label(variable: xr.DataArray) -> bool:
     Returns
     -------
     bool
-        True if it carries a recipe or is named "split".
+        True if it is one by `roles.is_label`.
     """
-    return RECIPE_ATTR in variable.attrs or variable.name == "split"
+    return roles.is_label(variable.name, variable.dtype, variable.attrs)
 
 
 def _data_variables(ds: xr.Dataset) -> list[xr.DataArray]:

@@ -28,8 +28,9 @@ from ml4cube.core.fingerprint import (
     informative,
     mix,
 )
+from ml4cube.core.roles import RECIPE_ATTR
 from ml4cube.core.split_plan import HELD_OUT, TRAIN, SplitPlan
-from ml4cube.splits.cube import RECIPE_ATTR, CubeView, in_chunks
+from ml4cube.splits.cube import CubeView, in_chunks
 from ml4cube.splits.label import read_recipe
 
 # At most about this many tiles, 40 bytes each, are held; larger cubes get larger tiles.

@@ -14,6 +14,7 @@ import xarray as xr
 
 from ml4cube.core.buffer import Reach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.roles import NAME_ATTR, RECIPE_ATTR
 from ml4cube.core.split_plan import (
     EXCLUDED,
     PARTS,
@@ -24,7 +25,7 @@ from ml4cube.core.split_plan import (
     label_box,
 )
 from ml4cube.splits.buffers import resolve_buffer
-from ml4cube.splits.cube import RECIPE_ATTR, CubeView, cube_positions, is_label
+from ml4cube.splits.cube import CubeView, cube_positions, is_label
 from ml4cube.splits.validity import slabs
 
 Cube = xr.Dataset | xr.DataArray
@@ -137,6 +138,7 @@ def with_label(
         "flag_values": [TRAIN, PARTS["test"], PARTS["val"], EXCLUDED],
         "flag_meanings": "train test val excluded",
         RECIPE_ATTR: json.dumps(recipe),
+        NAME_ATTR: name,
     }
     return view.ds.assign({name: (view.dims, data, attrs)})
 

@@ -15,10 +15,11 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.roles import RECIPE_ATTR
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN, VAL
 from ml4cube.core.statistics import check_decoded
 from ml4cube.splits.carried import Carried, find_carried
-from ml4cube.splits.cube import RECIPE_ATTR, CubeView, is_label
+from ml4cube.splits.cube import CubeView, is_label
 from ml4cube.splits.deployment import Ground, distances
 from ml4cube.splits.duplicates import Duplicates, find_duplicates, map_dims
 from ml4cube.splits.layout import Layout, Separation, separate

@@ -1,0 +1,80 @@
+"""Which variables of a cube are masks or split labels rather than data.
+
+xarray keeps attributes through arithmetic, so an attribute alone is no proof: what is computed
+with a mask or a label has it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+#: Name of the mask variable where none is given.
+FILTER_VAR = "filter_mask"
+#: Attribute of a mask.
+ROLE_ATTR = "ml4cube_role"
+#: Attribute of a split label: its recipe.
+RECIPE_ATTR = "ml4cube_split"
+#: Attribute with the name that a mask or label was made with.
+NAME_ATTR = "ml4cube_name"
+
+
+def is_mask(name: object, dtype: np.dtype[Any], attrs: Mapping[Any, Any]) -> bool:
+    """Tell whether a variable is a mask rather than data.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    dtype : dtype
+        Its dtype.
+    attrs : mapping
+        Its attributes.
+
+    Returns
+    -------
+    bool
+        Whether it is called ``"filter_mask"``, or has a mask's attribute and either is of bool,
+        as a renamed mask, or bears the mask's name, as one that became numbers on the way.
+
+    Examples
+    --------
+    >>> attrs = {"ml4cube_role": "mask", "ml4cube_name": "land"}
+    >>> is_mask("land", np.dtype(float), attrs), is_mask("t_on_land", np.dtype(float), attrs)
+    (True, False)
+    """
+    return name == FILTER_VAR or (
+        attrs.get(ROLE_ATTR) == "mask" and (dtype == np.bool_ or attrs.get(NAME_ATTR) == name)
+    )
+
+
+def is_label(name: object, dtype: np.dtype[Any], attrs: Mapping[Any, Any]) -> bool:
+    """Tell whether a variable is a split label rather than data.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    dtype : dtype
+        Its dtype.
+    attrs : mapping
+        Its attributes.
+
+    Returns
+    -------
+    bool
+        Whether it is called ``"split"``, or has a recipe and either holds integers of one byte,
+        as a renamed label, or bears the label's name, as one that became floats on the way.
+
+    Examples
+    --------
+    >>> attrs = {"ml4cube_split": "{}", "ml4cube_name": "split"}
+    >>> is_label("part", np.dtype("uint8"), attrs), is_label("is_train", np.dtype(bool), attrs)
+    (True, False)
+    """
+    # old netCDF files have no unsigned bytes
+    return name == "split" or (
+        RECIPE_ATTR in attrs and (dtype in (np.uint8, np.int8) or attrs.get(NAME_ATTR) == name)
+    )
