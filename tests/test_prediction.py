@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -414,6 +415,54 @@ def test_what_was_read_from_a_zarr_store_can_be_written_again(tmp_path):
     cf_cube().chunk({"time": 2, "lat": 3}).to_zarr(tmp_path / "source.zarr", zarr_format=2)
     result = predict_cube(IDENTITY, tmp_path / "source.zarr", out=tmp_path / "cube.zarr")
     np.testing.assert_allclose(result.t, cf_cube().t, rtol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".nc"])
+@pytest.mark.parametrize(
+    ("times", "written"),
+    [
+        (
+            pd.date_range("2000-01-01", periods=3, tz="Europe/Berlin"),
+            np.arange("1999-12-31T23", "2000-01-03T23", 24, dtype="M8[h]").astype("M8[ns]"),
+        ),
+        (pd.period_range("2000-01", periods=3, freq="M"), ["2000-01", "2000-02", "2000-03"]),
+        (pd.CategoricalIndex(["b", "a", "c"]), ["b", "a", "c"]),
+        (np.array([b"b", b"a", b"c"]), ["b", "a", "c"]),
+        (np.arange(3, dtype=np.longdouble), [0.0, 1.0, 2.0]),
+    ],
+    ids=["zone", "period", "category", "bytes", "longdouble"],
+)
+def test_coordinates_that_no_file_holds_are_written_as_a_sample_store_has_them(
+    tmp_path, suffix, times, written
+):
+    cube = cell_id_cube({"time": 3, "lat": 4}, names=("t",)).assign_coords(time=times)
+    result = predict_cube(IDENTITY, cube, out=tmp_path / f"cube{suffix}")
+    assert (result.time.values == written).all()
+    assert (result.t.values == cube.t.values).all()
+    assert predict_cube(IDENTITY, cube).time.equals(cube.time)  # memory holds them
+
+
+@pytest.mark.parametrize(
+    ("value", "in_zarr", "in_netcdf"),
+    [
+        (pd.Timestamp("2000-01-02"), "2000-01-02 00:00:00", "2000-01-02 00:00:00"),
+        (np.array(["2000-01-02"], "M8[D]"), ["2000-01-02"], "2000-01-02"),
+        ({"b", "a"}, ["a", "b"], ["a", "b"]),
+        ({"a": b"x"}, {"a": "x"}, '{"a": "x"}'),
+        (True, True, "true"),
+        (None, None, "null"),
+        ([1.5, 2.5], [1.5, 2.5], [1.5, 2.5]),
+    ],
+)
+def test_attributes_of_any_kind_are_written(tmp_path, value, in_zarr, in_netcdf):
+    cube = cell_id_cube({"time": 3, "lat": 4}, names=("t",))
+    for attrs in (cube.attrs, cube.t.attrs, cube.lat.attrs):
+        attrs["made"] = value
+    for suffix, expected in ((".zarr", in_zarr), (".nc", in_netcdf)):
+        result = predict_cube(IDENTITY, cube, out=tmp_path / f"cube{suffix}")
+        for attrs in (result.attrs, result.t.attrs, result.lat.attrs):
+            found = attrs["made"]
+            assert (found.tolist() if isinstance(found, np.ndarray) else found) == expected
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".nc"])

@@ -119,7 +119,8 @@ def predict_cube(
     -------
     Dataset
         The targets on the grid of `ds`, in its dim order, with its coordinates, bounds and
-        grid mapping and the targets' attributes; lazily opened if `out` was given. Values are
+        grid mapping and the targets' attributes; lazily opened if `out` was given: then dates of
+        a time zone are in UTC, and what files have no type for (periods, sets) is text. Values are
         in the targets' float dtype (float32 if they have none). Gaps are NaN: see `mask` and
         `keep_gaps`, and cells for which no window has a finite prediction.
 
