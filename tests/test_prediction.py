@@ -537,7 +537,15 @@ def test_bad_arguments_are_named_before_any_work(tmp_path):
             predict_cube(**{"model": IDENTITY, "ds": cube, **arguments})
     with pytest.raises(RuntimeError) as caught:
         predict_cube(torch.nn.Linear(7, 1), cube)
-    assert caught.value.__notes__ == ["the model was given a batch of shape (16, 1)"]
+    assert caught.value.__notes__ == [
+        "the model was given X of shape (16, 1): features ['a'], windows of a single point "
+        "(sample_size= makes larger ones)"
+    ]
+    with pytest.raises(RuntimeError) as caught:
+        predict_cube(torch.nn.Conv1d(3, 1, 1), cube, sample_size={"lat": 2})
+    assert caught.value.__notes__ == [
+        "the model was given X of shape (8, 1, 2): features ['a'], windows of {'lat': 2}"
+    ]
     assert predict_cube(IDENTITY, cube, batch_size=np.int64(3)).a.shape == (4, 4)
     assert list(tmp_path.iterdir()) == []
 
