@@ -435,10 +435,11 @@ def shard_bytes(total: int) -> int:
 
 def _choice(blocks: Grid, fraction: float, at_random: bool, seed: int) -> BlockChoice | None:
     """The blocks to use: the first ones in the cube's order, or drawn at random."""
+    advice = "give a fraction of the blocks, e.g. 0.5"
     if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number):
-        raise InvalidTypeError(f"data_fraq={fraction!r} is a {type(fraction).__name__}")
+        raise InvalidTypeError(f"data_fraq={fraction!r} is a {type(fraction).__name__}; {advice}")
     if not 0 < fraction <= 1:
-        raise InvalidValueError(f"data_fraq={fraction!r} is not above 0 and at most 1")
+        raise InvalidValueError(f"data_fraq={fraction!r} is not above 0 and at most 1; {advice}")
     n = len(blocks)
     wanted = max(1, round(fraction * n))
     if wanted == n:
