@@ -58,7 +58,9 @@ def test_blocks_run(page, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["splits.md", "preprocessing.md", "sampling.md", "loading.md"])
+@pytest.mark.parametrize(
+    "page", ["splits.md", "preprocessing.md", "sampling.md", "loading.md", "prediction.md"]
+)
 def test_blocks_run_on_the_cube_that_the_quickstart_makes(page, tmp_path):
     made = blocks(ROOT / "docs" / "quickstart.md")[0]
     run_script(tmp_path, "\n".join([made, *blocks(ROOT / "docs" / page)]))

@@ -621,6 +621,14 @@ def test_bad_arguments_are_refused_before_any_work(tmp_path: Path, options: Any)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("fraction", ["a", 2])
+def test_a_wrong_fraction_is_told_what_one_is(tmp_path: Path, fraction: Any) -> None:
+    with pytest.raises(
+        (ValueError, TypeError), match=r"give a fraction of the blocks, e\.g\. 0\.5"
+    ):
+        sampler(cell_id_cube(SHAPE), tmp_path, data_fraq=fraction)
+
+
 STORES_OWN = ["lat_index", "lat_origin", "samples", "manifest", "axes", "zarr.json", "a/b", ""]
 STORES_OWN += ["a\0b", "a\nb"]
 

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -417,6 +418,54 @@ def test_what_was_read_from_a_zarr_store_can_be_written_again(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".nc"])
+@pytest.mark.parametrize(
+    ("times", "written"),
+    [
+        (
+            pd.date_range("2000-01-01", periods=3, tz="Europe/Berlin"),
+            np.arange("1999-12-31T23", "2000-01-03T23", 24, dtype="M8[h]").astype("M8[ns]"),
+        ),
+        (pd.period_range("2000-01", periods=3, freq="M"), ["2000-01", "2000-02", "2000-03"]),
+        (pd.CategoricalIndex(["b", "a", "c"]), ["b", "a", "c"]),
+        (np.array([b"b", b"a", b"c"]), ["b", "a", "c"]),
+        (np.arange(3, dtype=np.longdouble), [0.0, 1.0, 2.0]),
+    ],
+    ids=["zone", "period", "category", "bytes", "longdouble"],
+)
+def test_coordinates_that_no_file_holds_are_written_as_a_sample_store_has_them(
+    tmp_path, suffix, times, written
+):
+    cube = cell_id_cube({"time": 3, "lat": 4}, names=("t",)).assign_coords(time=times)
+    result = predict_cube(IDENTITY, cube, out=tmp_path / f"cube{suffix}")
+    assert (result.time.values == written).all()
+    assert (result.t.values == cube.t.values).all()
+    assert predict_cube(IDENTITY, cube).time.equals(cube.time)  # memory holds them
+
+
+@pytest.mark.parametrize(
+    ("value", "in_zarr", "in_netcdf"),
+    [
+        (pd.Timestamp("2000-01-02"), "2000-01-02 00:00:00", "2000-01-02 00:00:00"),
+        (np.array(["2000-01-02"], "M8[D]"), ["2000-01-02"], "2000-01-02"),
+        ({"b", "a"}, ["a", "b"], ["a", "b"]),
+        ({"a": b"x"}, {"a": "x"}, '{"a": "x"}'),
+        (True, True, "true"),
+        (None, None, "null"),
+        ([1.5, 2.5], [1.5, 2.5], [1.5, 2.5]),
+    ],
+)
+def test_attributes_of_any_kind_are_written(tmp_path, value, in_zarr, in_netcdf):
+    cube = cell_id_cube({"time": 3, "lat": 4}, names=("t",))
+    for attrs in (cube.attrs, cube.t.attrs, cube.lat.attrs):
+        attrs["made"] = value
+    for suffix, expected in ((".zarr", in_zarr), (".nc", in_netcdf)):
+        result = predict_cube(IDENTITY, cube, out=tmp_path / f"cube{suffix}")
+        for attrs in (result.attrs, result.t.attrs, result.lat.attrs):
+            found = attrs["made"]
+            assert (found.tolist() if isinstance(found, np.ndarray) else found) == expected
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".nc"])
 def test_a_taken_path_is_refused_and_only_a_cube_of_ours_is_replaced(tmp_path, suffix):
     cube, path = cf_cube(), tmp_path / f"cube{suffix}"
     predict_cube(IDENTITY, cube, out=path)
@@ -488,7 +537,15 @@ def test_bad_arguments_are_named_before_any_work(tmp_path):
             predict_cube(**{"model": IDENTITY, "ds": cube, **arguments})
     with pytest.raises(RuntimeError) as caught:
         predict_cube(torch.nn.Linear(7, 1), cube)
-    assert caught.value.__notes__ == ["the model was given a batch of shape (16, 1)"]
+    assert caught.value.__notes__ == [
+        "the model was given X of shape (16, 1): features ['a'], windows of a single point "
+        "(sample_size= makes larger ones)"
+    ]
+    with pytest.raises(RuntimeError) as caught:
+        predict_cube(torch.nn.Conv1d(3, 1, 1), cube, sample_size={"lat": 2})
+    assert caught.value.__notes__ == [
+        "the model was given X of shape (8, 1, 2): features ['a'], windows of {'lat': 2}"
+    ]
     assert predict_cube(IDENTITY, cube, batch_size=np.int64(3)).a.shape == (4, 4)
     assert list(tmp_path.iterdir()) == []
 

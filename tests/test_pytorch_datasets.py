@@ -395,6 +395,15 @@ def test_any_map_style_data_set_has_the_same_loader() -> None:
     assert epoch(test) == [[0, 1, 2, 3, 4]]
 
 
+def test_what_is_no_data_set_yet_is_refused_before_the_first_batch(store: Path) -> None:
+    ds = open_store(store)
+    for wrong in (ds, ds["a"], str(store), store):
+        with pytest.raises(InvalidTypeError, match=r"val_ds is a \w+; give PTXrDataset of it"):
+            prep_dataloader(val_ds=wrong)
+    with pytest.raises(InvalidTypeError, match=r"store=array\(\[1\., 1\.\]\) is a ndarray"):
+        PTXrDataset(np.ones(2), to_pred="a")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("form", ["path", "tensors"])
 def test_loading_leaves_the_global_random_state_alone(store: Path, form: str) -> None:
     data: Any = TensorDataset(torch.zeros(20)) if form == "tensors" else PTXrDataset(store)

@@ -40,6 +40,22 @@ def raise_interrupt():
     raise Interrupt
 
 
+def test_a_model_that_does_not_fit_its_batches_fails_with_their_shapes_and_names():
+    class Named(TensorDataset):
+        features, targets = ("t2m", "precip"), ("ndvi",)
+
+    pairs = Named(torch.zeros(8, 2, 4, 4), torch.zeros(8, 1, 4, 4))
+    run = trainer(
+        model=nn.Conv2d(3, 1, 1), train=DataLoader(pairs, batch_size=4), val=None, epochs=1
+    )
+    with pytest.raises(RuntimeError, match="Given groups=1") as caught:
+        run.train()
+    assert caught.value.__notes__ == [
+        "the batch held X of shape (4, 2, 4, 4), y of shape (4, 1, 4, 4), "
+        "features ['t2m', 'precip'], targets ['ndvi']"
+    ]
+
+
 # ------------------------------------------------------------------ what it returns
 
 

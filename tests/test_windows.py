@@ -133,15 +133,18 @@ def test_dims_and_variables_of_a_cube() -> None:
             "crs": ((), 1),
             "code": ("time", list("abc")),
             "long": (("time", "lat"), np.zeros((3, 2), np.longdouble)),
+            "covariance": xr.Variable(("lat", "lat"), np.eye(2)),
         },
         coords={"time": ("time", np.arange(3), {"bounds": "named"})},
     )
     assert cube_dims(ds) == ("time", "lat")
     kept, others = cube_variables(ds)
     assert kept == ["t", "area"]
-    assert set(others) == {"time_bnds", "named", "crs", "code", "long"}
+    assert set(others) == {"time_bnds", "named", "crs", "code", "long", "covariance"}
+    with pytest.raises(InvalidValueError, match=r"'covariance' has a dim twice: \('lat', 'lat'\)"):
+        CubeReader.of(ds, ["covariance"])
     with pytest.raises(InvalidValueError, match="no data variable"):
-        cube_dims(ds[["crs", "code", "long"]])
+        cube_dims(ds[["crs", "code", "long", "covariance"]])
 
 
 def test_cubes_in_any_form(tmp_path: Path) -> None:

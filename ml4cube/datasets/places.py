@@ -210,7 +210,7 @@ def place_of(argument: str, source: Any) -> str | ZarrFolder:
         return source
     store, inside = store_and_path(source)
     if store is None:
-        found = "empty" if source == "" else f"a {type(source).__name__}"
+        found = "empty" if isinstance(source, str) else f"a {type(source).__name__}"
         raise InvalidTypeError(
             f"{argument}={source!r} is {found}; give a path, a URL, a zarr "
             "store or group, or an Icechunk session"

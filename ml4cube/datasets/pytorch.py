@@ -181,6 +181,13 @@ def _map_loader(
 
 
 def _check_dataset(argument: str, data: Any) -> None:
+    import xarray as xr
+
+    if isinstance(data, str | os.PathLike | xr.Dataset | xr.DataArray):
+        raise InvalidTypeError(
+            f"{argument} is a {type(data).__name__}; give PTXrDataset of it, which makes samples "
+            "of a store or a cube"
+        )
     if isinstance(data, IterableDataset) or not (
         hasattr(data, "__len__") and hasattr(data, "__getitem__")
     ):

@@ -435,10 +435,11 @@ def shard_bytes(total: int) -> int:
 
 def _choice(blocks: Grid, fraction: float, at_random: bool, seed: int) -> BlockChoice | None:
     """The blocks to use: the first ones in the cube's order, or drawn at random."""
+    advice = "give a fraction of the blocks, e.g. 0.5"
     if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number):
-        raise InvalidTypeError(f"data_fraq={fraction!r} is a {type(fraction).__name__}")
+        raise InvalidTypeError(f"data_fraq={fraction!r} is a {type(fraction).__name__}; {advice}")
     if not 0 < fraction <= 1:
-        raise InvalidValueError(f"data_fraq={fraction!r} is not above 0 and at most 1")
+        raise InvalidValueError(f"data_fraq={fraction!r} is not above 0 and at most 1; {advice}")
     n = len(blocks)
     wanted = max(1, round(fraction * n))
     if wanted == n:
@@ -494,7 +495,7 @@ def _axis(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
     if dim not in ds.coords:
         return Axis(name, np.arange(ds.sizes[dim]), {"long_name": NUMBERED})
     # without the encoding of the file it came from, which may pack values or round dates
-    coordinate = _in_numpy_dtype(ds[dim].variable.to_base_variable()).drop_encoding()
+    coordinate = in_numpy_dtype(ds[dim].variable.to_base_variable()).drop_encoding()
     coordinate.attrs = without_epoch(coordinate.attrs)
     try:
         encoded = xr.conventions.encode_cf_variable(coordinate)
@@ -505,14 +506,25 @@ def _axis(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
         ) from error
     values = np.asarray(encoded.values)
     if values.dtype.kind not in "fiub":
-        values = np.array([_text(v) for v in values], dtype=object)
+        values = as_texts(values)
     elif values.dtype.itemsize > 8:  # long doubles, which differ between machines
         values = values.astype(np.float64)
     return Axis(name, values, jsonable(encoded.attrs))
 
 
-def _in_numpy_dtype(coordinate: xr.Variable) -> xr.Variable:
-    """A coordinate in a dtype of pandas as one of numpy; dates of a time zone are those in UTC."""
+def in_numpy_dtype(coordinate: xr.Variable) -> xr.Variable:
+    """Turn a coordinate in a dtype of pandas into one of numpy.
+
+    Parameters
+    ----------
+    coordinate : Variable
+        Of any dtype.
+
+    Returns
+    -------
+    Variable
+        Dates of a time zone are those in UTC; periods and intervals are objects.
+    """
     if isinstance(coordinate.dtype, np.dtype):
         return coordinate
     index = coordinate.to_index()
@@ -520,8 +532,23 @@ def _in_numpy_dtype(coordinate: xr.Variable) -> xr.Variable:
     return xr.Variable(coordinate.dims, np.asarray(plain), coordinate.attrs)
 
 
-def _text(value: Any) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+def as_texts(values: NDArray[Any]) -> NDArray[Any]:
+    """Turn objects or bytes into texts.
+
+    Parameters
+    ----------
+    values : ndarray
+        Of any shape.
+
+    Returns
+    -------
+    ndarray of object
+        Texts of any length.
+    """
+    texts = [
+        v.decode(errors="backslashreplace") if isinstance(v, bytes) else str(v) for v in values.flat
+    ]
+    return np.array(texts, dtype=object).reshape(values.shape)
 
 
 def jsonable(attrs: Mapping[Any, Any]) -> dict[str, Any]:

@@ -112,8 +112,8 @@ def cube_dims(ds: xr.Dataset) -> tuple[str, ...]:
     -------
     tuple of str
         Dims of the variable with most dims; among equals the one with most cells, then the
-        first. Bounds (``time_bnds``) and variables that are neither numbers, booleans nor
-        dates do not count.
+        first. Bounds (``time_bnds``), variables that have a dim twice (covariances) and those
+        that are neither numbers, booleans nor dates do not count.
 
     Raises
     ------
@@ -125,11 +125,12 @@ def cube_dims(ds: xr.Dataset) -> tuple[str, ...]:
         v
         for name, v in ds.variables.items()
         if name in ds.data_vars and name not in bounds and holds_dtype(v.dtype) and v.ndim
+        if not _repeats_dim(v)
     ]
     if not candidates:
         raise InvalidValueError(
-            f"the cube has no data variable of numbers, booleans or dates with a dim, only "
-            f"{list(ds.variables)}"
+            "the cube has no data variable of numbers, booleans or dates with dims, each once, "
+            f"only {list(ds.variables)}"
         )
     return tuple(str(d) for d in max(candidates, key=lambda v: (v.ndim, v.size)).dims)
 
@@ -180,9 +181,15 @@ def cube_variables(ds: xr.Dataset, exclude: Iterable[str] = ()) -> tuple[list[st
             others[str(name)] = f"has dims {v.dims} outside the cube's {tuple(sorted(dims))}"
         elif not holds_dtype(v.dtype):
             others[str(name)] = f"is of dtype {v.dtype}"
+        elif _repeats_dim(v):
+            others[str(name)] = f"has a dim twice: {v.dims}"
         else:
             kept.append(str(name))
     return kept, others
+
+
+def _repeats_dim(variable: xr.Variable | xr.DataArray) -> bool:
+    return len(set(variable.dims)) < variable.ndim
 
 
 def holds_dtype(dtype: np.dtype[Any]) -> bool:
@@ -546,6 +553,12 @@ class CubeReader:
         """
         dims = cube_dims(ds)
         names = list(variables) if variables is not None else cube_variables(ds)[0]
+        for name in names:
+            if _repeats_dim(ds[name].variable):
+                raise InvalidValueError(
+                    f"{name!r} has a dim twice: {ds[name].dims}; samples are cut along each dim "
+                    "once, so rename one of the two or leave the variable out"
+                )
         shape = tuple(ds.sizes[dim] for dim in dims)
         return cls(dims, shape, {name: _source(ds[name].variable) for name in names})
 

@@ -31,7 +31,7 @@ from ml4cube.demo.downscaling import (
     interpolate,
     open_truth,
 )
-from ml4cube.demo.report import draw_loss, draw_maps, draw_split, judge, write_report
+from ml4cube.demo.report import draw_loss, draw_maps, draw_split, judge, kelvin, write_report
 from ml4cube.demo.train import build_model
 from ml4cube.evaluation.metrics import score_cube
 from ml4cube.prediction import predict_cube
@@ -282,8 +282,8 @@ def main() -> int:
         print(f"ml4cube.demo: {error}", file=sys.stderr)
         return 2
     print(
-        f"\nnetwork {report['rmse_model_k']:.3f} K, strongest baseline "
-        f"({report['best_baseline']}) {report['rmse_best_baseline_k']:.3f} K: "
+        f"\nnetwork {kelvin(report['rmse_model_k'])} K, strongest baseline "
+        f"({report['best_baseline']}) {kelvin(report['rmse_best_baseline_k'])} K: "
         f"{report['improvement']:.1%} less error ({report['needed_improvement']:.0%} needed), "
         f"{report['seconds']['total']:.0f} s\nsee {args.out / 'report.md'}"
     )

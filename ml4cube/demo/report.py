@@ -108,6 +108,22 @@ def judge(scores: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
+def kelvin(rmse: float) -> str:
+    """Round an error for readers: in the summary, the report and the docs to the same digits.
+
+    Parameters
+    ----------
+    rmse : float
+        In kelvin.
+
+    Returns
+    -------
+    str
+        The number.
+    """
+    return f"{rmse:.3f}"
+
+
 def write_report(folder: Path, report: Mapping[str, Any]) -> None:
     """Write ``report.json`` and ``report.md``.
 
@@ -128,8 +144,8 @@ def _page(report: Mapping[str, Any]) -> str:
     return f"""# Sea surface temperature, six times finer
 
 The network {verdict} the strongest simple baseline ({report["best_baseline"]}) by the
-{report["needed_improvement"]:.0%} that are asked for: {report["rmse_model_k"]:.3f} K against
-{report["rmse_best_baseline_k"]:.3f} K, {report["improvement"]:.1%} less, on
+{report["needed_improvement"]:.0%} that are asked for: {kelvin(report["rmse_model_k"])} K against
+{kelvin(report["rmse_best_baseline_k"])} K, {report["improvement"]:.1%} less, on
 {report["months"]["test"]} held-out months.
 
 OSTIA monthly means on {report["grid"]} cells are averaged over 6 × 6 cells and predicted back.
@@ -138,7 +154,7 @@ coarse product would add errors that are not seen here.
 
 | prediction | RMSE (K), weighted by cell area |
 |---|---|
-{_rows((name, f"{value:.4f}") for name, value in report["rmse_k"].items())}
+{_rows((name, kelvin(value)) for name, value in report["rmse_k"].items())}
 
 ## Split
 

@@ -11,6 +11,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
+from ml4cube.datasets.sampling import as_texts, in_numpy_dtype
 from ml4cube.datasets.windows import cube_dims
 
 CONVENTIONS = "CF-1.11"
@@ -78,6 +79,51 @@ def describe(
             if variable.attrs.get(key, key) not in {*result.variables, key}:
                 del variable.attrs[key]  # it would point to nothing
     return result.assign_attrs(_global_attrs(cube, about))
+
+
+def storable(cube: xr.Dataset) -> xr.Dataset:
+    """Turn coordinates and attributes that no file can hold into those that sample stores have.
+
+    Parameters
+    ----------
+    cube : Dataset
+        What `describe` made.
+
+    Returns
+    -------
+    Dataset
+        Dates of a time zone are in UTC; bytes, periods and whatever else is neither number nor
+        date are texts, also in attributes.
+    """
+    variables = {name: _storable(v) for name, v in cube.variables.items()}
+    coords = {name: variables.pop(name) for name in cube.coords}
+    return xr.Dataset(variables, coords, _json_attrs(cube.attrs))
+
+
+def _storable(variable: xr.Variable) -> xr.Variable:
+    result = in_numpy_dtype(variable)
+    dates = result.dtype == object and result.size and hasattr(result.values.flat[0], "calendar")
+    if result.dtype.kind in "SO" and not dates:
+        result = result.copy(data=as_texts(result.values))
+    elif result.dtype.kind == "f" and result.dtype.itemsize not in (4, 8) and not result.chunks:
+        result = result.astype(np.float64)
+    result = result.copy(deep=False)
+    result.attrs, result.encoding = _json_attrs(variable.attrs), variable.encoding
+    return result
+
+
+def _json_attrs(attrs: Mapping[Any, Any]) -> dict[str, Any]:
+    attrs_again: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=_as_json))
+    return attrs_again
+
+
+def _as_json(value: Any) -> Any:
+    """One step from a value that JSON does not have to one that it has."""
+    if isinstance(value, np.ndarray | np.generic):
+        return (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)  # the order of a set differs between runs
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _order(cube: xr.Dataset, name: str, dims: tuple[str, ...]) -> tuple[str, ...]:

@@ -120,7 +120,8 @@ def predict_cube(
     -------
     Dataset
         The targets on the grid of `ds`, in its dim order, with its coordinates, bounds and
-        grid mapping and the targets' attributes; lazily opened if `out` was given. Values are
+        grid mapping and the targets' attributes; lazily opened if `out` was given: then dates of
+        a time zone are in UTC, and what files have no type for (periods, sets) is text. Values are
         in the targets' float dtype (float32 if they have none). Gaps are NaN: see `mask` and
         `keep_gaps`, and cells for which no window has a finite prediction.
 
@@ -319,6 +320,15 @@ class _Recipe:
         return (*self.features, *extra)
 
     @property
+    def seen(self) -> str:
+        """What the model sees, for an error that it raises."""
+        if not self.window_dims:
+            window = "windows of a single point (sample_size= makes larger ones)"
+        else:
+            window = f"windows of { ({dim: self.cover.size[dim] for dim in self.window_dims}) }"
+        return f"features {list(self.features)}, {window}"
+
+    @property
     def window_cells(self) -> int:
         """Cells of one window."""
         return int(np.prod([self.cover.size[dim] for dim in self.window_dims], dtype=np.int64))
@@ -460,11 +470,7 @@ class _Runner:
 
     def __call__(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         with torch.no_grad():
-            try:
-                y = self.model(torch.from_numpy(x).to(self.dtype).to(self.device))
-            except Exception as error:
-                error.add_note(f"the model was given a batch of shape {x.shape}")
-                raise
+            y = self.model(torch.from_numpy(x).to(self.dtype).to(self.device))
         if not isinstance(y, torch.Tensor):
             raise InvalidTypeError(
                 f"the model returned a {type(y).__name__}; wrap it so that it returns one tensor"
@@ -554,13 +560,18 @@ class _Predictor:
             samples = self._filled(name, array[positions], tile, positions)
             offset, scale = recipe.scaling.get(name, (0.0, 1.0))
             x[:, channel] = scale_values(samples, offset, scale, np.float64)
-        y = self.run(x.reshape(*x.shape[:2], *tile.window_shape))
+        x = x.reshape(*x.shape[:2], *tile.window_shape)
+        try:
+            y = self.run(x)
+        except Exception as error:
+            error.add_note(f"the model was given X of shape {x.shape}: {recipe.seen}")
+            raise
         expected = (len(x), len(recipe.targets), *tile.window_shape)
         if y.shape != expected and not (
             len(recipe.targets) == 1 and y.shape == (len(x), *tile.window_shape)
         ):
             raise InvalidValueError(
-                f"the model turned {(*x.shape[:2], *tile.window_shape)} into {y.shape}; for the "
+                f"the model turned {x.shape} into {y.shape}; for the "
                 f"targets {list(recipe.targets)} it must return {expected}"
             )
         return y.reshape(len(x), len(recipe.targets), -1)

@@ -6,6 +6,7 @@ beside it, which is renamed at the end, and removed if anything fails.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import uuid
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from zarr.errors import ZarrUserWarning
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
-from ml4cube.prediction.cf import MARK
+from ml4cube.prediction.cf import MARK, storable
 from ml4cube.training.dist import World
 
 _NETCDF = (".nc", ".nc4")
@@ -134,7 +135,7 @@ class StoreOutput:
         path: Path,
         overwrite: bool,
     ) -> None:
-        self._template, self._targets, self._world = template, targets, world
+        self._template, self._targets, self._world = storable(template), targets, world
         self._path, self._overwrite = path, overwrite
         name = world.share(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
         self._aside = path.parent / name
@@ -301,7 +302,9 @@ def _netcdf_engine() -> str | None:
 def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
     """Copy a store into a netCDF file, chunk by chunk."""
     with xr.open_zarr(store, consolidated=False) as cube:
+        cube.attrs = _netcdf_attrs(cube.attrs)
         for variable in cube.variables.values():
+            variable.attrs = _netcdf_attrs(variable.attrs)
             kept = ("units", "calendar", "dtype", "_FillValue")
             variable.encoding = {k: v for k, v in variable.encoding.items() if k in kept}
         encoding = {
@@ -314,6 +317,17 @@ def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
             for name in targets
         }
         cube.to_netcdf(path, format="NETCDF4", engine=_netcdf_engine(), encoding=encoding)
+
+
+def _netcdf_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes with those that netCDF has no type for (true, null, dicts) as texts of JSON."""
+    return {name: v if _fits_netcdf(v) else json.dumps(v) for name, v in attrs.items()}
+
+
+def _fits_netcdf(value: Any) -> bool:
+    items = value if isinstance(value, list) else [value]
+    scalars = all(type(item) in (str, int, float) for item in items)
+    return scalars and np.array(items).dtype.kind in "iufU"
 
 
 def _consolidate(store: Path) -> None:

@@ -353,6 +353,32 @@ def data_facts(loader: Any) -> dict[str, Any]:
     return facts
 
 
+def describe_batch(batch: Any, loader: Any) -> str:
+    """Say what a batch holds, for an error that came of it.
+
+    Parameters
+    ----------
+    batch : Any
+        One batch of a loader.
+    loader : iterable
+        The loader, whose dataset may know the names of the channels.
+
+    Returns
+    -------
+    str
+        The shapes of the batch's tensors, and the names.
+    """
+    if isinstance(batch, Mapping):
+        held = dict(batch)
+    else:
+        given = batch if isinstance(batch, tuple | list) else (batch,)
+        held = dict(zip(("X", "y", "weights"), given, strict=False))
+    shapes = [f"{k} of shape {tuple(v.shape)}" for k, v in held.items() if hasattr(v, "shape")]
+    facts = data_facts(loader)
+    names = [f"{key} {facts[key]}" for key in ("features", "targets") if key in facts]
+    return ", ".join([*(shapes or [f"a {type(batch).__name__}"]), *names])
+
+
 class _Share(Sampler[int]):
     """Every `size`-th sample from `rank` on: uneven by one at most, never padded."""
 

@@ -12,7 +12,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
-from ml4cube.training.batches import exact_loader, kept_generators, limit_of, to_device
+from ml4cube.training.batches import (
+    describe_batch,
+    exact_loader,
+    kept_generators,
+    limit_of,
+    to_device,
+)
 from ml4cube.training.checks import bad_loss, check_loader, check_parts
 from ml4cube.training.clock import StepClock
 from ml4cube.training.compiling import compiled
@@ -244,11 +250,15 @@ class Engine:
 
     def _forward(self, module: nn.Module, batch: Any) -> StepResult:
         """Run a step forward, in the precision asked for."""
-        if self._half is None:
-            result = self.step(module, batch)
-        else:
-            with self._autocast():
+        try:
+            if self._half is None:
                 result = self.step(module, batch)
+            else:
+                with self._autocast():
+                    result = self.step(module, batch)
+        except Exception as error:
+            error.add_note(f"the batch held {describe_batch(batch, self.feed.loader)}")
+            raise
         if not isinstance(result.loss, torch.Tensor) or result.loss.ndim:
             raise bad_loss(result.loss)
         return result
