@@ -310,6 +310,20 @@ def test_rain_on_mostly_dry_days_is_shifted_not_blown_up() -> None:
     assert high - low == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_variables_put_into_one_array_are_scaled_apart(method: str) -> None:
+    ds = made_cube()[["t"]].fillna(250)
+    ds["rain"] = abs(ds.t - 280) * 1e-6
+    array = ds.to_array()
+    scaler = pp.CubeScaler(method).fit(array)
+    scaled = scaler.transform(array)
+    expected = pp.CubeScaler(method).fit(ds).transform(ds)
+    np.testing.assert_allclose(scaled, expected.to_array(), rtol=1e-5, atol=1e-5)
+    back = scaler.inverse_transform(scaled)
+    np.testing.assert_allclose(back, array, rtol=1e-5, atol=1e-9)
+    assert back.dtype == array.dtype
+
+
 def test_samples_without_names_of_dims_are_scaled_per_variable() -> None:
     rng = np.random.default_rng(0)
     samples = {"t": rng.normal(280, 5, (200, 4, 4)).astype("f4"), "split": np.arange(200) % 4 > 0}

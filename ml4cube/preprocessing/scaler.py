@@ -40,7 +40,8 @@ class CubeScaler:
         are not that far apart, as of rain on mostly dry days, values are only shifted.
     per : sequence of str
         What has numbers of its own: ``("variable",)``, and any dims, e.g. ``("variable",
-        "level")``, or ``("variable", "lat", "lon")`` for each pixel. Variables always have.
+        "level")``, or ``("variable", "lat", "lon")`` for each pixel. Variables always have; along
+        a dim of that name, as `Dataset.to_array` makes, it has to be listed.
     climatology : {"month", "season", "dayofyear"}, optional
         Whether each month, season or day of the year has numbers of its own, so that what is
         left is the (standardized) anomaly.
@@ -294,11 +295,13 @@ class CubeScaler:
         check_choice("method", self.method, METHODS)
         check_group("climatology", self.climatology)
         cubes.check_cube(X)
-        per = [name for name in cubes.names("per", self.per) if name != "variable"]
+        dims = X.dims if isinstance(X, xr.Dataset | xr.DataArray) else None
+        # to_array() makes a dim of that name
+        per = [n for n in cubes.names("per", self.per) if n != "variable" or n in (dims or ())]
         along = None
-        if per and isinstance(X, xr.Dataset | xr.DataArray):
-            cubes.check_known("per", per, X.dims)
-            along = [str(dim) for dim in X.dims if dim not in per]
+        if per and dims is not None:
+            cubes.check_known("per", per, dims)
+            along = [str(dim) for dim in dims if dim not in per]
         elif per:
             raise InvalidTypeError(
                 f"per={self.per!r} names dims, but a dict of arrays has none; give a Dataset"
