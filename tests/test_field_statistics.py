@@ -469,3 +469,23 @@ def test_areas_are_not_made_of_texts():
     ds = xr.Dataset({"v": ("lat", np.arange(3.0))}, {"lat": list("abc")})
     with pytest.raises(InvalidValueError, match="needs latitudes in numbers"):
         pp.Statistics.from_cube(ds, weights="area")
+
+
+@pytest.mark.parametrize("names", [["b"], ["a", "b", "c"]])
+def test_areas_of_a_staggered_grid_are_those_of_each_variable(names: list[str]) -> None:
+    north = {"units": "degrees_north", "standard_name": "latitude"}
+    lat, slat = np.array([0.0, 30, 60, 90]), np.array([0.0, 60, 80])
+    rng = np.random.default_rng(0)
+    ds = xr.Dataset(
+        {
+            "a": (("lat", "x"), rng.random((4, 3))),
+            "b": (("slat", "x"), rng.random((3, 3))),
+            "c": ("x", rng.random(3)),
+        },
+        {"lat": lat, "slat": ("slat", slat, north)},
+    )
+    cosine = {"a": np.cos(np.deg2rad(ds.lat)), "b": np.cos(np.deg2rad(ds.slat))}
+    found = pp.get_statistics(ds[names], weights="area")
+    for name in names:
+        weights = cosine.get(name, xr.DataArray(1.0))
+        assert found[name][0] == pytest.approx(float(ds[name].weighted(weights).mean()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,8 +32,8 @@ class Form:
         Dims to sum up along; all if None.
     by : {"month", "season", "dayofyear", None}
         Climatology.
-    weights : Variable, optional
-        On some dims of the cube.
+    weights : tuple of Variable, optional
+        Each on some dims of the cube; a variable takes the one that fits it.
     counted : bool
         Whether quantiles are wanted.
     groups : Variable, optional
@@ -44,7 +44,7 @@ class Form:
 
     dims: tuple[str, ...] | None = None
     by: str | None = None
-    weights: xr.Variable | None = None
+    weights: tuple[xr.Variable, ...] | None = None
     counted: bool = False
     groups: xr.Variable | None = None
     labels: Mapping[str, NDArray[Any]] | None = None
@@ -56,7 +56,12 @@ class Form:
 
 
 def form_of(
-    cube: xr.Dataset, dims: tuple[str, ...] | None, by: str | None, weights: Weights, counted: bool
+    cube: xr.Dataset,
+    chosen: Iterable[str],
+    dims: tuple[str, ...] | None,
+    by: str | None,
+    weights: Weights,
+    counted: bool,
 ) -> Form:
     """Check what a user asked for.
 
@@ -64,6 +69,8 @@ def form_of(
     ----------
     cube : Dataset
         The cube.
+    chosen : iterable of str
+        Variables to sum up.
     dims : tuple of str or None
         Dims to sum up along.
     by : str or None
@@ -95,7 +102,7 @@ def form_of(
             )
         groups = group_ids(cube, by)
     labels = {str(name): cube[str(name)].values for name in cube.indexes if name in cube.dims}
-    return Form(dims, by, cell_weights(cube, weights), counted, groups, labels)
+    return Form(dims, by, cell_weights(cube, weights, chosen), counted, groups, labels)
 
 
 def field_statistics(

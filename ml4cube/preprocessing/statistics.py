@@ -126,7 +126,7 @@ class Statistics(core.Statistics):
         cube = cubes.as_dataset(ds)
         chosen = _chosen(cube, wanted, excluded, isinstance(ds, xr.DataArray))
         cells, part = cubes.cells_of_part(cube, split)
-        form = form_of(cube, along, by, weights, counted)
+        form = form_of(cube, chosen, along, by, weights, counted)
         table = {}
         for name in chosen:
             variable = cube.variables[name]
