@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import pickle
 import warnings
@@ -489,3 +490,24 @@ def test_areas_of_a_staggered_grid_are_those_of_each_variable(names: list[str]) 
     for name in names:
         weights = cosine.get(name, xr.DataArray(1.0))
         assert found[name][0] == pytest.approx(float(ds[name].weighted(weights).mean()))
+
+
+def test_only_statistics_of_the_same_weights_merge() -> None:
+    ds = made_cube()
+    given = np.cos(np.deg2rad(ds.lat))
+    one, *others = (
+        pp.Statistics.from_cube(ds, dims=["time", "lat", "lon"], weights=weights)
+        for weights in ("area", None, given)
+    )
+    assert one.merge(one)["t"].weighting == "area"
+    for other in others:
+        for a, b in ((one, other), (other, one)):
+            with pytest.raises(InvalidValueError, match=r"area weights.*weights and quantiles"):
+                a.merge(b)
+    for stats in (one, *others):
+        before = json.loads(stats.to_json())
+        for entry in before["variables"].values():
+            entry.pop("weighting", None)
+        old = pp.Statistics.from_json(json.dumps(before))
+        np.testing.assert_array_equal(old["t"].mean, stats["t"].mean)
+        assert (old["t"].weighting is None) == (stats["t"].weighting is None)

@@ -227,6 +227,20 @@ def test_partial_fits_in_any_order_and_merged_scalers_are_one_fit(
         merged.merge(pp.CubeScaler(method, per, climatology, xr.DataArray([1.0], dims="x")))
 
 
+def test_parameters_stay_those_of_the_first_fit() -> None:
+    ds = made_cube()
+    weights = xr.DataArray([1.0, 0.5, 1e6], dims="lat")
+    for fitted in (pp.CubeScaler().fit(ds), pp.CubeScaler().fit(ds).merge(pp.CubeScaler().fit(ds))):
+        for changed in ({"weights": "area"}, {"weights": weights}, {"method": "normalize"}):
+            scaler = pickle.loads(pickle.dumps(fitted)).set_params(**changed)  # noqa: S301
+            with pytest.raises(InvalidValueError, match="was fitted as CubeScaler"):
+                scaler.partial_fit(ds)
+            scaler.fit(ds).partial_fit(ds)
+    other = pp.CubeScaler(weights=weights).fit(ds).set_params(weights=2 * weights)
+    with pytest.raises(InvalidValueError, match="call fit to start anew"):
+        other.partial_fit(ds)
+
+
 def test_the_protocol_of_scikit_learn_holds_with_every_parameter() -> None:
     from sklearn.base import clone
 

@@ -215,6 +215,8 @@ class FieldStatistics(VariableStatistics):
         Coordinate values along dims that have some.
     histogram : Histogram, optional
         What quantiles are read from.
+    weighting : {"area", "given"}, optional
+        What the weights were, where there were any.
 
     Examples
     --------
@@ -235,6 +237,7 @@ class FieldStatistics(VariableStatistics):
     dims: tuple[str, ...] = ()
     labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     histogram: Histogram | None = None
+    weighting: str | None = None
 
     @property
     def moments(self) -> Moments:
@@ -249,7 +252,7 @@ class FieldStatistics(VariableStatistics):
         Parameters
         ----------
         other : FieldStatistics
-            With the same dims and labels, and a histogram if this one has one.
+            With the same dims, labels and kind of weights, and a histogram if this one has one.
 
         Returns
         -------
@@ -260,20 +263,20 @@ class FieldStatistics(VariableStatistics):
         Raises
         ------
         InvalidValueError
-            If dims, labels or histograms do not fit.
+            If dims, labels, weights or histograms do not fit.
         """
         mine = self._form()
         theirs = other._form() if isinstance(other, FieldStatistics) else "one number each"
         if not isinstance(other, FieldStatistics) or mine != theirs:
             raise InvalidValueError(
                 f"cannot merge statistics of {mine} with those of {theirs}; compute both with "
-                "the same dims, coordinates, climatology and quantiles"
+                "the same dims, coordinates, climatology, weights and quantiles"
             )
         moments = self.moments.merge(other.moments)
         histogram = self.histogram
         if histogram is not None and other.histogram is not None:
             histogram = histogram.merge(other.histogram)
-        return type(self)(*moments, self.dims, self.labels, histogram)
+        return type(self)(*moments, self.dims, self.labels, histogram, self.weighting)
 
     def _form(self) -> str:
         """What two of them must share to be merged, as text."""
@@ -283,7 +286,8 @@ class FieldStatistics(VariableStatistics):
         }
         sizes = dict(zip(self.dims, self.mean.shape, strict=True))
         bins = self.histogram.bins if self.histogram else "no"
-        return f"{sizes} (labels {labels}, {bins} bins)"
+        weights = f"{self.weighting} weights" if self.weighting else "no weights"
+        return f"{sizes} (labels {labels}, {bins} bins, {weights})"
 
     @property
     def variance(self) -> Floats:  # type: ignore[override]
@@ -351,6 +355,8 @@ class FieldStatistics(VariableStatistics):
         arrays = {name: _encoded(values) for name, values in self.moments._asdict().items()}
         labels = {dim: _encoded(values) for dim, values in self.labels.items()}
         entry: dict[str, Any] = {"dims": list(self.dims), "labels": labels, **arrays}
+        if self.weighting is not None:
+            entry["weighting"] = self.weighting
         if self.histogram is not None:
             entry["histogram"] = {
                 "bins": self.histogram.bins,
@@ -381,7 +387,10 @@ class FieldStatistics(VariableStatistics):
             part = raw["histogram"]
             exponent, edges, counts = (_decoded(part[k]) for k in ("exponent", "edges", "counts"))
             histogram = Histogram(exponent, edges, counts, int(part["bins"]))
-        return cls(*moments, tuple(raw["dims"]), labels, histogram)
+        # what was written before weights were named tells no more than that there were some
+        unnamed = None if np.array_equal(moments.weight, moments.count) else "given"
+        weighting = raw.get("weighting", unnamed)
+        return cls(*moments, tuple(raw["dims"]), labels, histogram, weighting)
 
 
 def _encoded(values: NDArray[Any]) -> dict[str, Any]:

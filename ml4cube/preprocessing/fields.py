@@ -40,6 +40,8 @@ class Form:
         Group of each time step.
     labels : mapping of str to ndarray
         Coordinate values of the cube's dims.
+    weighting : {"area", "given"}, optional
+        What the weights are.
     """
 
     dims: tuple[str, ...] | None = None
@@ -48,6 +50,7 @@ class Form:
     counted: bool = False
     groups: xr.Variable | None = None
     labels: Mapping[str, NDArray[Any]] | None = None
+    weighting: str | None = None
 
     @property
     def plain(self) -> bool:
@@ -102,7 +105,9 @@ def form_of(
             )
         groups = group_ids(cube, by)
     labels = {str(name): cube[str(name)].values for name in cube.indexes if name in cube.dims}
-    return Form(dims, by, cell_weights(cube, weights, chosen), counted, groups, labels)
+    weighting = None if weights is None else weights if isinstance(weights, str) else "given"
+    found = cell_weights(cube, weights, chosen)
+    return Form(dims, by, found, counted, groups, labels, weighting)
 
 
 def field_statistics(
@@ -150,7 +155,9 @@ def field_statistics(
     if plan.grouped:
         labels[str(form.by)] = GROUPS[str(form.by)]
     labels = {dim: labels[dim] for dim in plan.sizes if dim in labels}
-    statistics = FieldStatistics(*total, dims=tuple(plan.sizes), labels=labels)
+    statistics = FieldStatistics(
+        *total, dims=tuple(plan.sizes), labels=labels, weighting=form.weighting
+    )
     if bins is not None:
         dtype = np.int64 if weights is None else np.float64
         whole = Histogram.gathered(shape, bins, list(histograms.values()), dtype)

@@ -66,6 +66,8 @@ class CubeScaler:
     """
 
     statistics_: Statistics
+    # parameters of the first fit, which later ones must share
+    _first: CubeScaler | None = None
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class CubeScaler:
             If dims are named, but `X` is a dict of arrays, which have none.
         """
         self.statistics_ = self._learned(X)
+        self._first = type(self)(**self.get_params())
         return self
 
     def partial_fit(self, X: cubes.Cube, y: object = None) -> Self:
@@ -123,10 +126,17 @@ class CubeScaler:
         Raises
         ------
         InvalidValueError
-            If a parameter is unknown, or variables or coordinates are not those seen before.
+            If a parameter is unknown, or parameters, variables or coordinates are not those of
+            the first fit.
         """
-        new = self._learned(X)
-        self.statistics_ = self.statistics_.merge(new) if self._is_fitted() else new
+        if not self._is_fitted():
+            return self.fit(X)
+        if self._first is not None and not self._same_parameters(self._first):
+            raise InvalidValueError(
+                f"{self!r} was fitted as {self._first!r}; set its parameters back, or call fit to "
+                "start anew"
+            )
+        self.statistics_ = self.statistics_.merge(self._learned(X))
         return self
 
     def merge(self, other: CubeScaler) -> Self:
@@ -153,6 +163,7 @@ class CubeScaler:
             raise InvalidValueError(f"cannot merge {self!r} with {other!r}; give equal parameters")
         merged = type(self)(**self.get_params())
         merged.statistics_ = self._fitted().merge(other._fitted())
+        merged._first = self._first
         return merged
 
     def transform(self, X: cubes.Cube) -> Any:
