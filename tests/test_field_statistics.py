@@ -511,3 +511,15 @@ def test_only_statistics_of_the_same_weights_merge() -> None:
         old = pp.Statistics.from_json(json.dumps(before))
         np.testing.assert_array_equal(old["t"].mean, stats["t"].mean)
         assert (old["t"].weighting is None) == (stats["t"].weighting is None)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("form", [{"quantiles": (0.5,)}, {"dims": ()}])
+@pytest.mark.parametrize("value", [1.5, np.nan])
+def test_a_single_number_has_statistics_of_every_form(value: float, form: Any, lazy: bool) -> None:
+    one = xr.DataArray(value, name="z")
+    stats = pp.Statistics.from_cube(one.chunk() if lazy else one, **form)["z"]
+    assert (stats.count, stats.gaps) == (np.isfinite(value), np.isnan(value))
+    np.testing.assert_array_equal(stats.mean, value)
+    if "quantiles" in form:
+        np.testing.assert_array_equal(stats.quantile(0.5), value)

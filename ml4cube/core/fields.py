@@ -138,8 +138,9 @@ def _slab_moments(
     weights: Floats | None,
 ) -> Moments:
     """Sum up one slab: mean first, then deviations from it, then what rounding left of them."""
-    x = values.astype(np.float64)
-    ok = np.isfinite(x)
+    # arrays even of no dims, which numpy turns into numbers that cannot be written to
+    x = np.array(values, np.float64)
+    ok = np.asarray(np.isfinite(x))
     used = np.ones(x.shape, bool) if where is None else where
     if weights is not None:
         check_weights(weights)
