@@ -11,6 +11,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from hypothesis import given, settings
@@ -523,3 +524,46 @@ def test_a_single_number_has_statistics_of_every_form(value: float, form: Any, l
     np.testing.assert_array_equal(stats.mean, value)
     if "quantiles" in form:
         np.testing.assert_array_equal(stats.quantile(0.5), value)
+
+
+LABELS: dict[str, Any] = {
+    calendar: xr.date_range("1850-02-27", periods=3, freq="25h", calendar=calendar, use_cftime=True)
+    for calendar in ("360_day", "noleap", "standard", "proleptic_gregorian", "julian", "all_leap")
+}
+LABELS["far"] = LABELS["360_day"].map(lambda date: date.replace(year=9, microsecond=7))
+LABELS["texts"] = np.array(["a", "bc", ""], object)
+LABELS["StringDType"] = np.array(["a", "bc", ""], np.dtypes.StringDType())
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_statistics_read_from_json_know_their_places(labels: Any) -> None:
+    ds = xr.Dataset({"t": (("x", "y"), np.arange(9.0).reshape(3, 3))}).assign_coords(x=labels)
+    stats = pp.Statistics.from_cube(ds, dims="y")
+    copy = pp.Statistics.from_json(stats.to_json())
+    assert copy == stats
+    assert hash(copy) == hash(stats)
+    xr.testing.assert_identical(pp.standardize(ds, copy), pp.standardize(ds, stats))
+    assert copy.merge(stats)["t"].count.tolist() == [6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    "labels", [pd.interval_range(0, 3), pd.period_range("2000", periods=3, freq="M")], ids=type
+)
+def test_labels_that_json_does_not_hold_are_named(labels: Any) -> None:
+    ds = xr.Dataset({"t": (("x", "y"), np.arange(9.0).reshape(3, 3))}).assign_coords(x=labels)
+    stats = pp.Statistics.from_cube(ds, dims="y")
+    assert pickle.loads(pickle.dumps(stats)) == stats  # noqa: S301
+    assert stats.merge(stats)["t"].count.tolist() == [6, 6, 6]
+    with pytest.raises(InvalidTypeError, match=r"'x' are objects such as .*JSON does not hold"):
+        stats.to_json()
+
+
+def test_json_written_before_is_read() -> None:
+    ds = made_cube("360_day").isel(time=slice(2))
+    stats = pp.Statistics.from_cube(ds, ["t"], dims=["level", "lat", "lon"], split=None)
+    raw = json.loads(stats.to_json())
+    dates = [str(date) for date in ds.indexes["time"]]
+    raw["variables"]["t"]["labels"]["time"] = {"shape": [2], "dtype": "text", "values": dates}
+    old = pp.Statistics.from_json(json.dumps(raw))["t"]
+    np.testing.assert_array_equal(old.mean, stats["t"].mean)
+    assert old.labels["time"].tolist() == dates

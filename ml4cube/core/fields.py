@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+import cftime
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +25,8 @@ Ints = NDArray[np.int64]
 
 # Cells summed up at a time: as float64 they take 4 MiB.
 _SLAB_CELLS = 2**19
+# Dates of other calendars are written as whole numbers of these, which lose nothing.
+_TICKS = "microseconds since 2000-01-01"
 
 
 class Moments(NamedTuple):
@@ -339,11 +342,11 @@ class FieldStatistics(VariableStatistics):
         """Whether every number, dim, label and bin is the same; NaN equals NaN."""
         if not isinstance(other, FieldStatistics):
             return NotImplemented
-        return self.to_dict() == other.to_dict()
+        return self._entry() == other._entry()
 
     def __hash__(self) -> int:
         """The same for equal statistics, in every process."""
-        return zlib.crc32(json.dumps(self.to_dict(), sort_keys=True).encode())
+        return zlib.crc32(json.dumps(self._entry(), sort_keys=True).encode())
 
     def to_dict(self) -> dict[str, Any]:
         """Write as plain JSON values; arrays as base64 of their bytes.
@@ -352,7 +355,24 @@ class FieldStatistics(VariableStatistics):
         -------
         dict
             One entry per field.
+
+        Raises
+        ------
+        InvalidTypeError
+            If labels are objects that JSON does not hold, such as intervals.
         """
+        entry = self._entry()
+        for dim, labels in entry["labels"].items():
+            if labels["dtype"] == "object":
+                raise InvalidTypeError(
+                    f"labels along {dim!r} are objects such as {self.labels[dim].flat[0]!r}, which "
+                    "JSON does not hold; give the dim numbers, dates or texts before you compute "
+                    "statistics, or pickle them"
+                )
+        return entry
+
+    def _entry(self) -> dict[str, Any]:
+        """What two of them must share to be equal, as plain values."""
         arrays = {name: _encoded(values) for name, values in self.moments._asdict().items()}
         labels = {dim: _encoded(values) for dim, values in self.labels.items()}
         entry: dict[str, Any] = {"dims": list(self.dims), "labels": labels, **arrays}
@@ -398,8 +418,14 @@ def _encoded(values: NDArray[Any]) -> dict[str, Any]:
     """Write an array as JSON values: its bytes, or a list for texts and objects."""
     values = np.asarray(values)
     entry: dict[str, Any] = {"shape": list(values.shape)}
-    if values.dtype.kind in "OU":
-        return {**entry, "dtype": "text", "values": [str(value) for value in values.ravel()]}
+    if values.dtype.kind in "OUT":
+        listed = values.ravel().tolist()
+        if listed and all(isinstance(value, cftime.datetime) for value in listed):
+            ticks = np.asarray(cftime.date2num(values, _TICKS, listed[0].calendar), np.int64)
+            return {**_encoded(ticks), "calendar": listed[0].calendar}
+        texts = all(isinstance(value, str) for value in listed)
+        shown = [str(value) for value in listed]
+        return {**entry, "dtype": "text" if texts else "object", "values": shown}
     little = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<")))
     if little.dtype.kind == "f":
         # one NaN and one zero, so that equal arrays have equal bytes
@@ -420,4 +446,7 @@ def _decoded(entry: Mapping[str, Any]) -> NDArray[Any]:
     content = zlib.decompress(base64.b64decode(entry["zlib"]))
     dtype = np.dtype(entry["dtype"])
     values = np.frombuffer(content, dtype).reshape(shape)
+    if "calendar" in entry:
+        dates: NDArray[Any] = cftime.num2date(values, _TICKS, entry["calendar"])
+        return dates
     return values.astype(dtype.newbyteorder("="))
