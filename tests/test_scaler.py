@@ -227,6 +227,18 @@ def test_partial_fits_in_any_order_and_merged_scalers_are_one_fit(
         merged.merge(pp.CubeScaler(method, per, climatology, xr.DataArray([1.0], dims="x")))
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("climatology", [None, "month"])
+def test_the_order_of_dims_does_not_matter_to_merge(method: str, climatology: str | None) -> None:
+    ds = made_cube()
+    parts = ds.isel(time=slice(12)), ds.isel(time=slice(12, None)).transpose(*DIMS[::-1])
+    fitted = pp.CubeScaler(method, ("level", "lat"), climatology).fit(parts[0])
+    other = pp.CubeScaler(method, ("lat", "level"), climatology).fit(parts[1])
+    merged = fitted.merge(other).transform(ds)
+    expected = fitted.partial_fit(parts[1].transpose(*DIMS)).transform(ds)
+    xr.testing.assert_identical(merged, expected)
+
+
 def test_parameters_stay_those_of_the_first_fit() -> None:
     ds = made_cube()
     weights = xr.DataArray([1.0, 0.5, 1e6], dims="lat")

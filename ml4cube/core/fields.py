@@ -256,7 +256,8 @@ class FieldStatistics(VariableStatistics):
         Parameters
         ----------
         other : FieldStatistics
-            With the same dims, labels and kind of weights, and a histogram if this one has one.
+            With the same dims in any order, the same labels and kind of weights, and a histogram
+            if this one has one.
 
         Returns
         -------
@@ -269,6 +270,8 @@ class FieldStatistics(VariableStatistics):
         InvalidValueError
             If dims, labels, weights or histograms do not fit.
         """
+        if isinstance(other, FieldStatistics) and set(other.dims) == set(self.dims):
+            other = other._transposed(self.dims)
         mine = self._form()
         theirs = other._form() if isinstance(other, FieldStatistics) else "one number each"
         if not isinstance(other, FieldStatistics) or mine != theirs:
@@ -281,6 +284,13 @@ class FieldStatistics(VariableStatistics):
         if histogram is not None and other.histogram is not None:
             histogram = histogram.merge(other.histogram)
         return type(self)(*moments, self.dims, self.labels, histogram, self.weighting)
+
+    def _transposed(self, dims: tuple[str, ...]) -> Self:
+        """Put the dims in another order."""
+        order = [self.dims.index(dim) for dim in dims]
+        moments = Moments._make(values.transpose(order) for values in self.moments)
+        histogram = self.histogram and self.histogram.transposed(order)
+        return type(self)(*moments, dims, self.labels, histogram, self.weighting)
 
     def _form(self) -> str:
         """What two of them must share to be merged, as text."""

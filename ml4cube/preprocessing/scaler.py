@@ -326,8 +326,10 @@ class CubeScaler:
         )
 
     def _same_parameters(self, other: CubeScaler) -> bool:
-        """Whether two scalers are made alike; weights may be DataArrays."""
-        mine, theirs = self.get_params(), other.get_params()
+        """Whether two scalers are made alike; weights may be DataArrays, dims in any order."""
+        mine, theirs = (
+            {**one.get_params(), "per": set(cubes.names("per", one.per))} for one in (self, other)
+        )
         weights, others = mine.pop("weights"), theirs.pop("weights")
         if isinstance(weights, xr.DataArray) and isinstance(others, xr.DataArray):
             return mine == theirs and weights.equals(others)
