@@ -406,9 +406,13 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
             pp.Statistics.from_cube(ds, weights=np.ones(4))
     with pytest.raises(InvalidTypeError, match="names of dims"):
         pp.get_statistics({"t": np.ones(3)}, dims=["x"])
-    lazy = xr.DataArray(np.full(4, np.nan), dims="lat").chunk()
-    with pytest.raises(InvalidValueError, match=r"'t': weights from nan"):
-        pp.get_statistics(ds, weights=lazy)
+    for texts in (list("abcd"), np.array(list("abcd"), object)):
+        with pytest.raises(InvalidTypeError, match=r"weights are of dtype .*give numbers"):
+            pp.get_statistics(ds, weights=xr.DataArray(texts, dims="lat"))
+    gaps = xr.DataArray([1.0, np.nan, np.nan, -1.0], dims="lat")
+    for weights in (gaps, gaps.chunk()):
+        with pytest.raises(InvalidValueError, match=r"3 of 4 weights .*\(2 of them NaN\)"):
+            pp.get_statistics(ds[["t"]].isel(time=[0], level=[0], lon=[0]), weights=weights)
 
 
 def test_other_forms_neither_merge_nor_scale_where_one_number_is_needed() -> None:

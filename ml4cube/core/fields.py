@@ -195,10 +195,12 @@ def check_weights(weights: Floats) -> None:
     InvalidValueError
         If there are such.
     """
-    if not (np.isfinite(weights) & (weights >= 0)).all():
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
         raise InvalidValueError(
-            f"weights from {np.min(weights)} to {np.max(weights)}; give finite ones that are not "
-            "negative (0 leaves a cell out)"
+            f"{wrong.sum()} of {wrong.size} weights are negative or not finite "
+            f"({np.isnan(weights).sum()} of them NaN); give finite ones that are not negative "
+            "(0 leaves a cell out)"
         )
 
 
