@@ -132,7 +132,7 @@ class Statistics(core.Statistics):
             variable = cube.variables[name]
             where = None if cells is None else cubes.fitted(cells, variable)
             table[name] = _named_errors(name, _summed, variable, where, form)
-            _check_not_empty(name, table[name], part, form.weights is not None)
+            _check_not_empty(name, table[name], part, variable.shape, form.weights is not None)
             cubes.check_no_fill_value(name, table[name], variable)
         return cls(table, part)
 
@@ -171,7 +171,7 @@ class Statistics(core.Statistics):
             excluded = (*excluded, "split", cubes.FILTER_VAR)
         chosen = [name for name in wanted if name not in excluded]
         if not chosen:
-            raise InvalidValueError(f"no variable of {list(arrays)} is left to sum up")
+            raise InvalidValueError(_nothing_left(arrays, excluded))
         part = "all" if split is None or "split" not in arrays else split
         if part == "all" and split not in ("train", None):
             raise InvalidValueError(f"split={split!r} asks for a part, but there is no 'split'")
@@ -189,7 +189,7 @@ class Statistics(core.Statistics):
                 table[name] = _named_errors(name, _summed, cube, cells, Form(counted=True))
             else:
                 table[name] = _named_errors(name, VariableStatistics.of, arrays[name], where)
-            _check_not_empty(name, table[name], part)
+            _check_not_empty(name, table[name], part, arrays[name].shape)
         return cls(table, part)
 
     def mean_std(self) -> dict[str, list[Any]]:
@@ -275,10 +275,7 @@ def _chosen(
     listed = cubes.data_variables(cube) if wanted is None else list(wanted)
     chosen = [name for name in listed if name not in excluded]
     if not chosen:
-        raise InvalidValueError(
-            f"no variable is left to sum up: the cube has {list(cube.data_vars)}, of which "
-            f"{list(excluded)} are excluded and the rest are labels, masks or auxiliary"
-        )
+        raise InvalidValueError(_nothing_left(cube.data_vars, excluded))
     for name in chosen:
         cubes.check_decoded(name, cube.variables[name])
         if cube.variables[name].dtype.kind not in "fiub":
@@ -287,6 +284,16 @@ def _chosen(
                 "real numbers; leave it out or convert it"
             )
     return chosen
+
+
+def _nothing_left(held: Mapping[Any, Any], excluded: tuple[str, ...]) -> str:
+    """What there is, where none of it is to be summed up."""
+    shown = ", ".join(f"{str(n)!r} ({v.dtype}, {v.ndim} dims)" for n, v in held.items())
+    return (
+        f"no variable is left to sum up: there are {shown or 'none'}, of which "
+        f"{[name for name in excluded if name in held]} are excluded and the rest are labels, "
+        "masks, auxiliary, scalars or no real numbers; name or convert what you want"
+    )
 
 
 def _named_errors(name: str, work: Any, *arguments: Any) -> VariableStatistics:
@@ -299,10 +306,18 @@ def _named_errors(name: str, work: Any, *arguments: Any) -> VariableStatistics:
 
 
 def _check_not_empty(
-    name: str, stats: VariableStatistics, part: str, weighted: bool = False
+    name: str, stats: VariableStatistics, part: str, shape: tuple[int, ...], weighted: bool = False
 ) -> None:
     """Refuse a part without cells, and say when there are cells but no value."""
     if np.sum(stats.count) + np.sum(stats.gaps) + np.sum(stats.infs) == 0:
+        if 0 in shape:
+            raise EmptyPartError(
+                f"variable {name!r} has no cell, its shape is {shape}; give a cube that has some"
+            )
+        if part == "all":
+            raise EmptyPartError(
+                f"variable {name!r} has only cells of weight 0; give other weights"
+            )
         only = ", or only cells of weight 0" if weighted else ""
         raise EmptyPartError(
             f"variable {name!r} has no cell in part {part!r}{only}; choose another split"
