@@ -327,8 +327,8 @@ class FieldStatistics(VariableStatistics):
         Returns
         -------
         ndarray of float64, shape (*dims)
-            Off by less than `quantile_error`, or exact where that is 0; NaN where there is no
-            cell.
+            Off by less than `quantile_error` from that of numpy's ``method="inverted_cdf"``, or
+            that itself where the error is 0; NaN where there is no cell.
 
         Raises
         ------
@@ -339,7 +339,11 @@ class FieldStatistics(VariableStatistics):
 
     @property
     def quantile_error(self) -> Floats:
-        """Bound on the error of `quantile` at each place: a bin's width; 0 if it is exact."""
+        """Bound on the error of `quantile` at each place: a bin's width.
+
+        0 where it is exactly that of numpy's ``method="inverted_cdf"``, the least value with the
+        asked share of the cells at or below it.
+        """
         return self._counted().width
 
     def _counted(self) -> Histogram:

@@ -34,8 +34,9 @@ class CubeScaler:
     ----------
     method : {"standardize", "normalize", "robust"}
         To mean 0 and standard deviation 1; to the range 0 to 1; or to median 0 and interquartile
-        range 1, which a few extremes do not move. Quartiles are read from a histogram: off by
-        less than 1/32767 of the range of the variable, a few values far out left aside
+        range 1, which a few extremes do not move. Quartiles, those of numpy's
+        ``method="inverted_cdf"``, are read from a histogram: off by less than 1/32767 of the
+        range of the variable, a few values far out left aside
         (``statistics_[name].quantile_error`` says how much; more at many places). Where they
         are not that far apart, as of rain on mostly dry days, values are only shifted.
     per : sequence of str
@@ -52,6 +53,11 @@ class CubeScaler:
     ----------
     statistics_ : Statistics
         What `fit` learned.
+
+    Notes
+    -----
+    Blocks are merged in order: the same chunks give the same bits under any scheduler, other
+    chunks the same numbers to rounding of float64.
 
     Examples
     --------
@@ -177,8 +183,9 @@ class CubeScaler:
         Returns
         -------
         Dataset, DataArray or dict
-            Of the kind given, without units. Gaps stay gaps. A place (level, pixel, ...) without
-            a training cell becomes a gap; one that was constant is shifted to 0.
+            Of the kind given, with its coordinates and attributes: the values have no unit, but
+            ``units`` stays there for `inverse_transform`. Gaps stay gaps. A place (level, pixel,
+            ...) without a training cell becomes a gap; one that was constant is shifted to 0.
 
         Raises
         ------

@@ -89,8 +89,8 @@ class Statistics(core.Statistics):
             not negative. Cells of weight 0 are left out.
         quantiles : sequence of float
             If any are given, a histogram is kept, from which ``stats[name].quantile(p)`` reads
-            these and any other quantile, with an error below ``stats[name].quantile_error``
-            (exact where that is 0).
+            these and any other quantile, with an error below ``stats[name].quantile_error``.
+            Where that is 0 it is the one of numpy's ``method="inverted_cdf"``, exactly.
 
         Returns
         -------
@@ -110,6 +110,11 @@ class Statistics(core.Statistics):
             asked for.
         EmptyPartError
             If the part has no cell.
+
+        Notes
+        -----
+        Blocks are merged in order: the same chunks give the same bits under any scheduler, other
+        chunks the same numbers to rounding of float64.
         """
         cubes.check_cube(ds)
         excluded = cubes.names("exclude_vars", exclude_vars)
@@ -225,8 +230,9 @@ class Statistics(core.Statistics):
         Returns
         -------
         dict of str to list of float or DataArray
-            One value per probability, each off by less than the variable's ``quantile_error``,
-            or exact where that is 0.
+            One value per probability, each off by less than the variable's ``quantile_error``
+            from that of numpy's ``method="inverted_cdf"``, a value of the cells; that itself
+            where the error is 0.
 
         Raises
         ------
@@ -425,6 +431,11 @@ def get_statistics(
         packed integers that were not decoded.
     EmptyPartError
         If the part has no cell.
+
+    Notes
+    -----
+    Blocks are merged in order: the same chunks give the same bits under any scheduler, other
+    chunks the same numbers to rounding of float64.
 
     Examples
     --------
