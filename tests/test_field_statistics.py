@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import pickle
 import warnings
@@ -10,6 +11,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from hypothesis import given, settings
@@ -404,9 +406,13 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
             pp.Statistics.from_cube(ds, weights=np.ones(4))
     with pytest.raises(InvalidTypeError, match="names of dims"):
         pp.get_statistics({"t": np.ones(3)}, dims=["x"])
-    lazy = xr.DataArray(np.full(4, np.nan), dims="lat").chunk()
-    with pytest.raises(InvalidValueError, match=r"'t': weights from nan"):
-        pp.get_statistics(ds, weights=lazy)
+    for texts in (list("abcd"), np.array(list("abcd"), object)):
+        with pytest.raises(InvalidTypeError, match=r"weights are of dtype .*give numbers"):
+            pp.get_statistics(ds, weights=xr.DataArray(texts, dims="lat"))
+    gaps = xr.DataArray([1.0, np.nan, np.nan, -1.0], dims="lat")
+    for weights in (gaps, gaps.chunk()):
+        with pytest.raises(InvalidValueError, match=r"3 of 4 weights .*\(2 of them NaN\)"):
+            pp.get_statistics(ds[["t"]].isel(time=[0], level=[0], lon=[0]), weights=weights)
 
 
 def test_other_forms_neither_merge_nor_scale_where_one_number_is_needed() -> None:
@@ -469,3 +475,99 @@ def test_areas_are_not_made_of_texts():
     ds = xr.Dataset({"v": ("lat", np.arange(3.0))}, {"lat": list("abc")})
     with pytest.raises(InvalidValueError, match="needs latitudes in numbers"):
         pp.Statistics.from_cube(ds, weights="area")
+
+
+@pytest.mark.parametrize("names", [["b"], ["a", "b", "c"]])
+def test_areas_of_a_staggered_grid_are_those_of_each_variable(names: list[str]) -> None:
+    north = {"units": "degrees_north", "standard_name": "latitude"}
+    lat, slat = np.array([0.0, 30, 60, 90]), np.array([0.0, 60, 80])
+    rng = np.random.default_rng(0)
+    ds = xr.Dataset(
+        {
+            "a": (("lat", "x"), rng.random((4, 3))),
+            "b": (("slat", "x"), rng.random((3, 3))),
+            "c": ("x", rng.random(3)),
+        },
+        {"lat": lat, "slat": ("slat", slat, north)},
+    )
+    cosine = {"a": np.cos(np.deg2rad(ds.lat)), "b": np.cos(np.deg2rad(ds.slat))}
+    found = pp.get_statistics(ds[names], weights="area")
+    for name in names:
+        weights = cosine.get(name, xr.DataArray(1.0))
+        assert found[name][0] == pytest.approx(float(ds[name].weighted(weights).mean()))
+
+
+def test_only_statistics_of_the_same_weights_merge() -> None:
+    ds = made_cube()
+    given = np.cos(np.deg2rad(ds.lat))
+    one, *others = (
+        pp.Statistics.from_cube(ds, dims=["time", "lat", "lon"], weights=weights)
+        for weights in ("area", None, given)
+    )
+    assert one.merge(one)["t"].weighting == "area"
+    for other in others:
+        for a, b in ((one, other), (other, one)):
+            with pytest.raises(InvalidValueError, match=r"area weights.*weights and quantiles"):
+                a.merge(b)
+    for stats in (one, *others):
+        before = json.loads(stats.to_json())
+        for entry in before["variables"].values():
+            entry.pop("weighting", None)
+        old = pp.Statistics.from_json(json.dumps(before))
+        np.testing.assert_array_equal(old["t"].mean, stats["t"].mean)
+        assert (old["t"].weighting is None) == (stats["t"].weighting is None)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("form", [{"quantiles": (0.5,)}, {"dims": ()}])
+@pytest.mark.parametrize("value", [1.5, np.nan])
+def test_a_single_number_has_statistics_of_every_form(value: float, form: Any, lazy: bool) -> None:
+    one = xr.DataArray(value, name="z")
+    stats = pp.Statistics.from_cube(one.chunk() if lazy else one, **form)["z"]
+    assert (stats.count, stats.gaps) == (np.isfinite(value), np.isnan(value))
+    np.testing.assert_array_equal(stats.mean, value)
+    if "quantiles" in form:
+        np.testing.assert_array_equal(stats.quantile(0.5), value)
+
+
+LABELS: dict[str, Any] = {
+    calendar: xr.date_range("1850-02-27", periods=3, freq="25h", calendar=calendar, use_cftime=True)
+    for calendar in ("360_day", "noleap", "standard", "proleptic_gregorian", "julian", "all_leap")
+}
+LABELS["far"] = LABELS["360_day"].map(lambda date: date.replace(year=9, microsecond=7))
+LABELS["texts"] = np.array(["a", "bc", ""], object)
+LABELS["StringDType"] = np.array(["a", "bc", ""], np.dtypes.StringDType())
+
+
+@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
+def test_statistics_read_from_json_know_their_places(labels: Any) -> None:
+    ds = xr.Dataset({"t": (("x", "y"), np.arange(9.0).reshape(3, 3))}).assign_coords(x=labels)
+    stats = pp.Statistics.from_cube(ds, dims="y")
+    copy = pp.Statistics.from_json(stats.to_json())
+    assert copy == stats
+    assert hash(copy) == hash(stats)
+    xr.testing.assert_identical(pp.standardize(ds, copy), pp.standardize(ds, stats))
+    assert copy.merge(stats)["t"].count.tolist() == [6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    "labels", [pd.interval_range(0, 3), pd.period_range("2000", periods=3, freq="M")], ids=type
+)
+def test_labels_that_json_does_not_hold_are_named(labels: Any) -> None:
+    ds = xr.Dataset({"t": (("x", "y"), np.arange(9.0).reshape(3, 3))}).assign_coords(x=labels)
+    stats = pp.Statistics.from_cube(ds, dims="y")
+    assert pickle.loads(pickle.dumps(stats)) == stats  # noqa: S301
+    assert stats.merge(stats)["t"].count.tolist() == [6, 6, 6]
+    with pytest.raises(InvalidTypeError, match=r"'x' are objects such as .*JSON does not hold"):
+        stats.to_json()
+
+
+def test_json_written_before_is_read() -> None:
+    ds = made_cube("360_day").isel(time=slice(2))
+    stats = pp.Statistics.from_cube(ds, ["t"], dims=["level", "lat", "lon"], split=None)
+    raw = json.loads(stats.to_json())
+    dates = [str(date) for date in ds.indexes["time"]]
+    raw["variables"]["t"]["labels"]["time"] = {"shape": [2], "dtype": "text", "values": dates}
+    old = pp.Statistics.from_json(json.dumps(raw))["t"]
+    np.testing.assert_array_equal(old.mean, stats["t"].mean)
+    assert old.labels["time"].tolist() == dates

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -241,6 +242,20 @@ def test_integers_count_as_numbers_but_packed_ones_are_refused(dtype: str, packe
             act(ds)
 
 
+@pytest.mark.parametrize("form", [xr.Dataset, dict])
+@pytest.mark.parametrize("dtype", ["complex128", "m8[ns]", "O"])
+def test_what_is_left_out_for_its_dtype_is_named(dtype: str, form: Any) -> None:
+    values = np.zeros(3).astype(dtype)
+    ds = {"z": values} if form is dict else xr.Dataset({"z": ("x", values)})
+    with pytest.raises(InvalidValueError, match=re.escape(f"'z' ({values.dtype}, 1 dims)")):
+        pp.get_statistics(ds)
+
+
+def test_a_scalar_alone_is_named() -> None:
+    with pytest.raises(InvalidValueError, match=r"'z' \(float64, 0 dims\).*scalars"):
+        pp.get_statistics(xr.Dataset({"z": 1.0}))
+
+
 def test_wrong_names_and_parts_are_refused() -> None:
     ds = split_cube()
     with pytest.raises(InvalidValueError, match=r"split='trian'.*did you mean 'train'"):
@@ -253,8 +268,9 @@ def test_wrong_names_and_parts_are_refused() -> None:
         pp.get_statistics(ds, ["a", "b"])
     with pytest.raises(EmptyPartError, match="part 'train'"):
         pp.get_statistics(ds.isel(time=slice(6, None)))
-    with pytest.raises(EmptyPartError, match="part 'all'"):
-        pp.get_statistics(ds.isel(time=slice(0)), split=None)
+    for empty in (ds.isel(time=slice(0)), {"a": np.zeros((0, 4)), "b": np.zeros((0, 4))}):
+        with pytest.raises(EmptyPartError, match=r"no cell, its shape is \(.*give a cube"):
+            pp.get_statistics(empty, split=None)
     with pytest.raises(InvalidTypeError, match="ndarray"):
         pp.get_statistics(ds.a.values)  # type: ignore[arg-type]
 
@@ -793,5 +809,5 @@ def test_fill_values_that_were_not_decoded_are_refused(
 
 def test_weights_of_nothing_but_zeros_are_named() -> None:
     ds = cell_id_cube({"time": 12, "lat": 6, "lon": 4}, "float32")
-    with pytest.raises(EmptyPartError, match="weight 0"):
+    with pytest.raises(EmptyPartError, match="only cells of weight 0; give other weights"):
         pp.get_statistics(ds, weights=xr.DataArray(np.zeros(6), dims="lat"))

@@ -227,6 +227,32 @@ def test_partial_fits_in_any_order_and_merged_scalers_are_one_fit(
         merged.merge(pp.CubeScaler(method, per, climatology, xr.DataArray([1.0], dims="x")))
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("climatology", [None, "month"])
+def test_the_order_of_dims_does_not_matter_to_merge(method: str, climatology: str | None) -> None:
+    ds = made_cube()
+    parts = ds.isel(time=slice(12)), ds.isel(time=slice(12, None)).transpose(*DIMS[::-1])
+    fitted = pp.CubeScaler(method, ("level", "lat"), climatology).fit(parts[0])
+    other = pp.CubeScaler(method, ("lat", "level"), climatology).fit(parts[1])
+    merged = fitted.merge(other).transform(ds)
+    expected = fitted.partial_fit(parts[1].transpose(*DIMS)).transform(ds)
+    xr.testing.assert_identical(merged, expected)
+
+
+def test_parameters_stay_those_of_the_first_fit() -> None:
+    ds = made_cube()
+    weights = xr.DataArray([1.0, 0.5, 1e6], dims="lat")
+    for fitted in (pp.CubeScaler().fit(ds), pp.CubeScaler().fit(ds).merge(pp.CubeScaler().fit(ds))):
+        for changed in ({"weights": "area"}, {"weights": weights}, {"method": "normalize"}):
+            scaler = pickle.loads(pickle.dumps(fitted)).set_params(**changed)  # noqa: S301
+            with pytest.raises(InvalidValueError, match="was fitted as CubeScaler"):
+                scaler.partial_fit(ds)
+            scaler.fit(ds).partial_fit(ds)
+    other = pp.CubeScaler(weights=weights).fit(ds).set_params(weights=2 * weights)
+    with pytest.raises(InvalidValueError, match="call fit to start anew"):
+        other.partial_fit(ds)
+
+
 def test_the_protocol_of_scikit_learn_holds_with_every_parameter() -> None:
     from sklearn.base import clone
 
@@ -308,6 +334,20 @@ def test_rain_on_mostly_dry_days_is_shifted_not_blown_up() -> None:
         np.testing.assert_allclose(back, rain[:, columns], rtol=0, atol=1e-12)
     low, high = np.quantile(scaled[:, 2], [0.25, 0.75], method="inverted_cdf")
     assert high - low == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_variables_put_into_one_array_are_scaled_apart(method: str) -> None:
+    ds = made_cube()[["t"]].fillna(250)
+    ds["rain"] = abs(ds.t - 280) * 1e-6
+    array = ds.to_array()
+    scaler = pp.CubeScaler(method).fit(array)
+    scaled = scaler.transform(array)
+    expected = pp.CubeScaler(method).fit(ds).transform(ds)
+    np.testing.assert_allclose(scaled, expected.to_array(), rtol=1e-5, atol=1e-5)
+    back = scaler.inverse_transform(scaled)
+    np.testing.assert_allclose(back, array, rtol=1e-5, atol=1e-9)
+    assert back.dtype == array.dtype
 
 
 def test_samples_without_names_of_dims_are_scaled_per_variable() -> None:

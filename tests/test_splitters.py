@@ -290,6 +290,22 @@ def test_forward_chaining_never_sees_the_future(kind, steps, n_splits, gap, know
     assert latest == days.max()
 
 
+@pytest.mark.parametrize("known", ["time", "time_index", "cube"])
+@pytest.mark.parametrize("kept", [1.0, 0.8])
+def test_windows_of_forward_folds_end_before_the_test_part(known, kept):
+    times = pd.date_range("2000-01-01", periods=60)
+    rows = np.flatnonzero(np.random.default_rng(0).random(60) < kept)
+    column = rows if known == "time_index" else times[rows]
+    X = pd.DataFrame({"time_index" if known == "time_index" else "time": column})
+    cube = xr.Dataset({"a": ("time", np.zeros(60))}, {"time": times}) if known == "cube" else None
+    found = list(ForwardChaining(3, cube=cube, sample_size={"time": 8}).split(X))
+    assert len(found) == 3
+    for train, test in found:
+        assert rows[train].max() + 8 <= rows[test].min()
+    with pytest.raises(InvalidValueError, match="sample_size has dim 'tiem'"):
+        list(ForwardChaining(3, cube=cube, sample_size={"tiem": 8}).split(X))
+
+
 def test_forward_folds_are_of_equal_numbers_of_valid_cells():
     cube = cell_id_cube({"time": 300, "x": 5}, "float64")
     rising = np.random.default_rng(0).random((300, 5)) < np.linspace(0.1, 1, 300)[:, None]

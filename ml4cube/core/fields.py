@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+import cftime
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,6 +25,8 @@ Ints = NDArray[np.int64]
 
 # Cells summed up at a time: as float64 they take 4 MiB.
 _SLAB_CELLS = 2**19
+# Dates of other calendars are written as whole numbers of these, which lose nothing.
+_TICKS = "microseconds since 2000-01-01"
 
 
 class Moments(NamedTuple):
@@ -138,8 +141,9 @@ def _slab_moments(
     weights: Floats | None,
 ) -> Moments:
     """Sum up one slab: mean first, then deviations from it, then what rounding left of them."""
-    x = values.astype(np.float64)
-    ok = np.isfinite(x)
+    # arrays even of no dims, which numpy turns into numbers that cannot be written to
+    x = np.array(values, np.float64)
+    ok = np.asarray(np.isfinite(x))
     used = np.ones(x.shape, bool) if where is None else where
     if weights is not None:
         check_weights(weights)
@@ -191,10 +195,12 @@ def check_weights(weights: Floats) -> None:
     InvalidValueError
         If there are such.
     """
-    if not (np.isfinite(weights) & (weights >= 0)).all():
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
         raise InvalidValueError(
-            f"weights from {np.min(weights)} to {np.max(weights)}; give finite ones that are not "
-            "negative (0 leaves a cell out)"
+            f"{wrong.sum()} of {wrong.size} weights are negative or not finite "
+            f"({np.isnan(weights).sum()} of them NaN); give finite ones that are not negative "
+            "(0 leaves a cell out)"
         )
 
 
@@ -215,6 +221,8 @@ class FieldStatistics(VariableStatistics):
         Coordinate values along dims that have some.
     histogram : Histogram, optional
         What quantiles are read from.
+    weighting : {"area", "given"}, optional
+        What the weights were, where there were any.
 
     Examples
     --------
@@ -235,6 +243,7 @@ class FieldStatistics(VariableStatistics):
     dims: tuple[str, ...] = ()
     labels: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     histogram: Histogram | None = None
+    weighting: str | None = None
 
     @property
     def moments(self) -> Moments:
@@ -249,7 +258,8 @@ class FieldStatistics(VariableStatistics):
         Parameters
         ----------
         other : FieldStatistics
-            With the same dims and labels, and a histogram if this one has one.
+            With the same dims in any order, the same labels and kind of weights, and a histogram
+            if this one has one.
 
         Returns
         -------
@@ -260,20 +270,29 @@ class FieldStatistics(VariableStatistics):
         Raises
         ------
         InvalidValueError
-            If dims, labels or histograms do not fit.
+            If dims, labels, weights or histograms do not fit.
         """
+        if isinstance(other, FieldStatistics) and set(other.dims) == set(self.dims):
+            other = other._transposed(self.dims)
         mine = self._form()
         theirs = other._form() if isinstance(other, FieldStatistics) else "one number each"
         if not isinstance(other, FieldStatistics) or mine != theirs:
             raise InvalidValueError(
                 f"cannot merge statistics of {mine} with those of {theirs}; compute both with "
-                "the same dims, coordinates, climatology and quantiles"
+                "the same dims, coordinates, climatology, weights and quantiles"
             )
         moments = self.moments.merge(other.moments)
         histogram = self.histogram
         if histogram is not None and other.histogram is not None:
             histogram = histogram.merge(other.histogram)
-        return type(self)(*moments, self.dims, self.labels, histogram)
+        return type(self)(*moments, self.dims, self.labels, histogram, self.weighting)
+
+    def _transposed(self, dims: tuple[str, ...]) -> Self:
+        """Put the dims in another order."""
+        order = [self.dims.index(dim) for dim in dims]
+        moments = Moments._make(values.transpose(order) for values in self.moments)
+        histogram = self.histogram and self.histogram.transposed(order)
+        return type(self)(*moments, dims, self.labels, histogram, self.weighting)
 
     def _form(self) -> str:
         """What two of them must share to be merged, as text."""
@@ -283,7 +302,8 @@ class FieldStatistics(VariableStatistics):
         }
         sizes = dict(zip(self.dims, self.mean.shape, strict=True))
         bins = self.histogram.bins if self.histogram else "no"
-        return f"{sizes} (labels {labels}, {bins} bins)"
+        weights = f"{self.weighting} weights" if self.weighting else "no weights"
+        return f"{sizes} (labels {labels}, {bins} bins, {weights})"
 
     @property
     def variance(self) -> Floats:  # type: ignore[override]
@@ -307,8 +327,8 @@ class FieldStatistics(VariableStatistics):
         Returns
         -------
         ndarray of float64, shape (*dims)
-            Off by less than `quantile_error`, or exact where that is 0; NaN where there is no
-            cell.
+            Off by less than `quantile_error` from that of numpy's ``method="inverted_cdf"``, or
+            that itself where the error is 0; NaN where there is no cell.
 
         Raises
         ------
@@ -319,7 +339,11 @@ class FieldStatistics(VariableStatistics):
 
     @property
     def quantile_error(self) -> Floats:
-        """Bound on the error of `quantile` at each place: a bin's width; 0 if it is exact."""
+        """Bound on the error of `quantile` at each place: a bin's width.
+
+        0 where it is exactly that of numpy's ``method="inverted_cdf"``, the least value with the
+        asked share of the cells at or below it.
+        """
         return self._counted().width
 
     def _counted(self) -> Histogram:
@@ -334,11 +358,11 @@ class FieldStatistics(VariableStatistics):
         """Whether every number, dim, label and bin is the same; NaN equals NaN."""
         if not isinstance(other, FieldStatistics):
             return NotImplemented
-        return self.to_dict() == other.to_dict()
+        return self._entry() == other._entry()
 
     def __hash__(self) -> int:
         """The same for equal statistics, in every process."""
-        return zlib.crc32(json.dumps(self.to_dict(), sort_keys=True).encode())
+        return zlib.crc32(json.dumps(self._entry(), sort_keys=True).encode())
 
     def to_dict(self) -> dict[str, Any]:
         """Write as plain JSON values; arrays as base64 of their bytes.
@@ -347,10 +371,29 @@ class FieldStatistics(VariableStatistics):
         -------
         dict
             One entry per field.
+
+        Raises
+        ------
+        InvalidTypeError
+            If labels are objects that JSON does not hold, such as intervals.
         """
+        entry = self._entry()
+        for dim, labels in entry["labels"].items():
+            if labels["dtype"] == "object":
+                raise InvalidTypeError(
+                    f"labels along {dim!r} are objects such as {self.labels[dim].flat[0]!r}, which "
+                    "JSON does not hold; give the dim numbers, dates or texts before you compute "
+                    "statistics, or pickle them"
+                )
+        return entry
+
+    def _entry(self) -> dict[str, Any]:
+        """What two of them must share to be equal, as plain values."""
         arrays = {name: _encoded(values) for name, values in self.moments._asdict().items()}
         labels = {dim: _encoded(values) for dim, values in self.labels.items()}
         entry: dict[str, Any] = {"dims": list(self.dims), "labels": labels, **arrays}
+        if self.weighting is not None:
+            entry["weighting"] = self.weighting
         if self.histogram is not None:
             entry["histogram"] = {
                 "bins": self.histogram.bins,
@@ -381,15 +424,24 @@ class FieldStatistics(VariableStatistics):
             part = raw["histogram"]
             exponent, edges, counts = (_decoded(part[k]) for k in ("exponent", "edges", "counts"))
             histogram = Histogram(exponent, edges, counts, int(part["bins"]))
-        return cls(*moments, tuple(raw["dims"]), labels, histogram)
+        # what was written before weights were named tells no more than that there were some
+        unnamed = None if np.array_equal(moments.weight, moments.count) else "given"
+        weighting = raw.get("weighting", unnamed)
+        return cls(*moments, tuple(raw["dims"]), labels, histogram, weighting)
 
 
 def _encoded(values: NDArray[Any]) -> dict[str, Any]:
     """Write an array as JSON values: its bytes, or a list for texts and objects."""
     values = np.asarray(values)
     entry: dict[str, Any] = {"shape": list(values.shape)}
-    if values.dtype.kind in "OU":
-        return {**entry, "dtype": "text", "values": [str(value) for value in values.ravel()]}
+    if values.dtype.kind in "OUT":
+        listed = values.ravel().tolist()
+        if listed and all(isinstance(value, cftime.datetime) for value in listed):
+            ticks = np.asarray(cftime.date2num(values, _TICKS, listed[0].calendar), np.int64)
+            return {**_encoded(ticks), "calendar": listed[0].calendar}
+        texts = all(isinstance(value, str) for value in listed)
+        shown = [str(value) for value in listed]
+        return {**entry, "dtype": "text" if texts else "object", "values": shown}
     little = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<")))
     if little.dtype.kind == "f":
         # one NaN and one zero, so that equal arrays have equal bytes
@@ -410,4 +462,7 @@ def _decoded(entry: Mapping[str, Any]) -> NDArray[Any]:
     content = zlib.decompress(base64.b64decode(entry["zlib"]))
     dtype = np.dtype(entry["dtype"])
     values = np.frombuffer(content, dtype).reshape(shape)
+    if "calendar" in entry:
+        dates: NDArray[Any] = cftime.num2date(values, _TICKS, entry["calendar"])
+        return dates
     return values.astype(dtype.newbyteorder("="))

@@ -290,6 +290,22 @@ class Histogram:
         found = _sorted_and_collapsed(edges.reshape(flat), counts.reshape(flat))
         return self._fitted(exponent, *found)
 
+    def transposed(self, order: Sequence[int]) -> Self:
+        """Put the axes of the field in another order.
+
+        Parameters
+        ----------
+        order : sequence of int
+            As of `numpy.transpose`.
+
+        Returns
+        -------
+        Histogram
+            The same counts.
+        """
+        edges, counts = (values.transpose(*order, -1) for values in (self.edges, self.counts))
+        return type(self)(self.exponent.transpose(order), edges, counts, self.bins)
+
     def quantile(self, probability: float, low: ArrayLike, high: ArrayLike) -> Floats:
         """Read a quantile, between the edges of the bin that holds it.
 

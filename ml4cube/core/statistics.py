@@ -233,6 +233,11 @@ class Statistics(Mapping[str, VariableStatistics]):
         -------
         str
             A JSON object.
+
+        Raises
+        ------
+        InvalidTypeError
+            If labels of a dim that is kept are neither numbers, dates nor texts.
         """
         table = {name: stats.to_dict() for name, stats in self.items()}
         return json.dumps({"part": self.part, "variables": table}, allow_nan=False)

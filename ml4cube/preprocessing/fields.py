@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,22 +32,25 @@ class Form:
         Dims to sum up along; all if None.
     by : {"month", "season", "dayofyear", None}
         Climatology.
-    weights : Variable, optional
-        On some dims of the cube.
+    weights : tuple of Variable, optional
+        Each on some dims of the cube; a variable takes the one that fits it.
     counted : bool
         Whether quantiles are wanted.
     groups : Variable, optional
         Group of each time step.
     labels : mapping of str to ndarray
         Coordinate values of the cube's dims.
+    weighting : {"area", "given"}, optional
+        What the weights are.
     """
 
     dims: tuple[str, ...] | None = None
     by: str | None = None
-    weights: xr.Variable | None = None
+    weights: tuple[xr.Variable, ...] | None = None
     counted: bool = False
     groups: xr.Variable | None = None
     labels: Mapping[str, NDArray[Any]] | None = None
+    weighting: str | None = None
 
     @property
     def plain(self) -> bool:
@@ -56,7 +59,12 @@ class Form:
 
 
 def form_of(
-    cube: xr.Dataset, dims: tuple[str, ...] | None, by: str | None, weights: Weights, counted: bool
+    cube: xr.Dataset,
+    chosen: Iterable[str],
+    dims: tuple[str, ...] | None,
+    by: str | None,
+    weights: Weights,
+    counted: bool,
 ) -> Form:
     """Check what a user asked for.
 
@@ -64,6 +72,8 @@ def form_of(
     ----------
     cube : Dataset
         The cube.
+    chosen : iterable of str
+        Variables to sum up.
     dims : tuple of str or None
         Dims to sum up along.
     by : str or None
@@ -95,7 +105,9 @@ def form_of(
             )
         groups = group_ids(cube, by)
     labels = {str(name): cube[str(name)].values for name in cube.indexes if name in cube.dims}
-    return Form(dims, by, cell_weights(cube, weights), counted, groups, labels)
+    weighting = None if weights is None else weights if isinstance(weights, str) else "given"
+    found = cell_weights(cube, weights, chosen)
+    return Form(dims, by, found, counted, groups, labels, weighting)
 
 
 def field_statistics(
@@ -143,7 +155,9 @@ def field_statistics(
     if plan.grouped:
         labels[str(form.by)] = GROUPS[str(form.by)]
     labels = {dim: labels[dim] for dim in plan.sizes if dim in labels}
-    statistics = FieldStatistics(*total, dims=tuple(plan.sizes), labels=labels)
+    statistics = FieldStatistics(
+        *total, dims=tuple(plan.sizes), labels=labels, weighting=form.weighting
+    )
     if bins is not None:
         dtype = np.int64 if weights is None else np.float64
         whole = Histogram.gathered(shape, bins, list(histograms.values()), dtype)

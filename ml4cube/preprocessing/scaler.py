@@ -34,13 +34,15 @@ class CubeScaler:
     ----------
     method : {"standardize", "normalize", "robust"}
         To mean 0 and standard deviation 1; to the range 0 to 1; or to median 0 and interquartile
-        range 1, which a few extremes do not move. Quartiles are read from a histogram: off by
-        less than 1/32767 of the range of the variable, a few values far out left aside
+        range 1, which a few extremes do not move. Quartiles, those of numpy's
+        ``method="inverted_cdf"``, are read from a histogram: off by less than 1/32767 of the
+        range of the variable, a few values far out left aside
         (``statistics_[name].quantile_error`` says how much; more at many places). Where they
         are not that far apart, as of rain on mostly dry days, values are only shifted.
     per : sequence of str
         What has numbers of its own: ``("variable",)``, and any dims, e.g. ``("variable",
-        "level")``, or ``("variable", "lat", "lon")`` for each pixel. Variables always have.
+        "level")``, or ``("variable", "lat", "lon")`` for each pixel. Variables always have; along
+        a dim of that name, as `Dataset.to_array` makes, it has to be listed.
     climatology : {"month", "season", "dayofyear"}, optional
         Whether each month, season or day of the year has numbers of its own, so that what is
         left is the (standardized) anomaly.
@@ -51,6 +53,11 @@ class CubeScaler:
     ----------
     statistics_ : Statistics
         What `fit` learned.
+
+    Notes
+    -----
+    Blocks are merged in order: the same chunks give the same bits under any scheduler, other
+    chunks the same numbers to rounding of float64.
 
     Examples
     --------
@@ -65,6 +72,8 @@ class CubeScaler:
     """
 
     statistics_: Statistics
+    # parameters of the first fit, which later ones must share
+    _first: CubeScaler | None = None
 
     def __init__(
         self,
@@ -102,6 +111,7 @@ class CubeScaler:
             If dims are named, but `X` is a dict of arrays, which have none.
         """
         self.statistics_ = self._learned(X)
+        self._first = type(self)(**self.get_params())
         return self
 
     def partial_fit(self, X: cubes.Cube, y: object = None) -> Self:
@@ -122,10 +132,17 @@ class CubeScaler:
         Raises
         ------
         InvalidValueError
-            If a parameter is unknown, or variables or coordinates are not those seen before.
+            If a parameter is unknown, or parameters, variables or coordinates are not those of
+            the first fit.
         """
-        new = self._learned(X)
-        self.statistics_ = self.statistics_.merge(new) if self._is_fitted() else new
+        if not self._is_fitted():
+            return self.fit(X)
+        if self._first is not None and not self._same_parameters(self._first):
+            raise InvalidValueError(
+                f"{self!r} was fitted as {self._first!r}; set its parameters back, or call fit to "
+                "start anew"
+            )
+        self.statistics_ = self.statistics_.merge(self._learned(X))
         return self
 
     def merge(self, other: CubeScaler) -> Self:
@@ -152,6 +169,7 @@ class CubeScaler:
             raise InvalidValueError(f"cannot merge {self!r} with {other!r}; give equal parameters")
         merged = type(self)(**self.get_params())
         merged.statistics_ = self._fitted().merge(other._fitted())
+        merged._first = self._first
         return merged
 
     def transform(self, X: cubes.Cube) -> Any:
@@ -165,8 +183,9 @@ class CubeScaler:
         Returns
         -------
         Dataset, DataArray or dict
-            Of the kind given, without units. Gaps stay gaps. A place (level, pixel, ...) without
-            a training cell becomes a gap; one that was constant is shifted to 0.
+            Of the kind given, with its coordinates and attributes: the values have no unit, but
+            ``units`` stays there for `inverse_transform`. Gaps stay gaps. A place (level, pixel,
+            ...) without a training cell becomes a gap; one that was constant is shifted to 0.
 
         Raises
         ------
@@ -294,11 +313,13 @@ class CubeScaler:
         check_choice("method", self.method, METHODS)
         check_group("climatology", self.climatology)
         cubes.check_cube(X)
-        per = [name for name in cubes.names("per", self.per) if name != "variable"]
+        dims = X.dims if isinstance(X, xr.Dataset | xr.DataArray) else None
+        # to_array() makes a dim of that name
+        per = [n for n in cubes.names("per", self.per) if n != "variable" or n in (dims or ())]
         along = None
-        if per and isinstance(X, xr.Dataset | xr.DataArray):
-            cubes.check_known("per", per, X.dims)
-            along = [str(dim) for dim in X.dims if dim not in per]
+        if per and dims is not None:
+            cubes.check_known("per", per, dims)
+            along = [str(dim) for dim in dims if dim not in per]
         elif per:
             raise InvalidTypeError(
                 f"per={self.per!r} names dims, but a dict of arrays has none; give a Dataset"
@@ -312,8 +333,10 @@ class CubeScaler:
         )
 
     def _same_parameters(self, other: CubeScaler) -> bool:
-        """Whether two scalers are made alike; weights may be DataArrays."""
-        mine, theirs = self.get_params(), other.get_params()
+        """Whether two scalers are made alike; weights may be DataArrays, dims in any order."""
+        mine, theirs = (
+            {**one.get_params(), "per": set(cubes.names("per", one.per))} for one in (self, other)
+        )
         weights, others = mine.pop("weights"), theirs.pop("weights")
         if isinstance(weights, xr.DataArray) and isinstance(others, xr.DataArray):
             return mine == theirs and weights.equals(others)

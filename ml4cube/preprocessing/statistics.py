@@ -91,8 +91,8 @@ class Statistics(core.Statistics):
             not negative. Cells of weight 0 are left out.
         quantiles : sequence of float
             If any are given, a histogram is kept, from which ``stats[name].quantile(p)`` reads
-            these and any other quantile, with an error below ``stats[name].quantile_error``
-            (exact where that is 0).
+            these and any other quantile, with an error below ``stats[name].quantile_error``.
+            Where that is 0 it is the one of numpy's ``method="inverted_cdf"``, exactly.
 
         Returns
         -------
@@ -112,6 +112,11 @@ class Statistics(core.Statistics):
             asked for.
         EmptyPartError
             If the part has no cell.
+
+        Notes
+        -----
+        Blocks are merged in order: the same chunks give the same bits under any scheduler, other
+        chunks the same numbers to rounding of float64.
         """
         cubes.check_cube(ds)
         excluded = cubes.names("exclude_vars", exclude_vars)
@@ -128,13 +133,13 @@ class Statistics(core.Statistics):
         cube = cubes.as_dataset(ds)
         chosen = _chosen(cube, wanted, excluded, isinstance(ds, xr.DataArray))
         cells, part = cubes.cells_of_part(cube, split)
-        form = form_of(cube, along, by, weights, counted)
+        form = form_of(cube, chosen, along, by, weights, counted)
         table = {}
         for name in chosen:
             variable = cube.variables[name]
             where = None if cells is None else cubes.fitted(cells, variable)
             table[name] = _named_errors(name, _summed, variable, where, form)
-            _check_not_empty(name, table[name], part, form.weights is not None)
+            _check_not_empty(name, table[name], part, variable.shape, form.weights is not None)
             cubes.check_no_fill_value(name, table[name], variable)
         return cls(table, part)
 
@@ -173,7 +178,7 @@ class Statistics(core.Statistics):
             excluded = (*excluded, "split", roles.FILTER_VAR)
         chosen = [name for name in wanted if name not in excluded]
         if not chosen:
-            raise InvalidValueError(f"no variable of {list(arrays)} is left to sum up")
+            raise InvalidValueError(_nothing_left(arrays, excluded))
         part = "all" if split is None or "split" not in arrays else split
         if part == "all" and split not in ("train", None):
             raise InvalidValueError(f"split={split!r} asks for a part, but there is no 'split'")
@@ -191,7 +196,7 @@ class Statistics(core.Statistics):
                 table[name] = _named_errors(name, _summed, cube, cells, Form(counted=True))
             else:
                 table[name] = _named_errors(name, VariableStatistics.of, arrays[name], where)
-            _check_not_empty(name, table[name], part)
+            _check_not_empty(name, table[name], part, arrays[name].shape)
         return cls(table, part)
 
     def mean_std(self) -> dict[str, list[Any]]:
@@ -227,8 +232,9 @@ class Statistics(core.Statistics):
         Returns
         -------
         dict of str to list of float or DataArray
-            One value per probability, each off by less than the variable's ``quantile_error``,
-            or exact where that is 0.
+            One value per probability, each off by less than the variable's ``quantile_error``
+            from that of numpy's ``method="inverted_cdf"``, a value of the cells; that itself
+            where the error is 0.
 
         Raises
         ------
@@ -277,10 +283,7 @@ def _chosen(
     listed = cubes.data_variables(cube) if wanted is None else list(wanted)
     chosen = [name for name in listed if name not in excluded]
     if not chosen:
-        raise InvalidValueError(
-            f"no variable is left to sum up: the cube has {list(cube.data_vars)}, of which "
-            f"{list(excluded)} are excluded and the rest are labels, masks or auxiliary"
-        )
+        raise InvalidValueError(_nothing_left(cube.data_vars, excluded))
     for name in chosen:
         cubes.check_decoded(name, cube.variables[name])
         if cube.variables[name].dtype.kind not in "fiub":
@@ -289,6 +292,16 @@ def _chosen(
                 "real numbers; leave it out or convert it"
             )
     return chosen
+
+
+def _nothing_left(held: Mapping[Any, Any], excluded: tuple[str, ...]) -> str:
+    """What there is, where none of it is to be summed up."""
+    shown = ", ".join(f"{str(n)!r} ({v.dtype}, {v.ndim} dims)" for n, v in held.items())
+    return (
+        f"no variable is left to sum up: there are {shown or 'none'}, of which "
+        f"{[name for name in excluded if name in held]} are excluded and the rest are labels, "
+        "masks, auxiliary, scalars or no real numbers; name or convert what you want"
+    )
 
 
 def _named_errors(name: str, work: Any, *arguments: Any) -> VariableStatistics:
@@ -301,10 +314,18 @@ def _named_errors(name: str, work: Any, *arguments: Any) -> VariableStatistics:
 
 
 def _check_not_empty(
-    name: str, stats: VariableStatistics, part: str, weighted: bool = False
+    name: str, stats: VariableStatistics, part: str, shape: tuple[int, ...], weighted: bool = False
 ) -> None:
     """Refuse a part without cells, and say when there are cells but no value."""
     if np.sum(stats.count) + np.sum(stats.gaps) + np.sum(stats.infs) == 0:
+        if 0 in shape:
+            raise EmptyPartError(
+                f"variable {name!r} has no cell, its shape is {shape}; give a cube that has some"
+            )
+        if part == "all":
+            raise EmptyPartError(
+                f"variable {name!r} has only cells of weight 0; give other weights"
+            )
         only = ", or only cells of weight 0" if weighted else ""
         raise EmptyPartError(
             f"variable {name!r} has no cell in part {part!r}{only}; choose another split"
@@ -412,6 +433,11 @@ def get_statistics(
         packed integers that were not decoded.
     EmptyPartError
         If the part has no cell.
+
+    Notes
+    -----
+    Blocks are merged in order: the same chunks give the same bits under any scheduler, other
+    chunks the same numbers to rounding of float64.
 
     Examples
     --------

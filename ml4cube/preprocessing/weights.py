@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
 import numpy as np
 import xarray as xr
 
@@ -11,11 +14,14 @@ from ml4cube.core.fields import check_weights
 from ml4cube.preprocessing import cubes
 
 Weights = str | xr.DataArray | None
+V = TypeVar("V", xr.Variable, xr.DataArray)
 
 _NORTH = ("degrees_north", "degree_north", "degree_n", "degrees_n", "degreen", "degreesn")
 
 
-def cell_weights(cube: xr.Dataset, weights: Weights) -> xr.Variable | None:
+def cell_weights(
+    cube: xr.Dataset, weights: Weights, chosen: Iterable[str]
+) -> tuple[xr.Variable, ...] | None:
     """Read what a user gave for weights.
 
     Parameters
@@ -25,31 +31,34 @@ def cell_weights(cube: xr.Dataset, weights: Weights) -> xr.Variable | None:
     weights : {"area"}, DataArray or None
         ``"area"`` weighs by the cosine of latitude, as cells of a regular grid cover it. A
         DataArray is matched by the names of its dims.
+    chosen : iterable of str
+        Variables that are weighed.
 
     Returns
     -------
-    Variable of float64 or None
-        On some dims of the cube; lazy if it was given so.
+    tuple of Variable of float64, or None
+        On some dims of the cube, lazy if given so; several where variables lie on different
+        latitudes, of which `fitted_weights` takes one.
 
     Raises
     ------
     InvalidTypeError
-        If it is of another type.
+        If it is of another type, or holds no numbers.
     InvalidValueError
         If there is no latitude, a dim is unknown, coordinates differ, or a weight is negative
         or not finite.
 
     Examples
     --------
-    >>> ds = xr.Dataset(coords={"lat": [0.0, 60.0]})
-    >>> cell_weights(ds, "area").values.round(3)
-    array([1. , 0.5])
+    >>> ds = xr.Dataset({"t": ("lat", [1.0, 2.0])}, {"lat": [0.0, 60.0]})
+    >>> [one.values.round(3) for one in cell_weights(ds, "area", ["t"])]
+    [array([1. , 0.5])]
     """
     if weights is None:
         return None
     if isinstance(weights, str):
         check_choice("weights", weights, ("area",))
-        return _area(cube)
+        return _areas(cube, chosen)
     if not isinstance(weights, xr.DataArray):
         raise InvalidTypeError(
             f"weights is a {type(weights).__name__}; give 'area', or a DataArray, whose dims have "
@@ -62,22 +71,35 @@ def cell_weights(cube: xr.Dataset, weights: Weights) -> xr.Variable | None:
         raise InvalidValueError(
             f"the weights' coordinates are not those of the cube ({error}); reindex them"
         ) from error
+    if weights.dtype.kind not in "fiub":
+        raise InvalidTypeError(
+            f"weights are of dtype {weights.dtype}; give numbers that are not negative"
+        )
     found = weights.variable.astype(np.float64)
     if found.chunks is None:
         check_weights(found.values)
-    return found
+    return (found,)
 
 
-def _area(cube: xr.Dataset) -> xr.Variable:
-    """Cosine of latitude, on the dims of the latitude."""
+def _areas(cube: xr.Dataset, chosen: Iterable[str]) -> tuple[xr.Variable, ...]:
+    """Cosine of each latitude that a variable lies on; staggered grids have two."""
     latitude = [c for name, c in cube.coords.items() if _is_latitude(str(name), c)]
     if not latitude:
         raise InvalidValueError(
             f"weights='area' needs latitudes in numbers, but none of {list(cube.coords)} is one; "
             "name it 'lat', or give it units='degrees_north'"
         )
-    # a regular grid has one along a dim; a curvilinear one has them on two
-    found = min(latitude, key=lambda c: c.ndim)
+    used = {str(_nearest(latitude, cube.variables[name]).name) for name in chosen}
+    return tuple(_area(coord) for coord in latitude if coord.name in used)
+
+
+def _nearest(found: Sequence[V], variable: xr.Variable) -> V:
+    """The one with fewest dims that a variable lacks; of these, that with fewest dims."""
+    return min(found, key=lambda one: (len(set(one.dims) - set(variable.dims)), one.ndim))
+
+
+def _area(found: xr.DataArray) -> xr.Variable:
+    """Cosine of latitude, on the dims of the latitude."""
     degrees = in_degrees(found.values, found.attrs.get("units"))
     if not (np.abs(degrees) <= MOST_LAT).all():
         raise InvalidValueError(
@@ -95,13 +117,13 @@ def _is_latitude(name: str, coord: xr.DataArray) -> bool:
     return coord.ndim > 0 and coord.dtype.kind in "fiu" and (named or known)
 
 
-def fitted_weights(weights: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Reduce weights to the dims that a variable has.
+def fitted_weights(weights: tuple[xr.Variable, ...], variable: xr.Variable) -> xr.Variable:
+    """Take the weights that fit a variable, reduced to the dims that it has.
 
     Parameters
     ----------
-    weights : Variable
-        On some dims of the cube.
+    weights : tuple of Variable
+        Each on some dims of the cube.
     variable : Variable
         What they are for.
 
@@ -111,5 +133,6 @@ def fitted_weights(weights: xr.Variable, variable: xr.Variable) -> xr.Variable:
         Not repeated along dims that the weights lack. Along a dim that the variable lacks, its
         one copy weighs what the others weigh in the mean.
     """
-    spare = [dim for dim in weights.dims if dim not in variable.dims]
-    return weights.mean(spare) if spare else weights
+    found = _nearest(weights, variable)
+    spare = [dim for dim in found.dims if dim not in variable.dims]
+    return found.mean(spare) if spare else found

@@ -151,8 +151,10 @@ class Samples:
             along = next((dim for dim in dims if dim in table), None)
             if not found and ordered and along is not None:
                 axis, where = np.unique(table[along], return_inverse=True)
+                size = _sample_size(sample_size, spec, {along: axis.size})
                 view = _bare_cube({along: axis.size}, {along: axis})
-                return cls(view, {along: where.ravel().astype(np.int64)}, {along: 1}, n)
+                origin = {along: where.ravel().astype(np.int64)}
+                return cls(view, origin, {along: size.get(along, 1)}, n)
             if not found:
                 continue
             size = _sample_size(sample_size, spec, dict.fromkeys(found, 1 << 62))

@@ -256,7 +256,8 @@ class ForwardChaining(CubeSplitter):
         steps up to and including that distance from the test part are left out.
     cube : Dataset or DataArray, optional
         The cube that the samples come from. Without it X or groups must hold times ("time")
-        or positions ("time_index"); the steps are then those that occur in them.
+        or positions ("time_index"); the steps, of `sample_size` too, are then those that occur
+        in them, which is never too few.
     dim : str, optional
         The time dim; found by its dates or its name.
     valid, sample_size : object
