@@ -1239,6 +1239,14 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path, nproc: int) -> 
         assert moved.stat().st_mtime_ns == stamp
 
 
+def test_attributes_are_written_alike_in_every_run(tmp_path: Path) -> None:
+    ds = points()
+    ds["a"].attrs = {"sources": {"b", "a", "c"}, "since": np.datetime64("2000-01-01", "ns")}
+    train, _ = sampler(ds, tmp_path).get_datasets()
+    attrs = train.attrs["provenance"]["variables"]["a"]["attrs"]
+    assert attrs == {"sources": ["a", "b", "c"], "since": "2000-01-01T00:00:00.000000000"}
+
+
 def test_a_plain_script_without_main_guard(tmp_path: Path) -> None:
     split_cube().drop_vars("split").chunk({"time": 2}).to_zarr(tmp_path / "cube.zarr")
     script = tmp_path / "run.py"

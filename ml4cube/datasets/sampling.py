@@ -588,7 +588,9 @@ def without_epoch(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
+        value = (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=str)  # the order of a set differs between runs
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
