@@ -500,6 +500,26 @@ def test_distances_are_those_of_brute_force():
     assert curves["deployment → train"].tolist() == [39.0, 59.0]
 
 
+def test_stations_are_as_far_apart_as_they_are_on_the_sphere():
+    rng = np.random.default_rng(0)
+    lat, lon = rng.uniform(-60, 60, 30), rng.uniform(0, 360, 30)
+    lon_first = {"Longitude": ("station", lon), "lat": ("station", lat)}
+    ds = xr.Dataset({"t2m": (("time", "station"), rng.normal(size=(8, 30)))}, lon_first)
+    ds["split"] = ("station", (np.arange(30) < 20).astype("u1"))
+    sites = {"lat": [10.0, -20.0], "longitude": [30.0, 350.0]}
+    unit, curves = leakage_report(ds, deployment=sites).distances["space"]
+    places = np.stack([lat, lon], axis=1)
+    for name, asked in (
+        ("test → train", places[20:]),
+        ("deployment → train", np.stack(list(sites.values()), axis=1)),
+    ):
+        truth = [min(great_circle(place, other) for other in places[:20]) for place in asked]
+        np.testing.assert_allclose(curves[name], truth)
+    assert unit == "km"
+    with pytest.raises(InvalidValueError, match="needs 'lat' and 'Longitude'"):
+        leakage_report(ds, deployment={"station": [3]})
+
+
 def test_a_deployment_far_off_is_held_against_a_split_that_stays_near():
     ds = smooth_cube(shape=(30, 40, 60))
     forward = assign_time_split(ds, 0.8, gap=3)

@@ -123,11 +123,11 @@ def parse_cyclic(cyclic: Any, view: CubeView, cut_dims: Sequence[str]) -> tuple[
     if cyclic is False:
         return ()
     if cyclic is True:
-        coord = view.axis_of("lon")
+        coord = view.lon_axis()
         if coord is None:
             raise InvalidValueError(
-                f"cyclic=True needs a longitude, the cube has {view.dims}; name the dim, as in "
-                f"cyclic={view.dims[-1]!r}"
+                f"cyclic=True needs a longitude along a dim of its own, the cube has {view.dims}; "
+                f"name the dim, as in cyclic={view.dims[-1]!r}"
             )
         return (str(coord.dims[0]),)
     if not isinstance(cyclic, Iterable):

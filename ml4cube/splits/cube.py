@@ -240,14 +240,34 @@ class CubeView:
             If the cube lacks one, or their values are no degrees.
         """
         lat, lon = self.axis_of("lat"), self.axis_of("lon")
-        if lat is None or lon is None or lat.dims == lon.dims:
+        if lat is not None and lon is not None and lat.dims == lon.dims:
+            raise InvalidValueError(
+                f"{asked!r} needs latitude and longitude along two dims, here both lie along "
+                f"{lat.dims[0]!r} (stations, a track or a stacked grid); unstack a grid, or leave "
+                "out groups of places with assign_region_split"
+            )
+        if lat is None or lon is None:
             raise InvalidValueError(
                 f"{asked!r} needs 1-D latitude and longitude along two dims, the cube has the "
                 f"coordinates {sorted(map(str, self.ds.coords))}; give it in cells"
             )
-        _check_degrees(asked, lat, MOST_LAT)
-        _check_degrees(asked, lon, _MOST_LON)
+        check_places(asked, lat, lon)
         return lat, lon
+
+    def lon_axis(self) -> xr.DataArray | None:
+        """The longitude that is an axis of a grid, or None.
+
+        Returns
+        -------
+        DataArray or None
+            In degrees. Longitudes of stations, of a track or of a stacked grid, which lie along
+            the dim of the latitudes or of the dates, are no axis.
+        """
+        lon = self.axis_of("lon")
+        others = [
+            coord.dims for kind in ("lat", "time") if (coord := self.axis_of(kind)) is not None
+        ]
+        return None if lon is None or lon.dims in others else lon
 
     def lon_turn(self) -> tuple[str, int] | None:
         """Find a longitude that goes all the way round.
@@ -258,7 +278,7 @@ class CubeView:
             Its dim, and how many columns go round once. Those that follow are places that the
             cube holds twice (0 and 360 degrees).
         """
-        coord = self.axis_of("lon")
+        coord = self.lon_axis()
         if coord is None or coord.size < 3:
             return None
         lon = coord.values
@@ -399,8 +419,26 @@ def in_chunks(array: xr.DataArray) -> xr.DataArray:
     return array.chunk(dict(zip(array.dims, chunks, strict=True)))
 
 
+def check_places(asked: object, lat: xr.DataArray, lon: xr.DataArray) -> None:
+    """Refuse missing or impossible degrees, on which distances would be nonsense.
+
+    Parameters
+    ----------
+    asked : object
+        What needs them, for the message.
+    lat, lon : DataArray
+        Latitude and longitude in degrees.
+
+    Raises
+    ------
+    InvalidValueError
+        If some are missing or impossible.
+    """
+    _check_degrees(asked, lat, MOST_LAT)
+    _check_degrees(asked, lon, _MOST_LON)
+
+
 def _check_degrees(asked: object, coord: xr.DataArray, most: float) -> None:
-    """Refuse missing or impossible degrees, on which distances would be nonsense."""
     values = coord.values
     wrong = np.flatnonzero(~(np.abs(values) <= most))
     if wrong.size:
