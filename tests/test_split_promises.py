@@ -227,6 +227,35 @@ def test_longitudes_of_scattered_places_are_no_axis(cube, blocks):
             assign_block_split(cube, blocks, 0.5, buffer="100km")
 
 
+def test_times_in_no_order_or_that_stand_twice_are_not_passed_over():
+    rng = np.random.default_rng(0)
+    days = np.r_[0:25, 20:40]
+    time = np.datetime64("2000-01-01", "ns") + days * np.timedelta64(1, "D")
+    cube = xr.Dataset({"t": (("time", "y", "x"), rng.normal(size=(45, 4, 4)))}, {"time": time})
+    numbered = cube.assign_coords(time=days)
+    for ds in (cube, numbered, cube.isel(time=rng.permutation(45))):
+        for keywords in ({"buffer": 1}, {"gap": 1}, {"buffer": {"time": 2}}):
+            with pytest.raises(InvalidValueError, match=r"in no order; .* ds\.sortby\('time'\)"):
+                assign_block_split(ds, {"time": 5}, 0.6, **keywords)
+    for ds in (cube, cube.sortby("time"), numbered.isel(time=rng.permutation(45))):
+        labelled = assign_block_split(ds, {"time": 5}, 0.6, seed=0)
+        part, at = labelled.split.values[:, 0, 0], ds.time.values
+        shared = np.isin(at[part == 0], at[part == 1]).sum()
+        report = leakage_report(labelled)
+        assert shared
+        assert report.leaks
+        assert "lie at a time that stands twice" in report.verdict
+        assert report.table.found["shared cells"] == 16 * shared
+        # all places share their times
+        table = leakage_report(assign_block_split(ds, {"y": 1, "x": 2}, 0.5)).table
+        assert table.found["shared cells"] == 0
+    # a buffer in steps counts times
+    for ds in (cube.sortby("time"), cube.sortby("time", ascending=False)):
+        labels = assign_block_split(ds, {"time": 5}, 0.6, buffer=2, seed=0).split.values[:, 0, 0]
+        day = (ds.time.values - time[0]) // np.timedelta64(1, "D")
+        assert np.abs(np.subtract.outer(day[labels == 1], day[labels == 0])).min() == 3
+
+
 def test_radians_are_places_as_degrees_are():
     lat, lon = np.linspace(80, -80, 9), np.arange(-180.0, 180, 30)
     cube = xr.Dataset(

@@ -170,8 +170,8 @@ def resolve_buffer(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tup
     Raises
     ------
     InvalidValueError
-        If the cube lacks a coordinate that the buffer needs, or latitude and longitude differ
-        where one is in kilometres.
+        If the cube lacks a coordinate that the buffer needs, its times are in no order, or
+        latitude and longitude differ where one is in kilometres.
     """
     by_dim = _one_sphere(dict(buffer), view)
     return tuple(_resolve(dim, value, dim in cyclic, view) for dim, value in by_dim.items())
@@ -200,6 +200,9 @@ def _one_sphere(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:
 
 def _resolve(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
     if isinstance(value, int):
+        if view.has_times(dim) and not cyclic:
+            # neighbours on the axis are neighbours in time, also where a time stands twice
+            return AxisReach.of_distance(dim, view.moments(dim), value)
         return AxisReach.of_cells(dim, view.sizes[dim], value, cyclic)
     if _is_kilometres(value):
         lat, lon = view.sphere(value)

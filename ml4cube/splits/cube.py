@@ -218,8 +218,46 @@ class CubeView:
         if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
             steps = np.arange(self.sizes[dim])
             return steps if forward else steps[::-1]
-        values = microseconds(coord) if is_time(coord) else coord.values
-        return np.unique(values, return_inverse=True)[1].ravel()
+        return _ranks(coord)
+
+    def has_times(self, dim: str) -> bool:
+        """Whether the steps along `dim` are those of time, by the dim's own coordinate.
+
+        Parameters
+        ----------
+        dim : str
+            A dim of the cube.
+
+        Returns
+        -------
+        bool
+            True for dates, and for numbers along a dim of that name.
+        """
+        coord = self.ds.coords.get(dim)
+        if coord is None:
+            return False
+        return is_time(coord) or (dim.lower() in TIME_NAMES and coord.dtype.kind in "fiu")
+
+    def repeated_times(self, dim: str) -> list[NDArray[np.intp]]:
+        """Steps of one time along `dim`, for each time that stands on the axis more than once.
+
+        Parameters
+        ----------
+        dim : str
+            A dim of the cube.
+
+        Returns
+        -------
+        list of ndarray of int
+            Empty where the dim holds no times, or one place after the other (a track).
+        """
+        places = [axis.dims for kind in ("lat", "lon") if (axis := self.axis_of(kind)) is not None]
+        if not self.has_times(dim) or (dim,) in places:
+            return []
+        rank = _ranks(self.ds.coords[dim])
+        order = np.argsort(rank, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(rank[order])) + 1)
+        return [steps for steps in groups if steps.size > 1]
 
     def sphere(self, asked: object) -> tuple[xr.DataArray, xr.DataArray]:
         """Latitude and longitude, 1-D along two dims of the cube.
@@ -336,6 +374,12 @@ def is_label(variable: xr.DataArray) -> bool:
         True if it carries a recipe or is named "split".
     """
     return RECIPE_ATTR in variable.attrs or variable.name == "split"
+
+
+def _ranks(coord: xr.DataArray) -> NDArray[np.intp]:
+    """Place of each value among the different values."""
+    values = microseconds(coord) if is_time(coord) else coord.values
+    return np.unique(values, return_inverse=True)[1].ravel()
 
 
 def _data_variables(ds: xr.Dataset) -> list[xr.DataArray]:

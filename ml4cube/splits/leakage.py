@@ -145,7 +145,8 @@ def leakage_report(
 
     Notes
     -----
-    A split leaks if cells held out have duplicates in train; if more of them than of the train
+    A split leaks if cells held out have duplicates in train; if a meridian or a time that stands
+    twice is held out and trains; if more of them than of the train
     cells, by 2 %, have kept the value of the last train step, or have that of the next; if
     `assign_rand_split` made it; if the test part is scattered among train, and more than half of
     its cells touch a train cell, or lie within the range of one (blocks that touch, along dims
@@ -394,17 +395,23 @@ class _Judge:
                 f"{_percent(share)} of the cells have a label that is a gap or no part's number, "
                 "so they count as excluded"
             )
-        shared = layout.twice(view) * times
+        held_out = sum(layout.counts[code] for code in HELD_OUT)
+        twice = {
+            "on a meridian": layout.twice(view),
+            "at a time": layout.at_one_time(view),
+        }
+        shared = sum(twice.values())
         self.row(
-            "shared cells", shared, "cells", "held-out cells whose place trains, too: a cell has "
-            "one label, but a meridian may stand twice (0 and 360)", 0, "leak" if shared else "ok",
+            "shared cells", shared * times, "cells", "held-out cells whose place and time trains, "
+            "too: a cell has one label, but a meridian (0 and 360) or a time may stand twice", 0,
+            "leak" if shared else "ok",
         )  # fmt: skip
-        if shared:
-            held_out = sum(layout.counts[code] for code in HELD_OUT) * times
-            self.leaks.append(
-                f"{_percent(shared / held_out)} of the held-out cells lie on a meridian that "
-                "stands twice in the cube, and trains, too"
-            )
+        self.leaks += [
+            f"{_percent(cells / held_out)} of the held-out cells lie {where} that stands twice in "
+            "the cube, and trains, too"
+            for where, cells in twice.items()
+            if cells
+        ]
 
     def duplicates(self, copies: dict[str, Duplicates], view: CubeView) -> None:
         """A variable counts unless it repeats by nature; all variables together always do."""
