@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN, VAL
 from ml4cube.core.statistics import check_decoded
 from ml4cube.splits.carried import Carried, find_carried
@@ -141,7 +142,8 @@ def leakage_report(
         If there is no label, or it has no train or no test cells; if a variable is unknown; if
         the deployment fits no axis of the cube.
     InvalidTypeError
-        If the deployment is of another kind, or the second of two stores is none.
+        If the deployment is of another kind, the second of two stores is none, or a variable
+        has no string as name.
 
     Notes
     -----
@@ -284,15 +286,20 @@ def _maker(label: xr.DataArray) -> str | None:
 
 
 def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
+    found = view.ds.data_vars
+    names: list[Any]
     if var is None:
-        return [
-            str(v.name)
-            for v in view.ds.data_vars.values()
+        names = [
+            name
+            for name, v in found.items()
             if set(v.dims) == set(view.dims) and v.dtype.kind in "biufmM" and not is_label(v)
         ]
-    names = [var] if isinstance(var, str) else list(var)
+    else:
+        names = [var] if isinstance(var, str) or not isinstance(var, Iterable) else list(var)
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise InvalidTypeError(f"variables are named by strings, found {odd}; use ds.rename")
     if unknown := [n for n in names if n not in view.ds]:
-        raise InvalidValueError(f"var names {unknown}, the cube has {list(view.ds.data_vars)}")
+        raise InvalidValueError(f"var names {unknown}, the cube has {list(found)}")
     return names
 
 
