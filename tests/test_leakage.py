@@ -1,8 +1,10 @@
 """leakage_report flags splits that flatter, and only those; duplicates against brute force."""
 
+import datetime
 import warnings
 from pathlib import Path
 
+import cftime
 import dask
 import dask.array as da
 import iris_sample_data
@@ -500,6 +502,22 @@ def test_distances_are_those_of_brute_force():
     assert curves["deployment → train"].tolist() == [39.0, 59.0]
 
 
+@pytest.mark.parametrize("calendar", ["standard", "360_day"])
+def test_dates_of_a_deployment_may_be_texts(calendar):
+    def date(*fields):
+        return cftime.datetime(*fields, calendar=calendar)
+
+    time = xr.date_range(
+        "2000-01-01", periods=20, calendar=calendar, use_cftime=calendar == "360_day"
+    )
+    ds = assign_time_split(smooth_cube(shape=(20, 8, 8)).assign_coords(time=time), 0.7)
+    texts = ["2300-02-01", "2030-02", "2031", "2000-02-28T12:00"]
+    dates = [date(2300, 2, 1), date(2030, 2, 1), date(2031, 1, 1), date(2000, 2, 28, 12)]
+    found = leakage_report(ds, deployment={"time": texts}).distances["time"][1]
+    truth = [(later - date(2000, 1, 14)) / datetime.timedelta(days=1) for later in dates]
+    np.testing.assert_allclose(found["deployment → train"], truth)
+
+
 def test_stations_are_as_far_apart_as_they_are_on_the_sphere():
     rng = np.random.default_rng(0)
     lat, lon = rng.uniform(-60, 60, 30), rng.uniform(0, 360, 30)
@@ -541,11 +559,14 @@ def test_a_deployment_far_off_is_held_against_a_split_that_stays_near():
         ({"depth": [1.0]}, InvalidValueError, "it needs 'lat' and 'lon', or 'time'"),
         ({"lat": [1.0]}, InvalidValueError, r"coordinates \['lat'\].* needs 'lat' and 'lon'"),
         ({"lat": [1.0, 2.0], "lon": [1.0]}, InvalidValueError, "one of each for every point"),
-        ({"lat": slice(0, 9), "lon": slice(0, 9)}, InvalidValueError, "'lat' as slice"),
+        ({"lat": slice(0, 9), "lon": slice(0, 9)}, InvalidValueError, "as slice.*list the"),
+        ({"time": slice("2030", "2031")}, InvalidValueError, r"slice\('2030'.*date_range"),
+        ({"lat": []}, InvalidValueError, r"coordinates \['lat'\].* needs 'lat' and 'lon'"),
         ({"lat": ["a"], "lon": ["b"]}, InvalidValueError, "<U1 along 'lat'"),
         ({"lat": [np.nan], "lon": [3.0]}, InvalidValueError, "along 'lat', or some that are NaN"),
         ({"lat": [91.0], "lon": [3.0]}, InvalidValueError, "beyond the poles"),
-        ({"time": ["2010-01-01"]}, InvalidValueError, "pandas.to_datetime"),
+        ({"time": ["spring"]}, InvalidValueError, "no dates of the cube's calendar .*'2030-01-31'"),
+        ({"time": [2010.0]}, InvalidValueError, "pandas.to_datetime"),
         (xr.Dataset(coords={"lat": [], "lon": []}), InvalidValueError, "no places along 'lat'"),
         (xr.DataArray(np.zeros(3, bool), dims="lat"), InvalidValueError, "3 cells along 'lat'"),
         (xr.DataArray(np.zeros(40, bool), dims="lat"), InvalidValueError, "false everywhere"),
@@ -582,6 +603,11 @@ def test_labels_that_cannot_be_judged(label, words):
 
 
 # ------------------------------------------------------------------ the object, and large cubes
+
+
+def test_a_path_is_told_how_cubes_and_stores_are_opened():
+    with pytest.raises(InvalidTypeError, match=r"open_zarr, or a store .* ml4cube\.open_store"):
+        leakage_report("train.zarr", "test.zarr")
 
 
 def test_the_object():

@@ -81,7 +81,7 @@ class CubeView:
         variables = _data_variables(ds)
         if not variables:
             raise InvalidValueError(
-                f"no data variable with dims in {list(ds.data_vars)}; give a cube with one"
+                f"the cube has no data variable with dims, only {list(ds.data_vars)}; give one"
             )
         main = max(variables, key=lambda v: (v.ndim, v.size))
         if odd := [dim for dim in main.dims if not isinstance(dim, str)]:
@@ -118,7 +118,7 @@ class CubeView:
         found = [
             coord
             for coord in self.ds.coords.values()
-            if coord.ndim == 1 and coord.dims[0] in self.dims and _is_kind(coord, kind)
+            if coord.ndim == 1 and coord.dims[0] in self.dims and is_kind(coord, kind)
         ]
         first = min(found, key=lambda c: c.name != c.dims[0], default=None)
         if first is None or kind == "time":
@@ -356,7 +356,8 @@ def as_dataset(cube: xr.Dataset | xr.DataArray) -> xr.Dataset:
         return cube.to_dataset(name="data" if cube.name is None else cube.name)
     raise InvalidTypeError(
         f"a cube is an xarray Dataset or DataArray, found {type(cube).__name__}; "
-        "open it first, for example with xarray.open_zarr"
+        "open it first, for example with xarray.open_zarr, or a store of samples with "
+        "ml4cube.open_store"
     )
 
 
@@ -494,7 +495,21 @@ def _check_degrees(asked: object, coord: xr.DataArray, most: float) -> None:
         )
 
 
-def _is_kind(coord: xr.DataArray, kind: str) -> bool:
+def is_kind(coord: xr.DataArray, kind: str) -> bool:
+    """Whether a coordinate is of times, latitudes or longitudes, by its values, name and units.
+
+    Parameters
+    ----------
+    coord : DataArray
+        A coordinate.
+    kind : str
+        "time", "lat" or "lon".
+
+    Returns
+    -------
+    bool
+        True for dates, and for numbers of such a name, standard name or unit.
+    """
     if kind == "time":
         return is_time(coord)
     names, units = (_LON_NAMES, _LON_UNITS) if kind == "lon" else (_LAT_NAMES, _LAT_UNITS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import cftime
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
@@ -14,7 +16,7 @@ from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.buffer import EARTH_RADIUS_KM
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
-from ml4cube.splits.cube import CubeView, check_places, is_time, microseconds
+from ml4cube.splits.cube import CubeView, check_places, is_kind, is_time, microseconds
 from ml4cube.splits.layout import SAMPLE, Layout
 
 Floats = NDArray[np.float64]
@@ -238,13 +240,7 @@ class Ground:
                 continue
             if own.name in coords:
                 return coords[str(own.name)]
-            for coord in coords.values():
-                probe = xr.DataArray(
-                    np.zeros(coord.size), dims=coord.dims, coords={str(coord.name): coord}
-                )
-                other = CubeView.of(probe)
-                if other.axis_of(kind) is not None:
-                    return coord
+            return next((coord for coord in coords.values() if is_kind(coord, kind)), None)
         return None
 
     def _points(self, here: NDArray[np.bool_]) -> Floats:
@@ -288,12 +284,17 @@ class Ground:
         own = self.view.axis_of("time")
         if own is None:
             return np.asarray(coord.values, dtype=float)
+        if set(map(type, coord.values.tolist())) == {str}:
+            coord = _dates(coord, own)
         if not is_time(coord):
             raise InvalidValueError(
                 f"deployment has {coord.dtype} along {coord.name!r}, the cube has dates; decode "
                 "the times, or give dates as of pandas.to_datetime"
             )
-        both = np.concatenate([own.values[:1], coord.values.ravel()])
+        first = own.values[:1]
+        if first.dtype.kind == "M":
+            first = first.astype("datetime64[us]")  # nanoseconds end in 2262
+        both = np.concatenate([first, coord.values.ravel()])
         try:
             joined = xr.DataArray(both, dims="time", name="time")
             return microseconds(joined)[1:] / _DAY
@@ -311,7 +312,12 @@ def _by_name(deployment: Any) -> dict[str, xr.DataArray]:
     found = {}
     for name in deployment:
         values = np.atleast_1d(np.asarray(deployment[name]))
-        if values.ndim != 1 or isinstance(deployment[name], slice):
+        if isinstance(deployment[name], slice):
+            raise InvalidValueError(
+                f"deployment gives {name!r} as {deployment[name]}; list the values, one for each "
+                "point (numpy.arange, xarray.date_range)"
+            )
+        if values.ndim != 1:
             raise InvalidValueError(
                 f"deployment gives {name!r} as {type(deployment[name]).__name__} of shape "
                 f"{values.shape}; give one number for each point"
@@ -323,6 +329,24 @@ def _by_name(deployment: Any) -> dict[str, xr.DataArray]:
             f"deployment has {sizes} coordinates by name; give one of each for every point"
         )
     return found
+
+
+def _dates(texts: xr.DataArray, own: xr.DataArray) -> xr.DataArray:
+    """Texts as dates of the cube's calendar."""
+    dates: Any
+    try:
+        if own.dtype.kind == "M":
+            dates = texts.values.astype("datetime64[us]")
+        else:
+            fields = [[int(n) for n in re.split("[-T: ]", text)] for text in texts.values]
+            calendar = own.dt.calendar
+            dates = [cftime.datetime(*f, *[1, 1][len(f) - 1 :], calendar=calendar) for f in fields]
+    except (ValueError, TypeError) as error:
+        raise InvalidValueError(
+            f"deployment has texts along {texts.name!r} that are no dates of the cube's calendar "
+            f"({error}); write them as '2030-01-31', or give dates as of xarray.date_range"
+        ) from None
+    return xr.DataArray(np.asarray(dates), dims="points", name=texts.name)
 
 
 def distances(ground: Ground, places: Places, train: Places) -> dict[str, Floats]:
