@@ -102,7 +102,7 @@ def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], parameter
             f"x is a {type(x).__name__} of several variables; give {arguments[0]} as a mapping "
             f"{{variable: [..., ...]}}, not {first!r}"
         )
-    name = str(x.name) if isinstance(x, xr.DataArray) and x.name else "x"
+    name = str(x.name) if isinstance(x, xr.DataArray) and x.name is not None else "x"
     return _undo_array(name, x, *parameters(*_numbers(arguments, first, second)))
 
 

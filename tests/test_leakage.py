@@ -1,8 +1,10 @@
 """leakage_report flags splits that flatter, and only those; duplicates against brute force."""
 
+import datetime
 import warnings
 from pathlib import Path
 
+import cftime
 import dask
 import dask.array as da
 import iris_sample_data
@@ -500,6 +502,42 @@ def test_distances_are_those_of_brute_force():
     assert curves["deployment → train"].tolist() == [39.0, 59.0]
 
 
+@pytest.mark.parametrize("calendar", ["standard", "360_day"])
+def test_dates_of_a_deployment_may_be_texts(calendar):
+    def date(*fields):
+        return cftime.datetime(*fields, calendar=calendar)
+
+    time = xr.date_range(
+        "2000-01-01", periods=20, calendar=calendar, use_cftime=calendar == "360_day"
+    )
+    ds = assign_time_split(smooth_cube(shape=(20, 8, 8)).assign_coords(time=time), 0.7)
+    texts = ["2300-02-01", "2030-02", "2031", "2000-02-28T12:00"]
+    dates = [date(2300, 2, 1), date(2030, 2, 1), date(2031, 1, 1), date(2000, 2, 28, 12)]
+    found = leakage_report(ds, deployment={"time": texts}).distances["time"][1]
+    truth = [(later - date(2000, 1, 14)) / datetime.timedelta(days=1) for later in dates]
+    np.testing.assert_allclose(found["deployment → train"], truth)
+
+
+def test_stations_are_as_far_apart_as_they_are_on_the_sphere():
+    rng = np.random.default_rng(0)
+    lat, lon = rng.uniform(-60, 60, 30), rng.uniform(0, 360, 30)
+    lon_first = {"Longitude": ("station", lon), "lat": ("station", lat)}
+    ds = xr.Dataset({"t2m": (("time", "station"), rng.normal(size=(8, 30)))}, lon_first)
+    ds["split"] = ("station", (np.arange(30) < 20).astype("u1"))
+    sites = {"lat": [10.0, -20.0], "longitude": [30.0, 350.0]}
+    unit, curves = leakage_report(ds, deployment=sites).distances["space"]
+    places = np.stack([lat, lon], axis=1)
+    for name, asked in (
+        ("test → train", places[20:]),
+        ("deployment → train", np.stack(list(sites.values()), axis=1)),
+    ):
+        truth = [min(great_circle(place, other) for other in places[:20]) for place in asked]
+        np.testing.assert_allclose(curves[name], truth)
+    assert unit == "km"
+    with pytest.raises(InvalidValueError, match="needs 'lat' and 'Longitude'"):
+        leakage_report(ds, deployment={"station": [3]})
+
+
 def test_a_deployment_far_off_is_held_against_a_split_that_stays_near():
     ds = smooth_cube(shape=(30, 40, 60))
     forward = assign_time_split(ds, 0.8, gap=3)
@@ -521,11 +559,14 @@ def test_a_deployment_far_off_is_held_against_a_split_that_stays_near():
         ({"depth": [1.0]}, InvalidValueError, "it needs 'lat' and 'lon', or 'time'"),
         ({"lat": [1.0]}, InvalidValueError, r"coordinates \['lat'\].* needs 'lat' and 'lon'"),
         ({"lat": [1.0, 2.0], "lon": [1.0]}, InvalidValueError, "one of each for every point"),
-        ({"lat": slice(0, 9), "lon": slice(0, 9)}, InvalidValueError, "'lat' as slice"),
+        ({"lat": slice(0, 9), "lon": slice(0, 9)}, InvalidValueError, "as slice.*list the"),
+        ({"time": slice("2030", "2031")}, InvalidValueError, r"slice\('2030'.*date_range"),
+        ({"lat": []}, InvalidValueError, r"coordinates \['lat'\].* needs 'lat' and 'lon'"),
         ({"lat": ["a"], "lon": ["b"]}, InvalidValueError, "<U1 along 'lat'"),
         ({"lat": [np.nan], "lon": [3.0]}, InvalidValueError, "along 'lat', or some that are NaN"),
         ({"lat": [91.0], "lon": [3.0]}, InvalidValueError, "beyond the poles"),
-        ({"time": ["2010-01-01"]}, InvalidValueError, "pandas.to_datetime"),
+        ({"time": ["spring"]}, InvalidValueError, "no dates of the cube's calendar .*'2030-01-31'"),
+        ({"time": [2010.0]}, InvalidValueError, "pandas.to_datetime"),
         (xr.Dataset(coords={"lat": [], "lon": []}), InvalidValueError, "no places along 'lat'"),
         (xr.DataArray(np.zeros(3, bool), dims="lat"), InvalidValueError, "3 cells along 'lat'"),
         (xr.DataArray(np.zeros(40, bool), dims="lat"), InvalidValueError, "false everywhere"),
@@ -535,6 +576,13 @@ def test_deployments_that_fit_nothing(deployment, error, words):
     ds = assign_time_split(smooth_cube(shape=(20, 40, 20)), 0.7)
     with pytest.raises(error, match=words):
         leakage_report(ds, deployment)
+
+
+@pytest.mark.parametrize("var", [None, 1, ["a", 1]])
+def test_variables_that_are_not_named_by_strings_are_refused(var):
+    ds = xr.Dataset({"a": ("time", np.arange(20.0)), 1: ("time", np.arange(20.0))})
+    with pytest.raises(InvalidTypeError, match=r"by strings, found \[1\]; use ds.rename"):
+        leakage_report(assign_time_split(ds), var=var)
 
 
 @pytest.mark.parametrize(
@@ -555,6 +603,11 @@ def test_labels_that_cannot_be_judged(label, words):
 
 
 # ------------------------------------------------------------------ the object, and large cubes
+
+
+def test_a_path_is_told_how_cubes_and_stores_are_opened():
+    with pytest.raises(InvalidTypeError, match=r"open_zarr, or a store .* ml4cube\.open_store"):
+        leakage_report("train.zarr", "test.zarr")
 
 
 def test_the_object():

@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 
-from ml4cube.core.variogram import fit_variogram
+from ml4cube.core.variogram import Variogram, fit_variogram
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.plotting import (
     distance_curves,
@@ -147,6 +147,30 @@ def test_curves_are_cumulative_shares():
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 3
     with pytest.raises(InvalidValueError, match="hold no distance"):
         distance_curves({"test": [np.nan]})
+
+
+def test_curves_are_not_covered_by_their_legend():
+    figure = rendered(distance_curves({"test": [0.0, 1.0], "use": [90.0, 95.0]}))
+    (axes,) = figure.axes
+    panel = axes.get_window_extent()
+    assert axes.get_legend().get_window_extent().y1 < panel.y0
+    assert axes.get_legend().get_window_extent().y0 > 0
+    assert not texts(axes)
+
+
+def test_distances_that_are_all_zero_are_told():
+    axes = rendered(distance_curves({"test": [0.0, 0.0], "use": [0.0]})).axes[0]
+    assert texts(axes) == ["all at 0 km"]
+    assert axes.get_xticks().tolist() == [0]
+
+
+def test_one_cell_and_one_distance_are_told_as_one():
+    one = fit_variogram(LAGS[:1], np.ones(1), np.ones(1, int))
+    short = Variogram(LAGS, np.ones(20), np.ones(20, int), "exponential", 0.0, 1.0, 1.0)
+    first, second = rendered(variogram_plot({"y": one, "x": short})).axes
+    assert texts(first)[0].replace("\n", " ") == "no sill: values at only 1 distance to look at"
+    assert texts(second)[0].startswith("range 1 cell\n")
+    assert all(tick == int(tick) for tick in first.get_xticks())
 
 
 def test_variograms_show_range_sill_or_why_there_is_none():

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.postprocessing import undo_standardizing
 from ml4cube.preprocessing import cubes
 from ml4cube.splits import assign_block_split, estimate_range
@@ -378,6 +379,18 @@ def test_masks_that_do_not_fit_are_refused() -> None:
     shifted = xr.DataArray(np.ones(6), {"lat": ds.lat + 1}, ["lat"])
     with pytest.raises(InvalidValueError, match="coordinates are not those"):
         pp.assign_mask(ds, shifted)
+    words = np.where(np.arange(6) < 3, "yes", "no")
+    for texts in (words, words.astype(object)):
+        ds["filter_mask"] = ("lat", texts)
+        for act in (
+            lambda: pp.assign_mask(ds, ds.filter_mask),
+            lambda: pp.apply_filter(ds),
+            lambda: pp.apply_filter({"a": np.ones((6, 2)), "filter_mask": ds.filter_mask.values}),
+            lambda: pp.drop_nan_values(ds, mode="masked"),
+            lambda: MultiProcSampler(ds, drop_nan="masked"),
+        ):
+            with pytest.raises(InvalidTypeError, match="a mask holds booleans, or numbers"):
+                act()
 
 
 def test_a_mask_turns_the_cells_of_a_cube_into_gaps_lazily() -> None:

@@ -12,8 +12,8 @@ import pytest
 import xarray as xr
 
 from ml4cube.core.variogram import fit_variogram, semivariances
-from ml4cube.errors import InvalidValueError
-from ml4cube.splits import assign_block_split, estimate_range, suggest_block_size
+from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.splits import assign_block_split, estimate_range, leakage_report, suggest_block_size
 from ml4cube.splits import ranges as module
 from tests.cubes import coordinates
 
@@ -268,6 +268,12 @@ def test_errors(arguments, words):
         estimate_range(ds, *arguments)
 
 
+@pytest.mark.parametrize("find", [estimate_range, suggest_block_size])
+def test_several_variables_are_refused(find):
+    with pytest.raises(InvalidTypeError, match=r"var=\['a', 'b'\] is a list; name one"):
+        find(xr.Dataset({"a": ("x", np.zeros(9)), "b": ("x", np.zeros(9))}), ["a", "b"])
+
+
 def test_values_too_large_to_be_squared_are_refused():
     field = made_field([80, 60], [6, 6], "gaussian", 0)
     assert estimate_range(xr.Dataset({"a": (("y", "x"), 1e140 * field)}))["x"] > 4
@@ -295,6 +301,21 @@ def test_blocks_are_as_long_as_the_range(seed):
     assert math.prod(len(blocks_along(ds.sizes[d], sizes[d])) for d in sizes) >= 6
     labelled = assign_block_split(ds, sizes, 0.7)
     assert set(np.unique(labelled.split)) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least"), [((200,), 5), ((48, 60), 7), ((24, 36, 48), 10), ((9, 500), 7)]
+)
+def test_blocks_of_values_without_a_range_still_have_an_inside(sizes, least):
+    values = np.random.default_rng(0).normal(size=sizes)
+    ds = xr.Dataset({"a": (("time", "y", "x")[-len(sizes) :], values)})
+    found = suggest_block_size(ds, "a")
+    inside = 1.0
+    for dim, size in found.items():
+        assert min(blocks_along(ds.sizes[dim], size)) >= min(least, ds.sizes[dim])
+        inside *= 1 if size == ds.sizes[dim] else (size - 2) / size
+    assert inside > 0.5
+    assert not leakage_report(assign_block_split(ds, found, 0.7), var="a").leaks
 
 
 def test_too_few_blocks_are_told_in_plain_words(caplog):

@@ -185,6 +185,77 @@ def test_a_meridian_that_stands_twice_is_refused_where_it_could_train_and_test(o
     assert leakage_report(cube.assign(split=("lon", label))).table.found["shared cells"] == 0
 
 
+def scattered_cubes():
+    rng = np.random.default_rng(0)
+    grid = xr.Dataset(
+        {"t": (("time", "lat", "lon"), rng.normal(size=(12, 12, 16)).astype("f4"))},
+        {"time": np.arange(12), "lat": np.linspace(-55, 55, 12), "lon": np.arange(16) * 22.5},
+    )
+    yield "stacked", grid.stack(p=("lat", "lon")), {"p": 16}
+    yield "stacked, no index", grid.stack(p=("lat", "lon")).reset_index("p"), {"p": 16}
+    places = {
+        "lon": ("station", np.tile([0.0, 90, 180, 270], 10)),
+        "lat": ("station", np.repeat(np.linspace(-50, 50, 10), 4)),
+    }
+    values = rng.normal(size=(12, 40))
+    yield "stations", xr.Dataset({"t": (("time", "station"), values)}, places), {"station": 2}
+    track = {
+        "time": np.datetime64("2000-01-01", "ns") + np.arange(72) * np.timedelta64(1, "h"),
+        "lon": ("time", np.arange(72) * 10.0 % 360),
+    }
+    track = xr.Dataset({"t": ("time", rng.normal(size=72))}, track)
+    yield "track, no latitude", track, {"time": 6}
+    track = track.assign_coords(lat=("time", np.linspace(-80, 80, 72)))
+    yield "track", track, {"time": 6}
+    yield "one orbit", track.isel(time=slice(0, 36)), {"time": 6}
+
+
+@pytest.mark.parametrize(
+    ("cube", "blocks"), [pytest.param(ds, size, id=name) for name, ds, size in scattered_cubes()]
+)
+def test_longitudes_of_scattered_places_are_no_axis(cube, blocks):
+    labelled = assign_block_split(cube, blocks, 0.5, buffer=1, seed=4)
+    assert json.loads(labelled.split.attrs["ml4cube_split"])["plan"]["cyclic"] == []
+    assign_block_split(cube, blocks, 0.5, cyclic=False)
+    assert len(list(BlockKFold(3, blocks).split_cube(cube))) == 3
+    assert leakage_report(labelled).table.found["shared cells"] == 0
+    (dim,) = blocks
+    with pytest.raises(InvalidValueError, match="cyclic=True needs a longitude along a dim of its"):
+        assign_block_split(cube, blocks, 0.5, cyclic=True)
+    if "lat" in cube.coords:
+        with pytest.raises(InvalidValueError, match=f"both lie along '{dim}'.*assign_region_split"):
+            assign_block_split(cube, blocks, 0.5, buffer="100km")
+
+
+def test_times_in_no_order_or_that_stand_twice_are_not_passed_over():
+    rng = np.random.default_rng(0)
+    days = np.r_[0:25, 20:40]
+    time = np.datetime64("2000-01-01", "ns") + days * np.timedelta64(1, "D")
+    cube = xr.Dataset({"t": (("time", "y", "x"), rng.normal(size=(45, 4, 4)))}, {"time": time})
+    numbered = cube.assign_coords(time=days)
+    for ds in (cube, numbered, cube.isel(time=rng.permutation(45))):
+        for keywords in ({"buffer": 1}, {"gap": 1}, {"buffer": {"time": 2}}):
+            with pytest.raises(InvalidValueError, match=r"in no order; .* ds\.sortby\('time'\)"):
+                assign_block_split(ds, {"time": 5}, 0.6, **keywords)
+    for ds in (cube, cube.sortby("time"), numbered.isel(time=rng.permutation(45))):
+        labelled = assign_block_split(ds, {"time": 5}, 0.6, seed=0)
+        part, at = labelled.split.values[:, 0, 0], ds.time.values
+        shared = np.isin(at[part == 0], at[part == 1]).sum()
+        report = leakage_report(labelled)
+        assert shared
+        assert report.leaks
+        assert "lie at a time that stands twice" in report.verdict
+        assert report.table.found["shared cells"] == 16 * shared
+        # all places share their times
+        table = leakage_report(assign_block_split(ds, {"y": 1, "x": 2}, 0.5)).table
+        assert table.found["shared cells"] == 0
+    # a buffer in steps counts times
+    for ds in (cube.sortby("time"), cube.sortby("time", ascending=False)):
+        labels = assign_block_split(ds, {"time": 5}, 0.6, buffer=2, seed=0).split.values[:, 0, 0]
+        day = (ds.time.values - time[0]) // np.timedelta64(1, "D")
+        assert np.abs(np.subtract.outer(day[labels == 1], day[labels == 0])).min() == 3
+
+
 def test_radians_are_places_as_degrees_are():
     lat, lon = np.linspace(80, -80, 9), np.arange(-180.0, 180, 30)
     cube = xr.Dataset(

@@ -146,6 +146,43 @@ def test_a_buffer_that_could_keep_nothing_apart_is_refused(sizes, asked, says):
         list(BlockKFold(2, sizes, **asked).split_cube(dated_globe()))
 
 
+@pytest.mark.parametrize(
+    ("asked", "asked_alike"), [("5w", "5W"), ("40d", "40D"), ("960H", "960h"), ("P40DT3H", "963h")]
+)
+def test_units_of_a_buffer_may_be_in_any_case(asked, asked_alike):
+    cube = cell_id_cube({"time": 200, "lat": 3, "lon": 4})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = [
+            assign_block_split(cube, {"time": 100}, 0.5, buffer=buffer)["split"]
+            for buffer in (asked, asked_alike)
+        ]
+    assert 255 in made[0].values
+    np.testing.assert_array_equal(*made)
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda ds, _: assign_block_split(ds[["one"]]), r"has no data variable .* \['one'\]"),
+        (
+            lambda ds, bare: assign_time_split(ds, dim="lat", valid=bare[:5]),
+            "^valid has 5 cells along",
+        ),
+        (
+            lambda ds, bare: assign_time_split(ds, dim="lat", valid=bare.astype(int)),
+            "^valid is of int",
+        ),
+        (lambda ds, bare: assign_region_split(ds, bare[:5]), "^regions has 5 cells along"),
+        (lambda ds, bare: assign_region_split(ds, bare * np.nan), "^'regions' is all gaps"),
+    ],
+)
+def test_messages_do_without_a_name_where_there_is_none(act, says):
+    ds = cell_id_cube({"lat": 6, "lon": 8}).assign(one=5)
+    with pytest.raises((InvalidTypeError, InvalidValueError), match=says):
+        act(ds, ds["a"].rename(None))
+
+
 def test_a_buffer_of_nothing_and_one_along_one_of_two_cut_dims_are_taken():
     cube = dated_globe()
     plain = assign_block_split(cube, {"lat": 3, "lon": 4}, gap="0D")["split"]
@@ -358,6 +395,15 @@ def test_bad_arguments_are_named(options, says):
     with pytest.raises((InvalidValueError, InvalidTypeError), match=says) as caught:
         assign_block_split(cube, **{"block_size": {"time": 3}, **options})
     assert isinstance(caught.value, CubeError)
+
+
+def test_data_called_split_is_not_overwritten():
+    ds = cell_id_cube({"time": 4, "lat": 8})
+    ds["split"] = ds.a / 2
+    with pytest.raises(InvalidValueError, match=r"'split' of the cube is of float32.*rename it"):
+        assign_block_split(ds, {"lat": 2})
+    plain = ds.assign(split=("lat", np.arange(8) < 5))
+    assert assign_block_split(plain, {"lat": 2}).split.dtype == np.uint8
 
 
 def test_a_part_that_would_be_empty_is_refused():

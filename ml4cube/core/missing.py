@@ -90,6 +90,59 @@ def blank(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
     return np.where(cells, gap, values)
 
 
+def check_mask(name: str, dtype: np.dtype[Any]) -> None:
+    """Refuse a mask that does not say yes or no.
+
+    Parameters
+    ----------
+    name : str
+        What the user calls it.
+    dtype : dtype
+        Of its values.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it holds neither booleans nor numbers.
+
+    Examples
+    --------
+    >>> check_mask("land", np.dtype(bool))
+    """
+    if dtype.kind not in "biuf":
+        raise InvalidTypeError(
+            f"{name} is of dtype {dtype}; a mask holds booleans, or numbers, of which 0 and NaN "
+            "are outside; compare it, as in ds.land == 'yes'"
+        )
+
+
+def flags_of(mask: NDArray[Any]) -> NDArray[np.bool_]:
+    """Tell which cells a mask lets count.
+
+    Parameters
+    ----------
+    mask : ndarray of bool or numbers
+        A mask.
+
+    Returns
+    -------
+    ndarray of bool
+        False where it is 0, False or NaN.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it holds neither booleans nor numbers.
+
+    Examples
+    --------
+    >>> flags_of(np.array([1.0, 0.0, np.nan]))
+    array([ True, False, False])
+    """
+    check_mask("the mask", mask.dtype)
+    return np.asarray((mask != 0) & ~find_gaps(mask))
+
+
 def plain(values: Any) -> NDArray[Any]:
     """Read an array, turning what numpy masks into gaps, as xarray does.
 

@@ -206,7 +206,8 @@ def fit_variogram(
     """
     bare = Variogram(lags, semivariance, pairs)
     if lags.size < FEWEST_LAGS:
-        return replace(bare, reason=f"no sill: values at only {lags.size} distances to look at")
+        distances = "1 distance" if lags.size == 1 else f"{lags.size} distances"
+        return replace(bare, reason=f"no sill: values at only {distances} to look at")
     largest = float(semivariance.max())
     if not largest > 0:
         return replace(bare, reason="no sill: all values along it are equal")

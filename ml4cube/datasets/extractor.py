@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, RunError
 from ml4cube.core.grid import Block, Grid
-from ml4cube.core.missing import fill_gaps, find_gaps, window_all, window_any
+from ml4cube.core.missing import fill_gaps, find_gaps, flags_of, window_all, window_any
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import Statistics
@@ -273,9 +273,7 @@ class Extractor:
         """True in cells that count; a gap in the mask does not."""
         if self.spec.filter_var is None:
             return None
-        mask = cells[self.spec.filter_var]
-        counts: NDArray[np.bool_] = (mask != 0) & ~find_gaps(mask)
-        return counts
+        return flags_of(cells[self.spec.filter_var])
 
     def _with_gaps(self, cells: Arrays) -> list[str]:
         """Variables whose dtype knows gaps."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
+from ml4cube.core.missing import check_mask
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.roles import RECIPE_ATTR
 from ml4cube.core.sample_spec import SampleSpec
@@ -261,9 +262,10 @@ def _mask_name(ds: xr.Dataset, filter_var: str | None, policy: Mapping[str, Any]
             "drop_nan='masked' needs a mask, the cube has no variable "
             f"{filter_var!r}; name one by filter_var, or make one with assign_mask"
         )
-    if known and not (policy.get("apply_mask", True) or policy.get("drop_nan") == "masked"):
+    if not known or not (policy.get("apply_mask", True) or policy.get("drop_nan") == "masked"):
         return None
-    return filter_var if known else None
+    check_mask(f"filter_var={filter_var!r}", ds[filter_var].dtype)
+    return filter_var
 
 
 def _check_policy(policy: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from ml4cube.core.errors import InvalidValueError
@@ -62,6 +63,7 @@ def variogram_plot(variograms: Mapping[str, Variogram], *, title: str = "Variogr
 def _draw_variogram(axes: Axes, dim: str, found: Variogram) -> None:
     axes.set(title=dim, xlabel=f"distance along {dim} (cells)")
     axes.spines[["top", "right"]].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     if found.lags.size:
         # dots as large as there are pairs, so that the eye weights them as the fit does
         size = 12 + 30 * np.sqrt(found.pairs / found.pairs.max())
@@ -74,8 +76,9 @@ def _draw_variogram(axes: Axes, dim: str, found: Variogram) -> None:
         axes.axhline(found.sill, color=_BLACK, ls=":", lw=1)
         axes.axvline(found.range, color=_BLACK, ls="--", lw=1)
         right = found.range > 0.6 * found.lags.max()
+        cells = f"{found.range:.3g}"
         axes.annotate(
-            f"range {found.range:.3g} cells\n({found.model})",
+            f"range {cells} cell{'' if cells == '1' else 's'}\n({found.model})",
             (found.range, axes.get_ylim()[1]),
             xytext=(-4 if right else 4, -2),
             textcoords="offset points",
@@ -131,7 +134,7 @@ def distance_curves(
     >>> len(figure.axes[0].lines)
     2
     """
-    figure = Figure(figsize=(5.5, 3.4), layout="constrained")
+    figure = Figure(figsize=(5.5, 3.8), layout="constrained")
     axes = figure.add_subplot()
     _draw_distances(axes, distances, unit, range_)
     axes.set_title(title, fontsize=11)
@@ -146,7 +149,8 @@ def _draw_distances(
     if not any(values.size for values in known.values()):
         raise InvalidValueError(f"{list(distances)} hold no distance; give numbers")
     largest = max(float(values[-1]) for values in known.values() if values.size)
-    end = 1.05 * max(largest, range_ or 0.0) or 1.0
+    farthest = max(largest, range_ or 0.0)
+    end = 1.05 * farthest or 1.0
     for (name, values), (color, style) in zip(known.items(), _LINES * 9, strict=False):
         if values.size:
             x = np.concatenate([[0.0], values, [end]])
@@ -158,9 +162,13 @@ def _draw_distances(
     axes.set(xlim=(-0.02 * end, end), ylim=(0, 103), ylabel="cells within (%)")
     axes.set_xlabel(f"distance to the nearest train cell ({unit})")
     axes.set_yticks([0, 25, 50, 75, 100])
+    if not farthest:
+        axes.set_xticks([0])
+        axes.text(0.5, 0.5, f"all at 0 {unit}", transform=axes.transAxes, ha="center", fontsize=9)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="best")
+    # below the panel: curves may run through any corner of it
+    axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 def leakage_figure(
@@ -194,7 +202,7 @@ def leakage_figure(
     2
     """
     panels = 1 + len(domains)
-    figure = Figure(figsize=(1.2 + 3.6 * panels, 3.7), layout="constrained")
+    figure = Figure(figsize=(1.2 + 3.6 * panels, 4.1), layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
     rows = np.arange(len(shares))
     values = [100 * value for value in shares.values()]

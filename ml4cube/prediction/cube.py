@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_flags
 from ml4cube.core.grid import Block, Grid, SizesLike, parse_overlap, parse_sizes
-from ml4cube.core.missing import fill_gaps, find_gaps
+from ml4cube.core.missing import check_mask, fill_gaps, find_gaps, flags_of
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.shard import check_whole
 from ml4cube.core.statistics import Statistics, scale_parameters, scale_values, unscale_values
@@ -290,6 +290,8 @@ class _Recipe:
                 f"store_or_stats has statistics of {list(self.scaling)}, the features are "
                 f"{list(self.features)}, the targets {list(self.targets)}; rename one or the other"
             )
+        if self.mask is not None:
+            check_mask("mask", cube[self.mask].dtype)
         for name in self.features:
             if cube[name].dtype.kind not in "fiub":
                 raise InvalidTypeError(
@@ -519,7 +521,7 @@ class _Predictor:
         values = {name: np.ascontiguousarray(cells[name]).reshape(-1) for name in recipe.features}
         inside = np.ones(values[recipe.features[0]].shape, bool)
         if recipe.mask is not None:
-            inside = _truth(cells[recipe.mask]).reshape(-1)
+            inside = flags_of(cells[recipe.mask]).reshape(-1)
         if recipe.mask_features:
             values = {name: _gaps_outside(array, inside) for name, array in values.items()}
         left_out = self._left_out(values, inside)
@@ -594,11 +596,6 @@ class _Predictor:
             positions=tile.cell_ids[positions] if recipe.fill_method == "noise" else None,
             variable=name,
         )
-
-
-def _truth(mask: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether a mask is true; a gap in it is not."""
-    return np.asarray(~find_gaps(mask) & mask.astype(bool))
 
 
 def _gaps_outside(values: NDArray[Any], inside: NDArray[np.bool_]) -> NDArray[Any]:

@@ -25,8 +25,10 @@ from ml4cube.core.missing import (
     MASK,
     REASONS,
     blank,
+    check_mask,
     fill_gaps,
     find_gaps,
+    flags_of,
     keep_samples,
     plain,
 )
@@ -135,6 +137,7 @@ def _mask_variable(
 
 def _flags(mask: xr.Variable) -> xr.Variable:
     """Turn numbers into flags: NaN and 0 are False."""
+    check_mask("the mask", mask.dtype)
     mask = cubes.read_in_blocks(mask)
     present: xr.Variable = mask.notnull()
     return present & mask.astype(bool)
@@ -182,7 +185,7 @@ def apply_filter(
     arrays, data, n = sample_arrays(ds, filter_var)
     outside = np.zeros(n, bool)
     if _has_mask(arrays, filter_var):
-        mask = _truth(arrays[str(filter_var)])
+        mask = flags_of(arrays[str(filter_var)])
         for name in data:
             out = ~cubes.to_shape(mask, arrays[name].shape, "mask")
             if drop_sample or out.ndim == 1:
@@ -198,11 +201,6 @@ def _has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
         return False
     cubes.check_known("filter_var", [filter_var], present)
     return True
-
-
-def _truth(mask: NDArray[Any]) -> NDArray[np.bool_]:
-    """Flags of a mask of any dtype; NaN and 0 are False."""
-    return np.asarray((mask != 0) & ~find_gaps(mask))
 
 
 def _blanked_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -329,7 +327,7 @@ def drop_nan_values(
     gaps = {name: find_gaps(arrays[name]) for name in wanted}
     reason = np.zeros(n, np.uint8)
     if mode == "masked":
-        mask = _truth(arrays[_needed_mask(arrays, filter_var)])
+        mask = flags_of(arrays[_needed_mask(arrays, filter_var)])
         for name, flags in gaps.items():
             inside = cubes.to_shape(mask, flags.shape, "mask")
             reason = np.maximum(reason, keep_samples({name: flags}, inside, mode)[1])

@@ -102,7 +102,8 @@ def assign_block_split(
     EmptyPartError
         If a part that is asked for would hold no valid cell.
     InvalidValueError
-        If a dim is unknown, a size or a fraction is out of range, or a coordinate is missing.
+        If a dim is unknown, a size or a fraction is out of range, or a coordinate is missing, or
+        in no order where a buffer lies along time.
     InvalidTypeError
         If an argument is of the wrong kind.
 

@@ -21,6 +21,8 @@ Buffer = tuple[tuple[str, int | str], ...]
 _KILOMETRES = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*km\s*", re.IGNORECASE)
 # pandas reads a bare number as nanoseconds, "m" as minutes, and so the "P1M" of a month
 _BARE = re.compile(r"[-+\d.\s]*\d[-+\d.\s]*")
+# letters that pandas takes with a warning, in the case that it asks for; ISO 8601 has its own
+_ODD_CASE = re.compile(r"(?<![A-Za-z])[wdHS](?![A-Za-z])")
 _METRES_OR_MINUTES = re.compile(r"[-+\d.\s]+m\s*|\s*P[^T]*M\s*", re.IGNORECASE)
 
 
@@ -123,11 +125,11 @@ def parse_cyclic(cyclic: Any, view: CubeView, cut_dims: Sequence[str]) -> tuple[
     if cyclic is False:
         return ()
     if cyclic is True:
-        coord = view.axis_of("lon")
+        coord = view.lon_axis()
         if coord is None:
             raise InvalidValueError(
-                f"cyclic=True needs a longitude, the cube has {view.dims}; name the dim, as in "
-                f"cyclic={view.dims[-1]!r}"
+                f"cyclic=True needs a longitude along a dim of its own, the cube has {view.dims}; "
+                f"name the dim, as in cyclic={view.dims[-1]!r}"
             )
         return (str(coord.dims[0]),)
     if not isinstance(cyclic, Iterable):
@@ -170,8 +172,8 @@ def resolve_buffer(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tup
     Raises
     ------
     InvalidValueError
-        If the cube lacks a coordinate that the buffer needs, or latitude and longitude differ
-        where one is in kilometres.
+        If the cube lacks a coordinate that the buffer needs, its times are in no order, or
+        latitude and longitude differ where one is in kilometres.
     """
     by_dim = _one_sphere(dict(buffer), view)
     return tuple(_resolve(dim, value, dim in cyclic, view) for dim, value in by_dim.items())
@@ -200,12 +202,15 @@ def _one_sphere(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:
 
 def _resolve(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
     if isinstance(value, int):
+        if view.has_times(dim) and not cyclic:
+            # neighbours on the axis are neighbours in time, also where a time stands twice
+            return AxisReach.of_distance(dim, view.moments(dim), value)
         return AxisReach.of_cells(dim, view.sizes[dim], value, cyclic)
     if _is_kilometres(value):
         lat, lon = view.sphere(value)
         return SphereReach(*_sphere_dims(view, value), lat.values, lon.values, _km(value))
     times = microseconds(_time_coord(dim, value, view))
-    return AxisReach.of_distance(dim, times, pd.Timedelta(value) // pd.Timedelta("1us"))
+    return AxisReach.of_distance(dim, times, _timedelta(value) // pd.Timedelta("1us"))
 
 
 def _check(argument: str, dim: str, value: Any, view: CubeView) -> int | str:
@@ -222,10 +227,11 @@ def _check(argument: str, dim: str, value: Any, view: CubeView) -> int | str:
         return str(value).strip() if _km(value) > 0 else 0
     if _is_duration(value):
         _time_coord(dim, value, view)
-        text = value if isinstance(value, str) else f"{pd.Timedelta(value).total_seconds()}s"
-        if pd.Timedelta(text) < pd.Timedelta(0):
+        length = _timedelta(value)
+        if length < pd.Timedelta(0):
             raise InvalidValueError(f"{argument} of {dim!r} is {value!r}; give a time of 0 or more")
-        return text.strip() if pd.Timedelta(text) else 0
+        text = value if isinstance(value, str) else f"{length.total_seconds()}s"
+        return text.strip() if length else 0
     raise _no_buffer(f"{argument} of {dim!r}", value)
 
 
@@ -284,9 +290,15 @@ def _is_duration(value: Any) -> bool:
     if isinstance(value, np.timedelta64) and np.datetime_data(value)[0] == "generic":
         return False  # a number without a unit, read as nanoseconds
     try:
-        return not pd.isna(pd.Timedelta(value))
+        return not pd.isna(_timedelta(value))
     except ValueError:
         return False
+
+
+def _timedelta(value: Any) -> pd.Timedelta:
+    if isinstance(value, str) and not value.strip().startswith("P"):
+        value = _ODD_CASE.sub(lambda unit: unit.group().swapcase(), value)
+    return pd.Timedelta(value)
 
 
 def _sphere_dims(view: CubeView, value: Any) -> tuple[str, str]:

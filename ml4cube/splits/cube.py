@@ -80,7 +80,7 @@ class CubeView:
         variables = _data_variables(ds)
         if not variables:
             raise InvalidValueError(
-                f"no data variable with dims in {list(ds.data_vars)}; give a cube with one"
+                f"the cube has no data variable with dims, only {list(ds.data_vars)}; give one"
             )
         main = max(variables, key=lambda v: (v.ndim, v.size))
         if odd := [dim for dim in main.dims if not isinstance(dim, str)]:
@@ -117,7 +117,7 @@ class CubeView:
         found = [
             coord
             for coord in self.ds.coords.values()
-            if coord.ndim == 1 and coord.dims[0] in self.dims and _is_kind(coord, kind)
+            if coord.ndim == 1 and coord.dims[0] in self.dims and is_kind(coord, kind)
         ]
         first = min(found, key=lambda c: c.name != c.dims[0], default=None)
         if first is None or kind == "time":
@@ -217,8 +217,46 @@ class CubeView:
         if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
             steps = np.arange(self.sizes[dim])
             return steps if forward else steps[::-1]
-        values = microseconds(coord) if is_time(coord) else coord.values
-        return np.unique(values, return_inverse=True)[1].ravel()
+        return _ranks(coord)
+
+    def has_times(self, dim: str) -> bool:
+        """Whether the steps along `dim` are those of time, by the dim's own coordinate.
+
+        Parameters
+        ----------
+        dim : str
+            A dim of the cube.
+
+        Returns
+        -------
+        bool
+            True for dates, and for numbers along a dim of that name.
+        """
+        coord = self.ds.coords.get(dim)
+        if coord is None:
+            return False
+        return is_time(coord) or (dim.lower() in TIME_NAMES and coord.dtype.kind in "fiu")
+
+    def repeated_times(self, dim: str) -> list[NDArray[np.intp]]:
+        """Steps of one time along `dim`, for each time that stands on the axis more than once.
+
+        Parameters
+        ----------
+        dim : str
+            A dim of the cube.
+
+        Returns
+        -------
+        list of ndarray of int
+            Empty where the dim holds no times, or one place after the other (a track).
+        """
+        places = [axis.dims for kind in ("lat", "lon") if (axis := self.axis_of(kind)) is not None]
+        if not self.has_times(dim) or (dim,) in places:
+            return []
+        rank = _ranks(self.ds.coords[dim])
+        order = np.argsort(rank, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(rank[order])) + 1)
+        return [steps for steps in groups if steps.size > 1]
 
     def sphere(self, asked: object) -> tuple[xr.DataArray, xr.DataArray]:
         """Latitude and longitude, 1-D along two dims of the cube.
@@ -239,14 +277,34 @@ class CubeView:
             If the cube lacks one, or their values are no degrees.
         """
         lat, lon = self.axis_of("lat"), self.axis_of("lon")
-        if lat is None or lon is None or lat.dims == lon.dims:
+        if lat is not None and lon is not None and lat.dims == lon.dims:
+            raise InvalidValueError(
+                f"{asked!r} needs latitude and longitude along two dims, here both lie along "
+                f"{lat.dims[0]!r} (stations, a track or a stacked grid); unstack a grid, or leave "
+                "out groups of places with assign_region_split"
+            )
+        if lat is None or lon is None:
             raise InvalidValueError(
                 f"{asked!r} needs 1-D latitude and longitude along two dims, the cube has the "
                 f"coordinates {sorted(map(str, self.ds.coords))}; give it in cells"
             )
-        _check_degrees(asked, lat, MOST_LAT)
-        _check_degrees(asked, lon, _MOST_LON)
+        check_places(asked, lat, lon)
         return lat, lon
+
+    def lon_axis(self) -> xr.DataArray | None:
+        """The longitude that is an axis of a grid, or None.
+
+        Returns
+        -------
+        DataArray or None
+            In degrees. Longitudes of stations, of a track or of a stacked grid, which lie along
+            the dim of the latitudes or of the dates, are no axis.
+        """
+        lon = self.axis_of("lon")
+        others = [
+            coord.dims for kind in ("lat", "time") if (coord := self.axis_of(kind)) is not None
+        ]
+        return None if lon is None or lon.dims in others else lon
 
     def lon_turn(self) -> tuple[str, int] | None:
         """Find a longitude that goes all the way round.
@@ -257,7 +315,7 @@ class CubeView:
             Its dim, and how many columns go round once. Those that follow are places that the
             cube holds twice (0 and 360 degrees).
         """
-        coord = self.axis_of("lon")
+        coord = self.lon_axis()
         if coord is None or coord.size < 3:
             return None
         lon = coord.values
@@ -297,7 +355,8 @@ def as_dataset(cube: xr.Dataset | xr.DataArray) -> xr.Dataset:
         return cube.to_dataset(name="data" if cube.name is None else cube.name)
     raise InvalidTypeError(
         f"a cube is an xarray Dataset or DataArray, found {type(cube).__name__}; "
-        "open it first, for example with xarray.open_zarr"
+        "open it first, for example with xarray.open_zarr, or a store of samples with "
+        "ml4cube.open_store"
     )
 
 
@@ -315,6 +374,12 @@ def is_label(variable: xr.DataArray) -> bool:
         True if it is one by `roles.is_label`.
     """
     return roles.is_label(variable.name, variable.dtype, variable.attrs)
+
+
+def _ranks(coord: xr.DataArray) -> NDArray[np.intp]:
+    """Place of each value among the different values."""
+    values = microseconds(coord) if is_time(coord) else coord.values
+    return np.unique(values, return_inverse=True)[1].ravel()
 
 
 def _data_variables(ds: xr.Dataset) -> list[xr.DataArray]:
@@ -398,8 +463,26 @@ def in_chunks(array: xr.DataArray) -> xr.DataArray:
     return array.chunk(dict(zip(array.dims, chunks, strict=True)))
 
 
+def check_places(asked: object, lat: xr.DataArray, lon: xr.DataArray) -> None:
+    """Refuse missing or impossible degrees, on which distances would be nonsense.
+
+    Parameters
+    ----------
+    asked : object
+        What needs them, for the message.
+    lat, lon : DataArray
+        Latitude and longitude in degrees.
+
+    Raises
+    ------
+    InvalidValueError
+        If some are missing or impossible.
+    """
+    _check_degrees(asked, lat, MOST_LAT)
+    _check_degrees(asked, lon, _MOST_LON)
+
+
 def _check_degrees(asked: object, coord: xr.DataArray, most: float) -> None:
-    """Refuse missing or impossible degrees, on which distances would be nonsense."""
     values = coord.values
     wrong = np.flatnonzero(~(np.abs(values) <= most))
     if wrong.size:
@@ -411,7 +494,21 @@ def _check_degrees(asked: object, coord: xr.DataArray, most: float) -> None:
         )
 
 
-def _is_kind(coord: xr.DataArray, kind: str) -> bool:
+def is_kind(coord: xr.DataArray, kind: str) -> bool:
+    """Whether a coordinate is of times, latitudes or longitudes, by its values, name and units.
+
+    Parameters
+    ----------
+    coord : DataArray
+        A coordinate.
+    kind : str
+        "time", "lat" or "lon".
+
+    Returns
+    -------
+    bool
+        True for dates, and for numbers of such a name, standard name or unit.
+    """
     if kind == "time":
         return is_time(coord)
     names, units = (_LON_NAMES, _LON_UNITS) if kind == "lon" else (_LAT_NAMES, _LAT_UNITS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import cftime
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
@@ -14,7 +16,7 @@ from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.buffer import EARTH_RADIUS_KM
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
-from ml4cube.splits.cube import CubeView, is_time, microseconds
+from ml4cube.splits.cube import CubeView, check_places, is_kind, is_time, microseconds
 from ml4cube.splits.layout import SAMPLE, Layout
 
 Floats = NDArray[np.float64]
@@ -51,12 +53,16 @@ class Ground:
         The time dim.
     units : dict of str to str
         Unit of "space" and of "time".
+    place : tuple of str
+        Coordinates that make a place: the dims of the map, or of stations, which have one dim,
+        latitude and longitude.
     """
 
     view: CubeView
     map_dims: tuple[str, ...]
     time_dim: str | None
     units: dict[str, str] = field(default_factory=dict)
+    place: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, view: CubeView, map_dims: tuple[str, ...]) -> Ground:
@@ -83,12 +89,15 @@ class Ground:
         named = [dim for dim in view.dims if dim.lower() in ("time", "t", "date")]
         time_dim = str(time.dims[0]) if time is not None else (named[0] if named else None)
         space = tuple(sorted(dim for dim in map_dims if dim != time_dim))
-        on_sphere = _on_sphere(view, space)
-        if on_sphere:
-            view.sphere("leakage_report")  # refuses what are no degrees
-        units = {"space": "km" if on_sphere else "cells"}
-        units["time"] = "days" if time is not None else "steps"
-        return cls(view, space, time_dim, units)
+        lat, lon = view.axis_of("lat"), view.axis_of("lon")
+        units = {"space": "cells", "time": "days" if time is not None else "steps"}
+        place = space
+        if lat is not None and lon is not None and {*lat.dims, *lon.dims} == set(space):
+            check_places("leakage_report", lat, lon)
+            units["space"] = "km"
+            if lat.dims == lon.dims:
+                place = (str(lat.name), str(lon.name))
+        return cls(view, space, time_dim, units, place)
 
     def of_part(self, layout: Layout, codes: tuple[int, ...]) -> Places:
         """Where parts of the label lie.
@@ -153,8 +162,8 @@ class Ground:
         )
 
     def _axes(self) -> list[str]:
-        """Dims that a deployment may lie along."""
-        return [*self.map_dims, *([self.time_dim] if self.time_dim else [])]
+        """Coordinates that a deployment may have."""
+        return [*self.place, *([self.time_dim] if self.time_dim else [])]
 
     def _of_mask(self, mask: xr.DataArray) -> Places:
         for dim, n in mask.sizes.items():
@@ -180,7 +189,7 @@ class Ground:
 
     def _of_coords(self, coords: dict[str, xr.DataArray], grid: bool) -> Places:
         rng = np.random.default_rng(0)
-        axes = {dim: self._match(dim, coords) for dim in self.map_dims}
+        axes = {name: self._match(name, coords) for name in self.place}
         found = {dim: values for dim, values in axes.items() if values is not None}
         space = None
         if found and len(found) == len(axes):
@@ -191,7 +200,7 @@ class Ground:
         when = self._match(self.time_dim, coords) if self.time_dim else None
         time = None if when is None else self._days(when)
         if space is None and time is None:
-            place = " and ".join(map(repr, self.map_dims))
+            place = " and ".join(map(repr, self.place))
             enough = [words for words in (place, self.time_dim and repr(self.time_dim)) if words]
             raise InvalidValueError(
                 f"deployment has the coordinates {sorted(coords)}; to be found on this cube it "
@@ -209,7 +218,7 @@ class Ground:
         lat, lon = self.view.axis_of("lat"), self.view.axis_of("lon")
         on_lat = False
         if self.units["space"] == "km" and lat is not None and lon is not None:
-            on_lat = lat.dims[0] == dim
+            on_lat = dim in (lat.name, lat.dims[0])
             own = self.view.ds[(lat if on_lat else lon).name]
             numbers = in_degrees(numbers, values.attrs.get("units", own.attrs.get("units")))
         most = MOST_LAT if on_lat else np.inf
@@ -222,22 +231,16 @@ class Ground:
         return numbers
 
     def _match(self, dim: str | None, coords: dict[str, xr.DataArray]) -> xr.DataArray | None:
-        """The coordinate that means the same as a dim of the cube."""
+        """The coordinate that means the same as one of the cube."""
         if dim in coords:
             return coords[dim]
         for kind in ("lat", "lon", "time"):
             own = self.view.axis_of(kind)
-            if own is None or own.dims[0] != dim:
+            if own is None or dim not in (own.name, own.dims[0]):
                 continue
             if own.name in coords:
                 return coords[str(own.name)]
-            for coord in coords.values():
-                probe = xr.DataArray(
-                    np.zeros(coord.size), dims=coord.dims, coords={str(coord.name): coord}
-                )
-                other = CubeView.of(probe)
-                if other.axis_of(kind) is not None:
-                    return coord
+            return next((coord for coord in coords.values() if is_kind(coord, kind)), None)
         return None
 
     def _points(self, here: NDArray[np.bool_]) -> Floats:
@@ -245,15 +248,19 @@ class Ground:
         cells = np.nonzero(here)
         if self.units["space"] != "km":
             return np.stack([c.astype(float) for c in cells], axis=-1)
-        values = [self.view.axis_of(kind) for kind in ("lat", "lon")]
-        by_dim = {str(v.dims[0]): v.values for v in values if v is not None}
-        return self._vectors([by_dim[d][c] for d, c in zip(self.map_dims, cells, strict=True)])
+        by_dim = dict(zip(self.map_dims, cells, strict=True))
+        lat, lon = (
+            axis.values[by_dim[str(axis.dims[0])]]
+            for kind in ("lat", "lon")
+            if (axis := self.view.axis_of(kind)) is not None
+        )
+        return unit_vectors(lat, lon)
 
     def _vectors(self, places: list[Floats]) -> Floats:
         """Values along the map's dims -> points in which straight distances can be taken."""
         if self.units["space"] == "km":
             lat = self.view.axis_of("lat")
-            first = lat is not None and lat.dims[0] == self.map_dims[0]
+            first = lat is not None and self.place[0] in (lat.name, lat.dims[0])
             lats, lons = places if first else places[::-1]
             return unit_vectors(lats, lons)
         cells = []
@@ -277,12 +284,17 @@ class Ground:
         own = self.view.axis_of("time")
         if own is None:
             return np.asarray(coord.values, dtype=float)
+        if set(map(type, coord.values.tolist())) == {str}:
+            coord = _dates(coord, own)
         if not is_time(coord):
             raise InvalidValueError(
                 f"deployment has {coord.dtype} along {coord.name!r}, the cube has dates; decode "
                 "the times, or give dates as of pandas.to_datetime"
             )
-        both = np.concatenate([own.values[:1], coord.values.ravel()])
+        first = own.values[:1]
+        if first.dtype.kind == "M":
+            first = first.astype("datetime64[us]")  # nanoseconds end in 2262
+        both = np.concatenate([first, coord.values.ravel()])
         try:
             joined = xr.DataArray(both, dims="time", name="time")
             return microseconds(joined)[1:] / _DAY
@@ -300,7 +312,12 @@ def _by_name(deployment: Any) -> dict[str, xr.DataArray]:
     found = {}
     for name in deployment:
         values = np.atleast_1d(np.asarray(deployment[name]))
-        if values.ndim != 1 or isinstance(deployment[name], slice):
+        if isinstance(deployment[name], slice):
+            raise InvalidValueError(
+                f"deployment gives {name!r} as {deployment[name]}; list the values, one for each "
+                "point (numpy.arange, xarray.date_range)"
+            )
+        if values.ndim != 1:
             raise InvalidValueError(
                 f"deployment gives {name!r} as {type(deployment[name]).__name__} of shape "
                 f"{values.shape}; give one number for each point"
@@ -314,11 +331,22 @@ def _by_name(deployment: Any) -> dict[str, xr.DataArray]:
     return found
 
 
-def _on_sphere(view: CubeView, dims: tuple[str, ...]) -> bool:
-    lat, lon = view.axis_of("lat"), view.axis_of("lon")
-    if lat is None or lon is None or lat.dims == lon.dims:
-        return False
-    return {str(lat.dims[0]), str(lon.dims[0])} == set(dims)
+def _dates(texts: xr.DataArray, own: xr.DataArray) -> xr.DataArray:
+    """Texts as dates of the cube's calendar."""
+    dates: Any
+    try:
+        if own.dtype.kind == "M":
+            dates = texts.values.astype("datetime64[us]")
+        else:
+            fields = [[int(n) for n in re.split("[-T: ]", text)] for text in texts.values]
+            calendar = own.dt.calendar
+            dates = [cftime.datetime(*f, *[1, 1][len(f) - 1 :], calendar=calendar) for f in fields]
+    except (ValueError, TypeError) as error:
+        raise InvalidValueError(
+            f"deployment has texts along {texts.name!r} that are no dates of the cube's calendar "
+            f"({error}); write them as '2030-01-31', or give dates as of xarray.date_range"
+        ) from None
+    return xr.DataArray(np.asarray(dates), dims="points", name=texts.name)
 
 
 def distances(ground: Ground, places: Places, train: Places) -> dict[str, Floats]:

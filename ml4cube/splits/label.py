@@ -194,9 +194,17 @@ def check_name(name: str, view: CubeView) -> None:
         raise InvalidTypeError(f"name={name!r} is no name; give a string such as 'split'")
     if name in view.ds.dims or name in view.ds.coords:
         raise InvalidValueError(f"name={name!r} is a dim or coordinate of the cube; choose another")
-    if name in view.ds and not is_label(view.ds[name]):
+    if name not in view.ds:
+        return
+    taken = view.ds[name]
+    if not is_label(taken):
         raise InvalidValueError(
             f"name={name!r} is a variable of the cube and no split label; choose another"
+        )
+    if RECIPE_ATTR not in taken.attrs and taken.dtype.kind not in "biu":
+        raise InvalidValueError(
+            f"{name!r} of the cube is of {taken.dtype} and was not made as a split label, whose "
+            f"place it would lose; rename it, as in ds.rename({name}='{name}_data')"
         )
 
 

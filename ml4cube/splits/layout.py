@@ -132,6 +132,26 @@ class Layout:
         pairs = ((first, second), (second, first))
         return sum(int(((a == TRAIN) & np.isin(b, HELD_OUT)).sum()) for a, b in pairs)
 
+    def at_one_time(self, view: CubeView) -> int:
+        """Count held-out cells of a time that stands twice, whose place trains at the other step.
+
+        Parameters
+        ----------
+        view : CubeView
+            The cube.
+
+        Returns
+        -------
+        int
+            Cells of the label; 0 where every time stands once.
+        """
+        found = 0
+        for dim in self.starts:
+            for steps in view.repeated_times(dim):
+                codes = self.label.isel({dim: steps}).transpose(dim, ...).values
+                found += int((np.isin(codes, HELD_OUT) & (codes == TRAIN).any(axis=0)).sum())
+        return found
+
     def one_sided(self, dim: str, held_out: int) -> int | None:
         """Steps between train and a part that lies wholly to one side of it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.roles import RECIPE_ATTR
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN, VAL
 from ml4cube.core.statistics import check_decoded
@@ -142,11 +143,13 @@ def leakage_report(
         If there is no label, or it has no train or no test cells; if a variable is unknown; if
         the deployment fits no axis of the cube.
     InvalidTypeError
-        If the deployment is of another kind, or the second of two stores is none.
+        If the deployment is of another kind, the second of two stores is none, or a variable
+        has no string as name.
 
     Notes
     -----
-    A split leaks if cells held out have duplicates in train; if more of them than of the train
+    A split leaks if cells held out have duplicates in train; if a meridian or a time that stands
+    twice is held out and trains; if more of them than of the train
     cells, by 2 %, have kept the value of the last train step, or have that of the next; if
     `assign_rand_split` made it; if the test part is scattered among train, and more than half of
     its cells touch a train cell, or lie within the range of one (blocks that touch, along dims
@@ -284,15 +287,20 @@ def _maker(label: xr.DataArray) -> str | None:
 
 
 def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
+    found = view.ds.data_vars
+    names: list[Any]
     if var is None:
-        return [
-            str(v.name)
-            for v in view.ds.data_vars.values()
+        names = [
+            name
+            for name, v in found.items()
             if set(v.dims) == set(view.dims) and v.dtype.kind in "biufmM" and not is_label(v)
         ]
-    names = [var] if isinstance(var, str) else list(var)
+    else:
+        names = [var] if isinstance(var, str) or not isinstance(var, Iterable) else list(var)
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise InvalidTypeError(f"variables are named by strings, found {odd}; use ds.rename")
     if unknown := [n for n in names if n not in view.ds]:
-        raise InvalidValueError(f"var names {unknown}, the cube has {list(view.ds.data_vars)}")
+        raise InvalidValueError(f"var names {unknown}, the cube has {list(found)}")
     return names
 
 
@@ -395,17 +403,23 @@ class _Judge:
                 f"{_percent(share)} of the cells have a label that is a gap or no part's number, "
                 "so they count as excluded"
             )
-        shared = layout.twice(view) * times
+        held_out = sum(layout.counts[code] for code in HELD_OUT)
+        twice = {
+            "on a meridian": layout.twice(view),
+            "at a time": layout.at_one_time(view),
+        }
+        shared = sum(twice.values())
         self.row(
-            "shared cells", shared, "cells", "held-out cells whose place trains, too: a cell has "
-            "one label, but a meridian may stand twice (0 and 360)", 0, "leak" if shared else "ok",
+            "shared cells", shared * times, "cells", "held-out cells whose place and time trains, "
+            "too: a cell has one label, but a meridian (0 and 360) or a time may stand twice", 0,
+            "leak" if shared else "ok",
         )  # fmt: skip
-        if shared:
-            held_out = sum(layout.counts[code] for code in HELD_OUT) * times
-            self.leaks.append(
-                f"{_percent(shared / held_out)} of the held-out cells lie on a meridian that "
-                "stands twice in the cube, and trains, too"
-            )
+        self.leaks += [
+            f"{_percent(cells / held_out)} of the held-out cells lie {where} that stands twice in "
+            "the cube, and trains, too"
+            for where, cells in twice.items()
+            if cells
+        ]
 
     def duplicates(self, copies: dict[str, Duplicates], view: CubeView) -> None:
         """A variable counts unless it repeats by nature; all variables together always do."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -128,6 +128,8 @@ def estimate_range(
     InvalidValueError
         If the variable or a dim is unknown, or the variable holds no numbers, packed integers
         that were not decoded, or values too large to be squared.
+    InvalidTypeError
+        If `var` names several variables.
 
     Notes
     -----
@@ -181,10 +183,11 @@ def suggest_block_size(
     """Suggest blocks for `assign_block_split` that are at least as long as values are alike.
 
     Along each dim the cube is cut into as many equal blocks as are no shorter than the range
-    that `estimate_range` finds; a dim without a sill, or shorter than two ranges, is not cut.
-    If fewer than `min_blocks` blocks would be left to share out, blocks are made shorter than
-    the range where that does least harm, and the log warns: a split of such a cube needs a
-    region or a stretch of time left out, or a buffer.
+    that `estimate_range` finds, and so long that fewer than half the cells of a block touch
+    another one: 5 cells where one dim may be cut, 7 of two dims, 10 of three. A dim without a
+    sill, or shorter than two such blocks, is not cut. If fewer than `min_blocks` blocks would be
+    left to share out, blocks are made shorter where that does least harm, and the log warns: a
+    split of such a cube needs a region or a stretch of time left out, or a buffer.
 
     Parameters
     ----------
@@ -210,6 +213,8 @@ def suggest_block_size(
     ------
     InvalidValueError
         If `min_blocks` is below 2, or as for `estimate_range`.
+    InvalidTypeError
+        If `min_blocks` is no integer, or `var` names several variables.
 
     Examples
     --------
@@ -225,14 +230,20 @@ def suggest_block_size(
     array = _variable(ds, var)
     ranges = estimate_range(array, None, dims, detrend, deseason)
     cells = {dim: array.sizes[dim] for dim in ranges}
-    longest = {dim: r if np.isfinite(r) else float(cells[dim]) for dim, r in ranges.items()}
-    count = {dim: _equal_blocks(cells[dim], longest[dim]) for dim in ranges}
+    inside = 0.5 ** (
+        1 / max(len(ranges), 1)
+    )  # share of a block's length that touches no other block
+    shortest = math.floor(2 / (1 - inside)) + 1
+    least = {
+        dim: max(r, shortest) if np.isfinite(r) else float(cells[dim]) for dim, r in ranges.items()
+    }
+    count = {dim: _equal_blocks(cells[dim], least[dim]) for dim in ranges}
     full = math.prod(count.values())
     while math.prod(count.values()) < min_blocks:
-        # the dim whose blocks, cut once more, stay the longest in units of the range; a known
+        # the dim whose blocks, cut once more, stay the longest for what they should be; a known
         # range goes first, since nobody knows how alike blocks are along a dim without a sill
         left = {
-            dim: (bool(np.isfinite(ranges[dim])), cells[dim] / (count[dim] + 1) / longest[dim])
+            dim: (bool(np.isfinite(ranges[dim])), cells[dim] / (count[dim] + 1) / least[dim])
             for dim in count
             if math.ceil(cells[dim] / count[dim]) > 1 and cells[dim] >= 4
         }
@@ -244,7 +255,9 @@ def suggest_block_size(
         count[dim] = math.ceil(cells[dim] / size)
     sizes = {dim: math.ceil(cells[dim] / count[dim]) for dim in count}
     if full < min_blocks:
-        logger.warning("%s: %s", array.name, _too_short(sizes, cells, ranges, full, min_blocks))
+        logger.warning(
+            "%s: %s", array.name, _too_short(sizes, cells, least, ranges, full, min_blocks)
+        )
     return sizes
 
 
@@ -259,24 +272,32 @@ def _equal_blocks(cells: int, shortest: float) -> int:
 
 
 def _too_short(
-    sizes: dict[str, int], cells: dict[str, int], ranges: Ranges, full: int, min_blocks: int
+    sizes: dict[str, int],
+    cells: dict[str, int],
+    least: dict[str, float],
+    ranges: Ranges,
+    full: int,
+    min_blocks: int,
 ) -> str:
     short = [
         f"{dim}: blocks of {sizes[dim]} cells, "
         + (f"range {ranges[dim]:.3g}" if np.isfinite(ranges[dim]) else ranges.reasons[dim])
         for dim in sizes
-        if sizes[dim] < cells[dim] and not sizes[dim] >= ranges[dim]
+        if sizes[dim] < min(cells[dim], least[dim])
     ]
     if not short:
         return f"{full} blocks can be cut in all, fewer than {min_blocks}: the cube is too small"
     return (
-        f"blocks as long as the range would be {full} in all, fewer than {min_blocks}; shorter "
-        f"ones are suggested ({'; '.join(short)}), so values on both sides of an edge are alike: "
-        "add a buffer, or leave a region or a stretch of time out"
+        f"blocks as long as the range, most of whose cells touch no other block, would be {full} "
+        f"in all, fewer than {min_blocks}; shorter ones are suggested ({'; '.join(short)}), so "
+        "values on both sides of an edge are alike: add a buffer, or leave a region or a stretch "
+        "of time out"
     )
 
 
 def _variable(ds: Cube, var: str | None) -> xr.DataArray:
+    if not (var is None or isinstance(var, Hashable)):
+        raise InvalidTypeError(f"var={var!r} is a {type(var).__name__}; name one variable")
     if isinstance(ds, xr.DataArray) and var in (None, ds.name):
         array = ds if ds.name is not None else ds.rename("data")
     else:

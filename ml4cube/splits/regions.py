@@ -98,16 +98,17 @@ class RegionMap:
                 f"{MAX_MAP_CELLS}: leave out dims along which the map does not change, or use a "
                 "coarser map"
             )
+        called = "regions" if regions.name is None else str(regions.name)
         values = bare.transpose(*dims).values.ravel()
         there = _has_region(values)
         words = values[there]
         ids, which = np.unique(words.astype(str) if words.dtype == object else words, False, True)
         if not ids.size:
-            raise InvalidValueError(f"regions {regions.name!r} is all gaps; give region ids")
+            raise InvalidValueError(f"{called!r} is all gaps; give region ids")
         region = np.full(values.size, -1, dtype=np.intp)
         region[there] = which.ravel()
         grid = Grid.blocks(view.canonical, dict.fromkeys(dims, 1))
-        return cls(grid, region, ids, str("regions" if regions.name is None else regions.name))
+        return cls(grid, region, ids, called)
 
     @property
     def dims(self) -> list[str]:

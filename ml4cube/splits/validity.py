@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dask.array as da
@@ -96,21 +96,24 @@ def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
     InvalidValueError
         If it has other dims, lengths or coordinates than the cube.
     """
+    called = _called(argument, array)
     for dim, n in array.sizes.items():
         if view.sizes.get(str(dim)) != n:
             raise InvalidValueError(
-                f"{argument} {array.name!r} has {n} cells along {dim!r}, the cube has "
+                f"{called} has {n} cells along {dim!r}, the cube has "
                 f"{view.sizes}; select the same cells first"
             )
         if dim in array.coords and dim in view.ds.coords:
-            _check_same_places(array.coords[dim], view.ds.coords[dim], argument, array.name)
+            _check_same_places(array.coords[dim], view.ds.coords[dim], called)
     # chunks come first: a bare array no longer knows those of its file
     return xr.DataArray(in_chunks(array).variable, name=array.name)
 
 
-def _check_same_places(
-    given: xr.DataArray, wanted: xr.DataArray, argument: str, name: Hashable
-) -> None:
+def _called(argument: str, array: xr.DataArray) -> str:
+    return argument if array.name is None else f"{argument} {array.name!r}"
+
+
+def _check_same_places(given: xr.DataArray, wanted: xr.DataArray, called: str) -> None:
     """Refuse a coordinate that is turned round or shifted: its cells would not be the cube's."""
     if given.dtype.kind == wanted.dtype.kind == "f":
         off = np.abs(given.values - wanted.values.astype(float))
@@ -121,7 +124,7 @@ def _check_same_places(
         same = np.array_equal(given.values, wanted.values, equal_nan=dates)
     if not same:
         raise InvalidValueError(
-            f"{argument} {name!r} has other values of {wanted.name!r} than the cube "
+            f"{called} has other values of {wanted.name!r} than the cube "
             f"({given.values[0]} to {given.values[-1]}, the cube {wanted.values[0]} to "
             f"{wanted.values[-1]}); select the same cells, as with reindex_like, or drop the "
             "coordinate"
@@ -162,8 +165,8 @@ def _valid_cells(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataA
     if bare.dtype.kind in "mMO":
         return bare.notnull()
     raise InvalidTypeError(
-        f"{argument} {array.name!r} is of {array.dtype}, which is no mask and has no gaps; "
-        f"give a mask of bools, for example ds[{array.name!r}] == 1"
+        f"{_called(argument, array)} is of {array.dtype}, which is no mask and has no gaps; give "
+        "a mask of bools, as `== 1` makes one"
     )
 
 
