@@ -137,6 +137,8 @@ def _numbers(arguments: tuple[str, str], first: Any, second: Any) -> tuple[float
             "undone here; use CubeScaler and its inverse_transform"
         )
     try:
+        if isinstance(first, str) or isinstance(second, str):
+            raise TypeError
         a, b = float(first), float(second)
     except (TypeError, ValueError):
         raise InvalidTypeError(

@@ -24,7 +24,7 @@ from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueEr
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.postprocessing import undo_standardizing
 from ml4cube.preprocessing import cubes
-from ml4cube.splits import assign_block_split, estimate_range
+from ml4cube.splits import assign_block_split, create_split, estimate_range
 from tests import oracle
 from tests.cubes import cell_id_cube
 
@@ -366,6 +366,28 @@ def test_a_static_mask_in_any_form_becomes_one_on_all_dims(chunks: Any) -> None:
     assert "sea" in pp.assign_mask(ds, ~land, mask_name="sea")
     by_time = pp.assign_mask(ds, np.ones((10, 8)), stack_dim="lat")
     assert bool(by_time.filter_mask.all())
+
+
+@pytest.mark.parametrize(
+    ("act", "says"),
+    [
+        (lambda ds: pp.standardize(ds, {"a": [0, 1]}, filter_var="maks"), "filter_var='maks'"),
+        (lambda ds: pp.normalize({"a": np.ones(2)}, {"a": [0, 1]}, "maks"), "filter_var='maks'"),
+        (lambda ds: pp.standardize(ds, {"a": [0, -1]}), "std that is not negative"),
+        (lambda ds: pp.normalize(ds, {"a": [1, 0]}), "in this order"),
+        (lambda ds: pp.apply_filter(ds, drop_sample="yes"), "drop_sample='yes'"),
+        (lambda ds: pp.fill_nan_values(ds, ["a"], "constant", "0"), "const='0' is a str"),
+        (lambda ds: undo_standardizing(ds.a, "0", 1), "give two numbers"),
+        (lambda ds: pp.Statistics.from_cube(ds, quantiles=0.5), r"quantiles=0.5.*\(0.5,\)"),
+        (lambda ds: pp.Statistics.from_cube(ds).merge(3), "merge statistics with a int"),
+        (lambda ds: pp.Statistics.from_json(None), "text is a NoneType"),
+        (lambda ds: create_split(ds, "a", stack_axis="x"), "stack_axis='x'"),
+        (lambda ds: create_split(ds, "a", filter_var="maks"), "filter_var='maks'"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_named(act: Any, says: str) -> None:
+    with pytest.raises((InvalidTypeError, InvalidValueError), match=says):
+        act(split_cube())
 
 
 def test_masks_that_do_not_fit_are_refused() -> None:

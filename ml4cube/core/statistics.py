@@ -182,9 +182,15 @@ class Statistics(Mapping[str, VariableStatistics]):
 
         Raises
         ------
+        InvalidTypeError
+            If `other` is something else.
         InvalidValueError
             If variables or parts differ.
         """
+        if not isinstance(other, Statistics):
+            raise InvalidTypeError(
+                f"cannot merge statistics with a {type(other).__name__}; give Statistics"
+            )
         if set(self) != set(other):
             raise InvalidValueError(
                 f"cannot merge statistics of {sorted(self)} with those of {sorted(other)}; "
@@ -258,9 +264,15 @@ class Statistics(Mapping[str, VariableStatistics]):
 
         Raises
         ------
+        InvalidTypeError
+            If it is no text.
         InvalidValueError
             If the text is not what `to_json` writes.
         """
+        if not isinstance(text, str):
+            raise InvalidTypeError(
+                f"text is a {type(text).__name__}; give the str that to_json() wrote"
+            )
         try:
             raw = json.loads(text)
             table = {name: _entry(fields) for name, fields in raw["variables"].items()}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, check_flags
 from ml4cube.core.missing import (
     DROP_POLICIES,
     FILL_METHODS,
@@ -169,6 +169,8 @@ def apply_filter(
     ------
     InvalidValueError
         If a mask of another name than the default is missing, or does not fit the data.
+    InvalidTypeError
+        If the mask holds neither booleans nor numbers, or `drop_sample` is no bool.
 
     Examples
     --------
@@ -180,6 +182,7 @@ def apply_filter(
     array([[1., 2.]])
     """
     cubes.check_cube(ds)
+    check_flags({"drop_sample": drop_sample})
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return _filter_cube(ds, filter_var, drop_sample)
     arrays, data, n = sample_arrays(ds, filter_var)
@@ -504,6 +507,8 @@ def fill_nan_values(
     """
     cubes.check_cube(ds)
     check_choice("method", method, FILL_METHODS)
+    if const is not None and not isinstance(const, int | float | np.number | np.bool_):
+        raise InvalidTypeError(f"const={const!r} is a {type(const).__name__}; give a number")
     if method == "constant" and const is None:
         raise InvalidValueError("method='constant' needs const, found None; give a number")
     listed = None if vars is None else cubes.names("vars", vars)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
+from ml4cube.core.roles import FILTER_VAR
 from ml4cube.core.statistics import scale_values, scaled_dtype
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.climatology import GROUPS, group_ids
@@ -157,7 +158,7 @@ def pairs(
     InvalidTypeError
         If it is no mapping of pairs of numbers.
     InvalidValueError
-        If a number is NaN or infinite; of a DataArray, if all are.
+        If a number is NaN or infinite, of a DataArray, if all are; or a scale is negative.
     """
     if not isinstance(given, Mapping):
         raise InvalidTypeError(f"{argument} is a {type(given).__name__}; give {{variable: [a, b]}}")
@@ -173,7 +174,13 @@ def pairs(
                 f"{argument}[{name!r}] is [{_shown(first)}, {_shown(second)}], as of a variable "
                 "that is all gaps; drop the variable or take it out of the statistics"
             )
-        parameters[name] = (first, spread(first, second))
+        scale = spread(first, second)
+        if np.any(scale < 0):
+            raise InvalidValueError(
+                f"{argument}[{name!r}] is [{_shown(first)}, {_shown(second)}]; give [mean, std] "
+                "with a std that is not negative, or [min, max] in this order"
+            )
+        parameters[name] = (first, scale)
     return parameters
 
 
@@ -206,12 +213,13 @@ def rescale(
     Raises
     ------
     InvalidValueError
-        If no variable has parameters.
+        If no variable has parameters, or the mask is missing.
     InvalidTypeError
         If one that has parameters holds no real numbers.
     """
     cubes.check_cube(ds)
     if not isinstance(ds, xr.Dataset | xr.DataArray):
+        _check_mask(filter_var, ds)
         wanted = _to_scale(ds, parameters, {"split", filter_var})
         arrays = {name: plain(ds[name]) for name in wanted}
         for name, array in arrays.items():
@@ -224,12 +232,18 @@ def rescale(
     if isinstance(ds, xr.DataArray) and ds.name is None and len(parameters) == 1:
         parameters = {cubes.UNNAMED: next(iter(parameters.values()))}
     cube = cubes.as_dataset(ds)
+    _check_mask(filter_var, cube.variables)
     apart = {n for n, v in cube.data_vars.items() if cubes.is_mask(str(n), v, filter_var)}
     wanted = _to_scale(cube.data_vars, parameters, apart | {cubes.split_label(cube)})
     scaled_vars = {
         name: rescale_array(cube[name], *parameters[name], arithmetic) for name in wanted
     }
     return cubes.like_given(cube.assign(scaled_vars), ds)
+
+
+def _check_mask(filter_var: str | None, present: Mapping[Any, Any]) -> None:
+    if filter_var not in (None, FILTER_VAR):
+        cubes.check_known("filter_var", [str(filter_var)], present)
 
 
 def _numbers(name: str, pair: tuple[Any, Any]) -> tuple[float, float]:

@@ -266,6 +266,10 @@ def _counted(name: str, stats: VariableStatistics) -> FieldStatistics:
 
 def _check_quantiles(quantiles: Sequence[float]) -> bool:
     """Whether quantiles are wanted; refuse what is none."""
+    if not isinstance(quantiles, Iterable):
+        raise InvalidTypeError(
+            f"quantiles={quantiles!r} is no sequence; give one, as ({quantiles!r},)"
+        )
     for probability in quantiles:
         if not isinstance(probability, int | float | np.number) or not 0 <= probability <= 1:
             raise InvalidValueError(f"quantiles={quantiles!r}; give numbers from 0 to 1")

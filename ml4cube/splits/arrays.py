@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import find_gaps, plain
+from ml4cube.core.roles import FILTER_VAR
 from ml4cube.core.split_plan import TEST, TRAIN
 from ml4cube.splits.cube import CubeView
 
@@ -95,10 +96,14 @@ def create_split(
         raise InvalidValueError(
             f"features {features} and targets {targets}: there must be at least one of each"
         )
+    if filter_var not in (None, FILTER_VAR, *names):
+        raise InvalidValueError(f"filter_var={filter_var!r} is no variable of data, it has {names}")
     mask = [filter_var] if filter_var in names else []
     arrays = _aligned(data, [*features, *targets], ["split", *mask])
     _check_numbers(arrays, features, targets)
     axes = arrays["split"].ndim + 1
+    if not isinstance(stack_axis, int):
+        raise InvalidTypeError(f"stack_axis={stack_axis!r} is no axis; give an int, as -1")
     if not -axes <= stack_axis < axes:
         raise InvalidValueError(
             f"stack_axis={stack_axis!r}, but stacked variables have {axes} axes; give "
