@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask
+import dask.array as da
 import numpy as np
 import pytest
 import xarray as xr
+from xarray.core import indexing
+from zarr.storage import MemoryStore, ZipStore
 
-from ml4cube.core.errors import InvalidTypeError, StoreExistsError
+from ml4cube.core.errors import InvalidTypeError, RunError, StoreExistsError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.provenance import identity_of
+from ml4cube.datasets.provenance import fingerprint, identity_of
+from ml4cube.datasets.sampling import Sampling
 from tests.cubes import cell_id_cube
 
 SCRIPT = """
@@ -171,3 +179,228 @@ def test_a_cube_whose_variables_come_in_another_order_is_the_same(tmp_path: Path
     first = MultiProcSampler(cube[["a", "b"]], nproc=1, **paths)
     assert first.run() is not None
     assert MultiProcSampler(cube[["b", "a"]], nproc=1, **paths).run() is None
+
+
+def call(cube: Any) -> str:
+    sampling = Sampling.of(cube, sample_size=None, overlap=None, block_size={"time": 1})
+    return fingerprint(sampling, {})
+
+
+ENGINES = ["netcdf4", "h5netcdf", "scipy"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_shown_of_a_file_tells_cubes_apart(tmp_path: Path, engine: str) -> None:
+    """Group, variable, selection and decoding, whether a coordinate shows them or not."""
+    if importlib.util.find_spec(engine.lower().replace("netcdf4", "netCDF4")) is None:
+        pytest.skip(f"{engine} is not installed")
+    path, groups = tmp_path / "a.nc", [None] if engine == "scipy" else ["a", "b"]
+    encoding = {"a": {"_FillValue": 3.0}}
+    cube = cell_id_cube({"level": 2, "time": 8, "lat": 6}, "float64", names=("a", "b"))
+    for i, group in enumerate(groups):
+        cube.to_netcdf(path, mode="a" if i else "w", group=group, engine=engine, encoding=encoding)
+
+    def shown() -> list[xr.Dataset]:
+        lazy = [xr.open_dataset(path, engine=engine, group=group) for group in groups]
+        computed = xr.open_dataset(path, engine=engine, group=groups[0], chunks={})
+        raw = xr.open_dataset(path, engine=engine, group=groups[0], mask_and_scale=False)
+        del raw["a"].attrs["_FillValue"]
+        return [
+            *lazy,
+            raw,
+            lazy[0][["a"]],
+            lazy[0][["b"]].rename(b="a"),
+            *(lazy[0].isel(level=i, drop=drop) for i in (0, 1) for drop in (True, False)),
+            *(lazy[0].isel(time=half).drop_vars("time") for half in (slice(4), slice(4, 8))),
+            lazy[0].isel(lat=[0, 2]).drop_vars("lat"),
+            lazy[0].isel(lat=[0, 3]).drop_vars("lat"),
+            *(computed.isel(level=i, drop=True) for i in (0, 1)),
+        ]
+
+    calls = [call(cube) for cube in shown()]
+    assert len(set(calls)) == len(calls)
+    assert [call(cube) for cube in shown()] == calls
+
+
+def test_scalar_coordinates_tell_cubes_apart() -> None:
+    cube = cell_id_cube({"time": 8, "lat": 6})
+    assert call(cube.assign_coords(level=500)) != call(cube.assign_coords(level=1000))
+
+
+def opened(path: Path) -> xr.Dataset:
+    return xr.open_zarr(path, consolidated=False)
+
+
+COMPUTED: dict[str, Callable[[Path], xr.Dataset]] = {
+    "fillna": lambda p: opened(p).fillna(0.0),
+    "anomalies": lambda p: opened(p) - opened(p).mean("time"),
+    "rolling": lambda p: opened(p).rolling(lat=2, min_periods=1).mean(),
+    "clip": lambda p: xr.Dataset({"a": opened(p).a.clip(-5, 5)}),
+    "persisted": lambda p: opened(p).persist(),
+    "fused": lambda p: opened(p).fillna(0.0).map(lambda v: v.copy(data=dask.optimize(v.data)[0])),
+    "inside": lambda p: xr.open_dataset(
+        p, engine="zarr", chunks={}, consolidated=False, inline_array=True
+    ),
+    "dask alone": lambda p: xr.Dataset({"a": (("time", "lat"), da.from_zarr(str(p / "a")))}),
+}
+
+
+@pytest.mark.parametrize("how", COMPUTED)
+def test_what_dask_computes_of_a_changed_cube_is_another_call(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "a.zarr"
+    write(path, 1.0)
+    first = call(COMPUTED[how](path))
+    assert call(COMPUTED[how](path)) == first
+    changed = cell_id_cube({"time": 8, "lat": 6}, "float64") * 0 + 2.0
+    changed.drop_vars(["time", "lat"]).to_zarr(
+        path, region={"time": slice(0, 8)}, consolidated=False
+    )
+    assert call(COMPUTED[how](path)) != first
+
+
+def test_a_chunk_replaced_by_an_older_one_of_its_size_is_noticed(tmp_path: Path) -> None:
+    """As `cp -p` and `rsync -t` do."""
+    write(tmp_path / "a.zarr", 1.0)
+    array = tmp_path / "a.zarr" / "a"
+    chunk = array / "c" / "0" / "0"
+    kept = chunk.stat()
+    os.utime(array / "zarr.json", ns=(kept.st_atime_ns, kept.st_mtime_ns + 10**9))
+    first = call(tmp_path / "a.zarr")
+    os.utime(chunk, ns=(kept.st_atime_ns, kept.st_mtime_ns - 10**9))
+    assert call(tmp_path / "a.zarr") != first
+    os.utime(chunk, ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    assert call(tmp_path / "a.zarr") == first
+
+
+def write_zip(path: Path, value: float) -> None:
+    with ZipStore(path, mode="w") as store:
+        write(store, value)  # type: ignore[arg-type]
+
+
+# how it is written, named and opened
+LOCAL: dict[str, tuple[Callable[[Path, float], None], Callable[[Path], Any]]] = {
+    "file URL": (write, lambda p: f"file://{p}"),
+    "lazy file URL": (
+        write,
+        lambda p: xr.open_zarr(f"file://{p}", consolidated=False, chunks=None),
+    ),
+    "computed of file URL": (
+        write,
+        lambda p: xr.open_zarr(f"file://{p}", consolidated=False).fillna(0.0),
+    ),
+    "zip store": (write_zip, lambda p: ZipStore(p, mode="r")),
+    "zip URL": (write_zip, lambda p: f"zip://::{p}"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("reached", LOCAL)
+def test_files_behind_local_urls_are_looked_at(tmp_path: Path, reached: str) -> None:
+    made, name = LOCAL[reached]
+    made(tmp_path / "a", 1.0)
+    made(tmp_path / "b", 1.0)
+    first = call(name(tmp_path / "a"))
+    assert call(name(tmp_path / "a")) == first != call(name(tmp_path / "b"))
+    made(tmp_path / "a", 2.0)
+    assert call(name(tmp_path / "a")) != first
+
+
+class Ones(xr.backends.BackendArray):
+    """Of a file format that is not known here."""
+
+    shape, dtype = (8, 6), np.dtype("float64")
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __getitem__(self, key: Any) -> Any:
+        def get(key: Any) -> Any:
+            return np.full((8, 6), self.value)[key]
+
+        return indexing.explicit_indexing_adapter(
+            key, self.shape, indexing.IndexingSupport.BASIC, get
+        )
+
+
+def in_memory_store(value: float) -> xr.Dataset:
+    store = MemoryStore()
+    write(store, value)  # type: ignore[arg-type]
+    return xr.open_zarr(store, consolidated=False, chunks=None)
+
+
+def unpicklable(value: float) -> xr.Dataset:
+    lock = threading.Lock()
+    array = da.zeros((8, 6)).map_blocks(lambda block: block + (value if lock else 0))
+    return xr.Dataset({"a": (("time", "lat"), array)})
+
+
+UNKNOWN: dict[str, Callable[[float], xr.Dataset]] = {
+    "file": lambda v: xr.Dataset({"a": (("time", "lat"), indexing.LazilyIndexedArray(Ones(v)))}),
+    "zarr in memory": in_memory_store,
+    "dask": unpicklable,
+}
+
+
+@pytest.mark.parametrize("of", UNKNOWN)
+def test_what_nothing_else_tells_apart_is_known_by_its_cells(of: str) -> None:
+    made = UNKNOWN[of]
+    assert call(made(1.0)) == call(made(1.0)) != call(made(2.0))
+
+
+def test_a_cube_changed_after_it_was_planned_is_planned_again(tmp_path: Path) -> None:
+    paths = {f"{part}_cube": tmp_path / f"{part}.zarr" for part in ("train", "test")}
+    cube = cell_id_cube({"time": 8, "lat": 6}, "float64")
+    cube.to_zarr(tmp_path / "a.zarr", consolidated=False)
+    sampler = MultiProcSampler(tmp_path / "a.zarr", nproc=1, block_size={"time": 2}, **paths)
+    before = sampler.plan()
+    assert sampler.plan() is before
+    (cube * 10 + 5).drop_vars(["time", "lat"]).to_zarr(
+        tmp_path / "a.zarr", region={"time": slice(0, 8)}, consolidated=False
+    )
+    assert float(sampler.get_datasets()[0]["a"].mean()) == pytest.approx(0, abs=1e-9)
+
+
+class Caching:
+    """Keeps on its first call what it needs for the next; fails while told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.lock, self.by = folder, None, None  # type: ignore[var-annotated]
+
+    def __call__(self, samples: Any) -> Any:
+        if self.lock is None:
+            self.lock, self.by = threading.Lock(), np.ones(2)
+        if (self.folder / "fail").exists():
+            raise ValueError("asked to fail")
+        return samples
+
+
+CACHE: dict[str, float] = {}
+
+
+def caching(samples: Any) -> Any:
+    by = CACHE.setdefault("by", 1.0)
+    return {name: values * by for name, values in samples.items()}
+
+
+def test_what_a_callback_keeps_does_not_make_it_another(tmp_path: Path) -> None:
+    CACHE.clear()
+    cube = cell_id_cube({"time": 8, "lat": 6}, "float64")
+
+    def sampler(callback: Any, name: str) -> MultiProcSampler:
+        paths = {f"{part}_cube": tmp_path / name / f"{part}.zarr" for part in ("train", "test")}
+        return MultiProcSampler(
+            cube, nproc=1, block_size={"time": 2}, scale_fn=None, callback=callback, **paths
+        )
+
+    made = sampler(caching, "module")
+    assert made.run() is not None
+    assert made.run() is None
+    callback = Caching(tmp_path)
+    (tmp_path / "fail").touch()
+    with pytest.raises(RunError, match="asked to fail"):
+        sampler(callback, "object").run()
+    (tmp_path / "fail").unlink()
+    made = sampler(callback, "object")
+    assert made.run() is not None
+    assert made.run() is None
+    assert sampler(callback, "object").run() is None

@@ -50,7 +50,7 @@ from ml4cube.datasets.extractor import Callback, Extractor
 from ml4cube.datasets.folders import Files, filesystem
 from ml4cube.datasets.places import Place, ZarrFolder, place_of, store_and_path
 from ml4cube.datasets.precision import Precision
-from ml4cube.datasets.provenance import fingerprint, identity_of, provenance
+from ml4cube.datasets.provenance import copy_of, fingerprint, identity_of, provenance
 from ml4cube.datasets.sample_plan import SamplePlan, check_missing_chunks, make_plan
 from ml4cube.datasets.sampling import MAX_CHUNK_MB, Sampling, check_stored_names
 from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, scaling_of, shard_tasks
@@ -161,7 +161,8 @@ class MultiProcSampler:
         Tiles that one counting task reads; speed only.
     callback : callable, optional
         Takes a dict of arrays ``(n, *window)`` and returns one; must treat each sample by itself.
-        Variables that it adds are stored, those that it leaves out are not.
+        Variables that it adds are stored, those that it leaves out are not. It works as a copy,
+        with one process too: what it appends to a list of yours is not seen.
     block_size : mapping or pairs, optional
         Blocks for `data_split` and `data_fraq`, in cells by dim; a dim that is missing is not
         cut. By default the chunks, or some dozens of blocks of whole windows.
@@ -289,6 +290,7 @@ class MultiProcSampler:
         )
         if val_split and val_cube is None:
             raise InvalidValueError(f"val_split={val_split!r} needs val_cube; give it a path")
+        self._callback = None if callback is None else identity_of(callback)
         self.sampling = Sampling.of(
             ds,
             rand_chunk=rand_chunk,
@@ -298,7 +300,8 @@ class MultiProcSampler:
             data_split=data_split,
             val_split=val_split,
             wants_val=val_cube is not None,
-            callback=callback,
+            # what it keeps from its calls must not make the same callback another one
+            callback=None if callback is None else copy_of(callback),
             block_size=block_size,
             sample_size=sample_size,
             overlap=overlap,
@@ -324,8 +327,6 @@ class MultiProcSampler:
         check_stored_names(
             self.sampling.spec, self.sampling.spec.variables if callback is None else ()
         )
-        if callback is not None:
-            identity_of(callback)  # refuses what cannot travel
         self._chunk = chunk_samples(chunk_size, self.sampling.spec)
         self._batch = chunk_batch
         self._order = order
@@ -343,7 +344,8 @@ class MultiProcSampler:
             "compressor": asdict(self._compressor),
             "precision": asdict(self._precision),
         }
-        self._planned: tuple[Extractor, SamplePlan] | None = None
+        # with the call, which is another one once the cube has changed
+        self._planned: tuple[str, Extractor, SamplePlan] | None = None
 
     def plan(self) -> SamplePlan:
         """Read the cube once and count, without writing anything.
@@ -361,10 +363,13 @@ class MultiProcSampler:
             If the callback fails, a worker dies, or cells cannot be read.
         """
         with self._engine() as engine:
-            return self._plan_on(engine)[1]
+            return self._plan_on(engine, self._call())[1]
 
-    def _plan_on(self, engine: Engine) -> tuple[Extractor, SamplePlan]:
-        if self._planned is None:
+    def _call(self) -> str:
+        return fingerprint(self.sampling, self._settings, self._callback, self._folders())
+
+    def _plan_on(self, engine: Engine, call: str) -> tuple[Extractor, SamplePlan]:
+        if self._planned is None or self._planned[0] != call:
             with self._bar("counting", len(self.sampling.extractor.tiles), "tiles") as bar:
                 extractor, plan = make_plan(
                     self.sampling,
@@ -382,8 +387,8 @@ class MultiProcSampler:
                     "(data_split, or the split label), or scale_fn=None"
                 )
             dims = len(self.sampling.spec.dims)
-            self._planned = extractor, plan.stored_as(self._precision, dims)
-        return self._planned
+            self._planned = call, extractor, plan.stored_as(self._precision, dims)
+        return self._planned[1:]
 
     def run(self) -> RunSummary | None:
         """Write the stores that are not there yet; all of them, with ``overwrite=True``.
@@ -403,7 +408,7 @@ class MultiProcSampler:
             stands at the paths then, and the same call goes on where this one stopped.
         """
         started = time.perf_counter()
-        call = fingerprint(self.sampling, self._settings, self._folders())
+        call = self._call()
         wanted = [p for p, path in self.targets.items() if not self._stands(path, call)]
         if not wanted:
             logger.info(
@@ -475,7 +480,7 @@ class MultiProcSampler:
         finished = []
         # stores are described and completed while workers write, the last while they stop
         with ThreadPoolExecutor(1, "ml4cube-finish") as finisher, self._engine() as engine:
-            extractor, plan = self._plan_on(engine)
+            extractor, plan = self._plan_on(engine, call)
             scaling = scaling_of(plan.statistics, self.sampling.spec.scale_fn)
             layouts = {
                 part: layout_of(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,12 @@ import ml4cube
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.datasets.sampling import Sampling, jsonable
 from ml4cube.datasets.store import FORMAT
-from ml4cube.datasets.windows import zarr_behind
+from ml4cube.datasets.windows import file_behind
+
+logger = logging.getLogger(__name__)
+
+#: Tells whether a file or folder has changed.
+State = Callable[[Path], str]
 
 _LIBRARIES = ("numpy", "xarray", "zarr", "numcodecs")
 
@@ -83,7 +90,10 @@ def _source_path(ds: xr.Dataset) -> str | None:
 
 
 def fingerprint(
-    sampling: Sampling, settings: Mapping[str, Any], outputs: Iterable[Path] = ()
+    sampling: Sampling,
+    settings: Mapping[str, Any],
+    callback: str | None = None,
+    outputs: Iterable[Path] = (),
 ) -> str:
     """Hash all that decides about a store's bytes.
 
@@ -93,6 +103,8 @@ def fingerprint(
         What is sampled.
     settings : mapping
         Arguments of the call that the spec does not hold.
+    callback : str, optional
+        The callback's `identity_of` before its first call, which may change what it holds.
     outputs : iterable of Path
         Folders that the call itself writes; they may lie in the cube's own.
 
@@ -100,8 +112,9 @@ def fingerprint(
     -------
     str
         The same for the same call on the same cube: for cubes in memory their content counts,
-        for others where they come from, and number, size and time of change of local files;
-        of Icechunk the snapshot, which any commit to the branch makes another.
+        for others the stored arrays that they show, how they are indexed, and name, size and
+        time of change of local files; of Icechunk the snapshot, which any commit to the branch
+        makes another; of what dask computes its name for it, and all stored arrays in its graph.
     """
     extractor = sampling.extractor
     own = {os.path.realpath(folder) for folder in outputs}
@@ -109,6 +122,8 @@ def fingerprint(
     spec = json.loads(sampling.spec.to_json())
     # zarr lists the variables of a store without consolidated metadata in any order
     spec["variables"] = sorted(spec["variables"])
+    variables = sampling.ds.variables
+    scalars = [str(n) for n in sampling.ds.coords if not variables[n].dims]
     call = {
         "format": FORMAT,
         "spec": spec,
@@ -116,61 +131,154 @@ def fingerprint(
         "recipe": sampling.recipe,
         "settings": settings,
         "versions": versions(),
-        "cells": {n: _identity(sampling.ds, n, state) for n in sampling.reader.variables},
+        "cells": {
+            n: _identity(variables[n], state) or _cells(sampling, n)
+            for n in sampling.reader.variables
+        },
+        "scalars": {
+            n: _identity(variables[n], state) or _hash(variables[n].values) for n in scalars
+        },
         "axes": {a.name: [_hash(a.values), dict(a.attrs)] for a in extractor.axes},
         "choice": None if extractor.choice is None else _hash(extractor.choice.used),
-        "callback": None if extractor.callback is None else identity_of(extractor.callback),
+        "callback": callback,
         "attrs": jsonable(sampling.ds.attrs),
         "variables": {n: _described(sampling.ds[n]) for n in sampling.spec.variables},
     }
     return hashlib.sha256(json.dumps(call, sort_keys=True).encode()).hexdigest()
 
 
-def _identity(ds: xr.Dataset, name: str, state: Callable[[Path], str]) -> str:
-    """Tell one variable from another without reading its cells."""
-    from dask.base import tokenize
+def _identity(variable: xr.Variable, state: State) -> str | None:
+    """Tell one variable from another without reading files; None where only its cells do."""
+    from dask.base import is_dask_collection
 
-    variable = ds[name].variable
-    if variable._in_memory and variable.chunks is None:
-        return f"memory {_hash(variable.values)}"
-    known = [f"{variable.dtype} {variable.shape}"]
-    stored, keys = zarr_behind(variable)
-    if stored is None and variable.chunks is not None:
-        # a dask array's name is a hash of what it is made from; where it shows a file, also of
-        # the time of its folder, which a store that is put beside it changes
-        array: Any = variable._data
-        known.append(f"dask {array.name} {variable.chunks}")
-    if stored is not None:
-        known.append(f"zarr {stored.store_path} {tokenize(keys)}")
-        # Icechunk: the state of the repository that the session reads
-        known.append(str(getattr(getattr(stored.store, "session", None), "snapshot_id", None)))
-        root = getattr(stored.store, "root", None)
-        source = None if root is None else Path(root) / stored.path
+    data: Any = variable._data
+    if is_dask_collection(data):
+        file = file_behind(data)
+        told = (file is not None and _told(file, state)) or _computed(data, state)
     else:
-        found = variable.encoding.get("source") or ds.encoding.get("source")
-        source = None if found is None else Path(str(found))
-        known.append(f"file {source}")
-    if source is not None and source.exists():
-        known.append(state(source))
-    return ", ".join(known)
+        told = _told(variable.values if variable._in_memory else data, state)
+    return told and f"{variable.dims} {variable.dtype} {told}"
+
+
+def _told(array: Any, state: State) -> str | None:
+    """Where the cells of an array are stored, and how they are indexed and decoded."""
+    from dask.base import tokenize
+    from zarr import Array
+
+    links = []
+    while hasattr(array, "array"):
+        how = getattr(array, "key", None), getattr(array, "func", None)
+        links.append((type(array).__name__, *how))
+        array = array.array
+    stored = getattr(array, "_array", array)  # of xarray's ZarrArrayWrapper
+    if isinstance(array, np.ndarray):
+        place: str | None = _hash(array)
+    elif isinstance(stored, Array):
+        place = _place_in_zarr(stored, state)
+    else:
+        place = _place_in_file(array, state)
+    return place and f"{tokenize(links)} {place}"
+
+
+def _place_in_zarr(stored: Any, state: State) -> str:
+    from fsspec.implementations.local import LocalFileSystem
+    from fsspec.implementations.memory import MemoryFileSystem
+    from zarr.storage import LocalStore, MemoryStore, ZipStore
+
+    store, source = stored.store, None
+    fs = getattr(store, "fs", None)
+    fs = getattr(fs, "sync_fs", fs)  # zarr wraps those that are not asynchronous
+    if isinstance(store, MemoryStore) or isinstance(fs, MemoryFileSystem):
+        return f"memory {_hash(np.asarray(stored[...]))}"
+    # what a file system looks into: a zip file, references
+    container = getattr(fs, "storage_options", {}).get("fo")
+    if isinstance(store, LocalStore):
+        source = store.root / stored.path
+    elif isinstance(fs, LocalFileSystem):
+        source = Path(store.path) / stored.path
+    elif isinstance(store, ZipStore):
+        source = store.path
+    elif isinstance(container, str):
+        source = Path(container)
+    # Icechunk: the state of the repository that the session reads
+    snapshot = getattr(getattr(store, "session", None), "snapshot_id", None)
+    known = f"zarr {stored.store_path} {container} {snapshot}"
+    return f"{known} {state(source)}" if source is not None and source.exists() else known
+
+
+def _place_in_file(array: Any, state: State) -> str | None:
+    """Variable, group and path of what xarray opened by netCDF4, h5netcdf or scipy."""
+    datastore = getattr(array, "datastore", None)
+    path, *_ = getattr(getattr(datastore, "_manager", None), "_args", None) or [None]
+    if not isinstance(path, str) or not ("://" in path or os.path.exists(path)):
+        return None
+    known = f"file {path} {getattr(datastore, '_group', None)} {array.variable_name}"
+    return known if "://" in path else f"{known} {state(Path(path))}"
+
+
+def _computed(array: Any, state: State) -> str | None:
+    """What dask calls an array, a hash of how it is made, and all arrays that its graph holds.
+
+    The name does not tell whether these changed. Pickling finds them, however deep they are.
+    """
+    import cloudpickle
+    from xarray.core.indexing import ExplicitlyIndexed
+    from zarr import Array
+
+    # by id, with the value itself, so that no id is used again meanwhile
+    found: dict[int, tuple[str | None, Any]] = {}
+
+    class Finder(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, value: Any) -> str | None:
+            if not isinstance(value, ExplicitlyIndexed | np.ndarray | Array):
+                return None
+            if id(value) not in found:
+                found[id(value)] = _told(value, state), value
+            return found[id(value)][0]
+
+    with open(os.devnull, "wb") as nowhere:
+        finder = Finder(nowhere)
+        try:
+            for _, layer in sorted(array.dask.layers.items()):
+                finder.dump(layer)
+        # whatever a value's own way to be pickled raises
+        except Exception:
+            return None
+    return f"dask {array.name} {[told for told, _ in found.values()]}"
+
+
+def _cells(sampling: Sampling, name: str) -> str:
+    """Hash the cells themselves, block by block."""
+    logger.info(
+        "variable %r is read once more: nothing but its cells tells whether this cube is the one "
+        "of an earlier call, since it is no zarr, netCDF or dask array that could be looked into",
+        name,
+    )
+    reader, blocks = sampling.reader.only([name]), sampling.blocks
+    digest = hashlib.sha256()
+    for id in range(len(blocks)):
+        digest.update(_hash(reader.read(blocks.block(id).slices)[name]).encode())
+    return digest.hexdigest()
 
 
 def _state(source: Path, outputs: Collection[str]) -> str:
-    """Number, size and newest change of the files of a source, so that a changed one is noticed."""
-    number, size, changed = 0, 0, 0
-    folders = [Path(os.path.realpath(source))]
+    """Hash name, size and time of change of a source's files, so that a changed one is noticed."""
+    root = os.path.realpath(source)
+    digest = hashlib.sha256()
+    folders: list[Any] = [root]
     while folders:
         folder = folders.pop()
-        entries: Iterable[Any] = os.scandir(folder) if folder.is_dir() else [folder]
-        for entry in entries:
+        found: Iterable[Any] = os.scandir(folder) if os.path.isdir(folder) else [Path(folder)]
+        for entry in sorted(found, key=lambda entry: entry.name):
+            path = os.fspath(entry)
             if entry.is_dir():
-                if os.fspath(entry) not in outputs:
-                    folders.append(Path(entry))
+                if path not in outputs:
+                    folders.append(path)
                 continue
-            found = entry.stat()
-            number, size = number + 1, size + found.st_size
-            changed = max(changed, found.st_mtime_ns)
-    return f"{number} files {size} bytes {changed}"
+            about = entry.stat()
+            known = path[len(root) :], about.st_size, about.st_mtime_ns
+            digest.update(repr(known).encode())
+    return digest.hexdigest()
 
 
 def _hash(values: np.ndarray[Any, Any]) -> str:
@@ -202,15 +310,47 @@ def identity_of(function: Callable[..., Any]) -> str:
     InvalidTypeError
         If it holds what cannot be pickled, so that no other process could run it.
     """
-    try:
+    with _travelling(function):
         known = _Canonical().of(function, whole=True)
+    return hashlib.sha256(repr(known).encode()).hexdigest()
+
+
+def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Copy a callback as a worker process gets it.
+
+    Parameters
+    ----------
+    function : callable
+        The callback.
+
+    Returns
+    -------
+    callable
+        What it keeps for its next call is not seen by the original.
+
+    Raises
+    ------
+    InvalidTypeError
+        As `identity_of`.
+    """
+    import cloudpickle
+
+    with _travelling(function):
+        copied: Callable[..., Any] = cloudpickle.loads(cloudpickle.dumps(function))
+    return copied
+
+
+@contextlib.contextmanager
+def _travelling(function: Callable[..., Any]) -> Iterator[None]:
+    """Name the callback that cannot be sent to another process."""
+    try:
+        yield
     # whatever a value's own way to be pickled raises
     except Exception as error:
         raise InvalidTypeError(
             f"callback={function!r} holds what other processes cannot get: {error}; locks, open "
             "files and the like must be made inside the callback, when it is called"
         ) from error
-    return hashlib.sha256(repr(known).encode()).hexdigest()
 
 
 _OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__firstlineno__"}

@@ -425,7 +425,7 @@ def _source(variable: xr.Variable) -> Source:
     dims = tuple(str(dim) for dim in variable.dims)
     # `_data`, since asking for `data` would load a lazily indexed file
     if is_dask_collection(variable._data):
-        file = _file_behind(variable._data)
+        file = file_behind(variable._data)
         if file is not None:
             return _file_source(dims, file, np.dtype(variable.dtype))
         return _DaskSource(dims, variable._data, (0,) * variable.ndim)
@@ -460,10 +460,20 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
     return _LazySource(dims, array, dtype, here_only, known, in_zarr and not one_to_one)
 
 
-def _file_behind(array: Any) -> Any:
-    """The lazily indexed file that a dask array shows unchanged, as `xarray.open_zarr` makes it.
+def file_behind(array: Any) -> Any:
+    """Find the lazily indexed file that a dask array shows unchanged, as `open_zarr` makes it.
 
     Reading it directly spares a graph per region: the same cells at a fraction of the cost.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+        Of a cube that was opened.
+
+    Returns
+    -------
+    ExplicitlyIndexed or None
+        None if dask computes something.
     """
     from xarray.core.indexing import ImplicitToExplicitIndexingAdapter
 
@@ -478,33 +488,6 @@ def _file_behind(array: Any) -> Any:
         return None
     same = held.shape == array.shape and held.dtype == array.dtype
     return held.array if same else None
-
-
-def zarr_behind(variable: xr.Variable) -> tuple[Any, list[Any]]:
-    """Find the zarr array that a lazy variable reads.
-
-    Parameters
-    ----------
-    variable : Variable
-        Of a cube that was opened, with dask or without.
-
-    Returns
-    -------
-    array : zarr.Array or None
-        None if there is none, or dask computes something of it.
-    keys : list
-        How it is indexed.
-    """
-    from dask.base import is_dask_collection
-
-    data = variable._data
-    inner: Any = _file_behind(data) if is_dask_collection(data) else data
-    keys = []
-    while hasattr(inner, "array"):
-        keys.append(getattr(inner, "key", None))
-        inner = inner.array
-    stored = getattr(inner, "_array", None)
-    return (stored, keys) if hasattr(stored, "store_path") else (None, keys)
 
 
 @dataclass(frozen=True)
