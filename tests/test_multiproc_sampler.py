@@ -969,8 +969,9 @@ class TestTargets:
     def test_a_draft_of_another_call_is_not_dropped_without_a_word(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with open_draft(tmp_path / "train.zarr", "another"):
-            pass
+        with open_draft(tmp_path / "train.zarr", "another") as left:
+            left.begin()
+            left.record(0, {})
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         assert "train.zarr.partial was left by another call" in caplog.text
 
@@ -1015,10 +1016,10 @@ def kill_when_publishing(patch: pytest.MonkeyPatch, steps: int) -> None:
     """
     publish, left = LocalDraft.publish, None
 
-    def begin(self: LocalDraft) -> None:
+    def begin(self: LocalDraft, overwrite: bool) -> None:
         nonlocal left
         left = steps if left is None else left
-        publish(self)
+        publish(self, overwrite)
 
     def watched(change: Any) -> Any:
         def step(*args: Any, **options: Any) -> Any:
@@ -1083,8 +1084,7 @@ def test_killed_at_any_step_of_replacing_stores(tmp_path: Path) -> None:
             now = "new"
         # one of both stands again, before anything is sampled
         assert tree(folder / "train.zarr") == right[now]
-        made = sampler(new, folder, overwrite=True).run()
-        assert made is not None
+        sampler(new, folder, overwrite=True).run()
         assert {p.name for p in folder.iterdir()} == {"train.zarr", "test.zarr"}
         assert tree(folder / "train.zarr") == right["new"]
 
