@@ -368,6 +368,102 @@ def test_what_appears_during_a_run_is_kept(
     open_store(f"{place}/train.zarr", verify=True)
 
 
+def test_a_store_that_appears_during_a_run_stays(tmp_path: Path, monkeypatch: Any) -> None:
+    place = f"memory://{tmp_path.name}"
+    sample(cube(), f"{place}/other", 1, seed=5).run()
+    fs, root = filesystem(place)
+    publish = RemoteDraft.publish
+
+    def appear(self: RemoteDraft, overwrite: bool) -> None:
+        fs.copy(f"{root}/other/train.zarr", f"{root}/train.zarr", recursive=True)
+        publish(self, overwrite)
+
+    monkeypatch.setattr(RemoteDraft, "publish", appear)
+    with pytest.raises(StoreExistsError, match=r"train.zarr was not there when this run began"):
+        sample(cube(), place, 1).run()
+    assert contents(f"{place}/train.zarr") == contents(f"{place}/other/train.zarr")
+
+
+def test_what_was_replaced_already_is_not_made_again(tmp_path: Path, monkeypatch: Any) -> None:
+    place = f"memory://{tmp_path.name}"
+    sample(cube(), place, 1).run()
+    publish = RemoteDraft.publish
+
+    def fail(self: RemoteDraft, overwrite: bool) -> None:
+        if self.target.endswith("test.zarr"):
+            raise ConnectionError("the network is gone")
+        publish(self, overwrite)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteDraft, "publish", fail)
+        with pytest.raises(StoreError, match="test.zarr cannot be written: the network is gone"):
+            sample(cube(), place, 1, seed=5, overwrite=True).run()
+    done = sample(cube(), place, 1, seed=5, overwrite=True).run()
+    assert done is not None
+    assert list(done.nbytes) == [f"{place}/test.zarr"]
+    assert not [name for name in contents(place) if ".partial" in name]
+
+
+@pytest.mark.parametrize("allowed", range(0, 60, 7))
+def test_an_outage_is_told_of_the_part_it_hit(
+    tmp_path: Path, monkeypatch: Any, allowed: int
+) -> None:
+    """Cleaning up fails as well then, which hides nothing."""
+    place, left = f"memory://{tmp_path.name}", allowed
+
+    def counted(use: Any) -> Any:
+        def step(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise ConnectionError("the network is gone")
+            return use(*args, **options)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for name in ("write", "create", "read", "size", "list", "take", "remove", "clear"):
+            patch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name)))
+        with pytest.raises(StoreError, match=r"t(rain|est)\.zarr cannot be written: the network is"):
+            sample(cube(), place, 1).run()
+    monkeypatch.setattr(draft, "_DEAD_S", 0.0)
+    sample(cube(), place, 1).run()
+    open_store(f"{place}/train.zarr", verify=True)
+
+
+def test_a_run_that_wakes_late_writes_into_no_other_store(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(draft, "_DEAD_S", 0.0)
+    place = f"memory://{tmp_path.name}/train.zarr"
+    names = ("a/c/0", "zarr.json", "manifest/zarr.json")
+    with RemoteDraft(place, "one") as late, RemoteDraft(place, "two") as held:
+        held.begin()
+        for name in names:
+            held.root.write(name, b"new")
+            late.root.write(name, b"old")
+        held.publish()
+    assert contents(place) == dict.fromkeys(names, b"new")
+
+
+def test_a_lock_that_was_given_back_is_not_renewed(tmp_path: Path, monkeypatch: Any) -> None:
+    memory = type(fsspec.filesystem("memory"))
+    put = memory.pipe_file
+
+    def slow(*args: Any, **options: Any) -> None:
+        time.sleep(0.02)
+        put(*args, **options)
+
+    monkeypatch.setattr(memory, "pipe_file", slow)
+    monkeypatch.setattr(draft, "_RENEW_S", 0.01)
+    for number in range(10):
+        place = f"memory://{tmp_path.name}/{number}"
+        with RemoteDraft(place, "call") as held:
+            held.begin()
+            held.record(0, {})
+            time.sleep(0.003 * number)
+        time.sleep(0.03)
+        assert "lock.json" not in held.folder.list()
+
+
 def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
     target = f"{bucket}/train.zarr"
     with RemoteDraft(target, "call"):

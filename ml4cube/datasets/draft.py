@@ -783,7 +783,7 @@ def _check_free(target: Place) -> None:
     if is_taken(target):
         raise StoreExistsError(
             f"{target} was not there when this run began, and is there now, so it is not replaced; "
-            "move it away, then run again: what is finished is kept"
+            "move it away, then run again"
         )
 
 
