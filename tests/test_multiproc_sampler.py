@@ -800,6 +800,13 @@ def test_a_callback_that_raises(tmp_path: Path, nproc: int) -> None:
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
+def test_a_callback_that_exits_is_named(tmp_path: Path, nproc: int) -> None:
+    with pytest.raises(RunError, match=r"the callback failed on .*SystemExit: 0"):
+        sampler(points(), tmp_path, nproc=nproc, callback=lambda samples: sys.exit(0)).run()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("when", ["counting", "writing"])
 def test_a_callback_that_raised_is_run_again(tmp_path: Path, when: str, nproc: int) -> None:
     """As when a file that it reads was missing: the same call, mended, completes."""
@@ -918,6 +925,18 @@ class TestTargets:
                     split_cube(), tmp_path, train_cube=tmp_path / train, test_cube=tmp_path / test
                 )
         sampler(split_cube(), tmp_path, train_cube=tmp_path / "o", test_cube=tmp_path / "o2")
+
+    def test_a_place_by_way_of_a_linked_folder_is_known(self, tmp_path: Path) -> None:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to("real")
+        for name, told in (("a", "another part's place too"), ("a/b", "one inside the other")):
+            with pytest.raises(ValueError, match=told):
+                sampler(
+                    points(),
+                    tmp_path,
+                    train_cube=tmp_path / "real/a",
+                    test_cube=tmp_path / "link" / name,
+                )
 
     @pytest.mark.parametrize("overwrite", [True, False])
     def test_a_link_stays_and_the_store_lies_where_it_leads(

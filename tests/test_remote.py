@@ -30,6 +30,7 @@ from ml4cube.datasets.folders import RemoteFolder, filesystem
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.places import ZarrFolder, place_of
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from ml4cube.datasets.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
 
 ROOT = Path(__file__).parents[1]
@@ -396,7 +397,7 @@ def test_what_was_replaced_already_is_not_made_again(tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(RemoteDraft, "publish", fail)
-        with pytest.raises(StoreError, match="test.zarr cannot be written: the network is gone"):
+        with pytest.raises(StoreError, match=r"test\.zarr cannot be written: .* is gone"):
             sample(cube(), place, 1, seed=5, overwrite=True).run()
     done = sample(cube(), place, 1, seed=5, overwrite=True).run()
     assert done is not None
@@ -424,7 +425,7 @@ def test_an_outage_is_told_of_the_part_it_hit(
     with monkeypatch.context() as patch:
         for name in ("write", "create", "read", "size", "list", "take", "remove", "clear"):
             patch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name)))
-        with pytest.raises(StoreError, match=r"t(rain|est)\.zarr cannot be written: the network is"):
+        with pytest.raises(StoreError, match=r"t(rain|est)\.zarr cannot be written: the net"):
             sample(cube(), place, 1).run()
     monkeypatch.setattr(draft, "_DEAD_S", 0.0)
     sample(cube(), place, 1).run()
@@ -499,6 +500,12 @@ def test_a_lock_is_renewed_when_the_network_is_back(
         first = held.folder.read("lock.json")
         monkeypatch.setattr(RemoteFolder, "write", put)
         wait_until(lambda: held.folder.read("lock.json") != first)
+
+
+def test_what_is_no_fault_of_a_place_is_not_laid_to_it() -> None:
+    for error in (MemoryError(), AssertionError("broken")):
+        with pytest.raises(type(error)), WriteErrors.of("memory://train.zarr"):
+            raise error
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -693,6 +700,16 @@ def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
     zarr.create_array(store, name="field", shape=(2,), dtype="f4")
     with pytest.raises(CubeError, match="at 'field/train' lies inside the array 'field'"):
         MultiProcSampler(cube(), train_cube=StorePath(store, "field/train"))
+    old = zarr.storage.MemoryStore()
+    zarr.create_group(old, zarr_format=2).create_array("field", shape=(2,), dtype="f4")
+    with pytest.raises(CubeError, match=r"at 'train' lies inside the group '', which is zarr v2"):
+        MultiProcSampler(cube(), train_cube=StorePath(old, "train"))
+    with pytest.raises(CubeError, match="at 'field/train' lies inside the array 'field'"):
+        MultiProcSampler(cube(), train_cube=StorePath(old, "field/train"))
+    local = zarr.storage.LocalStore(tmp_path / "a")
+    for train, test in itertools.permutations([local, zarr.storage.LoggingStore(local)]):
+        with pytest.raises(CubeError, match="is another part's place too"):
+            MultiProcSampler(cube(), train_cube=train, test_cube=test)
     client = SimpleNamespace(submit=None, scheduler_info=None)
     with pytest.raises(CubeError, match=r"MemoryStore at 'train.zarr' is written by way of a fold"):
         into(store, cube(), client=client).run()

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
+from ml4cube.core.errors import RunError, StoreError, StoreExistsError
 from ml4cube.datasets.folders import (
     Files,
     Folder,
@@ -727,9 +727,7 @@ class ZarrDraft(Draft):
 
     def _make_groups_above(self) -> None:
         """Make the groups on the way to the store, without which readers do not find it."""
-        parts = self.target.path.split("/") if self.target.path else []
-        for depth in range(len(parts)):
-            above = ZarrFolder(self.target.store, "/".join(parts[:depth]))
+        for above in self.target.way()[:-1]:
             if above.size("zarr.json") is None:
                 self._write_group(above, {})
 

@@ -389,6 +389,8 @@ class MultiProcSampler:
     def run(self) -> RunSummary | None:
         """Write the stores that are not there yet; all of them, with ``overwrite=True``.
 
+        Those that an interrupted run of the same call has replaced already stay.
+
         Returns
         -------
         RunSummary or None
@@ -398,7 +400,7 @@ class MultiProcSampler:
         Raises
         ------
         StoreExistsError
-            If something else stands at a path.
+            If something else stands at a path, also if it came there meanwhile.
         EmptyPartError, RunError, StoreError
             As `plan`; or if another run writes to the same path, or the disk is full. Nothing
             stands at the paths then, and the same call goes on where this one stopped.
@@ -697,14 +699,22 @@ def _check_apart(part: str, place: Place, other: Place) -> None:
 
 def _paths_in_common(one: Place, other: Place) -> tuple[str, str] | None:
     """Paths of two places in the same zarr store or file system; None if they share none."""
+    one, other = _beneath(one), _beneath(other)
     if isinstance(one, ZarrFolder) and isinstance(other, ZarrFolder):
         return (one.path, other.path) if one.shares_store_with(other) else None
     if isinstance(one, Path) and isinstance(other, Path):
-        return str(one), str(other)
+        return os.path.realpath(one), os.path.realpath(other)
     if isinstance(one, str) and isinstance(other, str):
         (fs, path), (fs_of_other, path_of_other) = filesystem(one), filesystem(other)
         return (path, path_of_other) if fs == fs_of_other else None
     return None
+
+
+def _beneath(place: Place) -> Place:
+    if not isinstance(place, ZarrFolder):
+        return place
+    inner = place.unwrapped()
+    return Path(inner) if isinstance(inner, str) and "://" not in inner else inner
 
 
 def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
@@ -712,6 +722,11 @@ def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
         if (array := place.array_above()) is not None:
             raise InvalidValueError(
                 f"{argument}: {place} lies inside the array {array!r}; give a path in a group"
+            )
+        if (group := place.v2_group_above()) is not None:
+            raise InvalidValueError(
+                f"{argument}: {place} lies inside the group {group!r}, which is zarr v2; samples "
+                "are written as v3, which would hide what is in it: give another place"
             )
         return place
     if "://" not in place:
