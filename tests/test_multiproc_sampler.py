@@ -32,7 +32,7 @@ from ml4cube.core.errors import (
     StoreError,
     StoreExistsError,
 )
-from ml4cube.datasets import sample_plan, sampling
+from ml4cube.datasets import multiproc_sampler, sample_plan, sampling
 from ml4cube.datasets.draft import LocalDraft, open_draft
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.store import StoreMetadata, open_axes, open_store, verify_store
@@ -808,6 +808,13 @@ def test_a_callback_that_raises(tmp_path: Path, nproc: int) -> None:
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
+def test_a_callback_that_exits_is_named(tmp_path: Path, nproc: int) -> None:
+    with pytest.raises(RunError, match=r"the callback failed on .*SystemExit: 0"):
+        sampler(points(), tmp_path, nproc=nproc, callback=lambda samples: sys.exit(0)).run()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
 @pytest.mark.parametrize("when", ["counting", "writing"])
 def test_a_callback_that_raised_is_run_again(tmp_path: Path, when: str, nproc: int) -> None:
     """As when a file that it reads was missing: the same call, mended, completes."""
@@ -927,6 +934,18 @@ class TestTargets:
                 )
         sampler(split_cube(), tmp_path, train_cube=tmp_path / "o", test_cube=tmp_path / "o2")
 
+    def test_a_place_by_way_of_a_linked_folder_is_known(self, tmp_path: Path) -> None:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to("real")
+        for name, told in (("a", "another part's place too"), ("a/b", "one inside the other")):
+            with pytest.raises(ValueError, match=told):
+                sampler(
+                    points(),
+                    tmp_path,
+                    train_cube=tmp_path / "real/a",
+                    test_cube=tmp_path / "link" / name,
+                )
+
     @pytest.mark.parametrize("overwrite", [True, False])
     def test_a_link_stays_and_the_store_lies_where_it_leads(
         self, tmp_path: Path, overwrite: bool
@@ -977,10 +996,130 @@ class TestTargets:
     def test_a_draft_of_another_call_is_not_dropped_without_a_word(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with open_draft(tmp_path / "train.zarr", "another"):
-            pass
+        with open_draft(tmp_path / "train.zarr", "another") as left:
+            left.begin()
+            left.record(0, {})
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         assert "train.zarr.partial was left by another call" in caplog.text
+
+    @pytest.mark.parametrize("when", ["held", "counted"])
+    def test_a_store_that_appears_during_a_run_stays(
+        self, tmp_path: Path, monkeypatch: Any, when: str
+    ) -> None:
+        sampler(points(), tmp_path / "other", seed=7).run()
+        right = tree(tmp_path / "other/train.zarr")
+        called = tmp_path / "called"
+
+        def appear() -> None:
+            if not (tmp_path / "train.zarr").exists():
+                shutil.copytree(tmp_path / "other/train.zarr", tmp_path / "train.zarr")
+
+        def work(samples: dict[str, Any]) -> dict[str, Any]:
+            called.touch()
+            if when == "counted":
+                appear()
+            return samples
+
+        def hold(*args: Any) -> Any:
+            if when == "held":
+                appear()
+            return open_draft(*args)
+
+        monkeypatch.setattr(multiproc_sampler, "open_draft", hold)
+        with pytest.raises(StoreExistsError, match=r"train\.zarr (exists|was not there when)"):
+            sampler(points(), tmp_path, callback=work).run()
+        assert called.exists() == (when == "counted")
+        assert tree(tmp_path / "train.zarr") == right
+
+    def test_a_run_that_may_not_start_leaves_drafts_as_they_are(self, tmp_path: Path) -> None:
+        with LocalDraft(tmp_path / "train.zarr", "another") as left:
+            left.begin()
+            left.record(0, left.root.list())
+        before = tree(tmp_path)
+        with (
+            LocalDraft(tmp_path / "test.zarr", "another"),
+            pytest.raises(RunError, match=r"another run is writing .*test\.zarr"),
+        ):
+            sampler(points(), tmp_path).run()
+        assert tree(tmp_path) == before
+
+    def test_locks_are_taken_in_one_order(self, tmp_path: Path, monkeypatch: Any) -> None:
+        held = []
+
+        def hold(target: Path, call: str) -> Any:
+            held.append(target.name)
+            return open_draft(target, call)
+
+        monkeypatch.setattr(multiproc_sampler, "open_draft", hold)
+        for places in (("a", "b"), ("b", "a")):
+            train, test = (tmp_path / name for name in places)
+            sampler(points(), tmp_path, train_cube=train, test_cube=test, overwrite=True).run()
+        assert held == ["a", "b"] * 2
+
+    def test_a_process_forked_meanwhile_does_not_keep_the_lock(self, tmp_path: Path) -> None:
+        with LocalDraft(tmp_path / "train.zarr", "call") as held:
+            fd = held._lock.fileno()
+            child = subprocess.Popen(["sleep", "60"], pass_fds=[fd])
+        LocalDraft(tmp_path / "train.zarr", "call").close()
+        child.kill()
+        child.wait()
+
+    def test_a_journal_without_room_is_told_and_gives_the_lock_back(
+        self, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        begin = LocalDraft.begin
+
+        def full(self: LocalDraft, resume: bool) -> None:
+            begin(self, resume)
+            self._journal = open("/dev/full", "ab")  # noqa: SIM115 (the draft closes it)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalDraft, "begin", full)
+            with pytest.raises(StoreError, match=r"train\.zarr cannot be written: .*No space"):
+                sampler(points(), tmp_path).run()
+        assert not list(tmp_path.iterdir())
+        sampler(points(), tmp_path).run()
+
+    def test_a_line_of_the_journal_that_was_cut_off_goes(self, tmp_path: Path) -> None:
+        place = tmp_path / "train.zarr"
+        with LocalDraft(place, "call") as draft:
+            draft.begin()
+            draft.record(0, {})
+        journal = tmp_path / "train.zarr.partial/journal.jsonl"
+        whole, file = journal.read_bytes(), journal.stat().st_ino
+        journal.write_bytes(whole + b'{"ta')
+        with LocalDraft(place, "call") as draft:
+            draft.begin()
+            assert (journal.read_bytes(), journal.stat().st_ino) == (whole, file)
+            draft.record(1, {})
+        with LocalDraft(place, "call") as draft:
+            draft.begin()
+            assert draft.done == {0: {}, 1: {}}
+
+    def test_what_was_replaced_already_is_not_made_again(
+        self, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        sampler(points(), tmp_path).run()
+        new = points() + 1
+        new["split"] = points().split
+        publish = LocalDraft.publish
+
+        def fail(self: LocalDraft, overwrite: bool) -> None:
+            if self.target.name == "test.zarr":
+                raise OSError(5, "Input/output error")
+            publish(self, overwrite)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalDraft, "publish", fail)
+            with pytest.raises(StoreError, match=r"test\.zarr cannot be written: .*Input/output"):
+                sampler(new, tmp_path, overwrite=True).run()
+        stamp = (tmp_path / "train.zarr").stat().st_mtime_ns
+        done = sampler(new, tmp_path, overwrite=True).run()
+        assert list(done.nbytes) == [str(tmp_path / "test.zarr")]
+        assert (tmp_path / "train.zarr").stat().st_mtime_ns == stamp
+        assert {p.name for p in tmp_path.iterdir()} == {"train.zarr", "test.zarr"}
+        done = sampler(new, tmp_path, overwrite=True).run()  # all is asked for again
+        assert len(done.nbytes) == 2
 
     def test_a_place_that_cannot_be_written_leaves_no_work_folder_of_the_others(
         self, tmp_path: Path
@@ -1023,10 +1162,10 @@ def kill_when_publishing(patch: pytest.MonkeyPatch, steps: int) -> None:
     """
     publish, left = LocalDraft.publish, None
 
-    def begin(self: LocalDraft) -> None:
+    def begin(self: LocalDraft, overwrite: bool) -> None:
         nonlocal left
         left = steps if left is None else left
-        publish(self)
+        publish(self, overwrite)
 
     def watched(change: Any) -> Any:
         def step(*args: Any, **options: Any) -> Any:
@@ -1091,8 +1230,7 @@ def test_killed_at_any_step_of_replacing_stores(tmp_path: Path) -> None:
             now = "new"
         # one of both stands again, before anything is sampled
         assert tree(folder / "train.zarr") == right[now]
-        made = sampler(new, folder, overwrite=True).run()
-        assert made is not None
+        sampler(new, folder, overwrite=True).run()
         assert {p.name for p in folder.iterdir()} == {"train.zarr", "test.zarr"}
         assert tree(folder / "train.zarr") == right["new"]
 

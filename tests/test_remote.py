@@ -30,6 +30,7 @@ from ml4cube.datasets.folders import RemoteFolder, filesystem
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.places import ZarrFolder, place_of
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from ml4cube.datasets.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
 
 ROOT = Path(__file__).parents[1]
@@ -152,10 +153,12 @@ def test_killed_at_any_step_of_the_end(tmp_path: Path, monkeypatch: Any) -> None
 def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
     place = f"memory://{tmp_path.name}/train.zarr"
     with RemoteDraft(place, "call") as held:
-        held.folder.write("journal/0.json", b"garbage")
-    with pytest.raises(StoreError, match=r"partial/journal/0.json is damaged .*resume=False"):
-        RemoteDraft(place, "call")
-    RemoteDraft(place, "call", resume=False).close()
+        held.begin()
+        held.folder.write("journal-call/0.json", b"garbage")
+    with RemoteDraft(place, "call") as held:
+        with pytest.raises(StoreError, match=r"journal-call/0.json is damaged .*resume=False"):
+            held.begin()
+        held.begin(resume=False)
 
 
 @pytest.mark.parametrize("name", ["lock.json", "call.json"])
@@ -351,18 +354,115 @@ def test_what_appears_during_a_run_is_kept(
                 sample(cube(), place, 1).run()
     publish = RemoteDraft.publish
 
-    def appear(self: RemoteDraft) -> None:
+    def appear(self: RemoteDraft, overwrite: bool) -> None:
         fs.pipe_file(note, b"mine")
-        publish(self)
+        publish(self, overwrite)
 
     monkeypatch.setattr(RemoteDraft, "publish", appear)
-    with pytest.raises(StoreExistsError, match=r"train.zarr holds 1 files .* such as 'notes.txt'"):
+    told = r"holds 1 files .* such as 'notes.txt'" if cut_off else "was not there when this run"
+    with pytest.raises(StoreExistsError, match=rf"train.zarr {told}"):
         sample(cube(), place, 1, seed=5).run()
     assert fs.cat_file(note) == b"mine"
     fs.rm_file(note)
     monkeypatch.setattr(RemoteDraft, "publish", publish)
     sample(cube(), place, 1).run()
     open_store(f"{place}/train.zarr", verify=True)
+
+
+def test_a_store_that_appears_during_a_run_stays(tmp_path: Path, monkeypatch: Any) -> None:
+    place = f"memory://{tmp_path.name}"
+    sample(cube(), f"{place}/other", 1, seed=5).run()
+    fs, root = filesystem(place)
+    publish = RemoteDraft.publish
+
+    def appear(self: RemoteDraft, overwrite: bool) -> None:
+        fs.copy(f"{root}/other/train.zarr", f"{root}/train.zarr", recursive=True)
+        publish(self, overwrite)
+
+    monkeypatch.setattr(RemoteDraft, "publish", appear)
+    with pytest.raises(StoreExistsError, match=r"train.zarr was not there when this run began"):
+        sample(cube(), place, 1).run()
+    assert contents(f"{place}/train.zarr") == contents(f"{place}/other/train.zarr")
+
+
+def test_what_was_replaced_already_is_not_made_again(tmp_path: Path, monkeypatch: Any) -> None:
+    place = f"memory://{tmp_path.name}"
+    sample(cube(), place, 1).run()
+    publish = RemoteDraft.publish
+
+    def fail(self: RemoteDraft, overwrite: bool) -> None:
+        if self.target.endswith("test.zarr"):
+            raise ConnectionError("the network is gone")
+        publish(self, overwrite)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteDraft, "publish", fail)
+        with pytest.raises(StoreError, match=r"test\.zarr cannot be written: .* is gone"):
+            sample(cube(), place, 1, seed=5, overwrite=True).run()
+    done = sample(cube(), place, 1, seed=5, overwrite=True).run()
+    assert done is not None
+    assert list(done.nbytes) == [f"{place}/test.zarr"]
+    assert not [name for name in contents(place) if ".partial" in name]
+
+
+@pytest.mark.parametrize("allowed", range(0, 60, 7))
+def test_an_outage_is_told_of_the_part_it_hit(
+    tmp_path: Path, monkeypatch: Any, allowed: int
+) -> None:
+    """Cleaning up fails as well then, which hides nothing."""
+    place, left = f"memory://{tmp_path.name}", allowed
+
+    def counted(use: Any) -> Any:
+        def step(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise ConnectionError("the network is gone")
+            return use(*args, **options)
+
+        return step
+
+    with monkeypatch.context() as patch:
+        for name in ("write", "create", "read", "size", "list", "take", "remove", "clear"):
+            patch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name)))
+        with pytest.raises(StoreError, match=r"t(rain|est)\.zarr cannot be written: the net"):
+            sample(cube(), place, 1).run()
+    monkeypatch.setattr(draft, "_DEAD_S", 0.0)
+    sample(cube(), place, 1).run()
+    open_store(f"{place}/train.zarr", verify=True)
+
+
+def test_a_run_that_wakes_late_writes_into_no_other_store(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(draft, "_DEAD_S", 0.0)
+    place = f"memory://{tmp_path.name}/train.zarr"
+    names = ("a/c/0", "zarr.json", "manifest/zarr.json")
+    with RemoteDraft(place, "one") as late, RemoteDraft(place, "two") as held:
+        held.begin()
+        for name in names:
+            held.root.write(name, b"new")
+            late.root.write(name, b"old")
+        held.publish()
+    assert contents(place) == dict.fromkeys(names, b"new")
+
+
+def test_a_lock_that_was_given_back_is_not_renewed(tmp_path: Path, monkeypatch: Any) -> None:
+    memory = type(fsspec.filesystem("memory"))
+    put = memory.pipe_file
+
+    def slow(*args: Any, **options: Any) -> None:
+        time.sleep(0.02)
+        put(*args, **options)
+
+    monkeypatch.setattr(memory, "pipe_file", slow)
+    monkeypatch.setattr(draft, "_RENEW_S", 0.01)
+    for number in range(10):
+        place = f"memory://{tmp_path.name}/{number}"
+        with RemoteDraft(place, "call") as held:
+            held.begin()
+            held.record(0, {})
+            time.sleep(0.003 * number)
+        time.sleep(0.03)
+        assert "lock.json" not in held.folder.list()
 
 
 def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
@@ -400,6 +500,12 @@ def test_a_lock_is_renewed_when_the_network_is_back(
         first = held.folder.read("lock.json")
         monkeypatch.setattr(RemoteFolder, "write", put)
         wait_until(lambda: held.folder.read("lock.json") != first)
+
+
+def test_what_is_no_fault_of_a_place_is_not_laid_to_it() -> None:
+    for error in (MemoryError(), AssertionError("broken")):
+        with pytest.raises(type(error)), WriteErrors.of("memory://train.zarr"):
+            raise error
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -594,6 +700,16 @@ def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
     zarr.create_array(store, name="field", shape=(2,), dtype="f4")
     with pytest.raises(CubeError, match="at 'field/train' lies inside the array 'field'"):
         MultiProcSampler(cube(), train_cube=StorePath(store, "field/train"))
+    old = zarr.storage.MemoryStore()
+    zarr.create_group(old, zarr_format=2).create_array("field", shape=(2,), dtype="f4")
+    with pytest.raises(CubeError, match=r"at 'train' lies inside the group '', which is zarr v2"):
+        MultiProcSampler(cube(), train_cube=StorePath(old, "train"))
+    with pytest.raises(CubeError, match="at 'field/train' lies inside the array 'field'"):
+        MultiProcSampler(cube(), train_cube=StorePath(old, "field/train"))
+    local = zarr.storage.LocalStore(tmp_path / "a")
+    for train, test in itertools.permutations([local, zarr.storage.LoggingStore(local)]):
+        with pytest.raises(CubeError, match="is another part's place too"):
+            MultiProcSampler(cube(), train_cube=train, test_cube=test)
     client = SimpleNamespace(submit=None, scheduler_info=None)
     with pytest.raises(CubeError, match=r"MemoryStore at 'train.zarr' is written by way of a fold"):
         into(store, cube(), client=client).run()

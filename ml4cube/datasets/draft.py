@@ -5,7 +5,8 @@
 one is there too, in ``replaced/``. Nothing stands at the path itself before the store is complete;
 then one rename puts it there. Behind a URL, where nothing can be renamed, the files are copied and
 the manifest, without which they are no store, comes last; a finished task is an object of its own,
-and the lock is one that its owner renews. What goes into a zarr store of the user's grows in a
+and the lock is one that its owner renews. The work folder outlives the step to the path, until all
+parts of a call have made it. What goes into a zarr store of the user's grows in a
 temporary folder.
 """
 
@@ -28,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
+from ml4cube.core.errors import RunError, StoreError, StoreExistsError
 from ml4cube.datasets.folders import (
     Files,
     Folder,
@@ -47,22 +48,21 @@ _KEY = "ml4cube_draft"
 _LOCK_MARK = b"work folder of an ml4cube sample store\n"
 _OTHER_CALL = "%s was left by another call, or its cube or callback has changed; starting over"
 _PUBLISHING = "publishing.json"
+_PUBLISHED = "published.json"
 # The owner of a remote lock renews it that often; one that was not for that long is dead.
 _RENEW_S = 20.0
 _DEAD_S = 90.0
 
 
-def open_draft(target: Place, fingerprint: str, resume: bool = True) -> Draft:
-    """Take hold of the store under way at a place, or start one.
+def open_draft(target: Place, fingerprint: str) -> Draft:
+    """Take hold of the store under way at a place; what is there stays until `Draft.begin`.
 
     Parameters
     ----------
     target : Path, str or ZarrFolder
         Where the store will stand: on disk, behind a URL, in a zarr store.
     fingerprint : str
-        Hash of the call: a draft of another call is thrown away, one of the same is resumed.
-    resume : bool
-        Whether to resume at all.
+        Hash of the call.
 
     Returns
     -------
@@ -79,8 +79,8 @@ def open_draft(target: Place, fingerprint: str, resume: bool = True) -> Draft:
     if isinstance(target, ZarrFolder):
         return ZarrDraft(target)
     if isinstance(target, Path):
-        return LocalDraft(target, fingerprint, resume)
-    return RemoteDraft(target, fingerprint, resume)
+        return LocalDraft(target, fingerprint)
+    return RemoteDraft(target, fingerprint)
 
 
 def work_place(target: Path | str) -> Path | str:
@@ -120,7 +120,7 @@ def put_back(target: Place) -> None:
 
 
 def sweep(target: Place, fingerprint: str) -> None:
-    """Remove the work folder of a store that stands, left by a run that was killed at its end.
+    """Remove the work folder of a store that stands.
 
     Parameters
     ----------
@@ -132,12 +132,39 @@ def sweep(target: Place, fingerprint: str) -> None:
     if isinstance(target, ZarrFolder):
         return
     place = work_place(target)
-    there = place.exists() if isinstance(place, Path) else bool(RemoteFolder(place).list())
-    if not there or _call_of(folder_of(place)) not in (None, fingerprint):
-        return
-    # it may be in use, none of ours, or nothing that this user may touch
-    with contextlib.suppress(CubeError, OSError), open_draft(target, fingerprint) as draft:
-        draft.discard()
+    try:
+        there = place.exists() if isinstance(place, Path) else bool(RemoteFolder(place).list())
+        if there and _call_of(folder_of(place)) in (None, fingerprint):
+            with open_draft(target, fingerprint) as draft:
+                draft.discard()
+    except Exception as error:  # of any kind: file systems raise what they like
+        # it may be in use, none of ours, or nothing that this user may touch
+        logger.debug("%s stays: %s", place, error)
+
+
+def was_published(target: Place, fingerprint: str) -> bool:
+    """Tell whether a run that was cut off later has put its store to a place.
+
+    Parameters
+    ----------
+    target : Path, str or ZarrFolder
+        Where a store stands.
+    fingerprint : str
+        Hash of the call of that run.
+
+    Returns
+    -------
+    bool
+        By the work folder: the store that stands may be another one by now.
+    """
+    if isinstance(target, ZarrFolder):
+        return False
+    place = work_place(target)
+    if _call_of(folder_of(place)) != fingerprint:
+        return False
+    if isinstance(place, Path):
+        return not (place / "store").exists()
+    return RemoteFolder(place).size(_PUBLISHED) is not None
 
 
 class Draft(ABC):
@@ -180,16 +207,20 @@ class Draft(ABC):
         return replace(self.root, waits=False)
 
     @abstractmethod
+    def begin(self, resume: bool = True) -> None:
+        """Find out what is done; throw away what another call has left, or all unless `resume`."""
+
+    @abstractmethod
     def record(self, task: int, files: Files) -> None:
         """Note durably that a task is finished, and what it wrote."""
 
     @abstractmethod
-    def publish(self) -> None:
-        """Put the finished store at its place, and remove the work folder."""
+    def publish(self, overwrite: bool = False) -> None:
+        """Put the finished store at its place; only if told to, in place of what stands there."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Remove the work folder and all that is in it."""
+        """Remove the work folder and all that is in it, and give the lock back."""
 
     @abstractmethod
     def close(self) -> None:
@@ -205,8 +236,11 @@ class Draft(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close."""
-        self.close()
+        """Close; that this fails hides no error of the work, nor does it undo what is published."""
+        try:
+            self.close()
+        except Exception as failure:  # of any kind: file systems raise what they like
+            logger.warning("the work folder of %s is left as it is: %s", self.target, failure)
 
 
 class LocalDraft(Draft):
@@ -217,9 +251,7 @@ class LocalDraft(Draft):
     target : Path
         Where the store will stand.
     fingerprint : str
-        Hash of the call: a draft of another call is thrown away, one of the same is resumed.
-    resume : bool
-        Whether to resume at all.
+        Hash of the call.
 
     Raises
     ------
@@ -229,46 +261,54 @@ class LocalDraft(Draft):
         If another run holds the work folder.
     """
 
-    def __init__(self, target: Path, fingerprint: str, resume: bool = True) -> None:
-        """Take the lock and read the journal."""
+    def __init__(self, target: Path, fingerprint: str) -> None:
+        """Take the lock."""
         self.target: Path = target
         self.folder = Path(work_place(target))
         self.root: LocalFolder = LocalFolder(self.folder / "store")
         self.done = {}
-        self._lock = _lock_folder(target)
-        try:
-            if target.exists():  # so what a killed run has moved aside is replaced already
-                shutil.rmtree(_aside(target), ignore_errors=True)
-            found = _call_of(LocalFolder(self.folder))
-            if not resume or found != fingerprint:
-                if resume and found is not None:
-                    logger.warning(_OTHER_CALL, self.folder)
-                self._start_over(fingerprint)
-            self._read_journal()
-            self._journal = (self.folder / "journal.jsonl").open("a", encoding="utf-8")
-        except BaseException:
-            self._lock.close()
-            raise
+        self._fingerprint = fingerprint
+        with contextlib.ExitStack() as undo:
+            self._lock = undo.enter_context(_lock_folder(target))
+            self._journal = (self.folder / "journal.jsonl").open("ab")
+            _put_back(target)
+            undo.pop_all()
 
-    def _start_over(self, fingerprint: str) -> None:
-        for name in ("call.json", "journal.jsonl"):
-            (self.folder / name).unlink(missing_ok=True)
+    def begin(self, resume: bool = True) -> None:
+        """Read the journal, or start over.
+
+        Parameters
+        ----------
+        resume : bool
+            Whether to go on where a run of the same call stopped.
+        """
+        if self.target.exists():  # so what a killed run has moved aside is replaced already
+            shutil.rmtree(_aside(self.target), ignore_errors=True)
+        found = _call_of(LocalFolder(self.folder))
+        if not resume or found != self._fingerprint:
+            if resume and found is not None:
+                logger.warning(_OTHER_CALL, self.folder)
+            self._start_over()
+        self._read_journal()
+
+    def _start_over(self) -> None:
+        (self.folder / "call.json").unlink(missing_ok=True)
+        self._journal.truncate(0)
         self.root.clear()
         self.root.root.mkdir()
-        write_file(self.folder / "call.json", json.dumps({_KEY: fingerprint}).encode())
+        write_file(self.folder / "call.json", json.dumps({_KEY: self._fingerprint}).encode())
 
     def _read_journal(self) -> None:
         """Believe every whole line whose files are there with their sizes."""
         path = self.folder / "journal.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        lines = path.read_bytes().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         for number, line in enumerate(whole, 1):
             task, files = _journal_entry(line, f"{path}, line {number}")
             if all(self.root.size(name) == size for name, (size, _) in files.items()):
                 self.done[task] = files
-        if len(whole) != len(lines):
-            # a line that a crash cut off would run into the next one
-            path.write_bytes(b"".join(whole))
+        # a line that a crash cut off would run into the next one
+        self._journal.truncate(sum(map(len, whole)))
 
     def record(self, task: int, files: Files) -> None:
         """Note in the journal, durably, that a task is finished; before, wait for its files.
@@ -282,13 +322,21 @@ class LocalDraft(Draft):
         """
         self.root.sync(files)
         self.done[task] = files
-        self._journal.write(json.dumps({"task": task, "files": files}) + "\n")
+        self._journal.write((json.dumps({"task": task, "files": files}) + "\n").encode())
         self._journal.flush()
         os.fsync(self._journal.fileno())
 
-    def publish(self) -> None:
-        """Put the finished store at its path in one step, and remove the work folder."""
-        if self.target.exists():
+    def publish(self, overwrite: bool = False) -> None:
+        """Put the finished store at its path in one step.
+
+        Parameters
+        ----------
+        overwrite : bool
+            Whether to replace a store of ours that stands there.
+        """
+        if not overwrite:
+            _check_free(self.target)
+        elif self.target.exists():
             check_overwritable(self.target)
             self.target.rename(_aside(self.target))
         try:
@@ -297,22 +345,41 @@ class LocalDraft(Draft):
             _put_back(self.target)
             raise
         sync_path(self.target.parent)
-        self.discard()
+        shutil.rmtree(_aside(self.target), ignore_errors=True)
 
     def discard(self) -> None:
         """Remove the work folder and all that is in it, the lock last: by that it is ours."""
-        self._journal.close()
-        _put_back(self.target)
-        for folder in (self.root.root, _aside(self.target)):
-            shutil.rmtree(folder, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            for path in sorted(self.folder.iterdir(), key=lambda path: path.name == "lock"):
-                path.unlink()
-            self.folder.rmdir()
+        try:
+            _put_back(self.target)
+            with contextlib.suppress(OSError):
+                # first: a call without a store counts as published
+                (self.folder / "call.json").unlink(missing_ok=True)
+                for folder in (self.root.root, _aside(self.target)):
+                    shutil.rmtree(folder, ignore_errors=True)
+                for path in sorted(self.folder.iterdir(), key=lambda path: path.name == "lock"):
+                    path.unlink()
+                self.folder.rmdir()
+        finally:
+            self._release()
 
     def close(self) -> None:
-        """Give the lock back; the kernel does so too if this process dies."""
-        self._journal.close()
+        """Give the lock back; a work folder in which no task is finished is removed.
+
+        The kernel gives the lock back too if this process dies.
+        """
+        if self._lock.closed:
+            return
+        if os.fstat(self._journal.fileno()).st_size:
+            self._release()
+        else:
+            self.discard()
+
+    def _release(self) -> None:
+        # a line that had no room is tried again, and is cut off when the journal is read
+        with contextlib.suppress(OSError):
+            self._journal.close()
+        # a process that was forked meanwhile has the lock open, too
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
 
 
@@ -377,7 +444,7 @@ def _call_of(folder: Folder) -> str | None:
     """Which call a work folder belongs to; None if that is not known."""
     try:
         found: str = json.loads(folder.read("call.json"))[_KEY]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
     return found
 
@@ -403,9 +470,7 @@ class RemoteDraft(Draft):
     target : str
         Where the store will stand.
     fingerprint : str
-        Hash of the call: a draft of another call is thrown away, one of the same is resumed.
-    resume : bool
-        Whether to resume at all.
+        Hash of the call.
 
     Raises
     ------
@@ -415,26 +480,37 @@ class RemoteDraft(Draft):
         If another run holds the work folder.
     """
 
-    def __init__(self, target: str, fingerprint: str, resume: bool = True) -> None:
-        """Take the lock and read the journal."""
+    def __init__(self, target: str, fingerprint: str) -> None:
+        """Take the lock."""
         self.target: str = target
         self.folder = RemoteFolder(str(work_place(target)))
-        self.root: RemoteFolder = RemoteFolder(f"{self.folder}/store")
+        # names that no other call has: a run that slept while another took over may still write
+        self.root: RemoteFolder = RemoteFolder(f"{self.folder}/store-{fingerprint[:12]}")
+        self._journal = f"journal-{fingerprint[:12]}"
         self.done = {}
+        self._fingerprint = fingerprint
         self._me = uuid.uuid4().hex
         self._ended = threading.Event()
+        # not all file systems put an object in one step
+        self._lock_use = threading.RLock()
         self._take_lock()
-        threading.Thread(target=self._renew, daemon=True, name="ml4cube-lock").start()
-        try:
-            found = _call_of(self.folder)
-            if not resume or found != fingerprint:
-                if resume and found:
-                    logger.warning(_OTHER_CALL, self.folder)
-                self._start_over(fingerprint)
-            self._read_journal()
-        except BaseException:
-            self.close()
-            raise
+        self._renewer = threading.Thread(target=self._renew, daemon=True, name="ml4cube-lock")
+        self._renewer.start()
+
+    def begin(self, resume: bool = True) -> None:
+        """Read the journal, or start over.
+
+        Parameters
+        ----------
+        resume : bool
+            Whether to go on where a run of the same call stopped.
+        """
+        found = _call_of(self.folder)
+        if not resume or found != self._fingerprint:
+            if resume and found:
+                logger.warning(_OTHER_CALL, self.folder)
+            self._start_over()
+        self._read_journal()
 
     def _take_lock(self) -> None:
         ours = _KEY in self._read_lock() or _call_of(self.folder) is not None
@@ -467,16 +543,18 @@ class RemoteDraft(Draft):
     def _renew(self) -> None:
         while not self._ended.wait(_RENEW_S):
             try:
-                if not self._is_mine():
-                    return
-                self.folder.write("lock.json", self._lock_note())
+                with self._lock_use:
+                    if not self._is_mine():
+                        return
+                    self.folder.write("lock.json", self._lock_note())
             except Exception as error:  # of any kind: file systems raise what they like
                 logger.warning(
                     "the lock of %s is not renewed, trying again: %s", self.folder, error
                 )
 
     def _is_mine(self) -> bool:
-        return self._read_lock().get(_KEY) == self._me
+        with self._lock_use:
+            return self._read_lock().get(_KEY) == self._me
 
     def _check_mine(self) -> None:
         if not self._is_mine():
@@ -485,20 +563,20 @@ class RemoteDraft(Draft):
                 f"{_DEAD_S:.0f} s; wait for it to end, then run again"
             )
 
-    def _start_over(self, fingerprint: str) -> None:
+    def _start_over(self) -> None:
         # ours all the time, and no call's until all is gone
         self.folder.write("call.json", json.dumps({_KEY: ""}).encode())
         for name in self.folder.list():
             if name not in ("lock.json", "call.json", _PUBLISHING):
                 self.folder.remove(name)
-        self.folder.write("call.json", json.dumps({_KEY: fingerprint}).encode())
+        self.folder.write("call.json", json.dumps({_KEY: self._fingerprint}).encode())
 
     def _read_journal(self) -> None:
         """Believe every entry whose files are there with their sizes."""
-        there = self.folder.list()
-        for name in sorted(n for n in there if n.startswith("journal/")):
+        there = self.root.list()
+        for name in sorted(n for n in self.folder.list() if n.startswith(f"{self._journal}/")):
             task, files = _journal_entry(self.folder.read(name), f"{self.folder}/{name}")
-            if all(there.get(f"store/{path}") == size for path, (size, _) in files.items()):
+            if all(there.get(path) == size for path, (size, _) in files.items()):
                 self.done[task] = files
 
     def record(self, task: int, files: Files) -> None:
@@ -514,11 +592,19 @@ class RemoteDraft(Draft):
         self._check_mine()
         self.done[task] = files
         note = json.dumps({"task": task, "files": files}).encode()
-        self.folder.write(f"journal/{task}.json", note)
+        self.folder.write(f"{self._journal}/{task}.json", note)
 
-    def publish(self) -> None:
-        """Copy the finished store to its place, the manifest last, and remove the work folder."""
+    def publish(self, overwrite: bool = False) -> None:
+        """Copy the finished store to its place, the manifest last.
+
+        Parameters
+        ----------
+        overwrite : bool
+            Whether to replace a store of ours that stands there.
+        """
         self._check_mine()
+        if not overwrite:
+            _check_free(self.target)
         place = RemoteFolder(self.target)
         ours = _ours_at(place, self._noted()) | set(self.root.list())
         self.folder.write(_PUBLISHING, json.dumps(sorted(ours)).encode())
@@ -528,7 +614,7 @@ class RemoteDraft(Draft):
         place.take(self.root, names[:-2])
         for name in names[-2:]:
             place.take(self.root, [name])
-        self.discard()
+        self.folder.write(_PUBLISHED, b"{}")
 
     def _noted(self) -> set[str]:
         """What a copying that was cut off has noted that it would remove and put."""
@@ -537,19 +623,29 @@ class RemoteDraft(Draft):
 
     def discard(self) -> None:
         """Remove the work folder and all that is in it, what tells that it is ours last."""
-        self._ended.set()
+        self._end()
         if not self._is_mine():
             return
-        self.root.clear()
-        RemoteFolder(f"{self.folder}/journal").clear()
-        self.folder.remove(_PUBLISHING)
+        there = {name.partition("/")[0] for name in self.folder.list()}
+        for name in sorted(there - {"lock.json", "call.json"}):
+            RemoteFolder(f"{self.folder}/{name}").clear()
         self.folder.clear()
 
     def close(self) -> None:
-        """Give the lock back."""
-        self._ended.set()
-        if self._is_mine():
+        """Give the lock back; a work folder in which no task is finished is removed."""
+        if self._ended.is_set():
+            return
+        self._end()
+        # what was copied already is known as ours by the note of it alone
+        if not any(name.startswith(("journal-", _PUBLISHING)) for name in self.folder.list()):
+            self.discard()
+        elif self._is_mine():
             self.folder.remove("lock.json")
+
+    def _end(self) -> None:
+        """Stop renewing the lock; it would be there again after it was given back."""
+        self._ended.set()
+        self._renewer.join()
 
 
 def _ours_at(place: RemoteFolder | ZarrFolder, noted: set[str]) -> set[str]:
@@ -585,6 +681,15 @@ class ZarrDraft(Draft):
         self.root: LocalFolder = LocalFolder(Path(self._temporary.name, "store"))
         self.done = {}
 
+    def begin(self, resume: bool = True) -> None:
+        """Do nothing: nothing is done.
+
+        Parameters
+        ----------
+        resume : bool
+            Not used.
+        """
+
     def record(self, task: int, files: Files) -> None:
         """Note that a task is finished.
 
@@ -597,11 +702,18 @@ class ZarrDraft(Draft):
         """
         self.done[task] = files
 
-    def publish(self) -> None:
+    def publish(self, overwrite: bool = False) -> None:
         """Put the finished store at its place: arrays before their chunks, its group last.
 
         Until then a group is there that notes what is ours, for a run after one that was cut off.
+
+        Parameters
+        ----------
+        overwrite : bool
+            Whether to replace a store of ours that stands there.
         """
+        if not overwrite:
+            _check_free(self.target)
         names = self.root.list()
         there = _ours_at(self.target, _noted_in(self.target))
         self._make_groups_above()
@@ -612,13 +724,10 @@ class ZarrDraft(Draft):
         arrays_first = sorted(names, key=lambda name: not name.endswith("zarr.json"))
         for name in sorted(arrays_first, key=lambda name: name == "zarr.json"):
             self.target.write(name, self.root.read(name))
-        self.discard()
 
     def _make_groups_above(self) -> None:
         """Make the groups on the way to the store, without which readers do not find it."""
-        parts = self.target.path.split("/") if self.target.path else []
-        for depth in range(len(parts)):
-            above = ZarrFolder(self.target.store, "/".join(parts[:depth]))
+        for above in self.target.way()[:-1]:
             if above.size("zarr.json") is None:
                 self._write_group(above, {})
 
@@ -665,6 +774,15 @@ def is_taken(target: Place) -> bool:
     cut_off = folder_of(work_place(target)).size(_PUBLISHING) is not None
     place = RemoteFolder(target)
     return bool(place.list()) and not (cut_off and place.size(MANIFEST) is None)
+
+
+def _check_free(target: Place) -> None:
+    """Refuse to replace what came to a place after the run had begun."""
+    if is_taken(target):
+        raise StoreExistsError(
+            f"{target} was not there when this run began, and is there now, so it is not replaced; "
+            "move it away, then run again"
+        )
 
 
 def check_overwritable(target: Place) -> None:

@@ -400,7 +400,8 @@ class Extractor:
             returned = self.callback(samples)
             known = isinstance(returned, Mapping)
             result = {str(k): _in_date_units(v) for k, v in returned.items()} if known else {}
-        except Exception as error:
+        # sys.exit() would end the run, and a script, as if all had been written
+        except (Exception, SystemExit) as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise RunError(
                 f"the callback failed on {n} samples of block {tile.id} (cells {where}): "

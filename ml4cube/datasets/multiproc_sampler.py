@@ -36,6 +36,7 @@ from ml4cube.datasets.draft import (
     open_draft,
     put_back,
     sweep,
+    was_published,
     work_place,
 )
 from ml4cube.datasets.encoding import Compressor
@@ -393,6 +394,8 @@ class MultiProcSampler:
     def run(self) -> RunSummary | None:
         """Write the stores that are not there yet; all of them, with ``overwrite=True``.
 
+        Those that an interrupted run of the same call has replaced already stay.
+
         Returns
         -------
         RunSummary or None
@@ -402,45 +405,48 @@ class MultiProcSampler:
         Raises
         ------
         StoreExistsError
-            If something else stands at a path.
+            If something else stands at a path, also if it came there meanwhile.
         EmptyPartError, RunError, StoreError
             As `plan`; or if another run writes to the same path, or the disk is full. Nothing
             stands at the paths then, and the same call goes on where this one stopped.
         """
         started = time.perf_counter()
         call = self._call()
-        wanted = [p for p, path in self.targets.items() if not self._stands(path, call)]
-        if not wanted:
-            logger.info(
-                "every store stands already: %s", ", ".join(map(str, self.targets.values()))
-            )
-            return None
+        summary = None
         with contextlib.ExitStack() as stack:
-            drafts: dict[str, Draft] = {}
-            try:
-                for part in wanted:
-                    with WriteErrors.of(self.targets[part]):
-                        draft = open_draft(self.targets[part], call, self._resume)
-                    drafts[part] = stack.enter_context(draft)
+            if drafts := self._drafts(call, stack):
                 resumed = sum(len(draft.done) for draft in drafts.values())
                 plan = self._write(drafts, call)
-            except BaseException:
-                # a draft without a finished shard is of no use to the next run
-                for draft in drafts.values():
-                    if not draft.done:
-                        draft.discard()
-                raise
+                summary = RunSummary(
+                    plan,
+                    {str(draft.target): _size(draft.files) for draft in drafts.values()},
+                    resumed,
+                    sum(len(draft.done) for draft in drafts.values()),
+                    time.perf_counter() - started,
+                )
+        for target in self.targets.values():
+            sweep(target, call)
         # once written, the stores of this object are there to be opened, not replaced again
         self._overwrite = False
-        summary = RunSummary(
-            plan,
-            {str(draft.target): _size(draft.files) for draft in drafts.values()},
-            resumed,
-            sum(len(draft.done) for draft in drafts.values()),
-            time.perf_counter() - started,
-        )
-        logger.info("%s", summary)
+        places = ", ".join(map(str, self.targets.values()))
+        logger.info("%s", summary or f"every store stands already: {places}")
         return summary
+
+    def _drafts(self, call: str, stack: contextlib.ExitStack) -> dict[str, Draft]:
+        """Begin the stores that are not there yet, once it is sure that this run may."""
+        wanted = [part for part, target in self.targets.items() if not self._stands(target, call)]
+        held: dict[str, Draft] = {}
+        # in one order, or of two runs each could hold what the other needs
+        for part in sorted(wanted, key=lambda part: str(self.targets[part])):
+            with WriteErrors.of(self.targets[part]):
+                draft = open_draft(self.targets[part], call)
+            held[part] = stack.enter_context(draft)
+        # another run may have ended before it gave its locks to this one
+        wanted = [part for part in wanted if not self._stands(self.targets[part], call)]
+        for part in wanted:
+            with WriteErrors.of(self.targets[part]):
+                held[part].begin(self._resume)
+        return {part: held[part] for part in wanted}
 
     def _folders(self) -> list[Path]:
         """Where stores stand and grow on this machine's disk."""
@@ -448,33 +454,32 @@ class MultiProcSampler:
         return [*stores, *(Path(work_place(store)) for store in stores)]
 
     def _stands(self, target: Place, call: str) -> bool:
-        """Whether the very store of this call is there; refuse anything that is in the way.
-
-        What runs that were killed at their end have left is put right.
-        """
+        """Whether the very store of this call is there; refuse anything that is in the way."""
         with WriteErrors.of(target):
             put_back(target)
             if not is_taken(target):
                 return False
             if self._overwrite:
                 check_overwritable(target)
-                return False
+                # a run that failed later has replaced it already
+                if not (self._resume and was_published(target, call)):
+                    return False
         try:
             open_store(target)
             found = StoreMetadata.of(target).provenance.get("call")
         except CubeError as error:
+            if self._overwrite:
+                return False
             raise StoreExistsError(
                 f"{target} exists and is no complete store of this call ({error}); move it away, "
                 "choose another path, or replace a store of ours by overwrite=True"
             ) from error
-        if found != call:
+        if found != call and not self._overwrite:
             raise StoreExistsError(
                 f"{target} exists and was made by another call or from another cube; choose "
                 "another path, or overwrite=True to replace it"
             )
-        with WriteErrors.of(target):
-            sweep(target, call)
-        return True
+        return bool(found == call)
 
     def _write(self, drafts: dict[str, Draft], call: str) -> SamplePlan:
         finished = []
@@ -523,7 +528,7 @@ class MultiProcSampler:
             done.result()
         for draft in drafts.values():
             with WriteErrors.of(draft.target):
-                draft.publish()
+                draft.publish(self._overwrite)
         return plan
 
     def _describe(self, draft: Draft, layout: StoreLayout) -> Files:
@@ -699,14 +704,22 @@ def _check_apart(part: str, place: Place, other: Place) -> None:
 
 def _paths_in_common(one: Place, other: Place) -> tuple[str, str] | None:
     """Paths of two places in the same zarr store or file system; None if they share none."""
+    one, other = _beneath(one), _beneath(other)
     if isinstance(one, ZarrFolder) and isinstance(other, ZarrFolder):
         return (one.path, other.path) if one.shares_store_with(other) else None
     if isinstance(one, Path) and isinstance(other, Path):
-        return str(one), str(other)
+        return os.path.realpath(one), os.path.realpath(other)
     if isinstance(one, str) and isinstance(other, str):
         (fs, path), (fs_of_other, path_of_other) = filesystem(one), filesystem(other)
         return (path, path_of_other) if fs == fs_of_other else None
     return None
+
+
+def _beneath(place: Place) -> Place:
+    if not isinstance(place, ZarrFolder):
+        return place
+    inner = place.unwrapped()
+    return Path(inner) if isinstance(inner, str) and "://" not in inner else inner
 
 
 def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
@@ -714,6 +727,11 @@ def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
         if (array := place.array_above()) is not None:
             raise InvalidValueError(
                 f"{argument}: {place} lies inside the array {array!r}; give a path in a group"
+            )
+        if (group := place.v2_group_above()) is not None:
+            raise InvalidValueError(
+                f"{argument}: {place} lies inside the group {group!r}, which is zarr v2; samples "
+                "are written as v3, which would hide what is in it: give another place"
             )
         return place
     if "://" not in place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,14 +127,54 @@ class ZarrFolder:
         str or None
             Path of the array; None if there is none, as should be.
         """
-        parts = self.path.split("/") if self.path else []
-        for depth in range(1, len(parts) + 1):
-            above = ZarrFolder(self.store, "/".join(parts[:depth]))
+        for above in self.way():
+            if above._has_v2(".zarray"):
+                return above.path
             if above.size("zarr.json") is None:
                 continue
             if json.loads(above.read("zarr.json"))["node_type"] == "array":
                 return above.path
         return None
+
+    def v2_group_above(self) -> str | None:
+        """Find a group of zarr v2 on the way to the group, which one of v3 would hide.
+
+        Returns
+        -------
+        str or None
+            Path of the group; None if there is none, as should be.
+        """
+        for above in self.way()[:-1]:
+            if above.size("zarr.json") is None and above._has_v2(".zgroup"):
+                return above.path
+        return None
+
+    def way(self) -> Sequence[ZarrFolder]:
+        """Return the groups that one comes by to this one.
+
+        Returns
+        -------
+        sequence of ZarrFolder
+            The root of the store first, this one last.
+        """
+        parts = self.path.split("/") if self.path else []
+        depths = range(len(parts) + 1)
+        return [ZarrFolder(self.store, "/".join(parts[:depth])) for depth in depths]
+
+    def unwrapped(self) -> str | ZarrFolder:
+        """Return what the files really lie in, if the store is one around another.
+
+        Returns
+        -------
+        str or ZarrFolder
+            As of `place_of`.
+        """
+        from zarr.storage import StorePath, WrapperStore
+
+        store = self.store
+        while isinstance(store, WrapperStore):
+            store = store._store
+        return place_of("store", StorePath(store, self.path))
 
     def shares_store_with(self, other: ZarrFolder) -> bool:
         """Tell whether another place lies in the same zarr store.
@@ -160,6 +201,12 @@ class ZarrFolder:
         return self.path == other.path and self.shares_store_with(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+    def _has_v2(self, path: str) -> bool:
+        try:
+            return self.size(path) is not None
+        except KeyError:  # of Icechunk, which refuses names of v2
+            return False
 
     def _key(self, path: str) -> str:
         return f"{self.path}/{path}" if self.path else path

@@ -23,7 +23,7 @@ class WriteErrors:
         What is written, as the user knows it.
     local : bool
         Whether it is a folder of this machine, whose file system raises nothing but `OSError`;
-        others raise what they like.
+        others raise what they like, but for what is a fault of this process.
     by_way_of_tmpdir : bool
         Whether its files grow in a temporary folder first, and nothing is kept for another run.
     """
@@ -61,6 +61,8 @@ class WriteErrors:
         if isinstance(error, CubeError) or not isinstance(error, Exception):
             return
         if self.local and not isinstance(error, OSError):
+            return
+        if isinstance(error, MemoryError | AssertionError):
             return
         advice = "make room or choose another path, then run again: what is finished is kept"
         if self.by_way_of_tmpdir:
