@@ -1235,6 +1235,57 @@ def test_killed_at_any_step_of_replacing_stores(tmp_path: Path) -> None:
         assert tree(folder / "train.zarr") == right["new"]
 
 
+def test_stores_that_are_all_replaced_are_replaced_again_when_asked(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A run that was killed after its last step leaves work folders that tell of their stores."""
+    sampler(points(), tmp_path).run()
+    with monkeypatch.context() as patch:
+        patch.setattr(multiproc_sampler, "sweep", lambda *_: None)
+        sampler(points(), tmp_path, overwrite=True).run()
+    chunk = next(path for path in (tmp_path / "train.zarr/a/c").rglob("*") if path.is_file())
+    right = chunk.read_bytes()
+    chunk.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
+    assert sampler(points(), tmp_path, overwrite=True).run() is not None
+    assert chunk.read_bytes() == right
+    assert {p.name for p in tmp_path.iterdir()} == {"train.zarr", "test.zarr"}
+
+
+def test_a_store_that_was_replaced_does_not_come_back(tmp_path: Path, monkeypatch: Any) -> None:
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    sampler(points(), tmp_path).run()
+    new = points() + 1
+    new["split"] = points().split
+    for step in ("sync_path", "LocalDraft.publish"):  # once replaced, and before that
+        with monkeypatch.context() as patch:
+            patch.setattr(f"ml4cube.datasets.draft.{step}", die)
+            with pytest.raises(KeyboardInterrupt):
+                sampler(new, tmp_path, overwrite=True).run()
+        shutil.rmtree(tmp_path / "train.zarr", ignore_errors=True)
+    with pytest.raises(StoreExistsError, match=r"test\.zarr"):
+        sampler(new, tmp_path).run()
+    assert not (tmp_path / "train.zarr").exists()
+
+
+def test_a_call_that_cannot_be_planned_leaves_the_draft_of_another(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ml4cube.datasets.draft.LocalDraft.publish", die)
+        with pytest.raises(KeyboardInterrupt):
+            sampler(points(), tmp_path).run()
+    with pytest.raises(RunError, match="KeyError: 'b'"):
+        sampler(points(), tmp_path, callback=lambda samples: {"a": samples["b"]}).run()
+    done = sampler(points(), tmp_path).run()
+    assert done is not None
+    assert done.resumed > 0
+
+
 SCRIPT = """
 import sys, numpy as np, xarray as xr
 from ml4cube.datasets import sampling

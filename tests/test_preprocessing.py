@@ -123,6 +123,9 @@ def test_what_is_computed_with_a_mask_or_a_label_is_data() -> None:
     cube = cell_id_cube(SHAPE)[["a"]].astype("f4")
     masked = pp.assign_mask(cube, np.arange(48).reshape(6, 8) % 3 > 0, "land")
     masked["on_land"] = masked.a * masked.land
+    sea = masked.assign(sea=~masked.land)
+    assert cubes.data_variables(sea) == [*cubes.data_variables(masked), "sea"]
+    assert cubes.data_variables(sea.drop_vars("land")) == cubes.data_variables(masked)
     assert masked.on_land.attrs["ml4cube_role"] == "mask"  # xarray keeps it
     assert list(pp.get_statistics(masked)) == ["a", "on_land"]
     scaled = pp.standardize(masked, {"on_land": [1.0, 2.0]}, "land")
@@ -366,6 +369,16 @@ def test_a_static_mask_in_any_form_becomes_one_on_all_dims(chunks: Any) -> None:
     assert "sea" in pp.assign_mask(ds, ~land, mask_name="sea")
     by_time = pp.assign_mask(ds, np.ones((10, 8)), stack_dim="lat")
     assert bool(by_time.filter_mask.all())
+
+
+def test_a_mask_over_time_counts_where_a_static_variable_is_listed() -> None:
+    mask, height = np.ones((4, 3, 2), bool), np.ones((3, 2))
+    mask[0], height[1, 1] = False, np.nan
+    ds = xr.Dataset({"a": (("t", "y", "x"), np.ones((4, 3, 2))), "height": (("y", "x"), height)})
+    ds["filter_mask"] = (("t", "y", "x"), mask)
+    done = pp.drop_nan_values(ds, ["height"], mode="masked")
+    assert done.a.isnull().sum(("y", "x")).values.tolist() == [6, 1, 1, 1]
+    assert pp.accounting(done) == {"total": 24, "kept": 15, "gap": 3, "mask": 6}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -10,13 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cftime
 import dask
 import dask.array as da
+import fsspec
+import icechunk
 import numpy as np
 import pytest
 import xarray as xr
 from xarray.core import indexing
-from zarr.storage import MemoryStore, ZipStore
+from zarr.storage import LocalStore, LoggingStore, MemoryStore, ZipStore
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreExistsError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -99,8 +103,11 @@ def test_a_callback_that_cannot_travel_is_named(tmp_path: Path, held: Any) -> No
 
 
 def write(path: Path, value: float, **options: Any) -> None:
-    cube = cell_id_cube({"time": 8, "lat": 6}, "float64") * 0 + value
-    cube.to_zarr(path, mode="w", consolidated=False, **options)
+    cube(value).to_zarr(path, mode="w", consolidated=False, **options)
+
+
+def cube(value: float) -> xr.Dataset:
+    return cell_id_cube({"time": 8, "lat": 6}, "float64") * 0 + value
 
 
 def run(cube: Any, folder: Path) -> float:
@@ -219,6 +226,11 @@ def test_what_is_shown_of_a_file_tells_cubes_apart(tmp_path: Path, engine: str) 
     assert [call(cube) for cube in shown()] == calls
 
 
+def test_scalar_dates_of_two_calendars_tell_cubes_apart() -> None:
+    dates = [cftime.datetime(2000, 1, 1, calendar=name) for name in ("noleap", "360_day")]
+    assert len({call(cube(1.0).assign_coords(run=date)) for date in dates}) == 2
+
+
 def test_scalar_coordinates_tell_cubes_apart() -> None:
     cube = cell_id_cube({"time": 8, "lat": 6})
     assert call(cube.assign_coords(level=500)) != call(cube.assign_coords(level=1000))
@@ -274,6 +286,16 @@ def write_zip(path: Path, value: float) -> None:
         write(store, value)  # type: ignore[arg-type]
 
 
+def write_file(path: Path, value: float) -> None:
+    path.unlink(missing_ok=True)
+    cube(value).to_netcdf(path, engine="h5netcdf")
+
+
+def opened_file(path: Path, chunks: Any) -> xr.Dataset:
+    file = fsspec.filesystem("file").open(str(path))
+    return xr.open_dataset(file, engine="h5netcdf", chunks=chunks)
+
+
 # how it is written, named and opened
 LOCAL: dict[str, tuple[Callable[[Path, float], None], Callable[[Path], Any]]] = {
     "file URL": (write, lambda p: f"file://{p}"),
@@ -287,6 +309,9 @@ LOCAL: dict[str, tuple[Callable[[Path, float], None], Callable[[Path], Any]]] = 
     ),
     "zip store": (write_zip, lambda p: ZipStore(p, mode="r")),
     "zip URL": (write_zip, lambda p: f"zip://::{p}"),
+    "store in a store": (write, lambda p: LoggingStore(LocalStore(p), log_level="ERROR")),
+    "open file": (write_file, lambda p: opened_file(p, None)),
+    "open file in chunks": (write_file, lambda p: opened_file(p, {})),
 }
 
 
@@ -300,6 +325,33 @@ def test_files_behind_local_urls_are_looked_at(tmp_path: Path, reached: str) -> 
     assert call(name(tmp_path / "a")) == first != call(name(tmp_path / "b"))
     made(tmp_path / "a", 2.0)
     assert call(name(tmp_path / "a")) != first
+
+
+def test_a_cube_is_the_same_by_any_name_of_its_folder(tmp_path: Path, monkeypatch: Any) -> None:
+    write(tmp_path / "a", 1.0)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    names = [LocalStore("a"), LocalStore(tmp_path / "a"), f"file://{tmp_path}/a", "link"]
+    assert len({call(name) for name in names}) == 1
+
+
+def test_links_in_a_cube_that_lead_nowhere_or_back_are_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "a", 1.0)
+    (tmp_path / "a/a/lost").symlink_to(tmp_path / "nothing")
+    (tmp_path / "a/a/up").symlink_to(tmp_path / "a")
+    assert call(tmp_path / "a") == call(tmp_path / "a")
+
+
+def test_a_snapshot_of_icechunk_is_one_cube_and_what_is_not_committed_counts() -> None:
+    repository = icechunk.Repository.create(icechunk.in_memory_storage())
+    session = repository.writable_session("main")
+    write(session.store, 1.0)  # type: ignore[arg-type]
+    draft = call(session.store)
+    write(session.store, 2.0)  # type: ignore[arg-type]
+    assert call(session.store) != draft
+    session.commit("a")
+    first, again = (repository.readonly_session("main").store for _ in range(2))
+    assert call(first) == call(again) == call(session.store)
 
 
 class Ones(xr.backends.BackendArray):
@@ -331,9 +383,16 @@ def unpicklable(value: float) -> xr.Dataset:
     return xr.Dataset({"a": (("time", "lat"), array)})
 
 
+def open_file(value: float) -> xr.Dataset:
+    content = io.BytesIO()
+    cube(value).to_netcdf(content, engine="h5netcdf")
+    return xr.open_dataset(content, engine="h5netcdf", chunks={})
+
+
 UNKNOWN: dict[str, Callable[[float], xr.Dataset]] = {
     "file": lambda v: xr.Dataset({"a": (("time", "lat"), indexing.LazilyIndexedArray(Ones(v)))}),
     "zarr in memory": in_memory_store,
+    "open file": open_file,
     "dask": unpicklable,
 }
 

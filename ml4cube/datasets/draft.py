@@ -282,8 +282,8 @@ class LocalDraft(Draft):
         resume : bool
             Whether to go on where a run of the same call stopped.
         """
-        if self.target.exists():  # so what a killed run has moved aside is replaced already
-            shutil.rmtree(_aside(self.target), ignore_errors=True)
+        # what is still moved aside has been replaced
+        shutil.rmtree(_aside(self.target), ignore_errors=True)
         found = _call_of(LocalFolder(self.folder))
         if not resume or found != self._fingerprint:
             if resume and found is not None:

@@ -415,8 +415,7 @@ class MultiProcSampler:
         summary = None
         with contextlib.ExitStack() as stack:
             if drafts := self._drafts(call, stack):
-                resumed = sum(len(draft.done) for draft in drafts.values())
-                plan = self._write(drafts, call)
+                plan, resumed = self._write(drafts, call)
                 summary = RunSummary(
                     plan,
                     {str(draft.target): _size(draft.files) for draft in drafts.values()},
@@ -433,20 +432,21 @@ class MultiProcSampler:
         return summary
 
     def _drafts(self, call: str, stack: contextlib.ExitStack) -> dict[str, Draft]:
-        """Begin the stores that are not there yet, once it is sure that this run may."""
-        wanted = [part for part, target in self.targets.items() if not self._stands(target, call)]
+        """Take hold of the stores that are not there yet."""
         held: dict[str, Draft] = {}
         # in one order, or of two runs each could hold what the other needs
-        for part in sorted(wanted, key=lambda part: str(self.targets[part])):
+        for part in sorted(self._wanted(call), key=lambda part: str(self.targets[part])):
             with WriteErrors.of(self.targets[part]):
                 draft = open_draft(self.targets[part], call)
             held[part] = stack.enter_context(draft)
         # another run may have ended before it gave its locks to this one
-        wanted = [part for part in wanted if not self._stands(self.targets[part], call)]
-        for part in wanted:
-            with WriteErrors.of(self.targets[part]):
-                held[part].begin(self._resume)
-        return {part: held[part] for part in wanted}
+        return {part: held[part] for part in self._wanted(call) if part in held}
+
+    def _wanted(self, call: str) -> list[str]:
+        """Parts whose stores are to be written."""
+        wanted = [part for part, target in self.targets.items() if not self._stands(target, call)]
+        # where all are replaced, that run was over, and this is asked for anew
+        return list(self.targets) if self._overwrite and not wanted else wanted
 
     def _folders(self) -> list[Path]:
         """Where stores stand and grow on this machine's disk."""
@@ -476,16 +476,23 @@ class MultiProcSampler:
             ) from error
         if found != call and not self._overwrite:
             raise StoreExistsError(
-                f"{target} exists and was made by another call or from another cube; choose "
-                "another path, or overwrite=True to replace it"
+                f"{target} exists and was made by another call or from another cube (a file opened "
+                "lazily and loaded since is another, too: open it anew); choose another path, or "
+                "overwrite=True to replace it"
             )
         return bool(found == call)
 
-    def _write(self, drafts: dict[str, Draft], call: str) -> SamplePlan:
+    def _write(self, drafts: dict[str, Draft], call: str) -> tuple[SamplePlan, int]:
+        """Write and publish; tell the plan and how many shards were there."""
         finished = []
         # stores are described and completed while workers write, the last while they stop
         with ThreadPoolExecutor(1, "ml4cube-finish") as finisher, self._engine() as engine:
             extractor, plan = self._plan_on(engine, call)
+            # not before it is sure that this call has something to write
+            for draft in drafts.values():
+                with WriteErrors.of(draft.target):
+                    draft.begin(self._resume)
+            resumed = sum(len(draft.done) for draft in drafts.values())
             scaling = scaling_of(plan.statistics, self.sampling.spec.scale_fn)
             layouts = {
                 part: layout_of(
@@ -529,7 +536,7 @@ class MultiProcSampler:
         for draft in drafts.values():
             with WriteErrors.of(draft.target):
                 draft.publish(self._overwrite)
-        return plan
+        return plan, resumed
 
     def _describe(self, draft: Draft, layout: StoreLayout) -> Files:
         with WriteErrors.of(draft.target):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 import ml4cube
@@ -171,8 +172,8 @@ def _told(array: Any, state: State) -> str | None:
         links.append((type(array).__name__, *how))
         array = array.array
     stored = getattr(array, "_array", array)  # of xarray's ZarrArrayWrapper
-    if isinstance(array, np.ndarray):
-        place: str | None = _hash(array)
+    if isinstance(array, np.ndarray | pd.Index):
+        place: str | None = _hash(np.asanyarray(array))
     elif isinstance(stored, Array):
         place = _place_in_zarr(stored, state)
     else:
@@ -183,12 +184,17 @@ def _told(array: Any, state: State) -> str | None:
 def _place_in_zarr(stored: Any, state: State) -> str:
     from fsspec.implementations.local import LocalFileSystem
     from fsspec.implementations.memory import MemoryFileSystem
-    from zarr.storage import LocalStore, MemoryStore, ZipStore
+    from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
 
     store, source = stored.store, None
+    while isinstance(store, WrapperStore):
+        store = store._store
+    session = getattr(store, "session", None)
+    if session is not None and not session.has_uncommitted_changes:
+        return f"icechunk {session.snapshot_id} {stored.path}"
     fs = getattr(store, "fs", None)
     fs = getattr(fs, "sync_fs", fs)  # zarr wraps those that are not asynchronous
-    if isinstance(store, MemoryStore) or isinstance(fs, MemoryFileSystem):
+    if session is not None or isinstance(store, MemoryStore) or isinstance(fs, MemoryFileSystem):
         return f"memory {_hash(np.asarray(stored[...]))}"
     # what a file system looks into: a zip file, references
     container = getattr(fs, "storage_options", {}).get("fo")
@@ -200,20 +206,27 @@ def _place_in_zarr(stored: Any, state: State) -> str:
         source = store.path
     elif isinstance(container, str):
         source = Path(container)
-    # Icechunk: the state of the repository that the session reads
-    snapshot = getattr(getattr(store, "session", None), "snapshot_id", None)
-    known = f"zarr {stored.store_path} {container} {snapshot}"
-    return f"{known} {state(source)}" if source is not None and source.exists() else known
+    if source is None or not source.exists():
+        return f"zarr {store}/{stored.path} {container}"
+    return f"zarr {os.path.realpath(source)} {stored.path} {state(source)}"
 
 
 def _place_in_file(array: Any, state: State) -> str | None:
     """Variable, group and path of what xarray opened by netCDF4, h5netcdf or scipy."""
+    from fsspec import AbstractFileSystem
+
     datastore = getattr(array, "datastore", None)
     path, *_ = getattr(getattr(datastore, "_manager", None), "_args", None) or [None]
-    if not isinstance(path, str) or not ("://" in path or os.path.exists(path)):
+    fs = getattr(path, "fs", None)
+    if isinstance(path, str) and "://" in path:
+        place = path
+    elif isinstance(path, str) and os.path.exists(path):
+        place = f"{os.path.realpath(path)} {state(Path(path))}"
+    elif isinstance(fs, AbstractFileSystem):  # a file that fsspec has opened
+        place = f"{path.path} {fs.ukey(path.path)}"
+    else:
         return None
-    known = f"file {path} {getattr(datastore, '_group', None)} {array.variable_name}"
-    return known if "://" in path else f"{known} {state(Path(path))}"
+    return f"file {place} {getattr(datastore, '_group', None)} {array.variable_name}"
 
 
 def _computed(array: Any, state: State) -> str | None:
@@ -233,7 +246,10 @@ def _computed(array: Any, state: State) -> str | None:
             if not isinstance(value, ExplicitlyIndexed | np.ndarray | Array):
                 return None
             if id(value) not in found:
-                found[id(value)] = _told(value, state), value
+                told = _told(value, state)
+                if told is None and isinstance(value, ExplicitlyIndexed):
+                    raise LookupError(value)
+                found[id(value)] = told, value
             return found[id(value)][0]
 
     with open(os.devnull, "wb") as nowhere:
@@ -241,10 +257,11 @@ def _computed(array: Any, state: State) -> str | None:
         try:
             for _, layer in sorted(array.dask.layers.items()):
                 finder.dump(layer)
-        # whatever a value's own way to be pickled raises
+        # of cells that may be anywhere, or whatever a value's own way to be pickled raises
         except Exception:
             return None
-    return f"dask {array.name} {[told for told, _ in found.values()]}"
+    held = hashlib.sha256("".join(str(told) for told, _ in found.values()).encode())
+    return f"dask {array.name} {held.hexdigest()}"
 
 
 def _cells(sampling: Sampling, name: str) -> str:
@@ -272,20 +289,32 @@ def _state(source: Path, outputs: Collection[str]) -> str:
         for entry in sorted(found, key=lambda entry: entry.name):
             path = os.fspath(entry)
             if entry.is_dir():
-                if path not in outputs:
+                if path not in outputs and not _leads_back(entry):
                     folders.append(path)
                 continue
-            about = entry.stat()
+            # a link may lead nowhere
+            about = entry.stat() if os.path.exists(path) else os.lstat(path)
             known = path[len(root) :], about.st_size, about.st_mtime_ns
             digest.update(repr(known).encode())
     return digest.hexdigest()
 
 
+def _leads_back(entry: Any) -> bool:
+    """Whether a folder is a link to one that it lies in."""
+    if not entry.is_symlink():
+        return False
+    path: str = os.fspath(entry)
+    real = os.path.realpath(path)
+    return os.path.dirname(path) == real or path.startswith(f"{real}{os.sep}")
+
+
 def _hash(values: np.ndarray[Any, Any]) -> str:
     if values.dtype.kind == "O":
-        data = json.dumps([str(v) for v in values.ravel()]).encode()
+        data = json.dumps([f"{v} {getattr(v, 'calendar', '')}" for v in values.ravel()]).encode()
     else:
         data = np.ascontiguousarray(values).tobytes()
+    if np.ma.isMaskedArray(values):
+        data += np.ma.getmaskarray(values).tobytes()
     return f"{values.dtype} {values.shape} {hashlib.sha256(data).hexdigest()}"
 
 

@@ -145,7 +145,7 @@ class Sampling:
         shape = _shape(ds)
         filter_var = _mask_name(ds, filter_var, policy)
         label = split_label(ds)
-        masks = [str(n) for n, v in ds.data_vars.items() if is_mask(str(n), v, filter_var)]
+        masks = [str(n) for n in ds.data_vars if is_mask(n, ds, filter_var)]
         names, left_out = cube_variables(ds, exclude=[*masks, *([label] if label else [])])
         for name in names:
             check_decoded(name, ds[name])

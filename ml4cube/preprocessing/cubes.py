@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -178,15 +178,15 @@ def split_label(ds: xr.Dataset) -> str | None:
     return None
 
 
-def is_mask(name: str, variable: xr.Variable | xr.DataArray, filter_var: str | None) -> bool:
+def is_mask(name: Hashable, ds: xr.Dataset, filter_var: str | None) -> bool:
     """Tell whether a variable is a mask rather than data.
 
     Parameters
     ----------
     name : str
         Its name.
-    variable : Variable or DataArray
-        The variable.
+    ds : Dataset
+        The cube.
     filter_var : str, optional
         Name of the mask in use.
 
@@ -195,7 +195,8 @@ def is_mask(name: str, variable: xr.Variable | xr.DataArray, filter_var: str | N
     bool
         Whether it is called `filter_var`, or is a mask by `roles.is_mask`.
     """
-    return name == filter_var or roles.is_mask(name, variable.dtype, variable.attrs)
+    variable = ds.variables[name]
+    return name == filter_var or roles.is_mask(name, variable.dtype, variable.attrs, ds.variables)
 
 
 def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
@@ -230,7 +231,7 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fi
         and not roles.is_label(name, var.dtype, var.attrs)
         and str(name) not in left_out
         and str(name) not in exclude
-        and not is_mask(str(name), var, None)
+        and not is_mask(name, ds, None)
     ]
 
 

@@ -408,6 +408,8 @@ def _drop_nan_of_cube(
 def _reasons(variables: list[xr.Variable], mask: xr.Variable | None, mode: str) -> xr.Variable:
     """Code of `keep_samples` for each sample of a Dataset, or for each cell of a cube."""
     sizes = {dim: n for variable in variables for dim, n in variable.sizes.items()}
+    if mask is not None and SAMPLES not in sizes:
+        sizes |= mask.sizes
     outer = [dim for dim in sizes if dim == SAMPLES or SAMPLES not in sizes]
     window = [dim for dim in sizes if dim not in outer]
     full = xr.Variable(

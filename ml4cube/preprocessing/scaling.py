@@ -233,7 +233,7 @@ def rescale(
         parameters = {cubes.UNNAMED: next(iter(parameters.values()))}
     cube = cubes.as_dataset(ds)
     _check_mask(filter_var, cube.variables)
-    apart = {n for n, v in cube.data_vars.items() if cubes.is_mask(str(n), v, filter_var)}
+    apart = {n for n in cube.data_vars if cubes.is_mask(n, cube, filter_var)}
     wanted = _to_scale(cube.data_vars, parameters, apart | {cubes.split_label(cube)})
     scaled_vars = {
         name: rescale_array(cube[name], *parameters[name], arithmetic) for name in wanted
