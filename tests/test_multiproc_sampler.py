@@ -1129,20 +1129,24 @@ class TestTargets:
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize("line", [b"garbage\n", b"\xff\n", b"3\n", b'{"task": 1}\n'])
-    def test_a_damaged_journal_is_named(self, tmp_path: Path, line: bytes) -> None:
-        def stop(samples: dict[str, Any]) -> dict[str, Any]:
-            return samples if not journal.exists() or not journal.stat().st_size else {}
+    def test_a_damaged_journal_is_named(
+        self, tmp_path: Path, monkeypatch: Any, line: bytes
+    ) -> None:
+        def die(*_: Any) -> None:
+            raise KeyboardInterrupt
 
+        options = {"val_cube": tmp_path / "v"}
+        with monkeypatch.context() as patch:
+            patch.setattr("ml4cube.datasets.draft.LocalDraft.publish", die)
+            with pytest.raises(KeyboardInterrupt):
+                sampler(split_cube(), tmp_path, **options).run()
         journal = tmp_path / "train.zarr.partial/journal.jsonl"
-        options = {"val_cube": tmp_path / "v", "callback": stop}
-        with pytest.raises(RunError):
-            sampler(split_cube(), tmp_path, **options).run()
         notes = journal.read_bytes()
         journal.write_bytes(line + notes)
         with pytest.raises(StoreError, match=r"journal.jsonl, line 1 is damaged .*resume=False"):
             sampler(split_cube(), tmp_path, **options).run()
         assert journal.read_bytes() == line + notes
-        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", resume=False).run()
+        sampler(split_cube(), tmp_path, **options, resume=False).run()
         verify_store(tmp_path / "train.zarr")
 
     def test_unwritable_parent(self, tmp_path: Path) -> None:
