@@ -36,6 +36,7 @@ from ml4cube.datasets import multiproc_sampler, sample_plan, sampling
 from ml4cube.datasets.draft import LocalDraft, open_draft
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.store import StoreMetadata, open_axes, open_store, verify_store
+from ml4cube.preprocessing import assign_mask
 from ml4cube.splits import assign_block_split, assign_time_split
 from tests.cubes import cell_id_cube
 from tests.oracle_sampler import sample_cube
@@ -1430,6 +1431,14 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path, nproc: int) -> 
             / path.relative_to(tmp_path / "cut/train.zarr.partial/store")
         )
         assert moved.stat().st_mtime_ns == stamp
+
+
+def test_what_is_made_of_a_mask_is_named_where_it_is_left_out(tmp_path: Path) -> None:
+    ds = assign_mask(points(), points().a > 0, "land")
+    ds["sea"] = ~ds.land
+    made = sampler(ds, tmp_path, filter_var="land")
+    assert made.sampling.spec.variables == ("a",)
+    assert made.sampling.left_out == {"sea": "is a mask by its ml4cube_role"}
 
 
 def test_attributes_are_written_alike_in_every_run(tmp_path: Path) -> None:

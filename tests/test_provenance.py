@@ -19,8 +19,18 @@ import icechunk
 import numpy as np
 import pytest
 import xarray as xr
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from xarray.core import indexing
-from zarr.storage import LocalStore, LoggingStore, MemoryStore, ZipStore
+from zarr.storage import (
+    FsspecStore,
+    LocalStore,
+    LoggingStore,
+    MemoryStore,
+    WrapperStore,
+    ZipStore,
+)
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreExistsError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -310,6 +320,14 @@ LOCAL: dict[str, tuple[Callable[[Path, float], None], Callable[[Path], Any]]] = 
     "zip store": (write_zip, lambda p: ZipStore(p, mode="r")),
     "zip URL": (write_zip, lambda p: f"zip://::{p}"),
     "store in a store": (write, lambda p: LoggingStore(LocalStore(p), log_level="ERROR")),
+    "folder of a file system": (
+        write,
+        lambda p: FsspecStore(
+            AsyncFileSystemWrapper(DirFileSystem(p.parent, LocalFileSystem()), asynchronous=True),
+            path=p.name,
+        ),
+    ),
+    "cached file system": (write, lambda p: f"simplecache::file://{p}"),
     "open file": (write_file, lambda p: opened_file(p, None)),
     "open file in chunks": (write_file, lambda p: opened_file(p, {})),
 }
@@ -339,6 +357,7 @@ def test_links_in_a_cube_that_lead_nowhere_or_back_are_passed_over(tmp_path: Pat
     write(tmp_path / "a", 1.0)
     (tmp_path / "a/a/lost").symlink_to(tmp_path / "nothing")
     (tmp_path / "a/a/up").symlink_to(tmp_path / "a")
+    (tmp_path / "a/a/self").symlink_to("self")
     assert call(tmp_path / "a") == call(tmp_path / "a")
 
 
@@ -352,6 +371,17 @@ def test_a_snapshot_of_icechunk_is_one_cube_and_what_is_not_committed_counts() -
     session.commit("a")
     first, again = (repository.readonly_session("main").store for _ in range(2))
     assert call(first) == call(again) == call(session.store)
+
+
+class Store(LocalStore):
+    """Of a user, with a session that is none of Icechunk's."""
+
+    session = object()
+
+
+def test_a_store_that_has_a_session_is_looked_into(tmp_path: Path) -> None:
+    write(tmp_path / "a", 1.0)
+    assert call(Store(tmp_path / "a")) == call(LocalStore(tmp_path / "a"))
 
 
 class Ones(xr.backends.BackendArray):
@@ -383,6 +413,16 @@ def unpicklable(value: float) -> xr.Dataset:
     return xr.Dataset({"a": (("time", "lat"), array)})
 
 
+class Around(WrapperStore[MemoryStore]):
+    """What it does to keys and bytes is not known."""
+
+
+def wrapped_store(value: float) -> xr.Dataset:
+    store = MemoryStore()
+    write(store, value)  # type: ignore[arg-type]
+    return xr.open_zarr(Around(store), consolidated=False).fillna(0.0)
+
+
 def open_file(value: float) -> xr.Dataset:
     content = io.BytesIO()
     cube(value).to_netcdf(content, engine="h5netcdf")
@@ -393,6 +433,7 @@ UNKNOWN: dict[str, Callable[[float], xr.Dataset]] = {
     "file": lambda v: xr.Dataset({"a": (("time", "lat"), indexing.LazilyIndexedArray(Ones(v)))}),
     "zarr in memory": in_memory_store,
     "open file": open_file,
+    "store of a user's around another": wrapped_store,
     "dask": unpicklable,
 }
 

@@ -6,7 +6,7 @@ with a mask or a label has it too.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,7 @@ RECIPE_ATTR = "ml4cube_split"
 NAME_ATTR = "ml4cube_name"
 
 
-def is_mask(
-    name: object, dtype: np.dtype[Any], attrs: Mapping[Any, Any], names: Container[object]
-) -> bool:
+def is_mask(name: object, dtype: np.dtype[Any], attrs: Mapping[Any, Any]) -> bool:
     """Tell whether a variable is a mask rather than data.
 
     Parameters
@@ -34,26 +32,22 @@ def is_mask(
         Its dtype.
     attrs : mapping
         Its attributes.
-    names : container of str
-        All names in the cube.
 
     Returns
     -------
     bool
-        Whether it is called ``"filter_mask"``, or has a mask's attribute and either bears the
-        mask's name, also as one that became numbers on the way, or is of bool in a cube without
-        that name, as a renamed mask.
+        Whether it is called ``"filter_mask"``, or has a mask's attribute and either is of bool,
+        as a renamed mask or one made of masks, or bears the mask's name, as one that became
+        numbers on the way.
 
     Examples
     --------
     >>> attrs = {"ml4cube_role": "mask", "ml4cube_name": "land"}
-    >>> [is_mask(name, np.dtype(bool), attrs, {"land", "sea"}) for name in ("land", "sea")]
-    [True, False]
+    >>> is_mask("land", np.dtype(float), attrs), is_mask("t_on_land", np.dtype(float), attrs)
+    (True, False)
     """
-    made = attrs.get(NAME_ATTR)
     return name == FILTER_VAR or (
-        attrs.get(ROLE_ATTR) == "mask"
-        and (made == name or (dtype == np.bool_ and made not in names))
+        attrs.get(ROLE_ATTR) == "mask" and (dtype == np.bool_ or attrs.get(NAME_ATTR) == name)
     )
 
 

@@ -285,9 +285,11 @@ class LocalDraft(Draft):
         # what is still moved aside has been replaced
         shutil.rmtree(_aside(self.target), ignore_errors=True)
         found = _call_of(LocalFolder(self.folder))
-        if not resume or found != self._fingerprint:
-            if resume and found is not None:
-                logger.warning(_OTHER_CALL, self.folder)
+        ours = found == self._fingerprint
+        if resume and found is not None and not ours:
+            logger.warning(_OTHER_CALL, self.folder)
+        # without a store that grows, the last one was published
+        if not (resume and ours and self.root.root.exists()):
             self._start_over()
         self._read_journal()
 

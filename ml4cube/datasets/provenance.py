@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 #: Tells whether a file or folder has changed.
 State = Callable[[Path], str]
 
+# Zarr stores around another one that change neither keys nor bytes.
+_PASSING_ON = {"CacheStore", "LatencyStore", "LoggingStore"}
 _LIBRARIES = ("numpy", "xarray", "zarr", "numcodecs")
 
 
@@ -181,49 +183,67 @@ def _told(array: Any, state: State) -> str | None:
     return place and f"{tokenize(links)} {place}"
 
 
-def _place_in_zarr(stored: Any, state: State) -> str:
+def _place_in_zarr(stored: Any, state: State) -> str | None:
     from fsspec.implementations.local import LocalFileSystem
     from fsspec.implementations.memory import MemoryFileSystem
     from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
 
     store, source = stored.store, None
     while isinstance(store, WrapperStore):
+        if type(store).__name__ not in _PASSING_ON:
+            return None
         store = store._store
     session = getattr(store, "session", None)
-    if session is not None and not session.has_uncommitted_changes:
-        return f"icechunk {session.snapshot_id} {stored.path}"
-    fs = getattr(store, "fs", None)
-    fs = getattr(fs, "sync_fs", fs)  # zarr wraps those that are not asynchronous
-    if session is not None or isinstance(store, MemoryStore) or isinstance(fs, MemoryFileSystem):
+    snapshot = getattr(session, "snapshot_id", None)  # of Icechunk
+    if session is not None and snapshot is not None and not session.has_uncommitted_changes:
+        return f"icechunk {snapshot} {stored.path}"
+    fs, path = _unwrapped(getattr(store, "fs", None), getattr(store, "path", ""))
+    if snapshot is not None or isinstance(store, MemoryStore) or isinstance(fs, MemoryFileSystem):
         return f"memory {_hash(np.asarray(stored[...]))}"
     # what a file system looks into: a zip file, references
     container = getattr(fs, "storage_options", {}).get("fo")
     if isinstance(store, LocalStore):
         source = store.root / stored.path
     elif isinstance(fs, LocalFileSystem):
-        source = Path(store.path) / stored.path
+        source = Path(path) / stored.path
     elif isinstance(store, ZipStore):
         source = store.path
     elif isinstance(container, str):
         source = Path(container)
     if source is None or not source.exists():
-        return f"zarr {store}/{stored.path} {container}"
+        host = getattr(fs, "endpoint_url", None)
+        return f"zarr {store} {host} {path}/{stored.path} {container}"
     return f"zarr {os.path.realpath(source)} {stored.path} {state(source)}"
+
+
+def _unwrapped(fs: Any, path: Any) -> tuple[Any, Any]:
+    """Find the file system that others only pass on, and the path in it."""
+    from fsspec.implementations.cached import CachingFileSystem
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    while True:
+        if (inner := getattr(fs, "sync_fs", None)) is not None:
+            fs = inner  # of zarr, around those that are not asynchronous
+        elif isinstance(fs, DirFileSystem):
+            fs, path = fs.fs, fs._join(path)
+        elif isinstance(fs, CachingFileSystem):
+            fs = fs.fs
+        else:
+            return fs, path
 
 
 def _place_in_file(array: Any, state: State) -> str | None:
     """Variable, group and path of what xarray opened by netCDF4, h5netcdf or scipy."""
-    from fsspec import AbstractFileSystem
+    from fsspec.implementations.local import LocalFileSystem
 
     datastore = getattr(array, "datastore", None)
     path, *_ = getattr(getattr(datastore, "_manager", None), "_args", None) or [None]
-    fs = getattr(path, "fs", None)
+    if isinstance(getattr(path, "fs", None), LocalFileSystem):  # a file that fsspec has opened
+        path = path.path
     if isinstance(path, str) and "://" in path:
         place = path
     elif isinstance(path, str) and os.path.exists(path):
         place = f"{os.path.realpath(path)} {state(Path(path))}"
-    elif isinstance(fs, AbstractFileSystem):  # a file that fsspec has opened
-        place = f"{path.path} {fs.ukey(path.path)}"
     else:
         return None
     return f"file {place} {getattr(datastore, '_group', None)} {array.variable_name}"
@@ -247,7 +267,7 @@ def _computed(array: Any, state: State) -> str | None:
                 return None
             if id(value) not in found:
                 told = _told(value, state)
-                if told is None and isinstance(value, ExplicitlyIndexed):
+                if told is None:
                     raise LookupError(value)
                 found[id(value)] = told, value
             return found[id(value)][0]
@@ -288,7 +308,8 @@ def _state(source: Path, outputs: Collection[str]) -> str:
         found: Iterable[Any] = os.scandir(folder) if os.path.isdir(folder) else [Path(folder)]
         for entry in sorted(found, key=lambda entry: entry.name):
             path = os.fspath(entry)
-            if entry.is_dir():
+            # that of a link that leads nowhere raises
+            if os.path.isdir(path) if entry.is_symlink() else entry.is_dir():
                 if path not in outputs and not _leads_back(entry):
                     folders.append(path)
                 continue
@@ -305,7 +326,7 @@ def _leads_back(entry: Any) -> bool:
         return False
     path: str = os.fspath(entry)
     real = os.path.realpath(path)
-    return os.path.dirname(path) == real or path.startswith(f"{real}{os.sep}")
+    return path.startswith(os.path.join(real, ""))
 
 
 def _hash(values: np.ndarray[Any, Any]) -> str:

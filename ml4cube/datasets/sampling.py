@@ -18,7 +18,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.missing import check_mask
 from ml4cube.core.partition import hash_ids
-from ml4cube.core.roles import RECIPE_ATTR
+from ml4cube.core.roles import RECIPE_ATTR, ROLE_ATTR
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.datasets.extractor import Axis, BlockChoice, Callback, Extractor, tiling
@@ -147,6 +147,8 @@ class Sampling:
         label = split_label(ds)
         masks = [str(n) for n in ds.data_vars if is_mask(n, ds, filter_var)]
         names, left_out = cube_variables(ds, exclude=[*masks, *([label] if label else [])])
+        # or what is made of a mask would be missed without a word
+        left_out |= {n: f"is a mask by its {ROLE_ATTR}" for n in masks if n != filter_var}
         for name in names:
             check_decoded(name, ds[name])
             _check_chunk(name, ds[name].variable, max_chunk_mb)

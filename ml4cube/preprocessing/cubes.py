@@ -196,7 +196,7 @@ def is_mask(name: Hashable, ds: xr.Dataset, filter_var: str | None) -> bool:
         Whether it is called `filter_var`, or is a mask by `roles.is_mask`.
     """
     variable = ds.variables[name]
-    return name == filter_var or roles.is_mask(name, variable.dtype, variable.attrs, ds.variables)
+    return name == filter_var or roles.is_mask(name, variable.dtype, variable.attrs)
 
 
 def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
