@@ -590,15 +590,33 @@ def without_epoch(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
     return {k: v for k, v in attrs.items() if not (dated and k in ("units", "calendar"))}
 
 
-def _plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """Take one step from a value that JSON does not have to one that it has.
+
+    Parameters
+    ----------
+    value : Any
+        Array, set, bytes or any other object.
+
+    Returns
+    -------
+    list, number or str
+        Its members, which may need a step themselves, or a text.
+    """
     if isinstance(value, np.ndarray | np.generic):
-        value = (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
+        return (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
     if isinstance(value, set | frozenset):
-        value = sorted(value, key=str)  # the order of a set differs between runs
+        return sorted(value, key=str)  # the order of a set differs between runs
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, Mapping | list | tuple | str | int | float | None):
+        value = as_json(value)
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    return value

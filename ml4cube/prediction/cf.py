@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from ml4cube.datasets.sampling import as_texts, in_numpy_dtype
+from ml4cube.datasets.sampling import as_json, as_texts, in_numpy_dtype
 from ml4cube.datasets.windows import cube_dims
 
 CONVENTIONS = "CF-1.11"
@@ -113,17 +113,8 @@ def _storable(variable: xr.Variable) -> xr.Variable:
 
 
 def _json_attrs(attrs: Mapping[Any, Any]) -> dict[str, Any]:
-    attrs_again: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=_as_json))
+    attrs_again: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=as_json))
     return attrs_again
-
-
-def _as_json(value: Any) -> Any:
-    """One step from a value that JSON does not have to one that it has."""
-    if isinstance(value, np.ndarray | np.generic):
-        return (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
-    if isinstance(value, set | frozenset):
-        return sorted(value, key=str)  # the order of a set differs between runs
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _order(cube: xr.Dataset, name: str, dims: tuple[str, ...]) -> tuple[str, ...]:

@@ -178,6 +178,32 @@ def split_label(ds: xr.Dataset) -> str | None:
     return None
 
 
+def has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
+    """Tell whether a mask is there; refuse a name that only a typo explains.
+
+    Parameters
+    ----------
+    present : mapping
+        Variables by name.
+    filter_var : str or None
+        Name of the mask.
+
+    Returns
+    -------
+    bool
+        False for None, or the default's name where no variable has it.
+
+    Raises
+    ------
+    InvalidValueError
+        If any other name is no variable.
+    """
+    if filter_var is None or (filter_var == roles.FILTER_VAR and filter_var not in present):
+        return False
+    check_known("filter_var", [filter_var], present)
+    return True
+
+
 def is_mask(name: Hashable, ds: xr.Dataset, filter_var: str | None) -> bool:
     """Tell whether a variable is a mask rather than data.
 

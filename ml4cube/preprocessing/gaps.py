@@ -187,7 +187,7 @@ def apply_filter(
         return _filter_cube(ds, filter_var, drop_sample)
     arrays, data, n = sample_arrays(ds, filter_var)
     outside = np.zeros(n, bool)
-    if _has_mask(arrays, filter_var):
+    if cubes.has_mask(arrays, filter_var):
         mask = flags_of(arrays[str(filter_var)])
         for name in data:
             out = ~cubes.to_shape(mask, arrays[name].shape, "mask")
@@ -196,14 +196,6 @@ def apply_filter(
             else:
                 arrays[name] = blank(arrays[name], out)
     return _kept(ds, arrays, np.where(outside, MASK, KEPT).astype(np.uint8))
-
-
-def _has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
-    """Whether a mask is there; refuse a name that only a typo explains."""
-    if filter_var is None or (filter_var == roles.FILTER_VAR and filter_var not in present):
-        return False
-    cubes.check_known("filter_var", [filter_var], present)
-    return True
 
 
 def _blanked_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -229,7 +221,7 @@ def _kept(
 def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
     """Apply a mask to a Dataset or DataArray."""
     cube = cubes.as_dataset(ds)
-    if not _has_mask(cube.variables, filter_var):
+    if not cubes.has_mask(cube.variables, filter_var):
         return ds
     inside = _flags(cube.variables[str(filter_var)])
     data = cubes.data_variables(cube, exclude=[str(filter_var)])

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
-from ml4cube.core.roles import FILTER_VAR
 from ml4cube.core.statistics import scale_values, scaled_dtype
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.climatology import GROUPS, group_ids
@@ -219,7 +218,7 @@ def rescale(
     """
     cubes.check_cube(ds)
     if not isinstance(ds, xr.Dataset | xr.DataArray):
-        _check_mask(filter_var, ds)
+        cubes.has_mask(ds, filter_var)
         wanted = _to_scale(ds, parameters, {"split", filter_var})
         arrays = {name: plain(ds[name]) for name in wanted}
         for name, array in arrays.items():
@@ -232,18 +231,13 @@ def rescale(
     if isinstance(ds, xr.DataArray) and ds.name is None and len(parameters) == 1:
         parameters = {cubes.UNNAMED: next(iter(parameters.values()))}
     cube = cubes.as_dataset(ds)
-    _check_mask(filter_var, cube.variables)
+    cubes.has_mask(cube.variables, filter_var)
     apart = {n for n in cube.data_vars if cubes.is_mask(n, cube, filter_var)}
     wanted = _to_scale(cube.data_vars, parameters, apart | {cubes.split_label(cube)})
     scaled_vars = {
         name: rescale_array(cube[name], *parameters[name], arithmetic) for name in wanted
     }
     return cubes.like_given(cube.assign(scaled_vars), ds)
-
-
-def _check_mask(filter_var: str | None, present: Mapping[Any, Any]) -> None:
-    if filter_var not in (None, FILTER_VAR):
-        cubes.check_known("filter_var", [str(filter_var)], present)
 
 
 def _numbers(name: str, pair: tuple[Any, Any]) -> tuple[float, float]:

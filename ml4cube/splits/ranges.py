@@ -230,9 +230,8 @@ def suggest_block_size(
     array = _variable(ds, var)
     ranges = estimate_range(array, None, dims, detrend, deseason)
     cells = {dim: array.sizes[dim] for dim in ranges}
-    inside = 0.5 ** (
-        1 / max(len(ranges), 1)
-    )  # share of a block's length that touches no other block
+    # share of a block's length that touches no other block
+    inside = 0.5 ** (1 / max(len(ranges), 1))
     shortest = math.floor(2 / (1 - inside)) + 1
     least = {
         dim: max(r, shortest) if np.isfinite(r) else float(cells[dim]) for dim, r in ranges.items()
