@@ -33,7 +33,8 @@ from ml4cube.core.errors import (
     StoreExistsError,
 )
 from ml4cube.datasets import multiproc_sampler, sample_plan, sampling
-from ml4cube.datasets.draft import LocalDraft, open_draft
+from ml4cube.datasets.drafts import open_draft
+from ml4cube.datasets.local_draft import LocalDraft
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.store import StoreMetadata, open_axes, open_store, verify_store
 from ml4cube.preprocessing import assign_mask
@@ -1138,7 +1139,7 @@ class TestTargets:
 
         options = {"val_cube": tmp_path / "v"}
         with monkeypatch.context() as patch:
-            patch.setattr("ml4cube.datasets.draft.LocalDraft.publish", die)
+            patch.setattr("ml4cube.datasets.local_draft.LocalDraft.publish", die)
             with pytest.raises(KeyboardInterrupt):
                 sampler(split_cube(), tmp_path, **options).run()
         journal = tmp_path / "train.zarr.partial/journal.jsonl"
@@ -1265,7 +1266,7 @@ def test_a_store_that_was_replaced_does_not_come_back(tmp_path: Path, monkeypatc
     new["split"] = points().split
     for step in ("sync_path", "LocalDraft.publish"):  # once replaced, and before that
         with monkeypatch.context() as patch:
-            patch.setattr(f"ml4cube.datasets.draft.{step}", die)
+            patch.setattr(f"ml4cube.datasets.local_draft.{step}", die)
             with pytest.raises(KeyboardInterrupt):
                 sampler(new, tmp_path, overwrite=True).run()
         shutil.rmtree(tmp_path / "train.zarr", ignore_errors=True)
@@ -1281,7 +1282,7 @@ def test_a_call_that_cannot_be_planned_leaves_the_draft_of_another(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ml4cube.datasets.draft.LocalDraft.publish", die)
+        patch.setattr("ml4cube.datasets.local_draft.LocalDraft.publish", die)
         with pytest.raises(KeyboardInterrupt):
             sampler(points(), tmp_path).run()
     with pytest.raises(RunError, match="KeyError: 'b'"):

@@ -33,14 +33,15 @@ from zarr.storage import (
 )
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreExistsError
+from ml4cube.datasets.callback_identity import identity_of
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.provenance import fingerprint, identity_of
+from ml4cube.datasets.provenance import fingerprint
 from ml4cube.datasets.sampling import Sampling
 from tests.cubes import cell_id_cube
 
 SCRIPT = """
 import functools
-from ml4cube.datasets.provenance import identity_of
+from ml4cube.datasets.callback_identity import identity_of
 NAMES = {{"t2m", "ndvi", "sst", "lai"}}
 LIST = [NAMES, {{"a": frozenset("xyz")}}]
 {comment}

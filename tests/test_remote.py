@@ -24,12 +24,12 @@ from zarr.storage import StorePath
 
 from ml4cube import open_store
 from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
-from ml4cube.datasets import draft, folders
-from ml4cube.datasets.draft import RemoteDraft
+from ml4cube.datasets import folders, remote_draft
 from ml4cube.datasets.folders import RemoteFolder, filesystem
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.places import ZarrFolder, place_of
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from ml4cube.datasets.remote_draft import RemoteDraft
 from ml4cube.datasets.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
 
@@ -122,7 +122,7 @@ def test_stores_in_memory(tmp_path: Path) -> None:
 
 
 def test_killed_at_any_step_of_the_end(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(draft, "_DEAD_S", 0.0)
+    monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
     memory = type(fsspec.filesystem("memory"))
     remove = memory.rm_file
     options = {"sample_size": None, "block_size": {"time": 2}}
@@ -427,13 +427,13 @@ def test_an_outage_is_told_of_the_part_it_hit(
             patch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name)))
         with pytest.raises(StoreError, match=r"t(rain|est)\.zarr cannot be written: the net"):
             sample(cube(), place, 1).run()
-    monkeypatch.setattr(draft, "_DEAD_S", 0.0)
+    monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
     sample(cube(), place, 1).run()
     open_store(f"{place}/train.zarr", verify=True)
 
 
 def test_a_run_that_wakes_late_writes_into_no_other_store(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(draft, "_DEAD_S", 0.0)
+    monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
     place = f"memory://{tmp_path.name}/train.zarr"
     names = ("a/c/0", "zarr.json", "manifest/zarr.json")
     with RemoteDraft(place, "one") as late, RemoteDraft(place, "two") as held:
@@ -454,7 +454,7 @@ def test_a_lock_that_was_given_back_is_not_renewed(tmp_path: Path, monkeypatch: 
         put(*args, **options)
 
     monkeypatch.setattr(memory, "pipe_file", slow)
-    monkeypatch.setattr(draft, "_RENEW_S", 0.01)
+    monkeypatch.setattr(remote_draft, "_RENEW_S", 0.01)
     for number in range(10):
         place = f"memory://{tmp_path.name}/{number}"
         with RemoteDraft(place, "call") as held:
@@ -470,7 +470,9 @@ def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
     with RemoteDraft(target, "call"):
         with pytest.raises(RunError, match="another run is writing"):
             RemoteDraft(target, "call")
-        monkeypatch.setattr(draft, "_DEAD_S", 0.0)  # as if its owner had been killed long ago
+        monkeypatch.setattr(
+            remote_draft, "_DEAD_S", 0.0
+        )  # as if its owner had been killed long ago
         RemoteDraft(target, "call").close()
     fs, root = filesystem(bucket)
     fs.pipe_file(f"{root}/foreign.zarr.partial/notes.txt", b"mine")
@@ -479,7 +481,7 @@ def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
 
 
 def test_a_lock_is_renewed(bucket: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(draft, "_RENEW_S", 0.02)
+    monkeypatch.setattr(remote_draft, "_RENEW_S", 0.02)
     with RemoteDraft(f"{bucket}/train.zarr", "call") as held:
         first = json.loads(held.folder.read("lock.json"))
         wait_until(lambda: json.loads(held.folder.read("lock.json")) != first)
@@ -488,7 +490,7 @@ def test_a_lock_is_renewed(bucket: str, monkeypatch: Any) -> None:
 def test_a_lock_is_renewed_when_the_network_is_back(
     tmp_path: Path, monkeypatch: Any, caplog: Any
 ) -> None:
-    monkeypatch.setattr(draft, "_RENEW_S", 0.02)
+    monkeypatch.setattr(remote_draft, "_RENEW_S", 0.02)
     put = RemoteFolder.write
 
     def fail(self: RemoteFolder, path: str, *pieces: bytes) -> tuple[int, str]:
@@ -516,8 +518,8 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 def test_a_run_that_was_taken_over_ends(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(draft, "_RENEW_S", 0.02)
-    monkeypatch.setattr(draft, "_DEAD_S", 0.0)
+    monkeypatch.setattr(remote_draft, "_RENEW_S", 0.02)
+    monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
     place = f"memory://{tmp_path.name}/train.zarr"
     with RemoteDraft(place, "call") as first:
         first._ended.set()  # as if it had been without network
@@ -537,10 +539,10 @@ def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:
         textwrap.dedent(
             f"""
             import os, signal
-            from ml4cube.datasets import draft, folders
+            from ml4cube.datasets import folders, remote_draft
             from ml4cube.datasets.multiproc_sampler import MultiProcSampler
             from tests.test_remote import cube, sample
-            draft._DEAD_S = 0.0
+            remote_draft._DEAD_S = 0.0
             put = folders.RemoteFolder.write
             puts = iter(range(6))
             def counted(self, path, data):
@@ -558,7 +560,7 @@ def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="wait for it to end, or 90 s if it was killed"):
         sample(cube(), bucket, 1).run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft, "_DEAD_S", 0.0)
+        patch.setattr(remote_draft, "_DEAD_S", 0.0)
         sample(cube(), bucket, 1).run()
     open_store(f"{bucket}/train.zarr", verify=True)
 

@@ -29,16 +29,9 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import SizesLike
 from ml4cube.core.shard import check_whole
-from ml4cube.datasets.draft import (
-    Draft,
-    check_overwritable,
-    is_taken,
-    open_draft,
-    put_back,
-    sweep,
-    was_published,
-    work_place,
-)
+from ml4cube.datasets.callback_identity import copy_of, identity_of
+from ml4cube.datasets.draft import Draft, work_place
+from ml4cube.datasets.drafts import open_draft, sweep, was_published
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.engines import (
     DaskCluster,
@@ -49,9 +42,11 @@ from ml4cube.datasets.engines import (
 )
 from ml4cube.datasets.extractor import Callback, Extractor
 from ml4cube.datasets.folders import Files, filesystem
+from ml4cube.datasets.local_draft import put_back
+from ml4cube.datasets.overwriting import check_overwritable, is_taken
 from ml4cube.datasets.places import Place, ZarrFolder, place_of, store_and_path
 from ml4cube.datasets.precision import Precision
-from ml4cube.datasets.provenance import copy_of, fingerprint, identity_of, provenance
+from ml4cube.datasets.provenance import fingerprint, provenance
 from ml4cube.datasets.sample_plan import SamplePlan, check_missing_chunks, make_plan
 from ml4cube.datasets.sampling import MAX_CHUNK_MB, Sampling, check_stored_names
 from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, scaling_of, shard_tasks

@@ -1,0 +1,267 @@
+"""Is this cube the one of an earlier call? Told, wherever possible, without reading its cells."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from ml4cube.datasets.sampling import Sampling
+from ml4cube.datasets.windows import file_behind
+
+logger = logging.getLogger(__name__)
+
+#: Tells whether a file or folder has changed.
+State = Callable[[Path], str]
+
+# Zarr stores around another one that change neither keys nor bytes.
+_PASSING_ON = {"CacheStore", "LatencyStore", "LoggingStore"}
+
+
+def identity_of_variable(variable: xr.Variable, state: State) -> str | None:
+    """Tell one variable from another without reading files.
+
+    Parameters
+    ----------
+    variable : Variable
+        In memory, lazily opened, or of dask.
+    state : callable
+        `state_of` a file or folder.
+
+    Returns
+    -------
+    str or None
+        The same for the same stored cells, indexed and computed alike; None where only the cells
+        themselves tell.
+    """
+    from dask.base import is_dask_collection
+
+    data: Any = variable._data
+    if is_dask_collection(data):
+        file = file_behind(data)
+        told = (file is not None and _told(file, state)) or _computed(data, state)
+    else:
+        told = _told(variable.values if variable._in_memory else data, state)
+    return told and f"{variable.dims} {variable.dtype} {told}"
+
+
+def _told(array: Any, state: State) -> str | None:
+    """Where the cells of an array are stored, and how they are indexed and decoded."""
+    from dask.base import tokenize
+    from zarr import Array
+
+    links = []
+    while hasattr(array, "array"):
+        how = getattr(array, "key", None), getattr(array, "func", None)
+        links.append((type(array).__name__, *how))
+        array = array.array
+    stored = getattr(array, "_array", array)  # of xarray's ZarrArrayWrapper
+    if isinstance(array, np.ndarray | pd.Index):
+        place: str | None = hash_of(np.asanyarray(array))
+    elif isinstance(stored, Array):
+        place = _place_in_zarr(stored, state)
+    else:
+        place = _place_in_file(array, state)
+    return place and f"{tokenize(links)} {place}"
+
+
+def _place_in_zarr(stored: Any, state: State) -> str | None:
+    from fsspec.implementations.local import LocalFileSystem
+    from fsspec.implementations.memory import MemoryFileSystem
+    from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
+
+    store, source = stored.store, None
+    while isinstance(store, WrapperStore):
+        if type(store).__name__ not in _PASSING_ON:
+            return None
+        store = store._store
+    session = getattr(store, "session", None)
+    snapshot = getattr(session, "snapshot_id", None)  # of Icechunk
+    if session is not None and snapshot is not None and not session.has_uncommitted_changes:
+        return f"icechunk {snapshot} {stored.path}"
+    fs, path = _unwrapped(getattr(store, "fs", None), getattr(store, "path", ""))
+    if snapshot is not None or isinstance(store, MemoryStore) or isinstance(fs, MemoryFileSystem):
+        return f"memory {hash_of(np.asarray(stored[...]))}"
+    # what a file system looks into: a zip file, references
+    container = getattr(fs, "storage_options", {}).get("fo")
+    if isinstance(store, LocalStore):
+        source = store.root / stored.path
+    elif isinstance(fs, LocalFileSystem):
+        source = Path(path) / stored.path
+    elif isinstance(store, ZipStore):
+        source = store.path
+    elif isinstance(container, str):
+        source = Path(container)
+    if source is None or not source.exists():
+        host = getattr(fs, "endpoint_url", None)
+        return f"zarr {store} {host} {path}/{stored.path} {container}"
+    return f"zarr {os.path.realpath(source)} {stored.path} {state(source)}"
+
+
+def _unwrapped(fs: Any, path: Any) -> tuple[Any, Any]:
+    """Find the file system that others only pass on, and the path in it."""
+    from fsspec.implementations.cached import CachingFileSystem
+    from fsspec.implementations.dirfs import DirFileSystem
+
+    while True:
+        if (inner := getattr(fs, "sync_fs", None)) is not None:
+            fs = inner  # of zarr, around those that are not asynchronous
+        elif isinstance(fs, DirFileSystem):
+            fs, path = fs.fs, fs._join(path)
+        elif isinstance(fs, CachingFileSystem):
+            fs = fs.fs
+        else:
+            return fs, path
+
+
+def _place_in_file(array: Any, state: State) -> str | None:
+    """Variable, group and path of what xarray opened by netCDF4, h5netcdf or scipy."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    datastore = getattr(array, "datastore", None)
+    path, *_ = getattr(getattr(datastore, "_manager", None), "_args", None) or [None]
+    if isinstance(getattr(path, "fs", None), LocalFileSystem):  # a file that fsspec has opened
+        path = path.path
+    if isinstance(path, str) and "://" in path:
+        place = path
+    elif isinstance(path, str) and os.path.exists(path):
+        place = f"{os.path.realpath(path)} {state(Path(path))}"
+    else:
+        return None
+    return f"file {place} {getattr(datastore, '_group', None)} {array.variable_name}"
+
+
+def _computed(array: Any, state: State) -> str | None:
+    """What dask calls an array, a hash of how it is made, and all arrays that its graph holds.
+
+    The name does not tell whether these changed. Pickling finds them, however deep they are.
+    """
+    import cloudpickle
+    from xarray.core.indexing import ExplicitlyIndexed
+    from zarr import Array
+
+    # by id, with the value itself, so that no id is used again meanwhile
+    found: dict[int, tuple[str | None, Any]] = {}
+
+    class Finder(cloudpickle.Pickler):  # type: ignore[misc]
+        def persistent_id(self, value: Any) -> str | None:
+            if not isinstance(value, ExplicitlyIndexed | np.ndarray | Array):
+                return None
+            if id(value) not in found:
+                told = _told(value, state)
+                if told is None:
+                    raise LookupError(value)
+                found[id(value)] = told, value
+            return found[id(value)][0]
+
+    with open(os.devnull, "wb") as nowhere:
+        finder = Finder(nowhere)
+        try:
+            for _, layer in sorted(array.dask.layers.items()):
+                finder.dump(layer)
+        # of cells that may be anywhere, or whatever a value's own way to be pickled raises
+        except Exception:
+            return None
+    held = hashlib.sha256("".join(str(told) for told, _ in found.values()).encode())
+    return f"dask {array.name} {held.hexdigest()}"
+
+
+def hash_cells(sampling: Sampling, name: str) -> str:
+    """Hash the cells of a variable, block by block.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What is sampled.
+    name : str
+        The variable.
+
+    Returns
+    -------
+    str
+        The same for the same cells.
+    """
+    logger.info(
+        "variable %r is read once more: nothing but its cells tells whether this cube is the one "
+        "of an earlier call, since it is no zarr, netCDF or dask array that could be looked into",
+        name,
+    )
+    reader, blocks = sampling.reader.only([name]), sampling.blocks
+    digest = hashlib.sha256()
+    for id in range(len(blocks)):
+        digest.update(hash_of(reader.read(blocks.block(id).slices)[name]).encode())
+    return digest.hexdigest()
+
+
+def state_of(source: Path, outputs: Collection[str]) -> str:
+    """Hash name, size and time of change of a source's files, so that a changed one is noticed.
+
+    Parameters
+    ----------
+    source : Path
+        A file or folder.
+    outputs : collection of str
+        Folders left out: those that the call itself writes.
+
+    Returns
+    -------
+    str
+        A hash.
+    """
+    root = os.path.realpath(source)
+    digest = hashlib.sha256()
+    folders: list[Any] = [root]
+    while folders:
+        folder = folders.pop()
+        found: Iterable[Any] = os.scandir(folder) if os.path.isdir(folder) else [Path(folder)]
+        for entry in sorted(found, key=lambda entry: entry.name):
+            path = os.fspath(entry)
+            # that of a link that leads nowhere raises
+            if os.path.isdir(path) if entry.is_symlink() else entry.is_dir():
+                if path not in outputs and not _leads_back(entry):
+                    folders.append(path)
+                continue
+            # a link may lead nowhere
+            about = entry.stat() if os.path.exists(path) else os.lstat(path)
+            known = path[len(root) :], about.st_size, about.st_mtime_ns
+            digest.update(repr(known).encode())
+    return digest.hexdigest()
+
+
+def _leads_back(entry: Any) -> bool:
+    """Whether a folder is a link to one that it lies in."""
+    if not entry.is_symlink():
+        return False
+    path: str = os.fspath(entry)
+    real = os.path.realpath(path)
+    return path.startswith(os.path.join(real, ""))
+
+
+def hash_of(values: np.ndarray[Any, Any]) -> str:
+    """Hash an array: its dtype, shape, values and, where it has one, mask.
+
+    Parameters
+    ----------
+    values : ndarray
+        Of any dtype; objects count by their text and calendar.
+
+    Returns
+    -------
+    str
+        The same for the same values in every process.
+    """
+    if values.dtype.kind == "O":
+        data = json.dumps([f"{v} {getattr(v, 'calendar', '')}" for v in values.ravel()]).encode()
+    else:
+        data = np.ascontiguousarray(values).tobytes()
+    if np.ma.isMaskedArray(values):
+        data += np.ma.getmaskarray(values).tobytes()
+    return f"{values.dtype} {values.shape} {hashlib.sha256(data).hexdigest()}"
