@@ -856,3 +856,21 @@ def test_weights_of_nothing_but_zeros_are_named() -> None:
     ds = cell_id_cube({"time": 12, "lat": 6, "lon": 4}, "float32")
     with pytest.raises(EmptyPartError, match="only cells of weight 0; give other weights"):
         pp.get_statistics(ds, weights=xr.DataArray(np.zeros(6), dims="lat"))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda ds: pp.assign_mask(ds, np.ones((4, 3), bool)),
+        lambda ds: pp.get_statistics(ds, split=None),
+        lambda ds: pp.drop_nan_values(ds),
+        lambda ds: pp.fill_nan_values(ds),
+        lambda ds: assign_block_split(ds, [("y", 2)], 0.5),
+    ],
+)
+def test_bands_called_by_numbers(step):
+    bands = xr.DataArray(np.arange(24.0).reshape(2, 4, 3), dims=("band", "y", "x")).to_dataset(
+        "band"
+    )
+    with pytest.raises(InvalidTypeError, match=r"called \[0, 1\], which is no text; rename them"):
+        step(bands)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -127,3 +127,23 @@ def needs_torch(module: str) -> Iterator[None]:
             "the build of it that fits your machine",
             name="torch",
         ) from error
+
+
+def check_names(names: Iterable[Hashable]) -> None:
+    """Refuse names of variables and dims that are no texts, such as the numbers of bands.
+
+    Parameters
+    ----------
+    names : iterable of hashable
+        Of a cube.
+
+    Raises
+    ------
+    InvalidTypeError
+        If one is no text.
+    """
+    if odd := [name for name in names if not isinstance(name, str)]:
+        raise InvalidTypeError(
+            f"variables or dims of the cube are called {odd}, which is no text; rename them, by "
+            "ds.rename"
+        )

@@ -15,8 +15,8 @@ from ml4cube.core.grid import Block
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.absent_chunks import AbsentChunks
+from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.extractor import OUTCOMES, Extractor, float_statistics
-from ml4cube.datasets.windows import CubeReader
 
 #: Schema of samples: window shape and dtype of every stored variable.
 Schema = dict[str, tuple[tuple[int, ...], str]]

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from ml4cube.datasets.cube_reader import file_behind
 from ml4cube.datasets.sampling import Sampling
-from ml4cube.datasets.windows import file_behind
 
 logger = logging.getLogger(__name__)
 

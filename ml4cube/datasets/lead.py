@@ -19,10 +19,10 @@ from ml4cube.core.grid import Block, Grid, SizesLike, parse_pairs
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.cube_reader import CubeReader, Slices
 from ml4cube.datasets.extractor import OUTCOMES, Arrays, Extractor
 from ml4cube.datasets.sample_plan import SamplePlan
 from ml4cube.datasets.sampling import Sampling
-from ml4cube.datasets.windows import CubeReader, Slices
 
 _TARGET = "@target"
 

@@ -21,11 +21,11 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.absent_chunks import AbsentChunks
 from ml4cube.datasets.counting import Schema, count_tiles, same_schema, train_cells
+from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.engines import Engine
 from ml4cube.datasets.extractor import OUTCOMES, REASONS, Extractor
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.sampling import MIB, ORIGIN_BYTES, Sampling, check_targets, tile_bytes
-from ml4cube.datasets.windows import CubeReader
 from ml4cube.preprocessing.cubes import check_no_fill_value
 
 logger = logging.getLogger(__name__)

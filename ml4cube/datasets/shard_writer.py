@@ -16,11 +16,11 @@ from ml4cube.core.errors import RunError
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import scale_values
+from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.extractor import Arrays, Extractor
 from ml4cube.datasets.folders import Files, Folder
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.store import ArrayLayout, StoreLayout, write_shard
-from ml4cube.datasets.windows import CubeReader
 from ml4cube.datasets.write_errors import WriteErrors
 
 # Samples this small are mixed in runs: a run is far shorter than a chunk, and copying runs is

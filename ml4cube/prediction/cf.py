@@ -11,8 +11,8 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
+from ml4cube.datasets.opening import cube_dims
 from ml4cube.datasets.sampling import as_json, as_texts, in_numpy_dtype
-from ml4cube.datasets.windows import cube_dims
 
 CONVENTIONS = "CF-1.11"
 MARK = "ml4cube_prediction"  # the attribute by which a cube of ours is known

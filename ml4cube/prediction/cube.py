@@ -22,9 +22,10 @@ from ml4cube.core.missing import check_mask, fill_gaps, find_gaps, flags_of
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.shard import check_whole
 from ml4cube.core.statistics import Statistics, scale_parameters, scale_values, unscale_values
+from ml4cube.datasets.cube_reader import CubeReader
+from ml4cube.datasets.opening import as_dataset, cube_dims, cube_variables
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import StoreMetadata
-from ml4cube.datasets.windows import CubeReader, as_dataset, cube_dims, cube_variables
 from ml4cube.evaluation.metrics import check_places
 from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import describe

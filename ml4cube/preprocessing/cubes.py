@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, check_names
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 
@@ -61,8 +61,14 @@ def as_dataset(ds: xr.Dataset | xr.DataArray) -> xr.Dataset:
     -------
     Dataset
         The same data, not copied.
+
+    Raises
+    ------
+    InvalidTypeError
+        If variables or dims have names that are no texts.
     """
     if isinstance(ds, xr.Dataset):
+        check_names((*ds.variables, *ds.dims))
         return ds
     return ds.to_dataset(name=UNNAMED if ds.name is None else str(ds.name))
 

@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, check_flags
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    check_choice,
+    check_flags,
+    check_names,
+)
 from ml4cube.core.missing import (
     DROP_POLICIES,
     FILL_METHODS,
@@ -85,6 +91,7 @@ def assign_mask(
     """
     if not isinstance(ds, xr.Dataset):
         raise InvalidTypeError(f"ds is a {type(ds).__name__}; a mask is added to a Dataset")
+    check_names((*ds.variables, *ds.dims))
     like = _largest(ds)
     flags = _flags(_mask_variable(mask, like, stack_dim, ds))
     full = cubes.spread(flags, like)
@@ -506,7 +513,7 @@ def fill_nan_values(
     if method == "constant" and const is None:
         raise InvalidValueError("method='constant' needs const, found None; give a number")
     listed = None if vars is None else cubes.names("vars", vars)
-    given = cubes.as_dataset(ds) if isinstance(ds, xr.DataArray) else ds
+    given = cubes.as_dataset(ds) if isinstance(ds, xr.Dataset | xr.DataArray) else ds
     cubes.check_known("vars", listed or (), given)
     for name in listed or ():
         if np.dtype(getattr(given[name], "dtype", np.float64)).kind not in "fiub":

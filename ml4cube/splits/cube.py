@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core import roles
 from ml4cube.core.angles import MOST_LAT, in_degrees
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_names
 
 # Degrees that are places on the globe: a longitude may be counted once more around.
 _MOST_LON = 720.0
@@ -347,9 +347,10 @@ def as_dataset(cube: xr.Dataset | xr.DataArray) -> xr.Dataset:
     Raises
     ------
     InvalidTypeError
-        If it is neither.
+        If it is neither, or variables or dims have names that are no texts.
     """
     if isinstance(cube, xr.Dataset):
+        check_names((*cube.variables, *cube.dims))
         return cube
     if isinstance(cube, xr.DataArray):
         return cube.to_dataset(name="data" if cube.name is None else cube.name)
