@@ -445,6 +445,37 @@ def test_a_run_that_wakes_late_writes_into_no_other_store(tmp_path: Path, monkey
     assert contents(place) == dict.fromkeys(names, b"new")
 
 
+@pytest.mark.parametrize("step", [("remove", "manifest/zarr.json"), ("take", ["a/c/0"])])
+def test_a_run_that_slept_while_publishing_spares_its_successor(
+    step: tuple[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
+    monkeypatch.setattr(remote_draft, "_COPIED_AT_ONCE", 1)
+    place = f"memory://{tmp_path.name}/train.zarr"
+    names = ("a/c/0", "a/c/1", "zarr.json", "manifest/zarr.json")
+    method, argument = step
+    does = getattr(RemoteFolder, method)
+
+    def sleeps(self: RemoteFolder, *given: Any) -> None:
+        does(self, *given)
+        if given[-1] == argument:
+            monkeypatch.setattr(RemoteFolder, method, does)
+            with RemoteDraft(place, "two") as held:
+                held.begin()
+                for name in names:
+                    held.root.write(name, b"new")
+                held.publish()
+
+    with RemoteDraft(place, "one") as late:
+        late.begin()
+        for name in names:
+            late.root.write(name, b"old")
+        monkeypatch.setattr(RemoteFolder, method, sleeps)
+        with pytest.raises(RunError, match="another run took over"):
+            late.publish()
+    assert contents(place) == dict.fromkeys(names, b"new")
+
+
 def test_a_lock_that_was_given_back_is_not_renewed(tmp_path: Path, monkeypatch: Any) -> None:
     memory = type(fsspec.filesystem("memory"))
     put = memory.pipe_file

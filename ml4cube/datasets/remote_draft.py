@@ -12,6 +12,8 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ml4cube.core.errors import RunError, StoreExistsError
@@ -27,6 +29,7 @@ PUBLISHED = "published.json"
 # The owner of a remote lock renews it that often; one that was not for that long is dead.
 _RENEW_S = 20.0
 _DEAD_S = 90.0
+_COPIED_AT_ONCE = 256
 
 
 class RemoteDraft(Draft):
@@ -175,12 +178,20 @@ class RemoteDraft(Draft):
         place = RemoteFolder(self.target)
         ours = ours_at(place, self._noted()) | set(self.root.list())
         self.folder.write(PUBLISHING, json.dumps(sorted(ours)).encode())
-        place.remove(MANIFEST)  # from here on what was there is no store any more
-        place.clear()
-        names = sorted(self.root.list(), key=lambda name: (name == MANIFEST, name == "zarr.json"))
-        place.take(self.root, names[:-2])
-        for name in names[-2:]:
-            place.take(self.root, [name])
+        *names, group, manifest = sorted(
+            self.root.list(), key=lambda name: (name == MANIFEST, name == "zarr.json")
+        )
+        starts = range(0, len(names), _COPIED_AT_ONCE)
+        copies = [names[start : start + _COPIED_AT_ONCE] for start in starts]
+        steps: list[Callable[[], None]] = [
+            partial(place.remove, MANIFEST),  # from here on what was there is no store any more
+            place.clear,
+            *(partial(place.take, self.root, some) for some in [*copies, [group], [manifest]]),
+        ]
+        # a run that slept meanwhile must not go on in the store of the one that took over
+        for step in steps:
+            self._check_mine()
+            step()
         self.folder.write(PUBLISHED, b"{}")
 
     def _noted(self) -> set[str]:
