@@ -16,6 +16,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
+from ml4cube.core import roles
 from ml4cube.core.angles import cosines, is_latitude
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
@@ -530,7 +531,7 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
     """Variables of both cubes, the truth's dims in the prediction's order."""
     if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
         named = (a.name for a in (prediction, truth) if a.name is not None)
-        name = next(named, "value")  # two arrays are compared whatever they are called
+        name = next(named, roles.DATA_VAR)  # two arrays are compared whatever they are called
         return {name: _same_grid(name, prediction, truth)}
     predicted, true = _variables(prediction), _variables(truth)
     shared = [name for name in predicted if name in true]
@@ -543,7 +544,7 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
 
 def _variables(cube: Cube) -> dict[Hashable, xr.DataArray]:
     if isinstance(cube, xr.DataArray):
-        return {cube.name: cube}
+        return {roles.DATA_VAR if cube.name is None else cube.name: cube}
     return {name: cube[name] for name in data_variables(cube)}
 
 

@@ -19,9 +19,6 @@ from ml4cube.core.split_plan import EXCLUDED, PARTS
 
 logger = logging.getLogger(__name__)
 
-#: Name of a DataArray that has none.
-UNNAMED = "values"
-
 # Cells read at a time from an array without chunks, or of tiny ones: 8 MiB of float32.
 _BLOCK_CELLS = 2**21
 
@@ -50,7 +47,7 @@ def check_cube(ds: object) -> None:
 
 
 def as_dataset(ds: xr.Dataset | xr.DataArray) -> xr.Dataset:
-    """View a cube as a Dataset; a DataArray without a name becomes ``values``.
+    """View a cube as a Dataset; a DataArray without a name becomes ``data``.
 
     Parameters
     ----------
@@ -70,7 +67,7 @@ def as_dataset(ds: xr.Dataset | xr.DataArray) -> xr.Dataset:
     if isinstance(ds, xr.Dataset):
         check_names((*ds.variables, *ds.dims))
         return ds
-    return ds.to_dataset(name=UNNAMED if ds.name is None else str(ds.name))
+    return ds.to_dataset(name=roles.DATA_VAR if ds.name is None else str(ds.name))
 
 
 def like_given(result: xr.Dataset, given: xr.Dataset | xr.DataArray) -> Any:
@@ -90,7 +87,7 @@ def like_given(result: xr.Dataset, given: xr.Dataset | xr.DataArray) -> Any:
     """
     if isinstance(given, xr.Dataset):
         return result
-    return result[UNNAMED if given.name is None else str(given.name)].rename(given.name)
+    return result[roles.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
 
 
 def names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:

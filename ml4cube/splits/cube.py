@@ -349,7 +349,7 @@ def as_dataset(cube: xr.Dataset | xr.DataArray) -> xr.Dataset:
         check_names((*cube.variables, *cube.dims))
         return cube
     if isinstance(cube, xr.DataArray):
-        return cube.to_dataset(name="data" if cube.name is None else cube.name)
+        return cube.to_dataset(name=roles.DATA_VAR if cube.name is None else cube.name)
     raise InvalidTypeError(
         f"a cube is an xarray Dataset or DataArray, found {type(cube).__name__}; "
         "open it first, for example with xarray.open_zarr, or a store of samples with "
