@@ -20,7 +20,7 @@ from ml4cube.core import roles
 from ml4cube.core.angles import cosines, is_latitude
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
-from ml4cube.preprocessing.cubes import data_variables
+from ml4cube.preprocessing.cubes import check_places, data_variables
 
 Cube = xr.Dataset | xr.DataArray
 Weights = xr.DataArray | str | None
@@ -558,39 +558,6 @@ def _same_grid(
         )
     check_places(f"{name!r} of the prediction", prediction, truth)
     return prediction, truth.transpose(*prediction.dims)
-
-
-def check_places(argument: str, array: xr.DataArray, cube: Cube) -> None:
-    """Refuse an array whose cells, matched by position, would not be the cube's.
-
-    Parameters
-    ----------
-    argument : str
-        What it is called in messages.
-    array : DataArray
-        Along dims of the cube.
-    cube : Dataset or DataArray
-        The cube.
-
-    Raises
-    ------
-    InvalidValueError
-        If both have coordinates along a dim, and they differ by more than rounding to float32.
-    """
-    for dim in array.dims:
-        if dim not in array.indexes or dim not in cube.indexes:
-            continue
-        given, wanted = array.coords[dim].values, cube.coords[dim].values
-        if given.dtype.kind == wanted.dtype.kind == "f":
-            rounding = 1e-6 * np.abs(wanted).max(initial=0.0)
-            same = np.allclose(given, wanted, rtol=0.0, atol=rounding, equal_nan=True)
-        else:
-            same = array.indexes[dim].equals(cube.indexes[dim])
-        if not same:
-            raise InvalidValueError(
-                f"{argument} has other {dim!r} coordinates ({given[0]} to {given[-1]}) than the "
-                f"cube ({wanted[0]} to {wanted[-1]}); select the same cells, as with reindex_like"
-            )
 
 
 def _groupings(

@@ -63,12 +63,7 @@ def cell_weights(
             "names"
         )
     cubes.check_known("weights", (str(dim) for dim in weights.dims), cube.dims)
-    try:
-        xr.align(weights, cube, join="exact", copy=False)
-    except ValueError as error:
-        raise InvalidValueError(
-            f"the weights' coordinates are not those of the cube ({error}); reindex them"
-        ) from error
+    cubes.check_places("weights", weights, cube)
     if weights.dtype.kind not in "fiub":
         raise InvalidTypeError(
             f"weights are of dtype {weights.dtype}; give numbers that are not negative"
