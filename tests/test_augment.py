@@ -168,6 +168,7 @@ def test_batches_are_made_on_the_device_asked_for() -> None:
         (lambda: Flip("x")(torch.zeros(1), torch.Generator()), "knows no dims yet"),
         (lambda: Rotate90(("x",)), "needs two dims"),
         (lambda: Rotate90(("lat", "lon")), "latitude into longitude"),
+        (lambda: Rotate90(("nav_lat", "Long")), "latitude into longitude"),
         (lambda: Rotate90(("y", "x")).bind(data_of(sizes={"y": 2})), "of one size"),
         (lambda: Rotate90(("time", "x")).bind(data_of()), "both dims must be there"),
         (lambda: Flip("x").bind(TensorDataset(torch.zeros(3))), "has none"),

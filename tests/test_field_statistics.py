@@ -391,7 +391,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
             ({"weights": "aera"}, "weights='aera'.*did you mean 'area'"),
             ({"weights": negative}, "not negative"),
             ({"weights": negative.rename(lat="x")}, "weights='x'"),
-            ({"weights": xr.DataArray([1.0], {"lat": [0.5]}, ["lat"])}, "coordinates are not"),
+            ({"weights": xr.DataArray([1.0], {"lat": [0.5]}, ["lat"])}, "1 cells along 'lat'"),
             ({"quantiles": [50]}, "from 0 to 1"),
         ]:
             with pytest.raises(InvalidValueError, match=words):

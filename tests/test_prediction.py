@@ -20,8 +20,11 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreExistsError
+from ml4cube.evaluation.metrics import score_cube
 from ml4cube.prediction import predict_cube
 from ml4cube.prediction.blending import Cover
+from ml4cube.preprocessing import get_statistics
+from ml4cube.splits.cube import CubeView
 from ml4cube.training.dist import launch
 from tests.cubes import cell_id_cube
 
@@ -317,6 +320,17 @@ def test_a_data_set_brings_the_features_that_the_model_was_trained_on():
             predict_cube(IDENTITY, cube, PTXrDataset(cube, "c", ["a"], **cut, **more))
     with pytest.raises(InvalidValueError, match="made of samples by hand"):
         predict_cube(IDENTITY, cube, PTXrDataset(cube.rename(time="samples"), "c"))
+
+
+def test_an_array_without_a_name_has_one_name_down_the_road():
+    array = cell_id_cube({"time": 4, "lat": 3})["a"].rename(None)
+    found = get_statistics(array)
+    result = predict_cube(IDENTITY, array, found, sample_size={"lat": 2})
+    assert list(found) == list(result.data_vars) == list(CubeView.of(array).ds) == ["data"]
+    np.testing.assert_allclose(result["data"], array, rtol=1e-5, atol=1e-5)
+    for truth in (array, result):
+        assert score_cube(result, truth)["variable"].values.tolist() == ["data"]
+    assert score_cube(array, array)["variable"].values.tolist() == ["data"]
 
 
 @pytest.mark.parametrize("side", ["features", "targets"])

@@ -409,7 +409,7 @@ def test_masks_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InvalidValueError, match="mask='level'"):
         pp.assign_mask(ds, xr.DataArray(np.ones(3), dims="level"))
     shifted = xr.DataArray(np.ones(6), {"lat": ds.lat + 1}, ["lat"])
-    with pytest.raises(InvalidValueError, match="coordinates are not those"):
+    with pytest.raises(InvalidValueError, match="other 'lat' coordinates"):
         pp.assign_mask(ds, shifted)
     words = np.where(np.arange(6) < 3, "yes", "no")
     for texts in (words, words.astype(object)):

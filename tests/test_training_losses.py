@@ -110,7 +110,9 @@ def test_weighted_by_area():
     truth = slow_mean(pred.numpy(), target.numpy(), full, lambda p, t: abs(p - t))
     assert found == pytest.approx(truth, rel=1e-6)
     assert area_weights(lat, axis=-1).shape == (3,)
-    assert area_weights([90.0, -90.0]).tolist() == [[0.0], [0.0]]
+    assert area_weights([90.0, -90.0, 90.0000001]).tolist() == [[0.0], [0.0], [0.0]]
+    radians = np.deg2rad(lat).assign_attrs(units="radian")
+    torch.testing.assert_close(area_weights(radians), area_weights(lat))
 
 
 @pytest.mark.parametrize(

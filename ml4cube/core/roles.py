@@ -13,6 +13,8 @@ import numpy as np
 
 #: Name of the mask variable where none is given.
 FILTER_VAR = "filter_mask"
+#: Name of the variable that a DataArray without a name becomes.
+DATA_VAR = "data"
 #: Attribute of a mask.
 ROLE_ATTR = "ml4cube_role"
 #: Attribute of a split label: its recipe.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ml4cube.core.angles import is_latitude, is_longitude
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.datasets.lead import Lead
@@ -20,8 +21,6 @@ with needs_torch("ml4cube.datasets.pytorch"):
 
 Layout = tuple[Mapping[str, int], ...]
 Augment = Callable[[Any, torch.Generator], Any]
-
-_GEOGRAPHIC = ({"lat", "latitude", "rlat", "nav_lat"}, {"lon", "longitude", "rlon", "nav_lon"})
 
 
 def bound(augment: Any, data: Any) -> Augment | None:
@@ -251,7 +250,10 @@ class Rotate90(_Turn):
         if len(self.dims) != 2:
             raise InvalidValueError(f"dims={dims!r}; a rotation needs two dims, in this order")
         self.geographic = geographic
-        swapped = all(any(dim.lower() in kind for dim in self.dims) for kind in _GEOGRAPHIC)
+        swapped = all(  # dims are known by name only, as yet
+            any(alike(dim, {}, rotated=True) for dim in self.dims)
+            for alike in (is_latitude, is_longitude)
+        )
         if swapped and not geographic:
             raise InvalidValueError(
                 f"Rotate90(dims={list(self.dims)}) would turn latitude into longitude; use Flip, "

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.angles import in_degrees
+from ml4cube.core.angles import in_degrees, is_latitude, is_longitude
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.datasets.views import View
+from ml4cube.splits.cube import is_time
 
 if TYPE_CHECKING:
     import xarray as xr
 
     from ml4cube.datasets.sources import SampleSource
 
-_LATITUDES = ("lat", "latitude", "nav_lat", "rlat")
-_LONGITUDES = ("lon", "longitude", "nav_lon", "rlon", "long")
 _OF_TIME = ("dayofyear", "hour")
 
 
@@ -116,16 +115,19 @@ class WithCoordinates(View):
 def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.float64]]:
     """Dim of a coordinate, and its angle in radians at every cell along it."""
     if name in _OF_TIME:
-        dim = _the_one([d for d, axis in axes.items() if _is_time(axis)], name, axes)
+        dim = _the_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
         return dim, _phase_of_time(name, np.asarray(axes[dim].values))
-    for alike in (_LATITUDES, _LONGITUDES):
-        if name in alike and name not in axes:
-            dim = _the_one([d for d in axes if d.lower() in alike], name, axes)
+    kinds = (is_latitude, is_longitude)
+    for alike in kinds:
+        if alike(name, {}, rotated=True) and name not in axes:
+            found = [d for d, axis in axes.items() if alike(d, axis.attrs, rotated=True)]
+            dim = _the_one(found, name, axes)
             break
     else:
         dim = _the_one([d for d in axes if d == name], name, axes)
     axis = axes[dim]
-    known, units = dim.lower() in (*_LATITUDES, *_LONGITUDES), axis.attrs.get("units")
+    known = any(alike(dim, axis.attrs, rotated=True) for alike in kinds)
+    units = axis.attrs.get("units")
     if not known and not str(units).startswith(("degree", "rad")):
         raise InvalidValueError(
             f"coord_features={name!r} is no angle (units {units!r}), so it has "
@@ -143,13 +145,6 @@ def _the_one(found: list[str], name: str, axes: Mapping[str, xr.Variable]) -> st
         "one that holds dates. Of samples made by hand only regular coordinates are known at "
         "every cell; give the cube itself, or the store, where there is one"
     )
-
-
-def _is_time(axis: xr.Variable) -> bool:
-    if axis.dtype.kind == "M":
-        return True
-    first = axis.values.flat[0] if axis.size else None
-    return axis.dtype.kind == "O" and hasattr(first, "calendar")
 
 
 def _phase_of_time(name: str, times: NDArray[Any]) -> NDArray[np.float64]:

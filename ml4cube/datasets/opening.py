@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ml4cube.core import roles
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_names
 from ml4cube.datasets.places import store_and_path
 from ml4cube.datasets.store import DATE_UNITS
@@ -40,7 +41,7 @@ def as_dataset(ds: Any) -> xr.Dataset:
     import xarray as xr
 
     if isinstance(ds, xr.DataArray):
-        ds = ds.to_dataset(name=ds.name if ds.name is not None else "data")
+        ds = ds.to_dataset(name=ds.name if ds.name is not None else roles.DATA_VAR)
     if isinstance(ds, xr.Dataset):
         check_names((*ds.variables, *ds.dims))
         return ds

@@ -16,18 +16,17 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from ml4cube.core.angles import MOST_LAT, in_degrees
+from ml4cube.core import roles
+from ml4cube.core.angles import cosines, is_latitude
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
-from ml4cube.preprocessing.cubes import data_variables
+from ml4cube.preprocessing.cubes import check_places, data_variables
 
 Cube = xr.Dataset | xr.DataArray
 Weights = xr.DataArray | str | None
 
 _USUAL = ("rmse", "mae", "bias", "r2", "correlation", "count", "unpredicted")
 _BLOCK_CELLS = 2**22  # cells read at once: 32 MB in float64
-_LATITUDE_NAMES = ("latitude", "grid_latitude")
-_LATITUDE_UNITS = ("degrees_north", "degree_north", "degrees_n", "degree_n", "degreesn", "degreen")
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,8 +417,9 @@ class MaxError(Metric):
 def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
     """Cosine of latitude where the cube is geographic, to which a cell's area is proportional.
 
-    Latitude is the 1-D coordinate with standard_name ``latitude`` or ``grid_latitude`` or
-    units ``degrees_north``, else one named ``lat`` or ``latitude``.
+    Latitude is the 1-D coordinate with standard_name ``latitude`` or ``grid_latitude``, units
+    ``degrees_north``, or a name such as ``lat``, ``nav_lat`` or ``rlat``; of several, that of a
+    dim.
 
     Parameters
     ----------
@@ -442,27 +442,18 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
     >>> area_weights(xr.DataArray([0, 0], {"lat": [0.0, 60.0]}, "lat")).values.round(3).tolist()
     [1.0, 0.5]
     """
-    name = _latitude_name(cube)
-    if name is None:
+    found = [
+        c
+        for name, c in cube.coords.items()
+        if c.ndim == 1 and c.dtype.kind in "fiu" and is_latitude(name, c.attrs, rotated=True)
+    ]
+    if not found:
         return None
-    degrees = in_degrees(cube[name].values, cube[name].attrs.get("units"))
-    if not (np.abs(degrees) <= MOST_LAT).all():
-        raise InvalidValueError(
-            f"latitude {name!r} holds values outside [-90, 90]; "
-            "correct it, or pass weights= yourself"
-        )
-    values = np.cos(np.deg2rad(degrees)).clip(min=0.0)
+    # on a rotated grid, that of the grid's own lines
+    latitude = min(found, key=lambda c: c.name not in c.dims)
+    values = cosines(latitude.values, latitude.attrs.get("units"), f"latitudes {latitude.name!r}")
     attrs = {"long_name": "cosine of latitude", "units": "1"}
-    return xr.DataArray(values, dims=cube[name].dims, name="area_weight", attrs=attrs)
-
-
-def _latitude_name(cube: xr.Dataset | xr.DataArray) -> Hashable | None:
-    lines = {name: c for name, c in cube.coords.items() if c.ndim == 1 and c.dtype.kind in "fiu"}
-    for name, coord in lines.items():
-        units = str(coord.attrs.get("units", "")).lower()
-        if coord.attrs.get("standard_name") in _LATITUDE_NAMES or units in _LATITUDE_UNITS:
-            return name
-    return next((name for name in lines if str(name).lower() in ("lat", "latitude")), None)
+    return xr.DataArray(values, dims=latitude.dims, name="area_weight", attrs=attrs)
 
 
 def score_cube(
@@ -540,7 +531,7 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
     """Variables of both cubes, the truth's dims in the prediction's order."""
     if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
         named = (a.name for a in (prediction, truth) if a.name is not None)
-        name = next(named, "value")  # two arrays are compared whatever they are called
+        name = next(named, roles.DATA_VAR)  # two arrays are compared whatever they are called
         return {name: _same_grid(name, prediction, truth)}
     predicted, true = _variables(prediction), _variables(truth)
     shared = [name for name in predicted if name in true]
@@ -553,7 +544,7 @@ def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, 
 
 def _variables(cube: Cube) -> dict[Hashable, xr.DataArray]:
     if isinstance(cube, xr.DataArray):
-        return {cube.name: cube}
+        return {roles.DATA_VAR if cube.name is None else cube.name: cube}
     return {name: cube[name] for name in data_variables(cube)}
 
 
@@ -567,39 +558,6 @@ def _same_grid(
         )
     check_places(f"{name!r} of the prediction", prediction, truth)
     return prediction, truth.transpose(*prediction.dims)
-
-
-def check_places(argument: str, array: xr.DataArray, cube: Cube) -> None:
-    """Refuse an array whose cells, matched by position, would not be the cube's.
-
-    Parameters
-    ----------
-    argument : str
-        What it is called in messages.
-    array : DataArray
-        Along dims of the cube.
-    cube : Dataset or DataArray
-        The cube.
-
-    Raises
-    ------
-    InvalidValueError
-        If both have coordinates along a dim, and they differ by more than rounding to float32.
-    """
-    for dim in array.dims:
-        if dim not in array.indexes or dim not in cube.indexes:
-            continue
-        given, wanted = array.coords[dim].values, cube.coords[dim].values
-        if given.dtype.kind == wanted.dtype.kind == "f":
-            rounding = 1e-6 * np.abs(wanted).max(initial=0.0)
-            same = np.allclose(given, wanted, rtol=0.0, atol=rounding, equal_nan=True)
-        else:
-            same = array.indexes[dim].equals(cube.indexes[dim])
-        if not same:
-            raise InvalidValueError(
-                f"{argument} has other {dim!r} coordinates ({given[0]} to {given[-1]}) than the "
-                f"cube ({wanted[0]} to {wanted[-1]}); select the same cells, as with reindex_like"
-            )
 
 
 def _groupings(

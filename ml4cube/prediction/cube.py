@@ -26,10 +26,10 @@ from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.opening import as_dataset, cube_dims, cube_variables
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import StoreMetadata
-from ml4cube.evaluation.metrics import check_places
 from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import describe
 from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_free, parse_path
+from ml4cube.preprocessing.cubes import check_places
 from ml4cube.splits.cube import is_label
 from ml4cube.training.dist import World, pick_device
 

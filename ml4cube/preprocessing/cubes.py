@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
+from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, check_names
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 
 logger = logging.getLogger(__name__)
-
-#: Name of a DataArray that has none.
-UNNAMED = "values"
 
 # Cells read at a time from an array without chunks, or of tiny ones: 8 MiB of float32.
 _BLOCK_CELLS = 2**21
@@ -50,7 +48,7 @@ def check_cube(ds: object) -> None:
 
 
 def as_dataset(ds: xr.Dataset | xr.DataArray) -> xr.Dataset:
-    """View a cube as a Dataset; a DataArray without a name becomes ``values``.
+    """View a cube as a Dataset; a DataArray without a name becomes ``data``.
 
     Parameters
     ----------
@@ -70,7 +68,7 @@ def as_dataset(ds: xr.Dataset | xr.DataArray) -> xr.Dataset:
     if isinstance(ds, xr.Dataset):
         check_names((*ds.variables, *ds.dims))
         return ds
-    return ds.to_dataset(name=UNNAMED if ds.name is None else str(ds.name))
+    return ds.to_dataset(name=roles.DATA_VAR if ds.name is None else str(ds.name))
 
 
 def like_given(result: xr.Dataset, given: xr.Dataset | xr.DataArray) -> Any:
@@ -90,7 +88,7 @@ def like_given(result: xr.Dataset, given: xr.Dataset | xr.DataArray) -> Any:
     """
     if isinstance(given, xr.Dataset):
         return result
-    return result[UNNAMED if given.name is None else str(given.name)].rename(given.name)
+    return result[roles.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
 
 
 def names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -143,6 +141,40 @@ def check_known(argument: str, wanted: Iterable[str], known: Iterable[Any]) -> N
     listed = [str(name) for name in known]
     for name in wanted:
         check_choice(argument, name, listed)
+
+
+def check_places(argument: str, array: xr.DataArray, cube: xr.Dataset | xr.DataArray) -> None:
+    """Refuse an array whose cells, matched by position, would not be the cube's.
+
+    Parameters
+    ----------
+    argument : str
+        What it is called in messages.
+    array : DataArray
+        Along dims of the cube.
+    cube : Dataset or DataArray
+        The cube.
+
+    Raises
+    ------
+    InvalidValueError
+        If it is longer or shorter along a dim, or both have coordinates there, and they differ by
+        more than rounding to float32.
+    """
+    for dim, n in array.sizes.items():
+        if n != cube.sizes[dim]:
+            raise InvalidValueError(
+                f"{argument} has {n} cells along {dim!r}, the cube {cube.sizes[dim]}; select the "
+                "same cells, as with reindex_like"
+            )
+        if dim not in array.coords or dim not in cube.coords:
+            continue
+        given, wanted = array.coords[dim].values, cube.coords[dim].values
+        if not same_coordinate(given, wanted):
+            raise InvalidValueError(
+                f"{argument} has other {dim!r} coordinates ({given[0]} to {given[-1]}) than the "
+                f"cube ({wanted[0]} to {wanted[-1]}); select the same cells, as with reindex_like"
+            )
 
 
 def split_label(ds: xr.Dataset) -> str | None:

@@ -116,13 +116,7 @@ def _mask_variable(
     """Give the mask named dims, and refuse one that does not fit."""
     if isinstance(mask, xr.DataArray):
         cubes.check_known("mask", (str(dim) for dim in mask.dims), like.dims)
-        try:
-            xr.align(mask, ds, join="exact", copy=False)
-        except ValueError as error:
-            raise InvalidValueError(
-                f"the mask's coordinates are not those of the cube ({error}); "
-                "reindex it, or give a plain array"
-            ) from error
+        cubes.check_places("mask", mask, ds)
         return mask.variable
     array = mask if hasattr(mask, "ndim") else np.asarray(mask)
     dims = like.dims

@@ -10,13 +10,13 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
 from ml4cube.core.statistics import scale_values, scaled_dtype
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.climatology import GROUPS, group_ids
-from ml4cube.preprocessing.cubes import UNNAMED
 from ml4cube.preprocessing.samples import Samples
 from ml4cube.preprocessing.statistics import Statistics
 
@@ -229,7 +229,7 @@ def rescale(
         }
         return Samples({**ds, **scaled}, getattr(ds, "accounting", None))
     if isinstance(ds, xr.DataArray) and ds.name is None and len(parameters) == 1:
-        parameters = {cubes.UNNAMED: next(iter(parameters.values()))}
+        parameters = {roles.DATA_VAR: next(iter(parameters.values()))}
     cube = cubes.as_dataset(ds)
     cubes.has_mask(cube.variables, filter_var)
     apart = {n for n in cube.data_vars if cubes.is_mask(n, cube, filter_var)}
@@ -302,7 +302,7 @@ def rescale_array(array: xr.DataArray, offset: Any, scale: Any, arithmetic: Resc
     offset, scale = _matched(offset, array, by), _matched(scale, array, by)
     if by is None:
         return xr.apply_ufunc(arithmetic, array, offset, scale, **options)
-    cube = array.to_dataset(name=UNNAMED)
+    cube = array.to_dataset(name=roles.DATA_VAR)
     groups = group_ids(cube, str(by))
     _check_groups(groups, offset, str(by))
     time = groups.dims[0]

@@ -8,15 +8,13 @@ from typing import TypeVar
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.angles import MOST_LAT, in_degrees
+from ml4cube.core.angles import cosines, is_latitude
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fields import check_weights
 from ml4cube.preprocessing import cubes
 
 Weights = str | xr.DataArray | None
 V = TypeVar("V", xr.Variable, xr.DataArray)
-
-_NORTH = ("degrees_north", "degree_north", "degree_n", "degrees_n", "degreen", "degreesn")
 
 
 def cell_weights(
@@ -65,12 +63,7 @@ def cell_weights(
             "names"
         )
     cubes.check_known("weights", (str(dim) for dim in weights.dims), cube.dims)
-    try:
-        xr.align(weights, cube, join="exact", copy=False)
-    except ValueError as error:
-        raise InvalidValueError(
-            f"the weights' coordinates are not those of the cube ({error}); reindex them"
-        ) from error
+    cubes.check_places("weights", weights, cube)
     if weights.dtype.kind not in "fiub":
         raise InvalidTypeError(
             f"weights are of dtype {weights.dtype}; give numbers that are not negative"
@@ -83,12 +76,17 @@ def cell_weights(
 
 def _areas(cube: xr.Dataset, chosen: Iterable[str]) -> tuple[xr.Variable, ...]:
     """Cosine of each latitude that a variable lies on; staggered grids have two."""
-    latitude = [c for name, c in cube.coords.items() if _is_latitude(str(name), c)]
+    latitude = [
+        c
+        for name, c in cube.coords.items()
+        if c.ndim and c.dtype.kind in "fiu" and is_latitude(name, c.attrs, rotated=True)
+    ]
     if not latitude:
         raise InvalidValueError(
             f"weights='area' needs latitudes in numbers, but none of {list(cube.coords)} is one; "
             "name it 'lat', or give it units='degrees_north'"
         )
+    latitude.sort(key=lambda c: c.name not in c.dims)  # a dim's own goes first, as in scores
     used = {str(_nearest(latitude, cube.variables[name]).name) for name in chosen}
     return tuple(_area(coord) for coord in latitude if coord.name in used)
 
@@ -100,21 +98,8 @@ def _nearest(found: Sequence[V], variable: xr.Variable) -> V:
 
 def _area(found: xr.DataArray) -> xr.Variable:
     """Cosine of latitude, on the dims of the latitude."""
-    degrees = in_degrees(found.values, found.attrs.get("units"))
-    if not (np.abs(degrees) <= MOST_LAT).all():
-        raise InvalidValueError(
-            f"weights='area': latitudes must be finite, from -90 to 90 degrees, {found.name!r} has "
-            f"{degrees.min():g} to {degrees.max():g}; mend them, or give the weights as a DataArray"
-        )
-    return xr.Variable(found.dims, np.maximum(np.cos(np.deg2rad(degrees)), 0.0))
-
-
-def _is_latitude(name: str, coord: xr.DataArray) -> bool:
-    """Whether a coordinate is a latitude, by CF or by name."""
-    units = str(coord.attrs.get("units", "")).lower()
-    named = name.lower() in ("lat", "latitude", "nav_lat")
-    known = coord.attrs.get("standard_name") == "latitude" or units in _NORTH
-    return coord.ndim > 0 and coord.dtype.kind in "fiu" and (named or known)
+    called = f"weights='area': latitudes {found.name!r}"
+    return xr.Variable(found.dims, cosines(found.values, found.attrs.get("units"), called))
 
 
 def fitted_weights(weights: tuple[xr.Variable, ...], variable: xr.Variable) -> xr.Variable:

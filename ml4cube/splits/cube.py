@@ -14,7 +14,7 @@ from dask.array.core import normalize_chunks
 from numpy.typing import NDArray
 
 from ml4cube.core import roles
-from ml4cube.core.angles import MOST_LAT, in_degrees
+from ml4cube.core.angles import MOST_LAT, in_degrees, is_latitude, is_longitude
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_names
 
 # Degrees that are places on the globe: a longitude may be counted once more around.
@@ -26,11 +26,7 @@ _CELLS_IN_MEMORY, _CELLS_IN_CHUNK = 1 << 24, 1 << 21
 # Labels, of one byte, that are made together where a cube was opened without dask.
 _LABELS_AT_ONCE = 1 << 24
 
-_LON_NAMES = {"lon", "long", "longitude"}
-_LAT_NAMES = {"lat", "latitude"}
 TIME_NAMES = {"time", "t", "date"}
-_LON_UNITS = {"degrees_east", "degree_east", "degree_e", "degrees_e", "degreee", "degreese"}
-_LAT_UNITS = {"degrees_north", "degree_north", "degree_n", "degrees_n", "degreen", "degreesn"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,8 +281,8 @@ class CubeView:
             )
         if lat is None or lon is None:
             raise InvalidValueError(
-                f"{asked!r} needs 1-D latitude and longitude along two dims, the cube has the "
-                f"coordinates {sorted(map(str, self.ds.coords))}; give it in cells"
+                f"{asked!r} needs 1-D latitude and longitude, not rotated, along two dims, the "
+                f"cube has the coordinates {sorted(map(str, self.ds.coords))}; give it in cells"
             )
         check_places(asked, lat, lon)
         return lat, lon
@@ -353,7 +349,7 @@ def as_dataset(cube: xr.Dataset | xr.DataArray) -> xr.Dataset:
         check_names((*cube.variables, *cube.dims))
         return cube
     if isinstance(cube, xr.DataArray):
-        return cube.to_dataset(name="data" if cube.name is None else cube.name)
+        return cube.to_dataset(name=roles.DATA_VAR if cube.name is None else cube.name)
     raise InvalidTypeError(
         f"a cube is an xarray Dataset or DataArray, found {type(cube).__name__}; "
         "open it first, for example with xarray.open_zarr, or a store of samples with "
@@ -508,25 +504,21 @@ def is_kind(coord: xr.DataArray, kind: str) -> bool:
     Returns
     -------
     bool
-        True for dates, and for numbers of such a name, standard name or unit.
+        True for dates, and for numbers of such a name, standard name or unit. Those of rotated
+        grids are none: they would be taken for a deployment's places on Earth.
     """
     if kind == "time":
         return is_time(coord)
-    names, units = (_LON_NAMES, _LON_UNITS) if kind == "lon" else (_LAT_NAMES, _LAT_UNITS)
-    standard = "longitude" if kind == "lon" else "latitude"
-    return coord.dtype.kind in "fiu" and (
-        str(coord.name).lower() in names
-        or str(coord.attrs.get("standard_name", "")).lower() == standard
-        or str(coord.attrs.get("units", "")).lower() in units
-    )
+    known = is_longitude if kind == "lon" else is_latitude
+    return coord.dtype.kind in "fiu" and known(coord.name, coord.attrs)
 
 
-def is_time(coord: xr.DataArray) -> bool:
+def is_time(coord: xr.DataArray | xr.Variable) -> bool:
     """Whether a coordinate holds dates (datetime64 or cftime).
 
     Parameters
     ----------
-    coord : DataArray
+    coord : DataArray or Variable
         A coordinate.
 
     Returns

@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core import roles
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.statistics import check_decoded
 from ml4cube.core.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
@@ -298,7 +299,7 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
     if not (var is None or isinstance(var, Hashable)):
         raise InvalidTypeError(f"var={var!r} is a {type(var).__name__}; name one variable")
     if isinstance(ds, xr.DataArray) and var in (None, ds.name):
-        array = ds if ds.name is not None else ds.rename("data")
+        array = ds if ds.name is not None else ds.rename(roles.DATA_VAR)
     else:
         ds = as_dataset(ds)
         numeric = [str(v.name) for v in ds.data_vars.values() if v.ndim and v.dtype.kind in "biuf"]

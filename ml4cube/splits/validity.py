@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.splits.cube import CubeView, in_chunks
@@ -115,44 +116,13 @@ def _called(argument: str, array: xr.DataArray) -> str:
 
 def _check_same_places(given: xr.DataArray, wanted: xr.DataArray, called: str) -> None:
     """Refuse a coordinate that is turned round or shifted: its cells would not be the cube's."""
-    if given.dtype.kind == wanted.dtype.kind == "f":
-        off = np.abs(given.values - wanted.values.astype(float))
-        missing = np.isnan(given.values) & np.isnan(wanted.values)
-        same = bool((missing | (off <= rounding_of(wanted.values))).all())
-    else:
-        dates = given.dtype.kind == wanted.dtype.kind == "M"  # of which some may be missing
-        same = np.array_equal(given.values, wanted.values, equal_nan=dates)
-    if not same:
+    if not same_coordinate(given.values, wanted.values):
         raise InvalidValueError(
             f"{called} has other values of {wanted.name!r} than the cube "
             f"({given.values[0]} to {given.values[-1]}, the cube {wanted.values[0]} to "
             f"{wanted.values[-1]}); select the same cells, as with reindex_like, or drop the "
             "coordinate"
         )
-
-
-def rounding_of(axis: NDArray[Any]) -> NDArray[np.float64]:
-    """How far off coordinates may be that stores have rounded to float32.
-
-    Parameters
-    ----------
-    axis : ndarray
-        Coordinates along a dim.
-
-    Returns
-    -------
-    ndarray of float64
-        A distance for each, always less than half a cell: of metres counted from the equator,
-        a share alone is more than that.
-
-    Examples
-    --------
-    >>> rounding_of(np.array([5e6, 5e6 + 30.0])), rounding_of(np.array([10.0, 20.0]))
-    (array([12., 12.]), array([0.000101, 0.000201]))
-    """
-    values = axis.astype(np.float64)
-    cell = np.diff(np.unique(values[np.isfinite(values)])).min(initial=np.inf)
-    return np.asarray(np.minimum(1e-5 * np.abs(values) + 1e-6, 0.4 * cell))
 
 
 def _valid_cells(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:

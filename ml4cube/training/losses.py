@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ml4cube.core.angles import cosines
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.training.batches import as_pair, weights_of
 from ml4cube.training.checks import check_loss
@@ -180,7 +181,7 @@ def area_weights(latitude: Any, axis: int = -2) -> torch.Tensor:
     Parameters
     ----------
     latitude : array
-        Degrees north, one per row; a DataArray will do.
+        Degrees north, one per row; those of a DataArray may be radians, if its ``units`` say so.
     axis : int
         Which axis of the target the rows are, counted from its end.
 
@@ -202,16 +203,13 @@ def area_weights(latitude: Any, axis: int = -2) -> torch.Tensor:
     >>> loss(torch.zeros(1, 2, 1), torch.tensor([[[0.0], [3.0]]])).item()
     3.0
     """
-    degrees = np.asarray(latitude, dtype=np.float64)
-    if degrees.ndim != 1 or not (np.abs(degrees) <= 90).all():
-        raise InvalidValueError(
-            f"latitude has shape {degrees.shape} and values {degrees.min():g} to "
-            f"{degrees.max():g}; give degrees north, -90 to 90, one per row"
-        )
+    weights = cosines(latitude, getattr(latitude, "attrs", {}).get("units"), "latitude")
+    if weights.ndim != 1:
+        raise InvalidValueError(f"latitude has shape {weights.shape}; give one per row")
     if axis >= 0:
         raise InvalidValueError(f"axis={axis}; count from the end, e.g. -2 for (..., lat, lon)")
-    cosines = np.cos(np.deg2rad(degrees)).round(12).clip(min=0)
-    return torch.from_numpy(cosines).float().reshape(-1, *(1,) * (-axis - 1))
+    # of a pole, nothing
+    return torch.from_numpy(weights.round(12)).float().reshape(-1, *(1,) * (-axis - 1))
 
 
 def weigh_batch(loss: MaskedLoss, batch: Any) -> torch.Tensor:

@@ -1,0 +1,64 @@
+"""Coordinates along a dim: whether two are the same, but for the rounding of files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def rounding_of(axis: NDArray[Any]) -> NDArray[np.float64]:
+    """How far off coordinates may be that stores have rounded to float32, or computed in it.
+
+    Parameters
+    ----------
+    axis : ndarray
+        Coordinates along a dim.
+
+    Returns
+    -------
+    ndarray of float64
+        A distance for each, always less than half a cell: of metres counted from the equator,
+        a share alone is more than that.
+
+    Examples
+    --------
+    >>> rounding_of(np.array([5e6, 5e6 + 30.0])), rounding_of(np.array([10.0, 20.0]))
+    (array([12., 12.]), array([0.00012, 0.00022]))
+    """
+    values = axis.astype(np.float64)
+    known = values[np.isfinite(values)]
+    cell = np.diff(np.unique(known)).min(initial=np.inf)
+    # steps added up in float32 err near zero, too, by a share of the largest value
+    off = 1e-5 * np.abs(values) + 1e-6 * np.abs(known).max(initial=1.0)
+    return np.asarray(np.minimum(off, 0.4 * cell))
+
+
+def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    """Tell whether coordinates along a dim are those of a cube, in its order.
+
+    Parameters
+    ----------
+    given, wanted : ndarray
+        Of the array that is given, and of the cube.
+
+    Returns
+    -------
+    bool
+        Whether they are equal: floats to `rounding_of` the cube's, missing ones alike.
+
+    Examples
+    --------
+    >>> wanted = np.array([0.1, 0.2])
+    >>> same_coordinate(wanted.astype("f4"), wanted), same_coordinate(wanted[::-1], wanted)
+    (True, False)
+    """
+    if given.shape != wanted.shape:
+        return False
+    if given.dtype.kind == wanted.dtype.kind == "f":
+        same = np.abs(given - wanted.astype(np.float64)) <= rounding_of(wanted)
+    else:
+        same = given == wanted
+    missing = (given != given) & (wanted != wanted)  # NaN, NaT, also among texts
+    return bool((same | missing).all())

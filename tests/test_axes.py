@@ -1,0 +1,70 @@
+"""Whether coordinates are those of a cube is decided alike wherever an array is matched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cftime
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from ml4cube import preprocessing as pp
+from ml4cube.core.axes import same_coordinate
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.evaluation.metrics import score_cube
+from ml4cube.prediction import predict_cube
+from ml4cube.splits import assign_block_split
+
+LAT = np.linspace(-10, 10, 8) / 7
+DAYS = np.arange("2001-01-01", "2001-01-09", dtype="M8[D]").astype("M8[ns]")
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "same"),
+    [
+        (LAT.astype("f4"), LAT, True),
+        (LAT, LAT.astype("f4"), True),
+        (LAT + 1e-3, LAT, False),
+        (LAT[::-1], LAT, False),
+        (LAT[:4], LAT, False),
+        (np.arange(4), np.arange(4.0), True),
+        (np.array([np.nan, 1.0]), np.array([np.nan, 1.0]), True),
+        (np.array([np.nan, 1.0]), np.array([0.0, 1.0]), False),
+        (5e6 + 10 * np.arange(8.0), (5e6 + 10 * np.arange(8.0)).astype("f4"), True),
+        (5e6 + 10 * np.arange(8.0) + 10, 5e6 + 10 * np.arange(8.0), False),
+        ((-90 + 0.1 * np.arange(9)).astype("f4"), -90 + 0.1 * np.arange(9), True),
+        (np.array([-90, 1e-5, 90], "f4"), np.array([-90.0, 0.0, 90.0]), True),
+        (DAYS, DAYS.astype("M8[s]"), True),
+        (DAYS, DAYS + np.timedelta64(1, "s"), False),
+        (np.array(["NaT", "2001"], "M8[s]"), np.array(["NaT", "2001"], "M8[s]"), True),
+        (DAYS[:1], np.array([cftime.datetime(2001, 1, 1, calendar="noleap")]), False),
+        (np.array(["a", np.nan], object), np.array(["a", np.nan], object), True),
+        (np.array(["a", "b"]), np.array(["a", "b"], object), True),
+        (np.array(["a", "b"]), np.array([0.0, 1.0]), False),
+    ],
+)
+def test_coordinates_are_the_same_but_for_rounding(given, wanted, same):
+    assert same_coordinate(given, wanted) is same
+
+
+@pytest.mark.parametrize(
+    "match",
+    [
+        lambda ds, a: assign_block_split(ds, {"lat": 2}, 0.5, valid=a == 1),
+        lambda ds, a: pp.assign_mask(ds, a == 1),
+        lambda ds, a: pp.get_statistics(ds, weights=a),
+        lambda ds, a: score_cube(ds, ds, weights=a),
+        lambda ds, a: predict_cube(torch.nn.Identity(), ds, mask=a == 1),
+    ],
+    ids=["valid", "mask", "weights", "scores", "predicted"],
+)
+def test_every_room_takes_what_a_store_has_rounded_and_nothing_else(match: Any) -> None:
+    ds = xr.Dataset({"a": (("time", "lat"), np.arange(24.0).reshape(3, 8))}, {"lat": LAT})
+    ones = xr.DataArray(np.ones(8), dims="lat")
+    match(ds, ones)
+    match(ds, ones.assign_coords(lat=LAT.astype("f4")))
+    for other in (LAT[::-1], LAT + 0.1):
+        with pytest.raises(InvalidValueError, match=r"other .*'lat'"):
+            match(ds, ones.assign_coords(lat=other))
