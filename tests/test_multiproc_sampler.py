@@ -595,6 +595,7 @@ def bad(**options: Any) -> Any:
         bad(to_pred="a", features=["a"]),
         bad(nproc=0),
         bad(nproc="4"),
+        bad(nproc=True),
         bad(seed=1.5),
         bad(order="random"),
         bad(data_fraq=0),
