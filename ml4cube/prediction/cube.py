@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,8 +42,6 @@ from ml4cube.prediction.cf import describe
 from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_free, parse_path
 from ml4cube.splits.cube import is_label
 from ml4cube.training.dist import World, pick_device
-
-logger = logging.getLogger(__name__)
 
 Model = torch.nn.Module | Callable[[torch.Tensor], torch.Tensor]
 Source = (
