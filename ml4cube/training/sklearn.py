@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from ml4cube.core.errors import (
     check_choice,
 )
 from ml4cube.training.batches import as_pair, set_epoch
-from ml4cube.training.callbacks import EarlyStopping, LoggerCallback, is_better, logger
+from ml4cube.training.callbacks import EarlyStopping, LoggerCallback, is_better
 from ml4cube.training.checkpoint import write_bytes
 from ml4cube.training.checks import check_loader
 from ml4cube.training.dist import World
@@ -37,6 +38,8 @@ from ml4cube.training.scores import check_metrics
 from ml4cube.training.state import History, TrainState
 
 __all__ = ["Trainer", "load_model", "save_model"]
+
+logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]
