@@ -114,7 +114,7 @@ def test_a_log_is_begun_like_any_file_that_must_survive(tmp_path, kind):
     os.utime(left, (0, 0))
     kind(tmp_path / "log").log({"a": 1}, 1)
     assert os.listdir(tmp_path) == ["log"]
-    with pytest.raises(StoreError, match="cannot be written.*give another path"):
+    with pytest.raises(StoreError, match=r"cannot be written.*give another path"):
         kind(tmp_path / "log" / "below").log({"a": 1}, 1)
 
 

@@ -284,7 +284,7 @@ def test_a_model_is_written_like_any_file_that_must_survive(tmp_path):
     os.utime(left, (0, 0))
     save_model(tmp_path / "m", LinearRegression())
     assert os.listdir(tmp_path) == ["m"]
-    with pytest.raises(StoreError, match="cannot be written.*give another path"):
+    with pytest.raises(StoreError, match=r"cannot be written.*give another path"):
         save_model(tmp_path / "m" / "below", LinearRegression())
 
 
