@@ -6,11 +6,10 @@ import os
 import signal
 from typing import Any
 
-import numpy as np
 import pytest
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, StoreError
-from ml4cube.datasets.engines import check_client, check_nproc, choose_engine
+from ml4cube.core.errors import InvalidTypeError, RunError, StoreError
+from ml4cube.datasets.engines import check_client, choose_engine
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
@@ -60,13 +59,6 @@ def test_a_dead_worker_is_noticed() -> None:
         choose_engine(2) as engine,
     ):
         list(engine.run(die, None, range(10)))
-
-
-@pytest.mark.parametrize(("nproc", "error"), [(0, InvalidValueError), (True, InvalidTypeError)])
-def test_nproc(nproc: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match=f"nproc={nproc}"):
-        check_nproc(nproc)
-    assert type(check_nproc(np.int64(2))) is int
 
 
 @pytest.fixture(scope="module")

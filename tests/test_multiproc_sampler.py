@@ -595,6 +595,7 @@ def bad(**options: Any) -> Any:
         bad(to_pred="a", features=["a"]),
         bad(nproc=0),
         bad(nproc="4"),
+        bad(nproc=True),
         bad(seed=1.5),
         bad(order="random"),
         bad(data_fraq=0),
@@ -1421,6 +1422,7 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path, nproc: int) -> 
     process.wait()
     assert not (tmp_path / "cut/train.zarr").exists()
     kept = sorted((tmp_path / "cut/train.zarr.partial/store/a/c").glob("*"))
+    assert kept
     stamps = {p: p.stat().st_mtime_ns for p in kept[:1]}
     assert start(tmp_path / "cut", nproc).wait() == 0
     assert tree(tmp_path / "cut") == tree(tmp_path / "whole")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,7 @@ from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.datasets.remote_draft import RemoteDraft
 from ml4cube.datasets.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
+from tests.training_parts import wait_until
 
 ROOT = Path(__file__).parents[1]
 OPTIONS: dict[str, Any] = {"sample_size": {"lat": 2}, "block_size": {"time": 4}, "progress": False}
@@ -539,13 +540,6 @@ def test_what_is_no_fault_of_a_place_is_not_laid_to_it() -> None:
     for error in (MemoryError(), AssertionError("broken")):
         with pytest.raises(type(error)), WriteErrors.of("memory://train.zarr"):
             raise error
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_run_that_was_taken_over_ends(tmp_path: Path, monkeypatch: Any) -> None:

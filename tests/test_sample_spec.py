@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.sample_spec import DROP_RULES, FILL_METHODS, SCALERS, SampleSpec, parse_names
+from ml4cube.core.missing import DROP_POLICIES, FILL_METHODS
+from ml4cube.core.sample_spec import SampleSpec, parse_names
+from ml4cube.core.statistics import SCALE_FNS
 
 SHAPE = {"time": 10, "lat": 8, "lon": 9}
 
@@ -19,17 +21,17 @@ SHAPE = {"time": 10, "lat": 8, "lon": 9}
 def specs(draw: st.DrawFn) -> SampleSpec:
     dims = draw(st.lists(st.sampled_from("tyxz"), min_size=1, max_size=4, unique=True))
     shape = {d: draw(st.integers(1, 12)) for d in dims}
-    method = draw(st.sampled_from(FILL_METHODS))
+    method = draw(st.sampled_from([*FILL_METHODS, None]))
     return SampleSpec.parse(
         shape,
         ["a", "b"],
         sample_size={d: draw(st.integers(1, n)) for d, n in shape.items()},
         overlap=draw(st.sampled_from([None, 0.25, 0.9])),
         to_pred=draw(st.sampled_from([None, "a", ["b"]])),
-        drop_nan=draw(st.sampled_from(DROP_RULES)),
+        drop_nan=draw(st.sampled_from(DROP_POLICIES)),
         fill_method=method,
         const=1.5 if method == "constant" else None,
-        scale_fn=draw(st.sampled_from(SCALERS)),
+        scale_fn=draw(st.sampled_from(SCALE_FNS)),
         filter_var=draw(st.sampled_from([None, "mask"])),
     )
 

@@ -33,6 +33,7 @@ from tests.training_parts import (
     dataset,
     finish,
     losses,
+    meet_now,
     network,
     start_torchrun,
     trainer,
@@ -237,7 +238,7 @@ class EveryStep(Callback):
     """Let ranks look for signals after every step, so that the test says where."""
 
     def on_step_end(self, loop):
-        loop.pulse.hasten()
+        meet_now(loop)
 
 
 def agree(folder):

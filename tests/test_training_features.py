@@ -21,7 +21,7 @@ from ml4cube.training.options import Options
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.seeding import seed_everything
 from tests.distributed_runner import on_ranks
-from tests.training_parts import At, Interrupt, dataset, losses, network, trainer, weights
+from tests.training_parts import At, Interrupt, dataset, losses, meet_now, network, trainer, weights
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_a_limited_epoch_is_resumed_inside_and_ends_as_undisturbed(tmp_path):
         def on_step_end(self, loop):
             if loop.state.step == 10:
                 loop._signals.save = True
-            loop.pulse.hasten()
+            meet_now(loop)
 
     whole = fresh()
     model = whole.train()
@@ -164,7 +164,7 @@ class Slow(Callback):
         self.seconds = seconds
 
     def on_step_end(self, loop):
-        loop.pulse.hasten()
+        meet_now(loop)
         time.sleep(self.seconds)
 
 
@@ -295,7 +295,7 @@ def averaged(folder, ranks):
                 per_epoch = 10 // loop.world.size
                 if name != "end" and loop.state.step == per_epoch + 3:
                     loop._signals.save = name == "inside"
-                loop.pulse.hasten()
+                meet_now(loop)
 
         class Val(DataLoader):
             passes = 0

@@ -10,6 +10,7 @@ import csv
 import json
 import logging
 import math
+import os
 import sys
 import types
 
@@ -19,7 +20,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreExistsError
+from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError, StoreExistsError
 from ml4cube.training.loggers import (
     CSVLogger,
     JSONLLogger,
@@ -104,6 +105,17 @@ def test_a_new_column_fills_the_rows_before_with_nothing(tmp_path):
     log.log({"b": 2.5, "a": 2}, 2)
     assert log.path.read_text().split() == ["step,a,b", "1,1,", "2,2,2.5"]
     assert [path.name for path in log.path.parent.iterdir()] == ["log.csv"]
+
+
+@pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
+def test_a_log_is_begun_like_any_file_that_must_survive(tmp_path, kind):
+    left = tmp_path / ".log.elsewhere-1.tmp"  # of a machine that died in a save, long ago
+    left.touch()
+    os.utime(left, (0, 0))
+    kind(tmp_path / "log").log({"a": 1}, 1)
+    assert os.listdir(tmp_path) == ["log"]
+    with pytest.raises(StoreError, match=r"cannot be written.*give another path"):
+        kind(tmp_path / "log" / "below").log({"a": 1}, 1)
 
 
 def test_jsonl_has_params_first_and_once_and_null_for_nan(tmp_path):

@@ -25,7 +25,17 @@ from ml4cube.training.callbacks import Callback, EarlyStopping
 from ml4cube.training.loggers import JSONLLogger
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.state import History
-from tests.training_parts import ROOT, At, Interrupt, dataset, losses, network, trainer, weights
+from tests.training_parts import (
+    ROOT,
+    At,
+    Interrupt,
+    dataset,
+    losses,
+    meet_now,
+    network,
+    trainer,
+    weights,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -369,7 +379,7 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, stop_at, generator):
         """Look for signals after every step, so that the test says where."""
 
         def on_step_end(self, loop):
-            loop.pulse.hasten()
+            meet_now(loop)
 
     def stop():
         if stop_at % 10:
@@ -518,7 +528,7 @@ def test_loader_that_knows_its_position_is_asked_for_it(tmp_path):
 
     class Always(Callback):
         def on_step_end(self, loop):
-            loop.pulse.hasten()
+            meet_now(loop)
 
     stop = [At(8, lambda: os.kill(os.getpid(), signal.SIGUSR1)), At(9, raise_interrupt), Always()]
     with pytest.raises(Interrupt):

@@ -24,7 +24,7 @@ from ml4cube.training.shard_files import read_shards, row_range
 from ml4cube.training.sharding import Sharded, pick_groups
 from ml4cube.training.trainer import AdvancedTrainer
 from tests.distributed_runner import on_ranks
-from tests.training_parts import At, Interrupt, dataset, losses, network, trainer, weights
+from tests.training_parts import At, Interrupt, dataset, losses, meet_now, network, trainer, weights
 
 GROUPS = {"strategy": "fsdp", "shard_modules": nn.Linear}
 
@@ -264,7 +264,7 @@ class Called(At):
     def on_step_end(self, loop):
         if loop.state.step == self.step:
             loop._signals.save = loop.world.rank == 1
-            loop.pulse.hasten()
+            meet_now(loop)
 
 
 def inside(folder):

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
+
 
 class CubeError(Exception):
     """Base of every error that ml4cube raises on purpose."""
@@ -91,6 +93,31 @@ def check_flags(flags: Mapping[str, object]) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise InvalidTypeError(f"{name}={value!r} is no bool; give True or False")
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Refuse what is no whole number, or too small a one.
+
+    Parameters
+    ----------
+    name : str
+        Name of the argument, for the message.
+    value : object
+        What was given.
+    least : int
+        The smallest that is allowed.
+
+    Raises
+    ------
+    InvalidTypeError
+        If `value` is no integer.
+    InvalidValueError
+        If `value` is below `least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise InvalidTypeError(f"{name}={value!r} is a {type(value).__name__}; give a whole number")
+    if value < least:
+        raise InvalidValueError(f"{name}={value}; give at least {least}")
 
 
 @contextmanager

@@ -11,10 +11,9 @@ from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid, SizesLike, parse_overlap, parse_sizes
+from ml4cube.core.missing import DROP_POLICIES, FILL_METHODS
+from ml4cube.core.statistics import SCALE_FNS
 
-DROP_RULES = ("auto", "if_all_nan", "masked", None)
-FILL_METHODS = ("sample_mean", "mean", "constant", "noise", None)
-SCALERS = ("standardize", "normalize", None)
 SAMPLE_DIM = "samples"
 
 
@@ -136,9 +135,9 @@ class SampleSpec:
         """Refuse options that do not exist or contradict one another."""
         if not self.variables:
             raise InvalidValueError("variables is empty; name at least one variable of the cube")
-        check_choice("drop_nan", self.drop_nan, DROP_RULES)
-        check_choice("fill_method", self.fill_method, FILL_METHODS)
-        check_choice("scale_fn", self.scale_fn, SCALERS)
+        check_choice("drop_nan", self.drop_nan, DROP_POLICIES)
+        check_choice("fill_method", self.fill_method, (*FILL_METHODS, None))
+        check_choice("scale_fn", self.scale_fn, SCALE_FNS)
         self._check_const()
         # makes a Grid once, which checks that dims, sizes and overlaps fit one another
         assert len(self.windows) >= 0

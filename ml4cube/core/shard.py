@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidValueError, check_whole
 
 Ints = NDArray[np.int64]
 
@@ -72,31 +72,6 @@ def worker_seed(seed: int, epoch: int) -> int:
     """
     state = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
     return int(state[0] >> 1)
-
-
-def check_whole(name: str, value: int, least: int) -> None:
-    """Refuse what is no whole number, or too small a one.
-
-    Parameters
-    ----------
-    name : str
-        Name of the argument, for the message.
-    value : int
-        What was given.
-    least : int
-        The smallest that is allowed.
-
-    Raises
-    ------
-    InvalidTypeError
-        If `value` is no integer.
-    InvalidValueError
-        If `value` is below `least`.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidTypeError(f"{name}={value!r} is a {type(value).__name__}; give a whole number")
-    if value < least:
-        raise InvalidValueError(f"{name}={value}; give at least {least}")
 
 
 @dataclass(frozen=True)

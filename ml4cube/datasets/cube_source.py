@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError, RunError, check_choice
+from ml4cube.core.errors import InvalidValueError, RunError, check_choice, check_whole
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import scale_values
-from ml4cube.datasets.engines import check_nproc, local_engine
+from ml4cube.datasets.engines import local_engine
 from ml4cube.datasets.extractor import Arrays, Extractor
 from ml4cube.datasets.lead import (
     Lead,
@@ -242,13 +242,14 @@ def cut_cube(
             f"part={part!r}, but the cube has no split, so all its windows are training samples; "
             "label it first (ml4cube.splits), or give data_split="
         )
-    nproc = check_nproc(options.pop("nproc", 1))
+    nproc = options.pop("nproc", 1)
+    check_whole("nproc", nproc, 1)
     sampling = whole = Sampling.of(ds, **sizes, **{"data_split": 1.0, **options})
     if lead is not None:
         sampling = with_lead(whole, lead)
     # whether other parts have samples is nothing to whom asks for this one
     counted = replace(sampling, recipe={"plan": {"fractions": {part: 1.0}}})
-    with local_engine(nproc) as engine:
+    with local_engine(int(nproc)) as engine:
         extractor, plan = make_plan(counted, engine, PARTS)
     logger.info("samples cut as they are read:\n%s", plan)
     metadata = StoreMetadata(

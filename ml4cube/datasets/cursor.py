@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.shard import check_whole
+from ml4cube.core.errors import InvalidValueError, check_whole
 
 
 class EpochCursor:

@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-import numpy as np
-
 from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError, RunError
 
 logger = logging.getLogger(__name__)
@@ -66,33 +64,6 @@ class Engine(Protocol):
     ) -> None:
         """Stop."""
         ...
-
-
-def check_nproc(nproc: object) -> int:
-    """Refuse a number of processes that cannot work.
-
-    Parameters
-    ----------
-    nproc : int
-        What was asked for.
-
-    Returns
-    -------
-    int
-        The same.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no integer.
-    InvalidValueError
-        If it is below 1.
-    """
-    if isinstance(nproc, bool) or not isinstance(nproc, int | np.integer):
-        raise InvalidTypeError(f"nproc={nproc!r} is a {type(nproc).__name__}; give an integer")
-    if nproc < 1:
-        raise InvalidValueError(f"nproc={nproc} processes cannot work; give 1 or more")
-    return int(nproc)
 
 
 def choose_engine(nproc: int, client: Any = None) -> Engine:
@@ -286,7 +257,7 @@ class LocalProcesses:
 
             self._executor = ProcessPoolExecutor(
                 max_workers=self.nproc,
-                initializer=_watch_parent,
+                initializer=watch_parent,
                 initargs=(os.getpid(),),
                 env=_WORKER_ENV,
             )
@@ -468,8 +439,15 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _watch_parent(parent: int) -> None:
-    """End this worker when its parent is gone, whatever killed it and however early."""
+@functools.cache
+def watch_parent(parent: int) -> None:
+    """End this process when its parent is gone, whatever killed it and however early.
+
+    Parameters
+    ----------
+    parent : int
+        Its process id; watched once, however often it is given.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:

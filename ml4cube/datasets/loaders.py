@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError, needs_torch
+from ml4cube.core.errors import InvalidValueError, check_whole, needs_torch
 from ml4cube.core.shard import (
     EvalShare,
     Ints,
     ShuffleReport,
     TrainShare,
-    check_whole,
     permutation,
     worker_seed,
 )

@@ -22,9 +22,9 @@ from ml4cube.core.errors import (
     StoreExistsError,
     check_choice,
     check_flags,
+    check_whole,
 )
 from ml4cube.core.grid import SizesLike
-from ml4cube.core.shard import check_whole
 from ml4cube.datasets.callback_identity import copy_of, identity_of
 from ml4cube.datasets.draft import Draft, work_place
 from ml4cube.datasets.drafts import open_draft, sweep, was_published
@@ -33,7 +33,6 @@ from ml4cube.datasets.engines import (
     DaskCluster,
     Engine,
     check_client,
-    check_nproc,
     choose_engine,
 )
 from ml4cube.datasets.extractor import Callback, Extractor
@@ -271,7 +270,8 @@ class MultiProcSampler:
         """Check every argument against the cube; read none of its cells."""
         check_client(client)
         self._client = client
-        self.nproc = check_nproc(nproc)
+        check_whole("nproc", nproc, 1)
+        self.nproc = int(nproc)
         check_choice("order", order, ORDERS)
         if chunk_batch is not None:
             check_whole("chunk_batch", chunk_batch, 1)

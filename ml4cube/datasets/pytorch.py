@@ -6,8 +6,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ml4cube.core.errors import InvalidTypeError, check_choice, check_flags, needs_torch
-from ml4cube.core.shard import check_whole
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    check_choice,
+    check_flags,
+    check_whole,
+    needs_torch,
+)
 from ml4cube.datasets.augment import Flip, Rotate90, bound
 from ml4cube.datasets.handover import Augment, Collate, Handover
 from ml4cube.datasets.loaders import MapLoader, Plan, SampleLoader, ShareSampler

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_flags
+from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_flags, check_whole
 from ml4cube.core.grid import Block, SizesLike
-from ml4cube.core.shard import check_whole
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics, scale_values
 from ml4cube.datasets.engines import InProcess

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,12 +15,23 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_flags
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    RunError,
+    check_flags,
+    check_whole,
+)
 from ml4cube.core.grid import Block, Grid, SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import check_mask, fill_gaps, find_gaps, flags_of
 from ml4cube.core.sample_spec import parse_names
-from ml4cube.core.shard import check_whole
-from ml4cube.core.statistics import Statistics, scale_parameters, scale_values, unscale_values
+from ml4cube.core.statistics import (
+    Statistics,
+    check_decoded,
+    scale_parameters,
+    scale_values,
+    unscale_values,
+)
 from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.opening import as_dataset, cube_dims, cube_variables
 from ml4cube.datasets.pytorch import PTXrDataset
@@ -32,8 +42,6 @@ from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_f
 from ml4cube.preprocessing.cubes import check_places
 from ml4cube.splits.cube import is_label
 from ml4cube.training.dist import World, pick_device
-
-logger = logging.getLogger(__name__)
 
 Model = torch.nn.Module | Callable[[torch.Tensor], torch.Tensor]
 Source = (
@@ -299,11 +307,7 @@ class _Recipe:
                     f"features names {name!r} of dtype {cube[name].dtype}; a model sees numbers "
                     "only, leave it out"
                 )
-            if {"scale_factor", "add_offset"} & set(cube[name].attrs):
-                raise InvalidValueError(
-                    f"{name!r} holds packed integers (scale_factor or add_offset is still in its "
-                    "attributes); decode it first, with xr.decode_cf(ds)"
-                )
+            check_decoded(name, cube[name].dtype, cube[name].attrs)
 
     def about(self, model: Model) -> dict[str, Any]:
         """Return what a reader of the predicted cube may ask, as JSON values."""

@@ -13,7 +13,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core import roles
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.statistics import check_decoded
 from ml4cube.core.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
 from ml4cube.splits.cube import as_dataset, in_chunks, is_time, microseconds
@@ -224,10 +224,7 @@ def suggest_block_size(
     >>> suggest_block_size(ds, "a", "x", min_blocks=4)["x"] >= 10
     True
     """
-    if isinstance(min_blocks, bool) or not isinstance(min_blocks, int | np.integer):
-        raise InvalidTypeError(f"min_blocks={min_blocks!r} is no number; give 2 or more")
-    if min_blocks < 2:
-        raise InvalidValueError(f"min_blocks={min_blocks} leaves nothing to share out; give 2 up")
+    check_whole("min_blocks", min_blocks, 2)
     array = _variable(ds, var)
     ranges = estimate_range(array, None, dims, detrend, deseason)
     cells = {dim: array.sizes[dim] for dim in ranges}

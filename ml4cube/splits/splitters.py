@@ -16,6 +16,7 @@ from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
     check_choice,
+    check_whole,
 )
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.partition import cut_in_order, hash_ids, partition
@@ -154,7 +155,7 @@ class BlockKFold(_BlockSplitter):
         self._check()
 
     def _check(self) -> None:
-        _check_number("n_splits", self.n_splits, 2)
+        check_whole("n_splits", self.n_splits, 2)
         check_seed(self.seed)
 
     def _tests(
@@ -222,7 +223,7 @@ class BlockShuffleSplit(_BlockSplitter):
         self._check()
 
     def _check(self) -> None:
-        _check_number("n_splits", self.n_splits, 1)
+        check_whole("n_splits", self.n_splits, 1)
         check_seed(self.seed)
         check_fractions(self.test_size, 0.0, ("test_size", "val"))
         if not 0 < self.test_size < 1:
@@ -297,7 +298,7 @@ class ForwardChaining(CubeSplitter):
         self._check()
 
     def _check(self) -> None:
-        _check_number("n_splits", self.n_splits, 1)
+        check_whole("n_splits", self.n_splits, 1)
 
     def _dims(self) -> tuple[str, ...]:
         return tuple(sorted(TIME_NAMES, reverse=True)) if self.dim is None else (self.dim,)
@@ -474,10 +475,3 @@ def _check_folds(
             f"{folds} parts are needed, and {usable} of {weights.size} {of_what} hold samples or "
             "valid cells; use fewer folds or smaller blocks"
         )
-
-
-def _check_number(argument: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidTypeError(f"{argument}={value!r} is a {type(value).__name__}; give an integer")
-    if value < least:
-        raise InvalidValueError(f"{argument}={value} is too few; give {least} or more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import uuid
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from ml4cube.core.errors import (
     check_choice,
 )
 from ml4cube.training.checkpoint import read_file, write_file
-from ml4cube.training.events import Callback, is_better, logger, monitored
+from ml4cube.training.events import Callback, is_better, monitored
 from ml4cube.training.options import above_zero, check_path
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
 
@@ -35,9 +36,10 @@ __all__ = [
     "Progress",
     "RankReport",
     "is_better",
-    "logger",
     "monitored",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 class EarlyStopping(Callback):

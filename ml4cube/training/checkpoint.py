@@ -74,6 +74,11 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         Where to; folders are made, an existing file is replaced.
     data : bytes
         The whole file.
+
+    Raises
+    ------
+    StoreError
+        If the file cannot be written.
     """
     _replace(Path(path), lambda file: file.write(data))
 

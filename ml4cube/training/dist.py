@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -25,6 +24,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
+from ml4cube.datasets.engines import watch_parent
 
 T = TypeVar("T")
 
@@ -451,7 +451,7 @@ def end_with_parent() -> None:
 
     A launcher that is killed outright cannot take its workers along.
     """
-    _watch_parent(os.getppid())
+    watch_parent(os.getppid())
 
 
 class _Group:
@@ -460,16 +460,6 @@ class _Group:
     made: Any = None
     store: Store | None = None
     count = itertools.count()
-
-
-@functools.cache
-def _watch_parent(parent: int) -> None:
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="ml4cube-end-with-parent", daemon=True).start()
 
 
 @functools.cache
@@ -560,7 +550,7 @@ def _run_rank(
 ) -> T | None:
     """One rank, in its own process: join, run, leave."""
     folder, size, backend, timeout, parent = settings
-    _watch_parent(parent)
+    watch_parent(parent)
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size)
     )

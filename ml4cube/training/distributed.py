@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,12 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.datasets.pytorch import prep_dataloader
-from ml4cube.training.callbacks import logger
 from ml4cube.training.checkpoint import read_file, write_file
 from ml4cube.training.checks import bad_loss, check_model
 from ml4cube.training.dist import World, ddp_init, pick_device
 from ml4cube.training.options import above_zero, check_count
+
+logger = logging.getLogger(__name__)
 
 
 class _Wrapped:

@@ -6,7 +6,6 @@ A callback sees the loop on every rank. What it writes or shows, it does where
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,6 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
     from ml4cube.training.loop import Loop
-
-logger = logging.getLogger("ml4cube.training")
 
 
 class Callback:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -17,11 +18,12 @@ from ml4cube.training.batches import (
     set_epoch,
     to_device,
 )
-from ml4cube.training.callbacks import logger
 from ml4cube.training.dist import World
 from ml4cube.training.options import Options
 from ml4cube.training.state import TrainState, capture_rng, restore_rng
 from ml4cube.training.steps import Weigh
+
+logger = logging.getLogger(__name__)
 
 Weight = float | torch.Tensor
 

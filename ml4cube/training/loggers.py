@@ -15,7 +15,6 @@ import importlib
 import io
 import json
 import math
-import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
+from ml4cube.training.checkpoint import write_bytes
 from ml4cube.training.options import check_path
 
 __all__ = [
@@ -117,16 +117,7 @@ class _FileLogger(Logger):
 
     def _replace(self, lines: Iterable[str]) -> None:
         """Write the whole file anew; whoever reads it meanwhile sees the old or the new one."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        try:
-            with aside.open("w", encoding="utf-8", newline="") as file:
-                file.writelines(lines)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(self.path)
-        finally:
-            aside.unlink(missing_ok=True)
+        write_bytes(self.path, "".join(lines).encode())
 
     def _append(self, line: str) -> None:
         with self.path.open("a", encoding="utf-8", newline="") as file:

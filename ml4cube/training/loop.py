@@ -7,6 +7,7 @@ when ranks meet, `Tally` and `make_row` measure, `snapshot` saves.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ml4cube.core.errors import InvalidTypeError, RunError
 from ml4cube.training import snapshot
 from ml4cube.training.batches import kept_generators
-from ml4cube.training.callbacks import Callback, logger
+from ml4cube.training.callbacks import Callback
 from ml4cube.training.clock import StepClock
 from ml4cube.training.dist import World, explained
 from ml4cube.training.engine import Engine, named_sets
@@ -33,6 +34,8 @@ from ml4cube.training.steps import Step, StepResult, Supervised
 from ml4cube.training.tally import Measures, Tally
 
 __all__ = ["Loop", "Options", "StepResult", "Supervised"]
+
+logger = logging.getLogger(__name__)
 
 _LATE = "max_time is over"
 _HOOKS = (

@@ -55,10 +55,6 @@ class ProgressChecker:
         """Count a step."""
         self.step += 1
 
-    def init_state(self) -> None:
-        """Start counting anew."""
-        self.epoch = self.step = 0
-
     def follow(self, state: TrainState) -> None:
         """Take over the counts of a run.
 

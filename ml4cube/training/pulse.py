@@ -66,10 +66,6 @@ class Pulse:
         """
         return step >= self._next
 
-    def hasten(self) -> None:
-        """Meet after the step under way; every rank must call this."""
-        self._next = 0
-
     def ask(self, step: int, questions: list[bool]) -> list[bool]:
         """Meet now; every rank must call this.
 

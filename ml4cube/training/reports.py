@@ -11,10 +11,12 @@ from tqdm.auto import tqdm
 
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.training.checks import refuse_class
-from ml4cube.training.events import Callback, listed, logger
+from ml4cube.training.events import Callback, listed
 
 if TYPE_CHECKING:
     from ml4cube.training.loop import Loop
+
+logger = logging.getLogger(__name__)
 
 _SLOW = 0.2  # share of the time that others wait for a rank before it is called slow
 

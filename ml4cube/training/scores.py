@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.checks import refuse_class
 from ml4cube.training.dist import World
-from ml4cube.training.events import logger
+
+logger = logging.getLogger(__name__)
 
 Metric = Callable[[torch.Tensor, torch.Tensor], Any]
 _RESERVED = {

@@ -10,6 +10,7 @@ Snapshots are then written by all ranks, see `ml4cube.training.shard_files`.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +23,13 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.batches import to_device
-from ml4cube.training.callbacks import logger
 from ml4cube.training.dist import World
 from ml4cube.training.feed import Portion
 from ml4cube.training.options import Options
 from ml4cube.training.shard_files import agreed, read_shards, remove_old, row_range, write_shards
 from ml4cube.training.strategy import Strategy
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_GROUP = 1_000_000  # parameters
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,8 @@ from ml4cube.core.errors import (
     check_choice,
 )
 from ml4cube.training.batches import as_pair, set_epoch
-from ml4cube.training.callbacks import EarlyStopping, LoggerCallback, is_better, logger
+from ml4cube.training.callbacks import EarlyStopping, LoggerCallback, is_better
+from ml4cube.training.checkpoint import write_bytes
 from ml4cube.training.checks import check_loader
 from ml4cube.training.dist import World
 from ml4cube.training.options import check_count, check_path
@@ -37,6 +38,8 @@ from ml4cube.training.scores import check_metrics
 from ml4cube.training.state import History, TrainState
 
 __all__ = ["Trainer", "load_model", "save_model"]
+
+logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]
@@ -331,19 +334,10 @@ def save_model(path: str | Path, model: BaseEstimator) -> None:
     ------
     ModuleNotFoundError
         If skops is not installed.
+    StoreError
+        If the file cannot be written.
     """
-    target = Path(path)
-    content = _skops().dumps(model)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_bytes(path, _skops().dumps(model))
 
 
 def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.training.batches import data_facts
-from ml4cube.training.callbacks import logger
 from ml4cube.training.checkpoint import read_file, to_plain, write_file
 from ml4cube.training.state import History, TrainState, capture_rng, restore_rng
 
 if TYPE_CHECKING:
     from ml4cube.training.loop import Loop
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 2
 

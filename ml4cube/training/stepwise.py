@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import Combinable
-from ml4cube.training.callbacks import Callback, logger
+from ml4cube.training.callbacks import Callback
 from ml4cube.training.checkpoint import to_plain
 from ml4cube.training.dist import World, local_rank
 from ml4cube.training.keeping import Keeping
@@ -22,6 +23,8 @@ from ml4cube.training.progress import ProgressChecker
 from ml4cube.training.pytorch import pick_precision
 from ml4cube.training.state import History, TrainState
 from ml4cube.training.user_steps import UserLoop, UserStep, on_cpu
+
+logger = logging.getLogger(__name__)
 
 Device = str | torch.device | Sequence[str | torch.device] | None
 M = TypeVar("M", bound=Callable[..., Any])

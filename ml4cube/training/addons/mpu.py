@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,8 +20,9 @@ from torch.utils.data import (
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import AddOnBase
-from ml4cube.training.callbacks import logger
 from ml4cube.training.dist import DEFAULT_TIMEOUT_S, World, launch, local_rank
+
+logger = logging.getLogger(__name__)
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
