@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# Of a pole, rounding may lie a little beyond it.
+# Rounding may put a pole slightly beyond 90 degrees.
 MOST_LAT = 90.001
 
 _RADIANS = ("rad", "radian", "radians")
