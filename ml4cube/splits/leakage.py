@@ -73,6 +73,15 @@ class LeakageReport:
         For "space" and "time", the unit, and distances to the nearest train cell by curve.
     shares : dict of str to float
         Shares of the test cells that the figure shows.
+
+    Examples
+    --------
+    >>> from ml4cube.splits import assign_time_split
+    >>> ds = xr.Dataset({"t2m": ("time", np.arange(20.0))})
+    >>> report = leakage_report(assign_time_split(ds, 0.7, gap=3))
+    >>> report.leaks, int(report.table.loc["train cells", "found"])
+    (False, 11)
+    >>> figure = report.plot()
     """
 
     leaks: bool
