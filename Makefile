@@ -5,12 +5,14 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-splits-honesty bench-gpu_feed bench-loaders_in_trainers
+.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite"
 	@echo "make setup   only build $(VENV)/"
-	@echo "make bench-NAME    measure (statistics, loading, training, codecs, sampling, sampling_speedup, splits-honesty), into benchmarks/results/"
+	@echo "make bench-NAME    measure (statistics, loading, training, codecs, sampling, sampling_speedup,"
+	@echo "             splits_honesty, gpu_feed), into benchmarks/results/"
+	@echo "make bench-loaders_in_trainers    check our loaders inside other libraries' trainers"
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml scripts/setup_env.py
@@ -26,11 +28,8 @@ test-faults: setup
 	$(PY) -m pytest tests/faults -m "soak or not soak"
 
 # -P keeps benchmarks/statistics.py from hiding the standard library's module of that name
-bench-statistics bench-codecs bench-gpu_feed bench-sampling_speedup: bench-%: setup
+bench-statistics bench-codecs bench-gpu_feed bench-sampling_speedup bench-splits_honesty: bench-%: setup
 	$(PY) -P benchmarks/$*.py
-
-bench-splits-honesty: setup
-	$(PY) -P benchmarks/splits_honesty.py
 
 # the libraries it compares with live in an environment of their own
 PEERS := benchmarks/.peers-venv

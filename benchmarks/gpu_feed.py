@@ -143,7 +143,11 @@ def main() -> None:
             for name, loader in loaders.items():
                 found[name].append(train(loader, device))
     results: dict[str, Any] = {
-        "machine": {"cpus": os.cpu_count(), "platform": platform.platform(), "device": str(device)},
+        "machine": {
+            "cpus": os.cpu_count(),
+            "platform": f"{platform.system()} {platform.machine()}",
+            "device": str(device),
+        },
         "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "settings": {"batch_size": size, "samples": len(data), "buffer_mb": small},

@@ -670,7 +670,7 @@ def main() -> None:
         warnings.filterwarnings("ignore", message=noise)
     torch.set_num_threads(1)  # one thread gathers, as in our loader
     fixed = {
-        "machine": {"cpus": CORES, "platform": platform.platform()},
+        "machine": {"cpus": CORES, "platform": f"{platform.system()} {platform.machine()}"},
         "versions": {"python": platform.python_version(), **versions()},
         "settings": {
             **{"buffer_mb": args.buffer_mb, "scale": args.scale, "repeats": args.repeats},

@@ -8,7 +8,7 @@ where it would be used. All sectors take turns as the new region.
 - Sea surface temperature: OSTIA monthly means, 54 months around the equator.
 - Air temperature: A1B, 240 years over North America. E1 shares its past.
 
-Run it as ``make bench-splits-honesty``; it takes a few CPU minutes.
+Run it as ``make bench-splits_honesty``; it takes a few CPU minutes.
 """
 
 from __future__ import annotations

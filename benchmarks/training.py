@@ -285,7 +285,10 @@ def report(measured: dict[str, Any], repeats: int, out: Path) -> None:
     print("\n" + json.dumps(summary, indent=1))
     for name, text in SETTINGS.items():
         print(f"{name:10s} {text}")
-    machine = {"cpus": len(os.sched_getaffinity(0)), "platform": platform.platform()}
+    machine = {
+        "cpus": len(os.sched_getaffinity(0)),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
     versions = {name: version(name) for name in ("torch", *PEERS.values())}
     full = {
         **summary,

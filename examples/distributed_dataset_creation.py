@@ -17,7 +17,7 @@ from ml4cube.splits import assign_block_split
 
 
 def made_cube() -> xr.Dataset:
-    """Two years of a made daily field with gaps, and a target that a network can learn."""
+    """Two years of made weekly fields with gaps, and a target that a network can learn."""
     rng = np.random.default_rng(0)
     time = np.datetime64("2020-01-01", "ns") + np.arange(96) * np.timedelta64(7, "D")
     lat, lon = np.linspace(-60, 60, 48), np.arange(0, 360, 5.0)

@@ -249,10 +249,8 @@ def test_too_few_slots_are_refused() -> None:
 def test_waiting_reads_run_side_by_side() -> None:
     source = Counting([10] * 40, wait_s=0.02)
     order = ChunkOrder(source.counts, 8, seed=0)
-    began = time.perf_counter()
     through(Ring(source, [FIELD], 20, threads=10), order, TrainShare(400, 50), 0)
     assert source.most == 10
-    assert time.perf_counter() - began < 0.5 * 40 * 0.02
 
 
 def test_buffers_come_back_only_when_nobody_holds_them() -> None:

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import InvalidValueError
 
-# Of a pole, rounding may lie a little beyond it.
+# Rounding may put a pole slightly beyond 90 degrees.
 MOST_LAT = 90.001
 
 _RADIANS = ("rad", "radian", "radians")

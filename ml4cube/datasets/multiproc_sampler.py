@@ -164,8 +164,9 @@ class MultiProcSampler:
         Fraction of a window that neighbours share by dim.
     scale_fn : {"standardize", "normalize", None}
         How float variables are scaled by the train statistics; others never are.
-    val_cube : str or path, optional
-        Where the validation store will stand; needed if the label has a validation part.
+    val_cube : str, path, zarr store or StorePath, or Icechunk session, optional
+        Where the validation store will stand, as for `train_cube`; needed if the label has a
+        validation part.
     val_split : float, optional
         Fraction of blocks for validation, if the cube has no split label. By default, with a
         `val_cube`, half of what `data_split` leaves.
@@ -207,6 +208,8 @@ class MultiProcSampler:
     ------
     InvalidTypeError, InvalidValueError
         If an argument cannot work; the message names it, its value and the choices.
+    StoreError
+        If no cube can be read from `ds`, or a zarr store that is named cannot be opened.
 
     Examples
     --------

@@ -199,6 +199,26 @@ def open_axes(source: Any) -> xr.Dataset:
     Dataset
         One coordinate for each dim, positions where the cube had none, dates decoded; empty for
         a store that holds none, written before there were any.
+
+    Raises
+    ------
+    StoreError
+        If `source` is no store of ours, or its manifest cannot be read.
+    InvalidTypeError
+        If `source` is none of these.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import xarray as xr
+    >>> from ml4cube import MultiProcSampler
+    >>> lat = [50.0, 51.0, 52.0, 53.0]
+    >>> cube = xr.Dataset({"t2m": (("time", "lat"), np.ones((20, 4)))}, {"lat": lat})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     train, test = f"{folder}/train.zarr", f"{folder}/test.zarr"
+    ...     summary = MultiProcSampler(cube, train_cube=train, test_cube=test, nproc=1).run()
+    ...     print(open_axes(train)["lat"].values)
+    [50. 51. 52. 53.]
     """
     import xarray as xr
 
@@ -446,6 +466,26 @@ def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
         If `source` is no store of ours, or a file is missing or damaged.
     InvalidTypeError
         If `source` is none of these.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import xarray as xr
+    >>> from ml4cube import MultiProcSampler
+    >>> cube = xr.Dataset({"t2m": (("time", "lat"), np.ones((20, 4)))})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     train, test = f"{folder}/train.zarr", f"{folder}/test.zarr"
+    ...     sampler = MultiProcSampler(
+    ...         cube,
+    ...         train_cube=train,
+    ...         test_cube=test,
+    ...         sample_size={"lat": 2},
+    ...         block_size={"time": 4},
+    ...         nproc=1,
+    ...     )
+    ...     summary = sampler.run()
+    ...     print(dict(open_store(train, verify=True).sizes))
+    {'samples': 32, 'lat': 2}
     """
     place = place_of("store", source)
     verify_store(place, hashes=verify)

@@ -367,49 +367,113 @@ class Metric:
 
 
 class RMSE(Metric):
-    """Root mean squared error, in the unit of the values."""
+    """Root mean squared error, in the unit of the values.
+
+    Examples
+    --------
+    >>> metric = RMSE()
+    >>> metric.update([1.0, 7.0], [0.0, 0.0])
+    >>> metric.compute()
+    5.0
+    """
 
     name = "rmse"
 
 
 class MSE(Metric):
-    """Mean squared error, in the squared unit of the values."""
+    """Mean squared error, in the squared unit of the values.
+
+    Examples
+    --------
+    >>> metric = MSE()
+    >>> metric.update([1.0, 7.0], [0.0, 0.0])
+    >>> metric.compute()
+    25.0
+    """
 
     name = "mse"
 
 
 class MAE(Metric):
-    """Mean absolute error, in the unit of the values."""
+    """Mean absolute error, in the unit of the values.
+
+    Examples
+    --------
+    >>> metric = MAE()
+    >>> metric.update([1.0, -3.0], [0.0, 0.0])
+    >>> metric.compute()
+    2.0
+    """
 
     name = "mae"
 
 
 class Bias(Metric):
-    """Mean of prediction - truth, in the unit of the values; positive where predicted too high."""
+    """Mean of prediction - truth, in the unit of the values; positive where predicted too high.
+
+    Examples
+    --------
+    >>> metric = Bias()
+    >>> metric.update([1.0, 5.0], [0.0, 0.0])
+    >>> metric.compute()
+    3.0
+    """
 
     name = "bias"
 
 
 class R2(Metric):
-    """Coefficient of determination: 1 - squared error / squared deviation of the truth."""
+    """Coefficient of determination: 1 - squared error / squared deviation of the truth.
+
+    Examples
+    --------
+    >>> metric = R2()
+    >>> metric.update([1.0, 2.0, 4.0], [1.0, 2.0, 3.0])
+    >>> metric.compute()
+    0.5
+    """
 
     name = "r2"
 
 
 class Correlation(Metric):
-    """Pearson's correlation of prediction and truth, from -1 to 1."""
+    """Pearson's correlation of prediction and truth, from -1 to 1.
+
+    Examples
+    --------
+    >>> metric = Correlation()
+    >>> metric.update([1.0, 3.0], [2.0, 6.0])
+    >>> round(metric.compute(), 6)
+    1.0
+    """
 
     name = "correlation"
 
 
 class StdRatio(Metric):
-    """Standard deviation of the prediction over that of the truth; below 1 is too smooth."""
+    """Standard deviation of the prediction over that of the truth; below 1 is too smooth.
+
+    Examples
+    --------
+    >>> metric = StdRatio()
+    >>> metric.update([1.0, 3.0], [1.0, 5.0])
+    >>> metric.compute()
+    0.5
+    """
 
     name = "std_ratio"
 
 
 class MaxError(Metric):
-    """Largest absolute error of any pair, in the unit of the values; weights play no part."""
+    """Largest absolute error of any pair, in the unit of the values; weights play no part.
+
+    Examples
+    --------
+    >>> metric = MaxError()
+    >>> metric.update([1.0, -3.0], [0.0, 0.0])
+    >>> metric.compute()
+    3.0
+    """
 
     name = "max_error"
 

@@ -61,7 +61,7 @@ _TILE_CELLS = (2**14, 2**20)  # a tile is a 64th of the cube, but never below or
 
 def predict_cube(
     model: Model,
-    ds: xr.Dataset | xr.DataArray | str | os.PathLike[str],
+    ds: Any,
     store_or_stats: Source = None,
     *,
     out: str | os.PathLike[str] | None = None,
@@ -89,7 +89,7 @@ def predict_cube(
         Takes a batch shaped (windows, features, *window), points (windows, features), as
         `PTXrDataset` gives it, and returns (windows, targets, *window); with one target its
         axis may be missing. It runs in eval mode without gradients; its mode is restored.
-    ds : Dataset, DataArray, str or path
+    ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
         The cube to predict from, of any dim order, with all features.
     store_or_stats : store path, PTXrDataset, Dataset, StoreMetadata, Statistics, mapping or None
         How the training data were made. A sample store brings features, targets, window,
@@ -141,6 +141,8 @@ def predict_cube(
         adds coordinates to X or has its targets elsewhere, which no cube can be cut for yet.
     StoreExistsError
         If `out` is taken.
+    StoreError
+        If the cube, its cells or the sample store cannot be read.
     RunError
         On the other ranks, if one rank fails.
 

@@ -38,16 +38,19 @@ _CATEGORIES = {
 }  # fmt: skip
 # A split leaks when more than this share of its test cells touch train, or lie within the range.
 _MOST = 0.5
-# No region of some size has that share of its cells at its border; only one asked for by name.
+# A region of any size has a smaller share of its cells at its border. A thinner one passes only
+# if it was asked for by name.
 _ALL = 0.95
 # Fewer pieces than this are regions, that many or more are blocks dealt out among train.
 _SCATTERED = 3.5
 # A label that changes more often than this along each dim is no matter of a few regions, even if
 # all its pieces hang together, as half of all cells do when dealt out one by one.
 _FEW_RUNS = 5
-# Filled forward, so many more of the test cells than of train stand still.
+# If values were filled forward, the share of unchanged held-out cells exceeds that of train cells
+# by more than this.
 _CARRIED = 0.02
-# Test cells this much nearer to train than the deployment's are an easier task; and clearly so.
+# Test cells at less than these shares of the deployment's distance are an easier task, and clearly
+# an easier one.
 _NEARER, _FAR_NEARER = 0.75, 0.25
 
 
@@ -70,6 +73,15 @@ class LeakageReport:
         For "space" and "time", the unit, and distances to the nearest train cell by curve.
     shares : dict of str to float
         Shares of the test cells that the figure shows.
+
+    Examples
+    --------
+    >>> from ml4cube.splits import assign_time_split
+    >>> ds = xr.Dataset({"t2m": ("time", np.arange(20.0))})
+    >>> report = leakage_report(assign_time_split(ds, 0.7, gap=3))
+    >>> report.leaks, int(report.table.loc["train cells", "found"])
+    (False, 11)
+    >>> figure = report.plot()
     """
 
     leaks: bool

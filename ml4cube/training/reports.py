@@ -95,7 +95,20 @@ class RankReport(Callback):
 
 
 class Progress(Callback):
-    """Show epochs as a progress bar on rank 0; silent where there is no terminal."""
+    """Show epochs as a progress bar on rank 0; silent where there is no terminal.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from ml4cube.training.trainer import Trainer
+    >>> model, batches = torch.nn.Linear(1, 1), [(torch.ones(4, 1), torch.ones(4, 1))]
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> trainer = Trainer(
+    ...     model, optimizer=optimizer, loss=torch.nn.MSELoss(), log_bar=False, callbacks=Progress()
+    ... )
+    >>> trainer.run(2, batches)["epoch"]
+    [1, 2]
+    """
 
     def __init__(self) -> None:
         self._bar: tqdm[Any] | None = None
@@ -129,6 +142,21 @@ class LossPlot(Callback):
     ----------
     path : str or Path
         The picture.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from ml4cube.training.pytorch import Trainer
+    >>> model, batches = torch.nn.Linear(1, 1), [(torch.ones(4, 1), torch.ones(4, 1))]
+    >>> optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.MSELoss()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     plot = LossPlot(f"{folder}/loss.png")
+    ...     trained = Trainer(
+    ...         model, batches, batches, optimizer, loss=loss, epochs=2, callbacks=plot
+    ...     ).train()
+    ...     plot.path.is_file()
+    True
     """
 
     writes = True

@@ -336,6 +336,16 @@ def save_model(path: str | Path, model: BaseEstimator) -> None:
         If skops is not installed.
     StoreError
         If the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from sklearn.linear_model import LinearRegression
+    >>> model = LinearRegression().fit([[0.0], [1.0]], [1.0, 3.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_model(f"{folder}/model.skops", model)
+    ...     print([path.name for path in Path(folder).iterdir()])
+    ['model.skops']
     """
     write_bytes(path, _skops().dumps(model))
 
@@ -361,6 +371,17 @@ def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:
         If the file is missing, of another format, or holds types that are not trusted.
     ModuleNotFoundError
         If skops is not installed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from sklearn.linear_model import LinearRegression
+    >>> model = LinearRegression().fit([[0.0], [1.0]], [1.0, 3.0])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_model(f"{folder}/model.skops", model)
+    ...     again = load_model(f"{folder}/model.skops")
+    >>> bool(np.allclose(again.predict([[2.0]]), 5))
+    True
     """
     file, skops = Path(path), _skops()
     if not file.is_file():

@@ -1,4 +1,8 @@
-"""The code blocks of the founding documents run as they stand, but for the package name."""
+"""Code written before this package, which promises to run it.
+
+000 and 002 are of ml4xcube, 001 is of zae-engine, 003 has an `AdvancedTrainer`. The blocks run as
+they stand, but for the package name.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Run a seed's blocks as a user would: one script file, in a folder of its own, unguarded."""
+"""Run code blocks as a user would: one script file, in a folder of its own, unguarded."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Seed 000: the distributed Trainer, its signature and its example."""
+"""ml4xcube's distributed Trainer: its signature and its example."""
 
 import ast
 import inspect
@@ -14,7 +14,7 @@ from tests.seeds.running import run_script
 
 
 def declared_parameters() -> list[tuple[str, object]]:
-    """Names and default values in the constructor that the document declares."""
+    """Names and default values in the constructor that the block declares."""
     function = ast.parse(block("000_1").rstrip() + ": pass").body[0]
     names = [argument.arg for argument in function.args.args]
     defaults = [ast.literal_eval(value) for value in function.args.defaults]
@@ -40,7 +40,7 @@ def test_train_takes_nothing_and_returns_a_module():
     assert signature.return_annotation is torch.nn.Module
 
 
-# The document leaves three things open: the layer's sizes (`nn.Linear(...)`), and
+# The blocks leave three things open: the layer's sizes (`nn.Linear(...)`), and
 # "extract X_train and y_train ... and potentially reshape". They are supplied around the
 # block: a Linear that takes `...` for its sizes, and names that are worked out when the
 # block first asks for them.

@@ -1,4 +1,4 @@
-"""Seed 001: the Trainer with add-ons, and training on several devices, as the document does it."""
+"""zae-engine's Trainer with add-ons, and training on several devices."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Seed 002: a cube becomes stores, stores become loaders, loaders train a model."""
+"""ml4xcube's road: a cube becomes stores, stores become loaders, loaders train a model."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import xarray as xr
 from tests.seeds import block
 from tests.seeds.running import run_script
 
-# `train_data` and `test_data` are never defined in the document; in its system they are the
+# `train_data` and `test_data` are never defined in the blocks; they stand for the
 # arrays of the opened stores.
 SUPPLIED = """
 import xarray as xr

@@ -1,4 +1,4 @@
-"""Seed 003: AdvancedTrainer, MultiGPUTrainer and DistributedTrainer, as the document uses them."""
+"""Blocks that use AdvancedTrainer, MultiGPUTrainer and DistributedTrainer."""
 
 from tests.seeds import block
 from tests.seeds.running import run_script
@@ -25,7 +25,7 @@ model = MyModel()
 
 
 def here(name: str) -> str:
-    """The block, importing from this package instead of the document's files."""
+    """The block, importing from this package instead of the files it names."""
     text = block(name)
     for module in ("trainer", "distributed"):
         text = text.replace(f"from {module} import", f"from ml4cube.training.{module} import")
