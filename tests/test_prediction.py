@@ -397,6 +397,23 @@ def test_the_written_cube_is_the_returned_one_with_cf_metadata(tmp_path, suffix,
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+def test_bounds_and_grid_mapping_are_kept_however_the_cube_was_opened(tmp_path):
+    cube = cf_cube()
+    del cube.lat.attrs["bounds"]
+    cube.to_netcdf(tmp_path / "source.nc")
+    with xr.open_dataset(tmp_path / "source.nc", decode_coords="all") as opened:
+        assert {"time_bnds", "crs"} <= set(opened.coords)
+        results = [predict_cube(IDENTITY, opened)]
+        predict_cube(IDENTITY, opened, out=tmp_path / "cube.nc")
+        assert "bounds" not in opened.time.attrs
+    with xr.open_dataset(tmp_path / "cube.nc") as written:
+        results.append(written.load())
+    for result in results:
+        assert (result.time.attrs["bounds"], result.t.attrs["grid_mapping"]) == ("time_bnds", "crs")
+        assert (result.time_bnds.values == cube.time_bnds.values).all()
+        assert "crs" in result.variables
+
+
 def test_coordinates_with_plain_names_get_what_cf_asks_for():
     cube = cell_id_cube({"time": 2, "lat": 3, "lon": 4})
     for name in cube.coords:
