@@ -110,6 +110,27 @@ def test_groups_are_scored_as_if_alone(pair, n_groups, seed):
             assert getattr(sums, name)[group] == pytest.approx(getattr(alone, name)[0], abs=1e-9)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.floats(-1e6, 1e6), st.integers(1, 3000), st.integers(1, 3), st.integers(0, 99))
+def test_a_constant_has_no_spread_whatever_it_and_its_weights_round_to(constant, n, n_groups, seed):
+    rng = np.random.default_rng(seed)
+    prediction, truth = rng.normal(size=n), np.full(n, constant)
+    weights, groups = rng.random(n), rng.integers(0, n_groups, n)
+    sums = PairSums.empty(n_groups)
+    for cells in (slice(n // 2), slice(n // 2, n)):
+        arrays = (a[cells] for a in (prediction, truth, weights, groups))
+        sums = sums.merge(PairSums.of(*arrays, n_groups))
+    assert not sums.truth_m2.any()
+    assert not sums.product_m2.any()
+
+
+@pytest.mark.parametrize("metric_class", [R2, Correlation, StdRatio])
+def test_what_divides_by_the_spread_of_the_truth_is_not_defined_for_a_constant(metric_class):
+    metric = metric_class()
+    metric.update([1.0, 2.0, 3.0], [0.1, 0.1, 0.1])
+    assert math.isnan(metric.compute())
+
+
 def test_an_unpredicted_cell_is_not_hidden_and_an_infinite_one_counts_as_such():
     metric = MAE()
     metric.update(np.array([1.0, np.nan, np.inf, 4.0]), np.array([2.0, 1.0, 1.0, np.nan]))

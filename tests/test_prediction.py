@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreExistsError
@@ -281,6 +282,48 @@ def test_a_store_brings_windows_scaling_and_filling_and_gaps_stay_gaps(fill):
         np.testing.assert_allclose(gaps, float(cube.a.mean(dtype=float)), rtol=1e-6)
 
 
+@pytest.mark.parametrize("fill", ["sample_mean", "mean", "noise"])
+def test_the_model_sees_gaps_filled_as_in_training(fill, tmp_path):
+    """By the raw cells, each once, and not by the samples that overlap and are filled already."""
+    values = np.arange(20.0)
+    cube = xr.Dataset({"a": ("x", values**2), "b": ("x", -values)})
+    cube.a[4:8] = cube.a[13] = np.nan  # one window is nothing but gaps
+    cut = {"sample_size": {"x": 4}, "overlap": 0.5, "drop_nan": "if_all_nan", "seed": 7}
+    stores = {f"{part}_cube": tmp_path / f"{part}.zarr" for part in ("train", "test")}
+    MultiProcSampler(cube, **cut, **stores, fill_method=fill, data_split=1.0, nproc=1).run()
+    for samples in (
+        PTXrDataset(cube, features=["a", "b"], **cut, fill_method=fill),
+        PTXrDataset(stores["train_cube"], features=["a", "b"]),
+    ):
+        model = Noting(targets=2)
+        predict_cube(model, cube, samples)
+        seen = torch.cat(model.seen)
+        trained = torch.stack([samples[i] for i in range(len(samples))])
+        in_order = [x[x[:, 1, 0].argsort()] for x in (seen, trained)]
+        np.testing.assert_allclose(*in_order, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fill", ["sample_mean", "mean", "constant", "noise"])
+def test_gaps_that_training_filled_before_a_callback_are_not_filled_after_it(fill):
+    def celsius(samples):
+        return {"a": samples["a"] - 273.15}
+
+    cube = xr.Dataset({"a": ("x", 280 + np.arange(20.0))})
+    cube.a[3] = np.nan
+    const = 273.15 if fill == "constant" else None
+    cut = {"sample_size": {"x": 4}, "drop_nan": None, "fill_method": fill, "const": const}
+    samples = PTXrDataset(cube, features="a", **cut, callback=celsius)
+    filled = cube.fillna(273.15) - 273.15
+    xr.testing.assert_allclose(predict_cube(IDENTITY, filled, samples), filled)
+    gaps = cube - 273.15
+    if fill == "sample_mean":  # of the other cells, in their units
+        gappy = predict_cube(IDENTITY, gaps, samples, keep_gaps=False)
+        assert gappy.a[3] == pytest.approx(float(gaps.a[:3].mean()))
+        gaps.a[:4] = np.nan
+    with pytest.raises(InvalidValueError, match=f"filled them .'{fill}'. before the .*celsius"):
+        predict_cube(IDENTITY, gaps, samples, keep_gaps=False)
+
+
 def test_noise_belongs_to_a_cell_whatever_the_tile_window_and_dim_order(monkeypatch):
     cube = cell_id_cube({"time": 4, "lat": 6, "lon": 8}, gaps=0.3)
     about = metadata(cube, {"sample_size": {"lat": 4}, "overlap": 0.5}, fill_method="noise")
@@ -413,6 +456,23 @@ def test_the_written_cube_is_the_returned_one_with_cf_metadata(tmp_path, suffix,
             assert (written[name] == cube[name]).all(), name
     assert opened.time.attrs["standard_name"] == "time" or "bounds" in opened.time.attrs
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_bounds_and_grid_mapping_are_kept_however_the_cube_was_opened(tmp_path):
+    cube = cf_cube()
+    del cube.lat.attrs["bounds"]
+    cube.to_netcdf(tmp_path / "source.nc")
+    with xr.open_dataset(tmp_path / "source.nc", decode_coords="all") as opened:
+        assert {"time_bnds", "crs"} <= set(opened.coords)
+        results = [predict_cube(IDENTITY, opened)]
+        predict_cube(IDENTITY, opened, out=tmp_path / "cube.nc")
+        assert "bounds" not in opened.time.attrs
+    with xr.open_dataset(tmp_path / "cube.nc") as written:
+        results.append(written.load())
+    for result in results:
+        assert (result.time.attrs["bounds"], result.t.attrs["grid_mapping"]) == ("time_bnds", "crs")
+        assert (result.time_bnds.values == cube.time_bnds.values).all()
+        assert "crs" in result.variables
 
 
 def test_coordinates_with_plain_names_get_what_cf_asks_for():

@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import Metric, R2Score
 from torchmetrics.classification import BinaryAUROC
 
-from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from ml4cube.datasets.pytorch import Flip, PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.batches import exact_loader, fixed_sizes
@@ -232,6 +232,25 @@ def test_sizes_are_promised_only_where_they_hold():
     assert fixed_sizes(DataLoader(data, batch_size=5)) == (2, 5, 5)
     assert fixed_sizes(DataLoader(data, batch_size=4, collate_fn=list)) is None
     assert fixed_sizes([1, 2]) is None
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_what_may_leave_out_samples_promises_no_sizes(ours, tmp_path):
+    write_store(tmp_path / "store", 10, ("a", "b"), targets=("b",))
+    data = PTXrDataset(tmp_path / "store", to_pred="b") if ours else dataset(10)
+
+    def sizes(**more):
+        return fixed_sizes(prep_dataloader(data, batch_size=4, **more))
+
+    def fewer(batch, generator):
+        return [tensor[:2] for tensor in batch]
+
+    assert sizes() == (2, 4, 4)
+    assert sizes(augment=fewer) is None
+    assert sizes(callback=list) is None
+    if ours:
+        assert sizes(augment=Flip("lon")) == (2, 4, 4)
+        assert sizes(augment=[Flip("lon"), fewer]) is None
 
 
 class EveryStep(Callback):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -75,10 +76,17 @@ def test_modules_functions_and_own_losses_give_the_same(loss):
         assert loss.reduction in ("mean", "sum")  # as the user made it
 
 
-def test_classes_with_an_ignored_index_weigh_what_is_left():
+@pytest.mark.parametrize(
+    ("loss", "ignored"),
+    [
+        (nn.CrossEntropyLoss(), -100),
+        (nn.functional.cross_entropy, -100),
+        (partial(nn.functional.cross_entropy, ignore_index=255), 255),
+    ],
+)
+def test_classes_with_an_ignored_index_weigh_what_is_left(loss, ignored):
     pred = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
-    target = torch.tensor([0, 1, 2, -100] * 4).reshape(4, 2, 2)
-    loss = nn.CrossEntropyLoss()
+    target = torch.tensor([0, 1, 2, ignored] * 4).reshape(4, 2, 2)
     assert MaskedLoss(loss)(pred, target).item() == pytest.approx(loss(pred, target).item())
     assert MaskedLoss(loss).weigh(target).item() == 12
 

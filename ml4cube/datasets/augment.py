@@ -7,6 +7,7 @@ of which tensor is which dim of the cube, so that X, y and weights of a sample a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ml4cube.core.angles import is_latitude, is_longitude
@@ -54,12 +55,24 @@ def bound(augment: Any, data: Any) -> Augment | None:
             )
         ready.append(step.bind(data) if hasattr(step, "bind") else step)
 
-    def apply(batch: Any, generator: torch.Generator) -> Any:
-        for step in ready:
+    return _InTurn(tuple(ready))
+
+
+@dataclass(frozen=True)
+class _InTurn:
+    """Several augmentations, one after the other."""
+
+    steps: tuple[Augment, ...]
+
+    def __call__(self, batch: Any, generator: torch.Generator) -> Any:
+        for step in self.steps:
             batch = step(batch, generator)
         return batch
 
-    return apply
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether none is a user's own, which may leave out samples."""
+        return all(isinstance(step, _Turn) for step in self.steps)
 
 
 class _Turn:

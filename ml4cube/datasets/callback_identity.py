@@ -67,6 +67,24 @@ def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
     return copied
 
 
+def name_of(function: Callable[..., Any] | None) -> str | None:
+    """Say what a callback is called, so that samples tell that there was one.
+
+    Parameters
+    ----------
+    function : callable, optional
+        The callback.
+
+    Returns
+    -------
+    str or None
+        None if there is none.
+    """
+    if function is None:
+        return None
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
 @contextlib.contextmanager
 def _travelling(function: Callable[..., Any]) -> Iterator[None]:
     """Name the callback that cannot be sent to another process."""

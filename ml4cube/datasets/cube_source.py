@@ -15,6 +15,7 @@ from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import scale_values
+from ml4cube.datasets.callback_identity import name_of
 from ml4cube.datasets.engines import local_engine
 from ml4cube.datasets.extractor import Arrays, Extractor
 from ml4cube.datasets.lead import (
@@ -252,13 +253,15 @@ def cut_cube(
     with local_engine(int(nproc)) as engine:
         extractor, plan = make_plan(counted, engine, PARTS)
     logger.info("samples cut as they are read:\n%s", plan)
+    settings = {"seed": int(extractor.seed), "callback": name_of(extractor.callback)}
     metadata = StoreMetadata(
         part=part,
         spec=whole.spec,
         statistics=without_targets(plan.statistics),
         accounting=plan.accounting,
         split=whole.recipe,
-        provenance=provenance(whole, {}, ""),
+        provenance=provenance(whole, settings, ""),
         variables=whole.spec.variables if lead is not None else tuple(plan.schema),
+        fill=extractor.fill,
     )
     return CubeSource(sampling, extractor, of_inputs(plan), part), metadata

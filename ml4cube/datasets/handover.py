@@ -37,6 +37,11 @@ class Handover:
         Takes a batch and a random generator on the same device, and returns a batch.
     seed : int
         Seeds the generator, with the epoch and the batch.
+
+    Attributes
+    ----------
+    keeps_samples : bool
+        Whether batches surely keep their samples: `callback` and `augment` of a user may not.
     """
 
     def __init__(
@@ -58,6 +63,8 @@ class Handover:
         self.callback, self._items = callback, items
         self._device = None if device is None else _device(device)
         self._augment, self._seed = augment, seed
+        kept = getattr(augment, "keeps_samples", augment is None)
+        self.keeps_samples = callback is None and bool(kept)
         self._plain = device is None and augment is None and (callback is None or items is None)
         self._lately: deque[tuple[Any, int, Ints, int, bool]] = deque(maxlen=_REMEMBERED)
 

@@ -198,6 +198,11 @@ class SampleLoader:
         return len(self._plan.share())
 
     @property
+    def keeps_samples(self) -> bool:
+        """Whether batches surely have the samples that they were made of."""
+        return self._handover.keeps_samples
+
+    @property
     def num_samples(self) -> int:
         """Samples that this rank yields in one epoch."""
         return self._plan.share().num_samples
@@ -540,6 +545,11 @@ class MapLoader(DataLoader[Any]):
     def parallel(self) -> bool:
         """Whether ranks share the samples."""
         return self.sampler.plan.parallel
+
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether batches surely have the samples that they were made of."""
+        return self.handover.keeps_samples
 
     @property
     def num_samples(self) -> int:

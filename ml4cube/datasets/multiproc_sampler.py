@@ -25,7 +25,7 @@ from ml4cube.core.errors import (
     check_whole,
 )
 from ml4cube.core.grid import SizesLike
-from ml4cube.datasets.callback_identity import copy_of, identity_of
+from ml4cube.datasets.callback_identity import copy_of, identity_of, name_of
 from ml4cube.datasets.draft import Draft, work_place
 from ml4cube.datasets.drafts import open_draft, sweep, was_published
 from ml4cube.datasets.encoding import Compressor
@@ -336,7 +336,7 @@ class MultiProcSampler:
             "rand_chunk": bool(rand_chunk),
             "chunk_size": self._chunk,
             "parts": sorted(self.targets),
-            "callback": None if callback is None else _name_of(callback),
+            "callback": name_of(callback),
             "compressor": asdict(self._compressor),
             "precision": asdict(self._precision),
         }
@@ -520,7 +520,7 @@ class MultiProcSampler:
                 for part, draft in drafts.items()
             }
             for part in self._written(engine, jobs, plan, drafts):
-                metadata = self._metadata(plan, part, call)
+                metadata = self._metadata(extractor, plan, part, call)
                 finished.append(
                     finisher.submit(
                         self._finish, drafts[part], layouts[part], metadata, described[part]
@@ -603,7 +603,9 @@ class MultiProcSampler:
                     readers = self.sampling.tile_tasks(piece.tile for piece in pieces)
                     yield part, shard, pieces, [reader for _, reader in readers]
 
-    def _metadata(self, plan: SamplePlan, part: str, call: str) -> StoreMetadata:
+    def _metadata(
+        self, extractor: Extractor, plan: SamplePlan, part: str, call: str
+    ) -> StoreMetadata:
         return StoreMetadata(
             part=part,
             spec=self.sampling.spec,
@@ -613,6 +615,7 @@ class MultiProcSampler:
             provenance=provenance(self.sampling, self._settings, call)
             | {"absent_chunks": {name: found.number for name, found in plan.absent.items()}},
             variables=tuple(plan.schema),
+            fill=extractor.fill,
         )
 
     def get_datasets(self) -> tuple[xr.Dataset, ...]:
@@ -664,8 +667,3 @@ def _record(draft: Draft, shard: int, files: Files) -> None:
 
 def _size(files: Files) -> int:
     return sum(size for size, _ in files.values())
-
-
-def _name_of(callback: Callback) -> str:
-    """What a callback is called, so that a store says that there was one."""
-    return str(getattr(callback, "__qualname__", type(callback).__name__))

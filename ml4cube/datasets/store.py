@@ -47,6 +47,7 @@ MANIFEST = "manifest/zarr.json"
 AXES = "axes"
 #: Units of dates that a store can hold, in numpy's words and in CF's.
 DATE_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+_FILL = "fill_statistics"
 _NO_DATE = np.iinfo(np.int64).min
 
 
@@ -538,6 +539,9 @@ class StoreMetadata:
         Source, attributes of the cube and of its variables, settings, library versions.
     variables : tuple of str
         Stored variables, in order.
+    fill : Statistics, optional
+        Of the raw train cells, whose numbers stand in for gaps; None where no such number does,
+        and for what older versions made.
     """
 
     part: str
@@ -547,6 +551,7 @@ class StoreMetadata:
     split: Mapping[str, Any]
     provenance: Mapping[str, Any]
     variables: tuple[str, ...]
+    fill: Statistics | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -584,11 +589,12 @@ class StoreMetadata:
             return cls(
                 part=attrs["part"],
                 spec=SampleSpec.from_json(json.dumps(attrs["spec"])),
-                statistics=Statistics.from_json(json.dumps(attrs["statistics"])),
+                statistics=_statistics(attrs["statistics"]),
                 accounting=dict(attrs["accounting"]),
                 split=attrs["split"],
                 provenance=attrs["provenance"],
                 variables=tuple(attrs["variables"]),
+                fill=_statistics(attrs[_FILL]) if _FILL in attrs else None,
             )
         except (KeyError, TypeError) as error:
             raise StoreError(
@@ -603,6 +609,7 @@ class StoreMetadata:
         dict
             What `of` reads.
         """
+        fill = {} if self.fill is None else {_FILL: json.loads(self.fill.to_json())}
         return {
             "part": self.part,
             "variables": list(self.variables),
@@ -611,7 +618,12 @@ class StoreMetadata:
             "accounting": dict(self.accounting),
             "split": dict(self.split),
             "provenance": dict(self.provenance),
+            **fill,
         }
+
+
+def _statistics(values: Any) -> Statistics:
+    return Statistics.from_json(json.dumps(values))
 
 
 def _attributes(source: Any) -> Mapping[str, Any]:

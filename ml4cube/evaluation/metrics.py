@@ -224,8 +224,10 @@ class _GroupTotal:
     def mean(
         self, values: NDArray[np.float64], w: NDArray[np.float64], weight: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Weighted mean of each group, 0 where a group has no weight."""
-        return _ratio(self(w * values), weight, 0.0)
+        """Weighted mean of each group, 0 where a group has no weight; exact for a constant."""
+        mean = _ratio(self(w * values), weight, 0.0)
+        # what rounding left out: it would pass for a spread, however small, to divide by
+        return mean + _ratio(self(w * (values - mean[self.ids])), weight, 0.0)
 
 
 def _plain(values: ArrayLike) -> NDArray[np.float64]:

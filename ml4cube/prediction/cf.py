@@ -134,9 +134,7 @@ def _target(
     chunks = tuple(tile_size[dim] for dim in dims)
     values = da.full(shape, np.nan, dtype=dtype, chunks=chunks)  # type: ignore[no-untyped-call]
     own = cube[name] if name in cube.data_vars else None
-    given = dict(known) if own is None else dict(own.attrs)
-    if own is not None and "grid_mapping" in own.encoding:
-        given["grid_mapping"] = own.encoding["grid_mapping"]
+    given = dict(known) if own is None else _attrs(own.variable)
     attrs = {key: value for key, value in given.items() if key not in (*_STORAGE, *_RANGES)}
     if not {"standard_name", "long_name"} & set(attrs):
         attrs["long_name"] = name
@@ -162,11 +160,17 @@ def _plain(source: xr.Variable) -> xr.Variable:
     copy = source.copy(deep=False).load()
     if copy.dtype.kind == "U":
         copy = copy.astype(object)  # zarr v3 has texts of any length, none of a fixed one
-    copy.attrs = dict(source.attrs)
+    copy.attrs = _attrs(source)
     dates = copy.dtype.kind == "M" or copy.dtype == object
     kept = ("units", "calendar", "dtype") if dates else ()
     copy.encoding = {key: source.encoding[key] for key in kept if key in source.encoding}
     return copy
+
+
+def _attrs(source: xr.Variable) -> dict[Any, Any]:
+    """Attributes, with those that ``decode_coords="all"`` moves into the encoding."""
+    moved = {key: source.encoding[key] for key in _REFERENCES if key in source.encoding}
+    return {**source.attrs, **moved}
 
 
 def _referenced(variables: Iterable[xr.Variable]) -> list[str]:

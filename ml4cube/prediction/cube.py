@@ -137,8 +137,9 @@ def predict_cube(
     Raises
     ------
     InvalidValueError, InvalidTypeError
-        If an argument cannot work, the model's result has an unexpected shape, or the data set
-        adds coordinates to X or has its targets elsewhere, which no cube can be cut for yet.
+        If an argument cannot work, the model's result has an unexpected shape, a gap would have
+        to be filled as before a callback (see Notes), or the data set adds coordinates to X or
+        has its targets elsewhere, which no cube can be cut for yet.
     StoreExistsError
         If `out` is taken.
     StoreError
@@ -150,6 +151,8 @@ def predict_cube(
     -----
     A store does not hold the `callback` it was made with. Do to `ds` what the callback did to
     the samples before you predict; results are in the units the targets had after it.
+    Training filled gaps before the callback, so fill those of `ds` first, too; only the mean of a
+    window (``"sample_mean"``) is taken here, after the callback. `mask` makes them gaps again.
 
     Examples
     --------
@@ -222,7 +225,9 @@ class _Recipe:
     mask_features: bool = False
     fill_method: str | None = None
     const: float | None = None
-    statistics: Statistics | None = None
+    fill: Statistics | None = None
+    seed: int = 0
+    callback: str | None = None
 
     @classmethod
     def of(
@@ -267,6 +272,7 @@ class _Recipe:
         else:
             cells = parse_overlap("overlap", overlap, sizes)
         applied = spec.filter_var if spec and spec.apply_mask and mask is None else None
+        settings = metadata.provenance.get("settings", {}) if metadata else {}
         recipe = cls(
             features=seen,
             targets=wanted or seen,
@@ -278,7 +284,9 @@ class _Recipe:
             mask_features=applied is not None and applied in cube.variables,
             fill_method=spec.fill_method if spec else None,
             const=spec.const if spec else None,
-            statistics=metadata.statistics if metadata else None,
+            fill=_fill_statistics(metadata) if metadata else None,
+            seed=settings.get("seed", 0),
+            callback=settings.get("callback"),
         )
         recipe._check(cube)
         return recipe
@@ -393,6 +401,11 @@ def _mean_std(name: str, pair: Any) -> tuple[float, float]:
             f"statistics of {name!r} are mean {mean} and std {std}; give finite numbers"
         )
     return mean, std or 1.0
+
+
+def _fill_statistics(metadata: StoreMetadata) -> Statistics:
+    """What stood in for gaps in training, as nearly as a store of an older version knows."""
+    return metadata.statistics if metadata.fill is None else metadata.fill
 
 
 def _variable_attrs(metadata: StoreMetadata | None) -> dict[str, dict[str, Any]]:
@@ -592,7 +605,9 @@ class _Predictor:
         recipe = self.recipe
         if recipe.fill_method is None or samples.dtype.kind != "f":
             return samples
-        known = recipe.statistics[name] if recipe.statistics and name in recipe.statistics else None
+        if recipe.callback is not None:
+            _check_filled(name, samples, recipe.fill_method, recipe.callback)
+        known = recipe.fill.get(name) if recipe.fill else None
         return fill_gaps(
             samples,
             recipe.fill_method,
@@ -600,8 +615,20 @@ class _Predictor:
             const=recipe.const,
             low=known.min if known else None,
             high=known.max if known else None,
+            seed=recipe.seed,
             positions=tile.cell_ids[positions] if recipe.fill_method == "noise" else None,
             variable=name,
+        )
+
+
+def _check_filled(name: str, samples: NDArray[Any], method: str, callback: str) -> None:
+    """Refuse gaps that only numbers in the units before a callback could fill as in training."""
+    gaps = find_gaps(samples)
+    if (gaps.all(axis=1) if method == "sample_mean" else gaps).any():
+        raise InvalidValueError(
+            f"{name!r} has gaps, and training filled them ({method!r}) before the callback "
+            f"{callback!r}, maybe in other units; fill ds so before you do to it what the callback "
+            "did, and give mask= to have its gaps back"
         )
 
 

@@ -160,8 +160,11 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
     -------
     tuple of int or None
         ``(batches, samples per batch, samples in the last batch)``; None where a loader cannot
-        promise that, such as one that streams, or whose collate function may drop samples.
+        promise that, such as one that streams, or whose collate function or augmentation may drop
+        samples.
     """
+    if not getattr(loader, "keeps_samples", True):
+        return None
     if isinstance(loader, DataLoader):
         if (
             isinstance(loader.dataset, IterableDataset)
@@ -171,7 +174,7 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
             return None
         samples = len(loader.sampler) if isinstance(loader.sampler, Sized) else -1
         size, drop_last = loader.batch_size, loader.drop_last
-    elif getattr(loader, "callback", None) is None and hasattr(loader, "num_samples"):
+    elif hasattr(loader, "num_samples"):
         samples, size = int(loader.num_samples), int(loader.batch_size)
         drop_last = len(loader) * size <= samples
     else:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -61,7 +61,7 @@ class MaskedLoss:
     def __init__(self, loss: Callable[..., Any], weights: Any = None) -> None:
         self.loss = check_loss("loss", loss)
         self._cellwise = _cellwise(loss)
-        self._ignored = getattr(loss, "ignore_index", None)
+        self._ignored = _ignored(loss)
         self._weights = None if weights is None else _checked(weights)
 
     def __call__(
@@ -236,11 +236,20 @@ def _cellwise(loss: Callable[..., Any]) -> Callable[..., Any]:
         alike = copy.copy(loss)  # the user's own keeps its reduction
         alike.reduction = "none"  # type: ignore[assignment]
         return alike
+    return partial(loss, reduction="none") if "reduction" in _parameters(loss) else loss
+
+
+def _ignored(loss: Callable[..., Any]) -> Any:
+    """The class that does not count: a module has it, a function takes it."""
+    taken = _parameters(loss).get("ignore_index")
+    return getattr(loss, "ignore_index", None if taken is None else taken.default)
+
+
+def _parameters(loss: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        takes = "reduction" in inspect.signature(loss).parameters
+        return inspect.signature(loss).parameters
     except (TypeError, ValueError):  # builtins have no signature
-        takes = False
-    return partial(loss, reduction="none") if takes else loss
+        return {}
 
 
 def _checked(weights: Any) -> torch.Tensor:
