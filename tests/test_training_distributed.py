@@ -302,15 +302,17 @@ def with_our_loaders(folder):
         model = weights(whole.train())
         assert whole._loop.feed.even
         assert sum(r["val_n"] for r in whole.history["ranks"][0]) == 37
-        path = f"{folder}/{kind}.pt"
-        told = At(6, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        stops = [told, At(7, raise_interrupt), EveryStep()]
-        with pytest.raises(Interrupt):
-            fresh(snapshot_path=path, callbacks=stops).train()
-        assert torch.load(path, weights_only=True)["state"]["step"] == 6
-        resumed = fresh(snapshot_path=path)
-        assert weights(resumed.train()) == model
-        assert losses(resumed) == losses(whole)
+        # inside an epoch, and after its last batch, when the loader stands in the next one
+        for step, callbacks in ((6, [EveryStep()]), (8, [])):
+            path = f"{folder}/{kind}-{step}.pt"
+            told = At(step, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+            stops = [told, At(step + 1, raise_interrupt), *callbacks]
+            with pytest.raises(Interrupt):
+                fresh(snapshot_path=path, callbacks=stops).train()
+            assert torch.load(path, weights_only=True)["state"]["step"] == step
+            resumed = fresh(snapshot_path=path)
+            assert weights(resumed.train()) == model
+            assert losses(resumed) == losses(whole)
         results.append(losses(whole)["val_loss"])
     return results
 
