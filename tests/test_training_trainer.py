@@ -666,14 +666,16 @@ def test_limits_several_sets_norms_and_a_compiled_model():
         make(grad_norms=True)
 
 
-def test_what_a_time_limit_left_is_finished_by_the_next_run(tmp_path):
+@pytest.mark.parametrize("ema", [None, 0.5])
+def test_what_a_time_limit_left_is_finished_by_the_next_run(tmp_path, ema):
     class Slow(Regression):
         def train_step(self, batch):
             time.sleep(self.pause)
             return super().train_step(batch)
 
     def trained(max_time, pause):
-        run = make(Slow, seed=3, max_time=max_time, snapshot_path=tmp_path / f"{pause}.pt")
+        path = tmp_path / f"{pause}.pt"
+        run = make(Slow, seed=3, ema=ema, max_time=max_time, snapshot_path=path)
         run.pause = pause
         run.run(2, loader(shuffle=True), loader(9))
         return run

@@ -112,6 +112,8 @@ def _rank_state(loop: Loop) -> dict[str, Any]:
 
 def _load_parts(loop: Loop, content: dict[str, Any]) -> None:
     path = loop.options.snapshot_path or ""
+    if loop.ema is not None:
+        loop.ema.apply(False)  # an earlier run in this process may have left the average in place
     loop.strategy.load_parts(path, content, loop.model, loop.optimizer)
     if (loop.scheduler is None) != (content["scheduler"] is None):
         raise ValueError("one has a scheduler, the other none")
