@@ -264,6 +264,20 @@ def test_time_limit_in_validation_leaves_it_to_the_resumed_run(tmp_path):
     assert losses(resumed) == losses(whole)
 
 
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_run_that_time_ended_goes_on_when_called_again(tmp_path, ema):
+    whole = trainer(epochs=2, ema=ema)
+    model = whole.train()
+    pause = At(3, lambda: time.sleep(1.2))
+    cut = trainer(
+        epochs=2, ema=ema, snapshot_path=tmp_path / "s.pt", callbacks=[pause, Slow(0)], max_time=1.0
+    )
+    cut.train()
+    assert len(cut.history) == 0
+    assert weights(cut.train()) == weights(model)
+    assert losses(cut) == losses(whole)
+
+
 def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):
     path = tmp_path / "best.pt"
     run = trainer(callbacks=[Slow()], max_time=timedelta(seconds=0.2), best_model_path=path)

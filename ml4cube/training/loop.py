@@ -153,6 +153,7 @@ class Loop(Engine):
         """
         if self.feed.loader is None:
             raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
+        self.stop_reason, self._cut_short = None, False
         limit = self.options.max_seconds
         self._ends_at = math.inf if limit is None else time.monotonic() + limit
         with ExitStack() as stack:
