@@ -163,6 +163,7 @@ class Loop(Engine):
             self._signals = stack.enter_context(
                 Signals(active=self.options.snapshot_path is not None)
             )
+            self._forget_alarm()
             self._spread()
             self.resumed = resume and snapshot.resume(self)
             if self.ema is not None:
@@ -178,6 +179,13 @@ class Loop(Engine):
             self._call("on_train_end")
             model = self.strategy.finish(self.model)
         return model.eval()
+
+    def _forget_alarm(self) -> None:
+        """Take down what an earlier run left that failed on all ranks alike; every rank."""
+        self.world.maximum([0.0])  # none is still in that run, about to leave another
+        if self.world.is_main:
+            self.world.raise_alarm(None)
+        self.world.maximum([0.0])  # none leaves one of this run before
 
     def save_snapshot(self) -> None:
         """Write the snapshot, if there is a path for it and something to add to the last one.
