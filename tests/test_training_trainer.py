@@ -638,6 +638,22 @@ def test_an_average_of_the_weights_goes_on_with_the_next_run(tmp_path):
     assert weights(parts.model) != weights(make(model=network()).model)
 
 
+@pytest.mark.parametrize("load", ["load_model", "apply_weights", "the best"])
+def test_weights_that_are_loaded_are_those_the_next_run_averages_from(tmp_path, load):
+    path = tmp_path / "other.pt"
+    make(model=network(seed=5)).save_model(path)
+    run = make(ema=0.9)
+    run.run(2, loader())
+    if load == "the best":
+        run.apply_weights()
+    else:
+        getattr(run, load)(path)
+    loaded = weights(run.model)
+    run.optimizer.param_groups[0]["lr"] = 0.0
+    run.run(1, loader())
+    assert weights(run.model) == loaded
+
+
 def test_a_trial_run_writes_nothing(tmp_path):
     run = make(
         fast_dev_run=True,
