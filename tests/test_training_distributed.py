@@ -20,6 +20,7 @@ from torchmetrics.classification import BinaryAUROC
 from ml4cube.datasets.pytorch import Flip, PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.evaluation.metrics import RMSE
+from ml4cube.training import loop
 from ml4cube.training.batches import exact_loader, fixed_sizes
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.dist import World, ddp_init
@@ -322,15 +323,17 @@ def with_our_loaders(folder):
         model = weights(whole.train())
         assert whole._loop.feed.even
         assert sum(r["val_n"] for r in whole.history["ranks"][0]) == 37
-        path = f"{folder}/{kind}.pt"
-        told = At(6, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-        stops = [told, At(7, raise_interrupt), EveryStep()]
-        with pytest.raises(Interrupt):
-            fresh(snapshot_path=path, callbacks=stops).train()
-        assert torch.load(path, weights_only=True)["state"]["step"] == 6
-        resumed = fresh(snapshot_path=path)
-        assert weights(resumed.train()) == model
-        assert losses(resumed) == losses(whole)
+        # inside an epoch, and after its last batch, when the loader stands in the next one
+        for step, callbacks in ((6, [EveryStep()]), (8, [])):
+            path = f"{folder}/{kind}-{step}.pt"
+            told = At(step, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+            stops = [told, At(step + 1, raise_interrupt), *callbacks]
+            with pytest.raises(Interrupt):
+                fresh(snapshot_path=path, callbacks=stops).train()
+            assert torch.load(path, weights_only=True)["state"]["step"] == step
+            resumed = fresh(snapshot_path=path)
+            assert weights(resumed.train()) == model
+            assert losses(resumed) == losses(whole)
         results.append(losses(whole)["val_loss"])
     return results
 
@@ -396,6 +399,31 @@ def test_failing_rank_ends_all_soon_with_a_clear_error(how, message):
         dist_train(fail, 2, how, timeout=5 if how == "freeze" else 60)
     assert time.monotonic() - started < 40
     assert not [p for p in psutil.Process().children(recursive=True) if "loky" in _line(p)]
+
+
+class Passes(list):
+    """Validation batches that count how often they are asked for, and see when that has no end."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        assert self.passes < 9, "validates for ever"
+        return super().__iter__()
+
+
+def train_after_a_failure():
+    loop.PERIOD_S = 0.0  # every batch of a validation is a moment to look for other ranks
+    gaps = torch.full((4, 3), torch.nan)
+    with pytest.raises(RunError, match="training loss is nan"):
+        trainer(ranks=True, train=[(gaps, torch.ones(4, 1))] * 3).train()
+    val = Passes([(torch.ones(4, 3), torch.ones(4, 1))] * 2)
+    trainer(ranks=True, val=val, epochs=2).train()
+    return val.passes
+
+
+def test_a_run_that_failed_on_all_ranks_is_over_for_the_next():
+    assert on_ranks(2, train_after_a_failure) == [2, 2]
 
 
 def _line(process):

@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, IterableDataset
 
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.callbacks import Callback, ModelCheckpoint, RankReport
@@ -21,6 +22,7 @@ from ml4cube.training.options import Options
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.seeding import seed_everything
 from tests.distributed_runner import on_ranks
+from tests.samplestores import write_store
 from tests.training_parts import At, Interrupt, dataset, losses, meet_now, network, trainer, weights
 
 
@@ -106,6 +108,64 @@ def test_a_limited_epoch_is_resumed_inside_and_ends_as_undisturbed(tmp_path):
     resumed = fresh(snapshot_path=path)
     assert weights(resumed.train()) == weights(model)
     assert losses(resumed) == losses(whole)
+
+
+class Stateful:
+    """A loader as that of torchdata: its state after the last batch is that of the next pass."""
+
+    def __init__(self, batches):
+        self.batches, self.given, self.start = batches, 0, 0
+
+    def __iter__(self):
+        start, self.start = self.start, 0
+        return self.give(start)
+
+    def give(self, start):
+        for number, batch in enumerate(self.batches[start:], start + 1):
+            self.given = number
+            yield batch
+        self.given = 0
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.given = self.start = state["given"]
+
+
+@pytest.mark.parametrize("limit", [None, 5, 9])
+@pytest.mark.parametrize("kind", ["store", "tensors", "stateful"])
+def test_a_snapshot_after_the_last_batch_trains_on_none_of_the_next_epoch(tmp_path, kind, limit):
+    """A loader that has given all stands at the start of its next epoch, the run does not."""
+    last = limit or 9
+    if kind == "store":
+        write_store(tmp_path / "store", 36, ("a", "b"), window={}, targets=("b",))
+
+    def fresh(**more):
+        data = PTXrDataset(tmp_path / "store", to_pred="b") if kind == "store" else dataset(36)
+        torch.manual_seed(0)
+        model = nn.Linear(1, 1) if kind == "store" else network()
+        train, val = prep_dataloader(data, data, batch_size=4, seed=2)
+        if kind == "stateful":
+            train = Stateful(list(train))
+        options = {"loss": nn.L1Loss(), "limit_train_batches": limit, **more}
+        return trainer(model=model, train=train, val=val, **options)
+
+    class Save(Callback):
+        def on_step_end(self, loop):
+            loop._signals.save |= loop.state.step == last
+
+    whole = fresh()
+    model = whole.train()
+    path, stops = tmp_path / "s.pt", [Save(), At(last + 1, raise_interrupt)]
+    with pytest.raises(Interrupt):
+        fresh(snapshot_path=path, callbacks=stops).train()
+    state = torch.load(path, weights_only=True)["state"]
+    assert (state["epoch"], state["batch"]) == (0, last)
+    resumed = fresh(snapshot_path=path)
+    assert weights(resumed.train()) == weights(model)
+    assert losses(resumed) == losses(whole)
+    assert [rows[0]["train_n"] for rows in resumed.history["ranks"]] == [4 * last] * 3
 
 
 def test_a_share_of_a_stream_is_refused():
@@ -202,6 +262,20 @@ def test_time_limit_in_validation_leaves_it_to_the_resumed_run(tmp_path):
     resumed, whole = trainer(epochs=1, snapshot_path=path), trainer(epochs=1)
     assert weights(resumed.train()) == weights(whole.train())
     assert losses(resumed) == losses(whole)
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_run_that_time_ended_goes_on_when_called_again(tmp_path, ema):
+    whole = trainer(epochs=2, ema=ema)
+    model = whole.train()
+    pause = At(3, lambda: time.sleep(1.2))
+    cut = trainer(
+        epochs=2, ema=ema, snapshot_path=tmp_path / "s.pt", callbacks=[pause, Slow(0)], max_time=1.0
+    )
+    cut.train()
+    assert len(cut.history) == 0
+    assert weights(cut.train()) == weights(model)
+    assert losses(cut) == losses(whole)
 
 
 def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):

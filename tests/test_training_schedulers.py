@@ -87,6 +87,9 @@ def build(name, opt):
             WarmUpScheduler(opt, 3),
             SchedulerChain(LinearScheduler(opt, 4, 0.1), CosineAnnealingScheduler(opt, 5)),
         )
+    if name == "milestones":
+        later = torch.optim.lr_scheduler.MultiStepLR(opt, [2, 5])
+        return SchedulerChain(WarmUpScheduler(opt, 3), later)
     return {
         "cosine": lambda: CosineAnnealingScheduler(opt, 7, 0.01),
         "restarts": lambda: CosineRestartScheduler(opt, 9, cycles=2),
@@ -94,7 +97,7 @@ def build(name, opt):
     }[name]()
 
 
-@pytest.mark.parametrize("name", ["chain", "cosine", "restarts", "polynomial"])
+@pytest.mark.parametrize("name", ["chain", "milestones", "cosine", "restarts", "polynomial"])
 @pytest.mark.parametrize("cut", [0, 2, 3, 6, 7, 11])
 def test_resumed_rates_are_the_same_bits(tmp_path, name, cut):
     whole = rates(build(name, optimizer(0.5, 0.25)), 14)

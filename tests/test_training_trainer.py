@@ -636,6 +636,22 @@ def test_an_average_of_the_weights_goes_on_with_the_next_run(tmp_path):
     assert weights(parts.model) != weights(make(model=network()).model)
 
 
+@pytest.mark.parametrize("load", ["load_model", "apply_weights", "the best"])
+def test_weights_that_are_loaded_are_those_the_next_run_averages_from(tmp_path, load):
+    path = tmp_path / "other.pt"
+    make(model=network(seed=5)).save_model(path)
+    run = make(ema=0.9)
+    run.run(2, loader())
+    if load == "the best":
+        run.apply_weights()
+    else:
+        getattr(run, load)(path)
+    loaded = weights(run.model)
+    run.optimizer.param_groups[0]["lr"] = 0.0
+    run.run(1, loader())
+    assert weights(run.model) == loaded
+
+
 def test_a_trial_run_writes_nothing(tmp_path):
     run = make(
         fast_dev_run=True,
@@ -664,14 +680,16 @@ def test_limits_several_sets_norms_and_a_compiled_model():
         make(grad_norms=True)
 
 
-def test_what_a_time_limit_left_is_finished_by_the_next_run(tmp_path):
+@pytest.mark.parametrize("ema", [None, 0.5])
+def test_what_a_time_limit_left_is_finished_by_the_next_run(tmp_path, ema):
     class Slow(Regression):
         def train_step(self, batch):
             time.sleep(self.pause)
             return super().train_step(batch)
 
     def trained(max_time, pause):
-        run = make(Slow, seed=3, max_time=max_time, snapshot_path=tmp_path / f"{pause}.pt")
+        path = tmp_path / f"{pause}.pt"
+        run = make(Slow, seed=3, ema=ema, max_time=max_time, snapshot_path=path)
         run.pause = pause
         run.run(2, loader(shuffle=True), loader(9))
         return run

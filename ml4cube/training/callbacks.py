@@ -193,12 +193,14 @@ class BestModel(Callback):
 
 
 class ModelCheckpoint(Callback):
-    """Keep the best few epochs as files, each with the full state to go on from.
+    """Keep the best few epochs as files, each with the weights that were judged.
 
     A file holds ``model``, ``optimizer``, ``scheduler``, ``scaler``, ``epoch``, ``monitor``,
     ``value`` and ``run``; `ml4cube.training.checkpoint.read_file` and
     ``torch.load(weights_only=True)`` read it. A new file is whole before an old one is removed, and
-    only files of this run are replaced or removed.
+    only files of this run are replaced or removed. With ``ema``, the model is the average, and
+    the weights that the optimizer was changing are not in the file. A run goes on from its
+    snapshot, not from here.
 
     Parameters
     ----------

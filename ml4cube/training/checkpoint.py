@@ -14,6 +14,7 @@ import pickle
 import socket
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -150,10 +151,12 @@ def to_plain(value: Any, name: str = "state") -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, Mapping):
-        return {
+        plain = {
             to_plain(key, f"key of {name}"): to_plain(item, f"{name}[{key!r}]")
             for key, item in value.items()
         }
+        # Milestones of a scheduler, which asks them for what a dict cannot do.
+        return Counter(plain) if isinstance(value, Counter) else plain
     if isinstance(value, tuple):
         return tuple(to_plain(item, f"{name}[{i}]") for i, item in enumerate(value))
     if isinstance(value, list | set | frozenset):

@@ -74,6 +74,9 @@ class Feed:
         The generators as they were when the epoch under way began.
     position : dict or None
         Where a snapshot inside an epoch stood, until the epoch goes on.
+    used_up : bool
+        Whether the loader has given all it has for the epoch under way; its own state may then
+        be that of the next one.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Feed:
         self.waited = self.asked = 0.0
         self.epoch_rng: dict[str, Any] = {}
         self.position: dict[str, Any] | None = None
+        self.used_up = False
         self._world, self._weigh = world, weigh
         self._lockstep = options.strategy == "fsdp"
         self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
@@ -124,6 +128,8 @@ class Feed:
                     portions.append(portion)
                     if len(portions) == size:
                         break
+            else:
+                self.used_up = self._limit is None or state.batch < self._limit
             drawn = clock()
             self.waited += drawn - started
             if self._lockstep and not self.even:
@@ -221,7 +227,7 @@ class Feed:
 
     def _open_loader(self, state: TrainState) -> Iterator[Any]:
         loader, position = self.loader, self.position
-        self.position = None
+        self.position, self.used_up = None, False
         self.waited = self.asked = 0.0
         set_epoch(loader, state.epoch)
         if position is None:
@@ -229,12 +235,15 @@ class Feed:
             return itertools.islice(loader, self._limit)
         self.epoch_rng = position["epoch_rng"]
         self.restore_rng(self.epoch_rng)
-        if position["loader"] is not None:
-            loader.load_state_dict(position["loader"])
-        batches: Iterator[Any] = iter(loader)
+        batches: Iterator[Any]
         if position["loader"] is None:
+            batches = iter(loader)
             for _ in range(state.batch):
                 next(batches, None)
+        else:
+            loader.load_state_dict(position["loader"])
+            # One that was at its end would begin the next epoch.
+            batches = iter(() if position.get("used_up") else loader)
         restore_rng(position["rng"], self._world.device)
         left = None if self._limit is None else max(0, self._limit - state.batch)
         return itertools.islice(batches, left)

@@ -33,6 +33,7 @@ class Keeping:
     overrides: Callable[[str], bool]
     metric_on_epoch_end: Callable[[], Mapping[str, float] | None]
     weights_now: Callable[[], dict[str, Any]]
+    _ema_state: dict[str, Any]  # number of updates, and the weights that are not averaged
     _world: World
 
     # ---------------------------------------------------------------------- logs
@@ -118,6 +119,7 @@ class Keeping:
             return self.load_model(filename, strict)
         if self.best_epoch is None:
             raise RunError("no epoch was trained yet, so none is the best; call run() first")
+        self._ema_state = {}
         if self.best_weights is not None:
             self.model.load_state_dict(self.best_weights)
         return self._world.spread(self.model.state_dict().values())
@@ -212,6 +214,7 @@ class Keeping:
             raise InvalidValueError(
                 f"{source} holds weights of another model ({error}); give another file"
             ) from error
+        self._ema_state = {}  # the next run averages from here on
 
 
 def kept(value: Any) -> Any:

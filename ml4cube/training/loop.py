@@ -156,6 +156,7 @@ class Loop(Engine):
         """
         if self.feed.loader is None:
             raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
+        self.stop_reason, self._cut_short = None, False
         limit = self.options.max_seconds
         self._ends_at = math.inf if limit is None else time.monotonic() + limit
         with ExitStack() as stack:
@@ -165,6 +166,7 @@ class Loop(Engine):
             self._signals = stack.enter_context(
                 Signals(active=self.options.snapshot_path is not None)
             )
+            self._forget_alarm()
             self._spread()
             self.resumed = resume and snapshot.resume(self)
             if self.ema is not None:
@@ -180,6 +182,13 @@ class Loop(Engine):
             self._call("on_train_end")
             model = self.strategy.finish(self.model)
         return model.eval()
+
+    def _forget_alarm(self) -> None:
+        """Take down what an earlier run left that failed on all ranks alike; every rank."""
+        self.world.maximum([0.0])  # none is still in that run, about to leave another
+        if self.world.is_main:
+            self.world.raise_alarm(None)
+        self.world.maximum([0.0])  # none leaves one of this run before
 
     def save_snapshot(self) -> None:
         """Write the snapshot, if there is a path for it and something to add to the last one.

@@ -107,12 +107,15 @@ def _rank_state(loop: Loop) -> dict[str, Any]:
         "rng": loop.resting_rng or capture_rng(loop.world.device),
         "epoch_rng": loop.feed.epoch_rng if inside else loop.feed.capture_rng(),
         "loader": position,
+        "used_up": loop.feed.used_up,
         "state": loop.state.to_dict(),
     }
 
 
 def _load_parts(loop: Loop, content: dict[str, Any]) -> None:
     path = loop.options.snapshot_path or ""
+    if loop.ema is not None:
+        loop.ema.apply(False)  # an earlier run in this process may have left the average in place
     loop.strategy.load_parts(path, content, loop.model, loop.optimizer)
     if (loop.scheduler is None) != (content["scheduler"] is None):
         raise ValueError("one has a scheduler, the other none")

@@ -75,7 +75,6 @@ class Stepwise(Keeping, metaclass=Combinable):
     under_way: set[str]
     predict_step: Callable[[Any], Any]
     _callbacks: list[Callback]
-    _ema_state: dict[str, Any]  # number of updates, and the weights that are not averaged
     _goal: int  # epochs asked for so far
     _inner: dict[str, Callable[[Any], None]]
     _metrics: Mapping[str, Any] | None

@@ -136,7 +136,7 @@ def test_rank_killed_from_outside_at_a_random_time(
 # ------------------------------------------------------------------------ told to stop
 
 
-def stop(launcher: Launcher, when: str, number: int, target: str) -> None:
+def stop(launcher: Launcher, when: str, number: int, target: str, **plan: Any) -> None:
     """Start, wait until a rank stands at the moment, send SIGTERM; all end, a snapshot is there."""
     folder = launcher.folder
     marks = [folder / f"mark-{rank}" for rank in (0, 1)]
@@ -145,7 +145,7 @@ def stop(launcher: Launcher, when: str, number: int, target: str) -> None:
     whose: int | str = 0 if when == "saving" else "all"  # rank 0 writes
     # ranks ask one another about signals once a second: slow steps leave that inside the epoch
     pace_s = 0.3 if when == "step" else 0.01
-    plan = {"pace_s": pace_s, "harm": [harm(when, number, whose, "dwell")]}
+    plan |= {"pace_s": pace_s, "harm": [harm(when, number, whose, "dwell")]}
     run = launcher.torchrun(JOB, folder, plan)
     wait_for(lambda: all(mark.exists() for mark in (marks[:1] if when == "saving" else marks)), run)
     told, clock = time.monotonic(), time.time()
@@ -213,6 +213,21 @@ def test_told_to_stop_again_and_again_it_goes_on_bit_for_bit(
     assert again.finish(120) == 0, again.said
     assert result(launcher.folder) == calm
     assert (launcher.folder / "snapshot.pt").read_bytes() == before
+
+
+@pytest.mark.timeout(600)
+def test_our_loader_that_has_given_all_when_it_is_told_to_stop(
+    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In validation: the loader then stands in an epoch that the run has not begun."""
+    plan = {"ours": True}
+    calm = tmp_path_factory.mktemp("calm")
+    undisturbed = launcher.torchrun(JOB, calm, plan)
+    assert undisturbed.finish(90) == 0, undisturbed.said
+    stop(launcher, "validation", 25, "1", **plan)
+    run = launcher.torchrun(JOB, launcher.folder, plan)
+    assert run.finish(120) == 0, run.said
+    assert result(launcher.folder) == result(calm)
 
 
 @pytest.mark.soak

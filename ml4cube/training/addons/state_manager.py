@@ -28,7 +28,8 @@ class StateManagerAddon(AddOnBase):
 
     After every epoch that is the best so far there are two files: ``model.<format>`` with the
     weights, a plain state dict, and ``state.ckpt`` with optimizer, scheduler and epoch. They
-    belong together at any moment, also if a save is cut off.
+    belong together at any moment, also if a save is cut off. With ``ema``, the weights are the
+    average, not those that the optimizer was changing: only a snapshot goes on from both.
 
     The Trainer gets ``save_state()``, ``load_state()``, and a ``save_model`` and ``load_model``
     that read the format from the suffix of the file.
