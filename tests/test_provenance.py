@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from zarr.storage import (
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreExistsError
 from ml4cube.datasets.callback_identity import identity_of
+from ml4cube.datasets.cube_identity import hash_of
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.provenance import fingerprint
 from ml4cube.datasets.sampling import Sampling
@@ -443,6 +446,41 @@ UNKNOWN: dict[str, Callable[[float], xr.Dataset]] = {
 def test_what_nothing_else_tells_apart_is_known_by_its_cells(of: str) -> None:
     made = UNKNOWN[of]
     assert call(made(1.0)) == call(made(1.0)) != call(made(2.0))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.float32(1.5),
+        np.empty((0, 3)),
+        np.arange(12).reshape(3, 4)[:, ::2],
+        np.arange(3, dtype=">i2"),
+        np.array(["2000-01-01", "NaT"], "M8[ns]"),
+        np.array(["a", "bc"]),
+        np.array([(1, 2.0)], "i4,f8"),
+        np.broadcast_to(np.arange(2.0), (3, 2)),
+        np.arange(2**20).reshape(2**10, -1).T,
+        np.ma.masked_array([1, 2, 3], [True, False, True]),
+    ],
+    ids=repr,
+)
+def test_an_array_is_hashed_by_its_bytes(values: Any) -> None:
+    values = np.asanyarray(values)
+    data = np.asarray(values).tobytes()
+    if np.ma.isMaskedArray(values):
+        data += np.ma.getmaskarray(values).tobytes()
+    wanted = f"{values.dtype} {values.shape} {hashlib.sha256(data).hexdigest()}"
+    assert hash_of(values) == wanted
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_array_is_hashed_without_a_copy_of_it_all(turned: bool) -> None:
+    values = np.zeros((2**12, 2**10))
+    tracemalloc.start()
+    hash_of(values.T if turned else values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < values.nbytes / 4
 
 
 def test_a_cube_changed_after_it_was_planned_is_planned_again(tmp_path: Path) -> None:
