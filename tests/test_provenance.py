@@ -34,7 +34,7 @@ from zarr.storage import (
     ZipStore,
 )
 
-from ml4cube.core.errors import InvalidTypeError, RunError, StoreExistsError
+from ml4cube.core.errors import InvalidTypeError, RunError, StoreError, StoreExistsError
 from ml4cube.datasets.callback_identity import identity_of
 from ml4cube.datasets.cube_identity import hash_of
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -446,6 +446,38 @@ UNKNOWN: dict[str, Callable[[float], xr.Dataset]] = {
 def test_what_nothing_else_tells_apart_is_known_by_its_cells(of: str) -> None:
     made = UNKNOWN[of]
     assert call(made(1.0)) == call(made(1.0)) != call(made(2.0))
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    write(tmp_path / "a", 1.0)
+    cube = opened(tmp_path / "a")
+
+    def refuse(folder: str) -> Any:
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(StoreError, match=r"'a' cannot be looked at.*denied.*a/a.*run again"):
+        call(cube)
+
+
+@pytest.mark.parametrize("gone", ["a/c/0/0", "a/c"])
+def test_what_goes_while_it_is_looked_at_is_gone(
+    tmp_path: Path, monkeypatch: Any, gone: str
+) -> None:
+    write(tmp_path / "a", 1.0)
+    cube, scandir = opened(tmp_path / "a"), os.scandir
+
+    def scan(folder: str) -> Any:
+        entries = list(scandir(folder))
+        if folder == str((tmp_path / "a" / gone).parent):
+            (tmp_path / "a" / gone).rename(tmp_path / "gone")
+        return entries
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scan)
+        first = call(cube)
+    assert (tmp_path / "gone").exists()
+    assert call(cube) == first
 
 
 @pytest.mark.parametrize(

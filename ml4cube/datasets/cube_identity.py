@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -224,19 +225,27 @@ def state_of(source: Path, outputs: Collection[str]) -> str:
     folders: list[Any] = [root]
     while folders:
         folder = folders.pop()
-        found: Iterable[Any] = os.scandir(folder) if os.path.isdir(folder) else [Path(folder)]
-        for entry in sorted(found, key=lambda entry: entry.name):
+        for entry in _entries(folder):
             path = os.fspath(entry)
             # that of a link that leads nowhere raises
             if os.path.isdir(path) if entry.is_symlink() else entry.is_dir():
                 if path not in outputs and not _leads_back(entry):
                     folders.append(path)
                 continue
-            # a link may lead nowhere
-            about = entry.stat() if os.path.exists(path) else os.lstat(path)
-            known = path[len(root) :], about.st_size, about.st_mtime_ns
-            digest.update(repr(known).encode())
+            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                # a link may lead nowhere
+                about = entry.stat() if os.path.exists(path) else os.lstat(path)
+                known = path[len(root) :], about.st_size, about.st_mtime_ns
+                digest.update(repr(known).encode())
     return digest.hexdigest()
+
+
+def _entries(folder: str) -> list[Any]:
+    """What is in a folder, or the file itself; nothing if it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        found: Iterable[Any] = os.scandir(folder) if os.path.isdir(folder) else [Path(folder)]
+        return sorted(found, key=lambda entry: entry.name)
+    return []
 
 
 def _leads_back(entry: Any) -> bool:
