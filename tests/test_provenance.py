@@ -622,6 +622,30 @@ def test_an_array_is_hashed_without_a_copy_of_it_all(turned: bool) -> None:
     assert peak < values.nbytes / 4
 
 
+class Future:
+    """Of a cluster: what it stands for does not tell it apart."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        return float, (0.0,)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.asarray(self.value, dtype)
+
+
+def test_a_scalar_on_a_cluster_is_known_by_its_value(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Future, "__module__", "distributed.client")
+
+    def with_scalar(value: float) -> xr.Dataset:
+        scalar = da.Array({("s",): Future(value)}, "s", (), dtype="float64")
+        return cell_id_cube({"time": 8, "lat": 6}).assign_coords(s=((), scalar))
+
+    calls = [call(with_scalar(value)) for value in (1.0, 1.0, 2.0)]
+    assert calls[0] == calls[1] != calls[2]
+
+
 def test_a_cube_changed_after_it_was_planned_is_planned_again(tmp_path: Path) -> None:
     paths = {f"{part}_cube": tmp_path / f"{part}.zarr" for part in ("train", "test")}
     cube = cell_id_cube({"time": 8, "lat": 6}, "float64")

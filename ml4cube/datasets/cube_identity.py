@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ml4cube.datasets.cube_reader import file_behind
+from ml4cube.datasets.cube_reader import file_behind, is_on_cluster
 from ml4cube.datasets.sampling import Sampling
 
 logger = logging.getLogger(__name__)
@@ -238,6 +238,8 @@ def _computed(array: Any, state: State) -> str | None:
 
     class Finder(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> str | None:
+            if is_on_cluster(value):
+                raise LookupError(value)
             if not isinstance(value, ExplicitlyIndexed | np.ndarray | Array):
                 return None
             if id(value) not in found:
