@@ -18,9 +18,9 @@ from ml4cube.datasets.store import open_store
 from tests.cubes import cell_id_cube
 
 
-def sampler(place: Any, **options: Any) -> MultiProcSampler:
+def sampler(place: Any, ds: Any = None, **options: Any) -> MultiProcSampler:
     return MultiProcSampler(
-        cell_id_cube({"time": 8, "lat": 6}, "float64"),
+        cell_id_cube({"time": 8, "lat": 6}, "float64") if ds is None else ds,
         train_cube=f"{place}/train",
         test_cube=f"{place}/test",
         block_size={"time": 2},
@@ -122,3 +122,10 @@ def test_a_cluster_without_workers_is_warned_of(
         client.retire_workers()
     with choose_engine(1, scheduler.scheduler_address):
         assert "has no workers" in caplog.text
+
+
+def test_a_cube_kept_on_a_cluster_is_refused(client: Any, tmp_path: Path) -> None:
+    cube = cell_id_cube({"time": 8, "lat": 6}, "float64", dask_chunks={"time": 2})
+    for kept in (cube.persist(), cube.persist() + 1):
+        with pytest.raises(InvalidValueError, match=r"'a' is kept.*dask cluster.*before persist"):
+            sampler(tmp_path, ds=kept)

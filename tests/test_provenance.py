@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import os
 import subprocess
 import sys
 import threading
+import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,21 +23,28 @@ import icechunk
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
+from fsspec import AbstractFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.reference import ReferenceFileSystem
+from fsspec.implementations.zip import ZipFileSystem
 from xarray.core import indexing
+from zarr.core.buffer import cpu
 from zarr.storage import (
     FsspecStore,
     LocalStore,
     LoggingStore,
     MemoryStore,
+    StorePath,
     WrapperStore,
     ZipStore,
 )
 
-from ml4cube.core.errors import InvalidTypeError, RunError, StoreExistsError
+from ml4cube.core.errors import InvalidTypeError, RunError, StoreError, StoreExistsError
 from ml4cube.datasets.callback_identity import identity_of
+from ml4cube.datasets.cube_identity import hash_of
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.provenance import fingerprint
 from ml4cube.datasets.sampling import Sampling
@@ -307,6 +318,25 @@ def opened_file(path: Path, chunks: Any) -> xr.Dataset:
     return xr.open_dataset(file, engine="h5netcdf", chunks=chunks)
 
 
+def shown(fs: Any, path: str = "") -> xr.Dataset:
+    return xr.open_zarr(fs.get_mapper(path), consolidated=False)
+
+
+def references(path: Path) -> dict[str, Any]:
+    """A zarr group as kerchunk describes it: metadata in place, chunks elsewhere."""
+    files = [file for file in path.rglob("*") if file.is_file()]
+    return {
+        str(f.relative_to(path)): f.read_text() if f.name == "zarr.json" else [str(f)]
+        for f in files
+    }
+
+
+def in_json(path: Path) -> str:
+    file = path.with_suffix(".json")
+    file.write_text(json.dumps(references(path)))
+    return str(file)
+
+
 # how it is written, named and opened
 LOCAL: dict[str, tuple[Callable[[Path, float], None], Callable[[Path], Any]]] = {
     "file URL": (write, lambda p: f"file://{p}"),
@@ -320,6 +350,12 @@ LOCAL: dict[str, tuple[Callable[[Path, float], None], Callable[[Path], Any]]] = 
     ),
     "zip store": (write_zip, lambda p: ZipStore(p, mode="r")),
     "zip URL": (write_zip, lambda p: f"zip://::{p}"),
+    "zip by its path": (write_zip, lambda p: shown(ZipFileSystem(str(p)))),
+    "zip by a Path": (write_zip, lambda p: shown(fsspec.filesystem("zip", fo=p))),
+    "zip by its URL": (write_zip, lambda p: shown(ZipFileSystem(f"file://{p}"))),
+    "open zip": (write_zip, lambda p: shown(ZipFileSystem(fsspec.open(f"local://{p}").open()))),
+    "references": (write, lambda p: shown(ReferenceFileSystem(references(p)))),
+    "references in a file": (write, lambda p: shown(fsspec.filesystem("reference", fo=in_json(p)))),
     "store in a store": (write, lambda p: LoggingStore(LocalStore(p), log_level="ERROR")),
     "folder of a file system": (
         write,
@@ -344,6 +380,30 @@ def test_files_behind_local_urls_are_looked_at(tmp_path: Path, reached: str) -> 
     assert call(name(tmp_path / "a")) == first != call(name(tmp_path / "b"))
     made(tmp_path / "a", 2.0)
     assert call(name(tmp_path / "a")) != first
+
+
+class Remote(AbstractFileSystem):
+    """Of a host that has the files of this machine."""
+
+    def __init__(self, host: str, password: str | None = None) -> None:
+        super().__init__()
+        self.on_host = LocalFileSystem()
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        return self.on_host.ls(path, detail)
+
+    def info(self, path: str, **kwargs: Any) -> Any:
+        return self.on_host.info(path)
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **kwargs: Any) -> Any:
+        return self.on_host.cat_file(path, start, end)
+
+
+def test_a_path_on_another_host_is_another_cube(tmp_path: Path) -> None:
+    write(tmp_path / "a", 1.0)
+    hosts = Remote("one"), Remote(host="one", password="new"), Remote("two")
+    first, again, other = (call(shown(host, str(tmp_path / "a"))) for host in hosts)
+    assert first == again != other
 
 
 def test_a_cube_is_the_same_by_any_name_of_its_folder(tmp_path: Path, monkeypatch: Any) -> None:
@@ -374,6 +434,29 @@ def test_a_snapshot_of_icechunk_is_one_cube_and_what_is_not_committed_counts() -
     assert call(first) == call(again) == call(session.store)
 
 
+def test_stores_in_the_session_of_the_cube_are_no_change_of_it() -> None:
+    repository = icechunk.Repository.create(icechunk.in_memory_storage())
+    session = repository.writable_session("main")
+    cube(1.0).to_zarr(session.store, group="cube", consolidated=False)
+    session.commit("a")
+    session = repository.writable_session("main")
+    made = MultiProcSampler(
+        zarr.open_group(session.store, path="cube", mode="r"),
+        nproc=1,
+        block_size={"time": 2},
+        scale_fn=None,
+        train_cube=StorePath(session.store, "train"),
+        test_cube=StorePath(session.store, "test"),
+    )
+    assert made.run() is not None
+    assert float(made.get_datasets()[0]["a"].mean()) == 1.0
+    cube(2.0).drop_vars(["time", "lat"]).to_zarr(
+        session.store, group="cube", region={"time": slice(0, 8)}, consolidated=False
+    )
+    with pytest.raises(StoreExistsError, match="another cube"):
+        made.run()
+
+
 class Store(LocalStore):
     """Of a user, with a session that is none of Icechunk's."""
 
@@ -402,10 +485,30 @@ class Ones(xr.backends.BackendArray):
         )
 
 
-def in_memory_store(value: float) -> xr.Dataset:
+def stored(value: float) -> MemoryStore:
     store = MemoryStore()
     write(store, value)  # type: ignore[arg-type]
-    return xr.open_zarr(store, consolidated=False, chunks=None)
+    return store
+
+
+def in_memory_store(value: float) -> xr.Dataset:
+    return xr.open_zarr(stored(value), consolidated=False, chunks=None)
+
+
+def zip_in_memory(value: float) -> xr.Dataset:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        for name, part in stored(value)._store_dict.items():
+            file.writestr(name, part.to_bytes())
+    return shown(ZipFileSystem(content))
+
+
+def references_to_memory(value: float) -> xr.Dataset:
+    memory, refs = fsspec.filesystem("memory"), {}
+    for name, part in stored(value)._store_dict.items():
+        memory.pipe_file(f"/refs/{name}", part.to_bytes())
+        refs[name] = [f"memory://refs/{name}"]
+    return shown(ReferenceFileSystem(refs))
 
 
 def unpicklable(value: float) -> xr.Dataset:
@@ -419,9 +522,7 @@ class Around(WrapperStore[MemoryStore]):
 
 
 def wrapped_store(value: float) -> xr.Dataset:
-    store = MemoryStore()
-    write(store, value)  # type: ignore[arg-type]
-    return xr.open_zarr(Around(store), consolidated=False).fillna(0.0)
+    return xr.open_zarr(Around(stored(value)), consolidated=False).fillna(0.0)
 
 
 def open_file(value: float) -> xr.Dataset:
@@ -433,6 +534,8 @@ def open_file(value: float) -> xr.Dataset:
 UNKNOWN: dict[str, Callable[[float], xr.Dataset]] = {
     "file": lambda v: xr.Dataset({"a": (("time", "lat"), indexing.LazilyIndexedArray(Ones(v)))}),
     "zarr in memory": in_memory_store,
+    "zip in memory": zip_in_memory,
+    "references to memory": references_to_memory,
     "open file": open_file,
     "store of a user's around another": wrapped_store,
     "dask": unpicklable,
@@ -443,6 +546,104 @@ UNKNOWN: dict[str, Callable[[float], xr.Dataset]] = {
 def test_what_nothing_else_tells_apart_is_known_by_its_cells(of: str) -> None:
     made = UNKNOWN[of]
     assert call(made(1.0)) == call(made(1.0)) != call(made(2.0))
+
+
+def test_a_damaged_chunk_is_named_where_only_cells_tell() -> None:
+    store = stored(1.0)
+    store._store_dict["a/c/0/0"] = cpu.Buffer.from_bytes(b"damaged")
+    with pytest.raises(StoreError, match=r"'a' cannot be read at time 0:1"):
+        call(xr.open_zarr(store, consolidated=False))
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    write(tmp_path / "a", 1.0)
+    cube = opened(tmp_path / "a")
+
+    def refuse(folder: str) -> Any:
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(StoreError, match=r"'a' cannot be looked at.*denied.*a/a.*run again"):
+        call(cube)
+
+
+@pytest.mark.parametrize("gone", ["a/c/0/0", "a/c"])
+def test_what_goes_while_it_is_looked_at_is_gone(
+    tmp_path: Path, monkeypatch: Any, gone: str
+) -> None:
+    write(tmp_path / "a", 1.0)
+    cube, scandir = opened(tmp_path / "a"), os.scandir
+
+    def scan(folder: str) -> Any:
+        entries = list(scandir(folder))
+        if folder == str((tmp_path / "a" / gone).parent):
+            (tmp_path / "a" / gone).rename(tmp_path / "gone")
+        return entries
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scan)
+        first = call(cube)
+    assert (tmp_path / "gone").exists()
+    assert call(cube) == first
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.float32(1.5),
+        np.empty((0, 3)),
+        np.arange(12).reshape(3, 4)[:, ::2],
+        np.arange(3, dtype=">i2"),
+        np.array(["2000-01-01", "NaT"], "M8[ns]"),
+        np.array(["a", "bc"]),
+        np.array([(1, 2.0)], "i4,f8"),
+        np.broadcast_to(np.arange(2.0), (3, 2)),
+        np.arange(2**20).reshape(2**10, -1).T,
+        np.ma.masked_array([1, 2, 3], [True, False, True]),
+    ],
+    ids=repr,
+)
+def test_an_array_is_hashed_by_its_bytes(values: Any) -> None:
+    values = np.asanyarray(values)
+    data = np.asarray(values).tobytes()
+    if np.ma.isMaskedArray(values):
+        data += np.ma.getmaskarray(values).tobytes()
+    wanted = f"{values.dtype} {values.shape} {hashlib.sha256(data).hexdigest()}"
+    assert hash_of(values) == wanted
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_array_is_hashed_without_a_copy_of_it_all(turned: bool) -> None:
+    values = np.zeros((2**12, 2**10))
+    tracemalloc.start()
+    hash_of(values.T if turned else values)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < values.nbytes / 4
+
+
+class Future:
+    """Of a cluster: what it stands for does not tell it apart."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __reduce__(self) -> Any:
+        return float, (0.0,)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.asarray(self.value, dtype)
+
+
+def test_a_scalar_on_a_cluster_is_known_by_its_value(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Future, "__module__", "distributed.client")
+
+    def with_scalar(value: float) -> xr.Dataset:
+        scalar = da.Array({("s",): Future(value)}, "s", (), dtype="float64")
+        return cell_id_cube({"time": 8, "lat": 6}).assign_coords(s=((), scalar))
+
+    calls = [call(with_scalar(value)) for value in (1.0, 1.0, 2.0)]
+    assert calls[0] == calls[1] != calls[2]
 
 
 def test_a_cube_changed_after_it_was_planned_is_planned_again(tmp_path: Path) -> None:

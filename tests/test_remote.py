@@ -28,8 +28,10 @@ from ml4cube.datasets import folders, remote_draft
 from ml4cube.datasets.folders import RemoteFolder, filesystem
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.places import ZarrFolder, place_of
+from ml4cube.datasets.provenance import fingerprint
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.datasets.remote_draft import RemoteDraft
+from ml4cube.datasets.sampling import Sampling
 from ml4cube.datasets.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
 from tests.training_parts import wait_until
@@ -588,6 +590,26 @@ def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:
         patch.setattr(remote_draft, "_DEAD_S", 0.0)
         sample(cube(), bucket, 1).run()
     open_store(f"{bucket}/train.zarr", verify=True)
+
+
+def test_the_host_of_a_cube_tells_which_it_is(bucket: str, monkeypatch: Any) -> None:
+    """However it is named."""
+    cube().to_zarr(f"{bucket}/a", consolidated=False)
+    host = os.environ["AWS_ENDPOINT_URL"]
+    other = host.replace("127.0.0.1", "localhost")
+
+    def call(**options: Any) -> str:
+        source = xr.open_zarr(f"{bucket}/a", consolidated=False, storage_options=options)
+        sampling = Sampling.of(source, sample_size=None, overlap=None, block_size={"time": 4})
+        return fingerprint(sampling, {})
+
+    first = call()
+    for url in (host, other):
+        for options in ({"endpoint_url": url}, {"client_kwargs": {"endpoint_url": url}}):
+            assert (call(**options) == first) == (url == host)
+    assert call(key="test", secret="test") == first
+    monkeypatch.setenv("AWS_ENDPOINT_URL", other)
+    assert call(skip_instance_cache=True) != first
 
 
 def inside(kind: str) -> tuple[Any, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -14,7 +16,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ml4cube.datasets.cube_reader import file_behind
+from ml4cube.datasets.cube_reader import file_behind, is_on_cluster
 from ml4cube.datasets.sampling import Sampling
 
 logger = logging.getLogger(__name__)
@@ -24,6 +26,22 @@ State = Callable[[Path], str]
 
 # Zarr stores around another one that change neither keys nor bytes.
 _PASSING_ON = {"CacheStore", "LatencyStore", "LoggingStore"}
+
+# Options of file systems by which a path means another file; none is a secret.
+_WHERE = (
+    "host",
+    "port",
+    "endpoint",
+    "endpoint_url",
+    "base_url",
+    "account_name",
+    "org",
+    "repo",
+    "sha",
+    "ref",
+)
+# Of the copies made to hash what is not contiguous.
+_SLAB_BYTES = 2**21
 
 
 def identity_of_variable(variable: xr.Variable, state: State) -> str | None:
@@ -74,36 +92,103 @@ def _told(array: Any, state: State) -> str | None:
 
 
 def _place_in_zarr(stored: Any, state: State) -> str | None:
-    from fsspec.implementations.local import LocalFileSystem
-    from fsspec.implementations.memory import MemoryFileSystem
-    from zarr.storage import LocalStore, MemoryStore, WrapperStore, ZipStore
+    from zarr.storage import FsspecStore, LocalStore, WrapperStore, ZipStore
 
-    store, source = stored.store, None
+    store, place = stored.store, None
     while isinstance(store, WrapperStore):
         if type(store).__name__ not in _PASSING_ON:
             return None
         store = store._store
     session = getattr(store, "session", None)
     snapshot = getattr(session, "snapshot_id", None)  # of Icechunk
-    if session is not None and snapshot is not None and not session.has_uncommitted_changes:
-        return f"icechunk {snapshot} {stored.path}"
-    fs, path = _unwrapped(getattr(store, "fs", None), getattr(store, "path", ""))
-    if snapshot is not None or isinstance(store, MemoryStore) or isinstance(fs, MemoryFileSystem):
-        return f"memory {hash_of(np.asarray(stored[...]))}"
-    # what a file system looks into: a zip file, references
-    container = getattr(fs, "storage_options", {}).get("fo")
-    if isinstance(store, LocalStore):
-        source = store.root / stored.path
-    elif isinstance(fs, LocalFileSystem):
-        source = Path(path) / stored.path
+    if snapshot is not None:
+        place = None if _has_changes(session, stored.path) else f"icechunk {snapshot}"
+    elif isinstance(store, LocalStore):
+        place = _on_disk(store.root / stored.path, state)
     elif isinstance(store, ZipStore):
-        source = store.path
-    elif isinstance(container, str):
-        source = Path(container)
-    if source is None or not source.exists():
-        host = getattr(fs, "endpoint_url", None)
-        return f"zarr {store} {host} {path}/{stored.path} {container}"
-    return f"zarr {os.path.realpath(source)} {stored.path} {state(source)}"
+        place = _on_disk(store.path, state)
+    elif isinstance(store, FsspecStore):
+        inside = "/".join(filter(None, (store.path.rstrip("/"), stored.path)))
+        place = _place_on(store.fs, inside, state)
+    return place and f"zarr {place} {stored.path}"
+
+
+def _has_changes(session: Any, path: str) -> bool:
+    """Whether an array is another one in a session of Icechunk than in its snapshot."""
+    if not session.has_uncommitted_changes:
+        return False
+    diff = session.status()
+    arrays = diff.new_arrays | diff.updated_arrays | diff.deleted_arrays
+    return f"/{path}" in arrays | set(diff.updated_chunks)
+
+
+def _on_disk(path: Any, state: State) -> str:
+    return f"{os.path.realpath(path)} {state(Path(path))}"
+
+
+def _place_on(fs: Any, path: str, state: State) -> str | None:
+    """Where a file or folder of a file system is, and the state of files on this machine."""
+    from fsspec.archive import AbstractArchiveFileSystem
+    from fsspec.implementations.local import LocalFileSystem
+    from fsspec.implementations.memory import MemoryFileSystem
+    from fsspec.implementations.reference import ReferenceFileSystem
+
+    fs, path = _unwrapped(fs, path)
+    if isinstance(fs, LocalFileSystem):
+        return _on_disk(fs._strip_protocol(path), state)
+    if isinstance(fs, MemoryFileSystem):
+        return None
+    if isinstance(fs, ReferenceFileSystem):
+        return _place_in_references(fs, path, state)
+    if isinstance(fs, AbstractArchiveFileSystem):
+        archive = getattr(fs, "of", fs.fo)
+        if not hasattr(archive, "fs"):  # bytes in memory
+            return None
+        place = _place_on(archive.fs, archive.path, state)
+        return place and f"{place} {path}"
+    return f"{type(fs).__name__} {_where(fs)} {path}"
+
+
+def _place_in_references(fs: Any, path: str, state: State) -> str | None:
+    """The references of an array, and the files that they point to."""
+    from fsspec.core import split_protocol
+    from fsspec.implementations.local import LocalFileSystem
+    from fsspec.implementations.reference import LazyReferenceMapper
+
+    if isinstance(fs.references, LazyReferenceMapper):
+        # those to files on this machine would be found by reading all of them
+        targets = [_unwrapped(target, "")[0] for target in fs.fss.values()]
+        if any(isinstance(target, LocalFileSystem) for target in targets):
+            return None
+        place = _place_on(fs.references.fs, fs.references.root, state)
+        return place and f"{place} {[_where(target) for target in targets]} {path}"
+    digest, urls = hashlib.sha256(), set()
+    folder = path.strip("/") and f"{path.strip('/')}/"
+    for key in sorted(key for key in fs.references if key.startswith(folder)):
+        reference = fs.references[key]
+        digest.update(repr((key, reference)).encode())
+        if isinstance(reference, list | tuple):
+            urls.add(reference[0] or fs.target)
+    for url in sorted(urls):
+        target = fs.fss.get(split_protocol(url)[0])
+        place = target and _place_on(target, url, state)
+        if place is None:
+            return None
+        digest.update(place.encode())
+    return f"references {digest.hexdigest()}"
+
+
+def _where(fs: Any) -> dict[str, Any]:
+    """What besides a path tells where a file is, such as the host."""
+    names = inspect.signature(fs.__init__).parameters
+    options = dict(zip(names, fs.storage_args, strict=False)) | fs.storage_options
+    # which may be part of a connection string
+    where = {"account_name": getattr(fs, "account_name", None)}
+    if "s3" in fs.protocol:
+        where["endpoint_url"] = os.environ.get("AWS_ENDPOINT_URL")
+    for given in (options.get("client_kwargs") or {}, options):
+        where |= {name: given[name] for name in _WHERE if given.get(name) is not None}
+    return where
 
 
 def _unwrapped(fs: Any, path: Any) -> tuple[Any, Any]:
@@ -133,7 +218,7 @@ def _place_in_file(array: Any, state: State) -> str | None:
     if isinstance(path, str) and "://" in path:
         place = path
     elif isinstance(path, str) and os.path.exists(path):
-        place = f"{os.path.realpath(path)} {state(Path(path))}"
+        place = _on_disk(path, state)
     else:
         return None
     return f"file {place} {getattr(datastore, '_group', None)} {array.variable_name}"
@@ -153,6 +238,8 @@ def _computed(array: Any, state: State) -> str | None:
 
     class Finder(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> str | None:
+            if is_on_cluster(value):
+                raise LookupError(value)
             if not isinstance(value, ExplicitlyIndexed | np.ndarray | Array):
                 return None
             if id(value) not in found:
@@ -190,8 +277,8 @@ def hash_cells(sampling: Sampling, name: str) -> str:
         The same for the same cells.
     """
     logger.info(
-        "variable %r is read once more: nothing but its cells tells whether this cube is the one "
-        "of an earlier call, since it is no zarr, netCDF or dask array that could be looked into",
+        "variable %r is read once more: only its cells tell whether this cube is the one of an "
+        "earlier call",
         name,
     )
     reader, blocks = sampling.reader.only([name]), sampling.blocks
@@ -221,19 +308,27 @@ def state_of(source: Path, outputs: Collection[str]) -> str:
     folders: list[Any] = [root]
     while folders:
         folder = folders.pop()
-        found: Iterable[Any] = os.scandir(folder) if os.path.isdir(folder) else [Path(folder)]
-        for entry in sorted(found, key=lambda entry: entry.name):
+        for entry in _entries(folder):
             path = os.fspath(entry)
             # that of a link that leads nowhere raises
             if os.path.isdir(path) if entry.is_symlink() else entry.is_dir():
                 if path not in outputs and not _leads_back(entry):
                     folders.append(path)
                 continue
-            # a link may lead nowhere
-            about = entry.stat() if os.path.exists(path) else os.lstat(path)
-            known = path[len(root) :], about.st_size, about.st_mtime_ns
-            digest.update(repr(known).encode())
+            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                # a link may lead nowhere
+                about = entry.stat() if os.path.exists(path) else os.lstat(path)
+                known = path[len(root) :], about.st_size, about.st_mtime_ns
+                digest.update(repr(known).encode())
     return digest.hexdigest()
+
+
+def _entries(folder: str) -> list[Any]:
+    """What is in a folder, or the file itself; nothing if it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        found: Iterable[Any] = os.scandir(folder) if os.path.isdir(folder) else [Path(folder)]
+        return sorted(found, key=lambda entry: entry.name)
+    return []
 
 
 def _leads_back(entry: Any) -> bool:
@@ -258,10 +353,21 @@ def hash_of(values: np.ndarray[Any, Any]) -> str:
     str
         The same for the same values in every process.
     """
-    if values.dtype.kind == "O":
-        data = json.dumps([f"{v} {getattr(v, 'calendar', '')}" for v in values.ravel()]).encode()
+    digest = hashlib.sha256()
+    if values.dtype.kind in "OT":
+        texts = [f"{v} {getattr(v, 'calendar', '')}" for v in values.ravel()]
+        digest.update(json.dumps(texts).encode())
     else:
-        data = np.ascontiguousarray(values).tobytes()
+        _add(digest, np.asarray(values))
     if np.ma.isMaskedArray(values):
-        data += np.ma.getmaskarray(values).tobytes()
-    return f"{values.dtype} {values.shape} {hashlib.sha256(data).hexdigest()}"
+        _add(digest, np.ma.getmaskarray(values))
+    return f"{values.dtype} {values.shape} {digest.hexdigest()}"
+
+
+def _add(digest: Any, values: np.ndarray[Any, Any]) -> None:
+    """Hash the bytes of an array as `tobytes` has them, without a copy of it all."""
+    rows = np.atleast_1d(values)
+    step = max(1, len(rows) * _SLAB_BYTES // max(1, rows.nbytes))
+    for start in range(0, len(rows), step):
+        slab = np.ascontiguousarray(rows[start : start + step])
+        digest.update(slab.reshape(-1).view(np.uint8))

@@ -274,6 +274,35 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
     return _LazySource(dims, array, dtype, here_only, known, in_zarr and not one_to_one)
 
 
+def is_on_cluster(value: Any) -> bool:
+    """Tell whether a value in a dask graph stands for one that a cluster keeps.
+
+    Parameters
+    ----------
+    value : Any
+        A task, or what is in it.
+
+    Returns
+    -------
+    bool
+        True for what `persist` leaves in a graph where a client of distributed is active.
+    """
+    # told by its name, since distributed may not be installed
+    return f"{type(value).__module__}.{type(value).__name__}" == "distributed.client.Future"
+
+
+def _is_persisted(data: Any) -> bool:
+    from dask.base import is_dask_collection
+    from dask.highlevelgraph import MaterializedLayer
+
+    return is_dask_collection(data) and any(
+        is_on_cluster(task)
+        for layer in data.dask.layers.values()
+        if isinstance(layer, MaterializedLayer)
+        for task in layer.values()
+    )
+
+
 def file_behind(array: Any) -> Any:
     """Find the lazily indexed file that a dask array shows unchanged, as `open_zarr` makes it.
 
@@ -355,6 +384,12 @@ class CubeReader:
                 raise InvalidValueError(
                     f"{name!r} has a dim twice: {ds[name].dims}; samples are cut along each dim "
                     "once, so rename one of the two or leave the variable out"
+                )
+            if _is_persisted(ds[name].variable._data):
+                raise InvalidValueError(
+                    f"{name!r} is kept in the memory of a dask cluster, where its cells cannot be "
+                    "read one region at a time; give the cube as it was before persist(), or "
+                    "compute() it"
                 )
         shape = tuple(ds.sizes[dim] for dim in dims)
         return cls(dims, shape, {name: _source(ds[name].variable) for name in names})

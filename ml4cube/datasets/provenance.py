@@ -14,7 +14,14 @@ from typing import Any
 import xarray as xr
 
 import ml4cube
-from ml4cube.datasets.cube_identity import hash_cells, hash_of, identity_of_variable, state_of
+from ml4cube.core.errors import StoreError
+from ml4cube.datasets.cube_identity import (
+    State,
+    hash_cells,
+    hash_of,
+    identity_of_variable,
+    state_of,
+)
 from ml4cube.datasets.sampling import Sampling, jsonable
 from ml4cube.datasets.store import FORMAT
 
@@ -111,8 +118,7 @@ def fingerprint(
     spec = json.loads(sampling.spec.to_json())
     # zarr lists the variables of a store without consolidated metadata in any order
     spec["variables"] = sorted(spec["variables"])
-    variables = sampling.ds.variables
-    scalars = [str(n) for n in sampling.ds.coords if not variables[n].dims]
+    scalars = [str(n) for n, c in sampling.ds.coords.items() if not c.dims]
     call = {
         "format": FORMAT,
         "spec": spec,
@@ -120,14 +126,8 @@ def fingerprint(
         "recipe": sampling.recipe,
         "settings": settings,
         "versions": versions(),
-        "cells": {
-            n: identity_of_variable(variables[n], state) or hash_cells(sampling, n)
-            for n in sampling.reader.variables
-        },
-        "scalars": {
-            n: identity_of_variable(variables[n], state) or hash_of(variables[n].values)
-            for n in scalars
-        },
+        "cells": {n: _identity(sampling, n, state) for n in sampling.reader.variables},
+        "scalars": {n: _identity(sampling, n, state) for n in scalars},
         "axes": {a.name: [hash_of(a.values), dict(a.attrs)] for a in extractor.axes},
         "choice": None if extractor.choice is None else hash_of(extractor.choice.used),
         "callback": callback,
@@ -135,3 +135,18 @@ def fingerprint(
         "variables": {n: _described(sampling.ds[n]) for n in sampling.spec.variables},
     }
     return hashlib.sha256(json.dumps(call, sort_keys=True).encode()).hexdigest()
+
+
+def _identity(sampling: Sampling, name: str, state: State) -> str:
+    """Tell a variable from another one, by its cells where nothing else does."""
+    variable = sampling.ds.variables[name]
+    try:
+        told = identity_of_variable(variable, state)
+        if told is None and not variable.dims:
+            told = hash_of(variable.values)
+    except OSError as error:
+        raise StoreError(
+            f"variable {name!r} cannot be looked at to tell whether the cube has changed: {error}; "
+            "the source is damaged or out of reach, mend it and run again"
+        ) from error
+    return told or hash_cells(sampling, name)
