@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ from ml4cube.core.errors import (
     StoreError,
     StoreExistsError,
 )
-from ml4cube.datasets import multiproc_sampler, sample_plan, sampling
+from ml4cube.datasets import multiproc_sampler, sample_plan, sampling, shard_writer
 from ml4cube.datasets.drafts import open_draft
 from ml4cube.datasets.local_draft import LocalDraft
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -1004,6 +1005,19 @@ class TestTargets:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         assert "train.zarr.partial was left by another call" in caplog.text
 
+    def test_a_store_of_another_call_goes_with_its_draft(self, tmp_path: Path) -> None:
+        target = tmp_path / "train.zarr"
+        with LocalDraft(target, "one") as left:
+            left.begin()
+            left.root.write("a/c/0", b"one")
+            left.record(0, {})
+        (left.folder / "store").mkdir()  # as versions before called it
+        with LocalDraft(target, "two") as draft:
+            draft.begin()
+            assert [p for p in draft.folder.iterdir() if p.is_dir()] == [draft.root.root]
+            with pytest.raises(FileNotFoundError):
+                left.root.write("a/c/0", b"late")
+
     @pytest.mark.parametrize("when", ["held", "counted"])
     def test_a_store_that_appears_during_a_run_stays(
         self, tmp_path: Path, monkeypatch: Any, when: str
@@ -1386,7 +1400,8 @@ def test_what_the_journal_says_is_on_disk(tmp_path: Path, monkeypatch: Any) -> N
         path = os.readlink(f"/proc/self/fd/{handle}")
         if path.endswith("journal.jsonl"):
             tasks = [json.loads(line) for line in Path(path).read_text().splitlines()]
-            names = [str(Path(path).parent / "store" / f) for t in tasks for f in t["files"]]
+            (root,) = Path(path).parent.glob("store-*")
+            names = [str(root / f) for t in tasks for f in t["files"]]
             assert synced.issuperset(names)
             told.extend(names)
         sync(handle)
@@ -1420,18 +1435,75 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path, nproc: int) -> 
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "cut/train.zarr").exists()
-    kept = sorted((tmp_path / "cut/train.zarr.partial/store/a/c").glob("*"))
+    (growing,) = journal.parent.glob("store-*")
+    kept = sorted((growing / "a/c").glob("*"))
     stamps = {p: p.stat().st_mtime_ns for p in kept[:1]}
     assert start(tmp_path / "cut", nproc).wait() == 0
     assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
     for path, stamp in stamps.items():
         # finished shards were kept, not made again
-        moved = (
-            tmp_path
-            / "cut/train.zarr"
-            / path.relative_to(tmp_path / "cut/train.zarr.partial/store")
-        )
+        moved = tmp_path / "cut/train.zarr" / path.relative_to(growing)
         assert moved.stat().st_mtime_ns == stamp
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: Any) -> Iterator[Any]:
+    """Let a run on a cluster fail while another task is to write; what lets that go on."""
+    from distributed import Client
+
+    write, go, lock = shard_writer.write_shard, threading.Event(), threading.Lock()
+    begun: list[int] = []
+    ended: list[int] = []
+
+    def late(root: Any, layout: Any, shard: int, values: Any) -> Any:
+        with lock:
+            first = not begun
+            begun.append(shard)
+        if first:
+            while len(begun) < 2:
+                time.sleep(0.01)
+            raise OSError(5, "Input/output error")
+        go.wait(60)
+        try:
+            return write(root, layout, shard, values)
+        finally:
+            ended.append(shard)
+
+    def go_on() -> None:
+        go.set()
+        while len(ended) < len(begun) - 1:
+            time.sleep(0.01)
+
+    options = {"processes": False, "n_workers": 1, "threads_per_worker": 2}
+    with Client(set_as_default=False, dashboard_address=None, **options) as client:
+        made = sampler(split_cube(), tmp_path / "out", val_cube=tmp_path / "v", client=client)
+        with monkeypatch.context() as patch:
+            patch.setattr(shard_writer, "write_shard", late)
+            with pytest.raises(StoreError, match="Input/output error"):
+                made.run()
+        yield go_on
+        go.set()
+
+
+def test_tasks_that_outlive_their_run_leave_nothing(tmp_path: Path, stopped: Any) -> None:
+    assert not list((tmp_path / "out").iterdir())
+    stopped()
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_tasks_that_outlive_their_run_write_into_no_other(
+    tmp_path: Path, stopped: Any, monkeypatch: Any
+) -> None:
+    publish = LocalDraft.publish
+
+    def after_them(self: LocalDraft, overwrite: bool) -> None:
+        stopped()
+        publish(self, overwrite)
+
+    monkeypatch.setattr(LocalDraft, "publish", after_them)
+    sampler(split_cube(), tmp_path / "out", val_cube=tmp_path / "v", scale_fn="standardize").run()
+    for part in ("train", "test"):
+        verify_store(tmp_path / f"out/{part}.zarr")
 
 
 def test_what_is_made_of_a_mask_is_named_where_it_is_left_out(tmp_path: Path) -> None:
