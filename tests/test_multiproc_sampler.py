@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -1079,6 +1080,17 @@ class TestTargets:
         LocalDraft(tmp_path / "train.zarr", "call").close()
         child.kill()
         child.wait()
+
+    @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+    def test_a_disk_without_locks_is_named(
+        self, tmp_path: Path, monkeypatch: Any, number: int
+    ) -> None:
+        def refuse(*_: Any) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("fcntl.flock", refuse)
+        with pytest.raises(StoreError, match=r"lock cannot be locked: .*choose a path"):
+            sampler(points(), tmp_path).run()
 
     def test_a_journal_without_room_is_told_and_gives_the_lock_back(
         self, tmp_path: Path, monkeypatch: Any

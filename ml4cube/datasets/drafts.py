@@ -36,6 +36,8 @@ def open_draft(target: Place, fingerprint: str) -> Draft:
         If the work folder exists and is none of ours.
     RunError
         If another run holds the work folder.
+    StoreError
+        If the file system of a path knows no locks.
     """
     if isinstance(target, ZarrFolder):
         return ZarrDraft(target)

@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 from typing import IO
 
-from ml4cube.core.errors import RunError, StoreExistsError
+from ml4cube.core.errors import RunError, StoreError, StoreExistsError
 from ml4cube.datasets.draft import (
     KEY,
     OTHER_CALL,
@@ -52,6 +52,8 @@ class LocalDraft(Draft):
         If the work folder exists and is none of ours.
     RunError
         If another run holds the work folder.
+    StoreError
+        If its file system knows no locks.
     """
 
     def __init__(self, target: Path, fingerprint: str) -> None:
@@ -225,9 +227,16 @@ def _lock_folder(target: Path) -> IO[bytes]:
 def _takes(lock: IO[bytes], path: Path) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # the folder may have been published and removed between opening and locking
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be locked: {error}; choose a path on a file system that knows locks "
+            "(flock), or have this one mounted with them (Lustre: -o flock)"
+        ) from error
+    try:
         return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
-    except OSError:
+    except FileNotFoundError:  # published and removed between opening and locking
         return False
 
 
