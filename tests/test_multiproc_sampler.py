@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import netCDF4
 import numpy as np
 import pandas as pd
 import pytest
@@ -30,6 +31,7 @@ from hypothesis import strategies as st
 from ml4cube.core.errors import (
     CubeError,
     EmptyPartError,
+    InvalidTypeError,
     RunError,
     StoreError,
     StoreExistsError,
@@ -862,6 +864,17 @@ def test_an_unreadable_chunk(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"variable 'a' cannot be read at time \d+:\d+"):
         sampler(tmp_path / "cube.zarr", tmp_path / "out", val_cube=tmp_path / "v").run()
     assert not list((tmp_path / "out").glob("*"))
+
+
+def test_a_cube_that_other_processes_cannot_get_is_told(tmp_path: Path) -> None:
+    split_cube().to_netcdf(tmp_path / "a.nc", engine="netcdf4")
+    options: dict[str, Any] = {"val_cube": tmp_path / "v"}
+    with netCDF4.Dataset(tmp_path / "a.nc") as file:
+        source = xr.open_dataset(xr.backends.NetCDF4DataStore(file))
+        with pytest.raises(InvalidTypeError, match=r"sent to other processes.*open the cube by"):
+            sampler(source, tmp_path / "out", nproc=2, **options).run()
+        assert not list((tmp_path / "out").iterdir())
+        assert sampler(source, tmp_path / "out", **options).run() is not None
 
 
 class TestTargets:

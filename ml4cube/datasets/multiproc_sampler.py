@@ -354,6 +354,8 @@ class MultiProcSampler:
         ------
         EmptyPartError
             If a part that was asked for would hold no sample.
+        InvalidTypeError
+            If other processes are to work, and the cube cannot be pickled.
         RunError, StoreError
             If the callback fails, a worker dies, or cells cannot be read.
         """
