@@ -765,7 +765,8 @@ def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_path_inside_an_array_is_refused(tmp_path: Path, zarr_format: Any) -> None:
     group = zarr.create_group(tmp_path / "big.zarr", zarr_format=zarr_format)
     group.create_array("a", shape=(2,), dtype="f4")
-    for place in (tmp_path / "big.zarr/a/train", f"file://{tmp_path}/big.zarr/a/train"):
+    inside = tmp_path / "big.zarr/a/train"
+    for place in (inside, f"file://{inside}", inside.parent / "x/y/train"):
         with pytest.raises(ValueError, match=r"train' lies inside the array '.*big.zarr/a'"):
             MultiProcSampler(
                 cell_id_cube({"time": 4}, "float32"), train_cube=place, test_cube=tmp_path / "test"
