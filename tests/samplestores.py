@@ -49,6 +49,7 @@ def write_store(
     ]
     index = {f"{dim}_index": np.arange(n) * size for dim, size in window.items()}
     layout = StoreLayout(n, shard, tuple(arrays))
+    root.mkdir(parents=True, exist_ok=True)
     files = create(LocalFolder(root), layout)
     for k in range(layout.shards):
         first, last = layout.bounds(k)

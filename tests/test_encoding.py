@@ -35,6 +35,7 @@ def test_same_bytes_as_zarr(tmp_path: Path, choice: Any, dtype: str) -> None:
     )
     values = np.arange(120).reshape(40, 3).astype(dtype)
     ours_folder = LocalFolder(tmp_path / "ours")
+    ours_folder.root.mkdir()
     create(ours_folder, layout)
     for shard in range(layout.shards):
         first, last = layout.bounds(shard)

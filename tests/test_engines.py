@@ -105,3 +105,21 @@ def test_an_error_on_a_cluster_comes_as_it_is(cluster: Any) -> None:
 def test_what_is_no_client() -> None:
     with pytest.raises(InvalidTypeError, match="client=3"):
         check_client(3)
+
+
+class Held:
+    """Cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise ValueError("no pickle by design")
+
+
+@pytest.mark.parametrize("where", ["processes", "cluster"])
+def test_what_cannot_travel_is_told(cluster: Any, where: str) -> None:
+    client = cluster.scheduler_address if where == "cluster" else None
+    for shared, tasks in ((Held(), [1]), (None, [Held()])):
+        with (
+            pytest.raises(InvalidTypeError, match=r"cube.*no pickle by design; open .*nproc=1"),
+            choose_engine(2, client) as engine,
+        ):
+            list(engine.run(lambda shared, task: None, shared, tasks))

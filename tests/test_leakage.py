@@ -578,10 +578,10 @@ def test_deployments_that_fit_nothing(deployment, error, words):
         leakage_report(ds, deployment)
 
 
-@pytest.mark.parametrize("var", [None, 1, ["a", 1]])
+@pytest.mark.parametrize("var", [1, ["a", 1]])
 def test_variables_that_are_not_named_by_strings_are_refused(var):
-    ds = xr.Dataset({"a": ("time", np.arange(20.0)), 1: ("time", np.arange(20.0))})
-    with pytest.raises(InvalidTypeError, match=r"by strings, found \[1\]; use ds.rename"):
+    ds = xr.Dataset({"a": ("time", np.arange(20.0))})
+    with pytest.raises(InvalidTypeError, match=r"by strings, found \[1\]"):
         leakage_report(assign_time_split(ds), var=var)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -11,12 +12,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dask
+import netCDF4
 import numpy as np
 import pandas as pd
 import pytest
@@ -28,11 +31,12 @@ from hypothesis import strategies as st
 from ml4cube.core.errors import (
     CubeError,
     EmptyPartError,
+    InvalidTypeError,
     RunError,
     StoreError,
     StoreExistsError,
 )
-from ml4cube.datasets import multiproc_sampler, sample_plan, sampling
+from ml4cube.datasets import multiproc_sampler, sample_plan, sampling, shard_writer
 from ml4cube.datasets.drafts import open_draft
 from ml4cube.datasets.local_draft import LocalDraft
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -762,7 +766,8 @@ def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_path_inside_an_array_is_refused(tmp_path: Path, zarr_format: Any) -> None:
     group = zarr.create_group(tmp_path / "big.zarr", zarr_format=zarr_format)
     group.create_array("a", shape=(2,), dtype="f4")
-    for place in (tmp_path / "big.zarr/a/train", f"file://{tmp_path}/big.zarr/a/train"):
+    inside = tmp_path / "big.zarr/a/train"
+    for place in (inside, f"file://{inside}", inside.parent / "x/y/train"):
         with pytest.raises(ValueError, match=r"train' lies inside the array '.*big.zarr/a'"):
             MultiProcSampler(
                 cell_id_cube({"time": 4}, "float32"), train_cube=place, test_cube=tmp_path / "test"
@@ -861,6 +866,17 @@ def test_an_unreadable_chunk(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"variable 'a' cannot be read at time \d+:\d+"):
         sampler(tmp_path / "cube.zarr", tmp_path / "out", val_cube=tmp_path / "v").run()
     assert not list((tmp_path / "out").glob("*"))
+
+
+def test_a_cube_that_other_processes_cannot_get_is_told(tmp_path: Path) -> None:
+    split_cube().to_netcdf(tmp_path / "a.nc", engine="netcdf4")
+    options: dict[str, Any] = {"val_cube": tmp_path / "v"}
+    with netCDF4.Dataset(tmp_path / "a.nc") as file:
+        source = xr.open_dataset(xr.backends.NetCDF4DataStore(file))
+        with pytest.raises(InvalidTypeError, match=r"sent to other processes.*open the cube by"):
+            sampler(source, tmp_path / "out", nproc=2, **options).run()
+        assert not list((tmp_path / "out").iterdir())
+        assert sampler(source, tmp_path / "out", **options).run() is not None
 
 
 class TestTargets:
@@ -1005,6 +1021,19 @@ class TestTargets:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         assert "train.zarr.partial was left by another call" in caplog.text
 
+    def test_a_store_of_another_call_goes_with_its_draft(self, tmp_path: Path) -> None:
+        target = tmp_path / "train.zarr"
+        with LocalDraft(target, "one") as left:
+            left.begin()
+            left.root.write("a/c/0", b"one")
+            left.record(0, {})
+        (left.folder / "store").mkdir()  # as versions before called it
+        with LocalDraft(target, "two") as draft:
+            draft.begin()
+            assert [p for p in draft.folder.iterdir() if p.is_dir()] == [draft.root.root]
+            with pytest.raises(FileNotFoundError):
+                left.root.write("a/c/0", b"late")
+
     @pytest.mark.parametrize("when", ["held", "counted"])
     def test_a_store_that_appears_during_a_run_stays(
         self, tmp_path: Path, monkeypatch: Any, when: str
@@ -1066,6 +1095,17 @@ class TestTargets:
         LocalDraft(tmp_path / "train.zarr", "call").close()
         child.kill()
         child.wait()
+
+    @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+    def test_a_disk_without_locks_is_named(
+        self, tmp_path: Path, monkeypatch: Any, number: int
+    ) -> None:
+        def refuse(*_: Any) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("fcntl.flock", refuse)
+        with pytest.raises(StoreError, match=r"lock cannot be locked: .*choose a path"):
+            sampler(points(), tmp_path).run()
 
     def test_a_journal_without_room_is_told_and_gives_the_lock_back(
         self, tmp_path: Path, monkeypatch: Any
@@ -1387,7 +1427,8 @@ def test_what_the_journal_says_is_on_disk(tmp_path: Path, monkeypatch: Any) -> N
         path = os.readlink(f"/proc/self/fd/{handle}")
         if path.endswith("journal.jsonl"):
             tasks = [json.loads(line) for line in Path(path).read_text().splitlines()]
-            names = [str(Path(path).parent / "store" / f) for t in tasks for f in t["files"]]
+            (root,) = Path(path).parent.glob("store-*")
+            names = [str(root / f) for t in tasks for f in t["files"]]
             assert synced.issuperset(names)
             told.extend(names)
         sync(handle)
@@ -1421,19 +1462,76 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path, nproc: int) -> 
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "cut/train.zarr").exists()
-    kept = sorted((tmp_path / "cut/train.zarr.partial/store/a/c").glob("*"))
+    (growing,) = journal.parent.glob("store-*")
+    kept = sorted((growing / "a/c").glob("*"))
     assert kept
     stamps = {p: p.stat().st_mtime_ns for p in kept[:1]}
     assert start(tmp_path / "cut", nproc).wait() == 0
     assert tree(tmp_path / "cut") == tree(tmp_path / "whole")
     for path, stamp in stamps.items():
         # finished shards were kept, not made again
-        moved = (
-            tmp_path
-            / "cut/train.zarr"
-            / path.relative_to(tmp_path / "cut/train.zarr.partial/store")
-        )
+        moved = tmp_path / "cut/train.zarr" / path.relative_to(growing)
         assert moved.stat().st_mtime_ns == stamp
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, monkeypatch: Any) -> Iterator[Any]:
+    """Let a run on a cluster fail while another task is to write; what lets that go on."""
+    from distributed import Client
+
+    write, go, lock = shard_writer.write_shard, threading.Event(), threading.Lock()
+    begun: list[int] = []
+    ended: list[int] = []
+
+    def late(root: Any, layout: Any, shard: int, values: Any) -> Any:
+        with lock:
+            first = not begun
+            begun.append(shard)
+        if first:
+            while len(begun) < 2:
+                time.sleep(0.01)
+            raise OSError(5, "Input/output error")
+        go.wait(60)
+        try:
+            return write(root, layout, shard, values)
+        finally:
+            ended.append(shard)
+
+    def go_on() -> None:
+        go.set()
+        while len(ended) < len(begun) - 1:
+            time.sleep(0.01)
+
+    options = {"processes": False, "n_workers": 1, "threads_per_worker": 2}
+    with Client(set_as_default=False, dashboard_address=None, **options) as client:
+        made = sampler(split_cube(), tmp_path / "out", val_cube=tmp_path / "v", client=client)
+        with monkeypatch.context() as patch:
+            patch.setattr(shard_writer, "write_shard", late)
+            with pytest.raises(StoreError, match="Input/output error"):
+                made.run()
+        yield go_on
+        go.set()
+
+
+def test_tasks_that_outlive_their_run_leave_nothing(tmp_path: Path, stopped: Any) -> None:
+    assert not list((tmp_path / "out").iterdir())
+    stopped()
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_tasks_that_outlive_their_run_write_into_no_other(
+    tmp_path: Path, stopped: Any, monkeypatch: Any
+) -> None:
+    publish = LocalDraft.publish
+
+    def after_them(self: LocalDraft, overwrite: bool) -> None:
+        stopped()
+        publish(self, overwrite)
+
+    monkeypatch.setattr(LocalDraft, "publish", after_them)
+    sampler(split_cube(), tmp_path / "out", val_cube=tmp_path / "v", scale_fn="standardize").run()
+    for part in ("train", "test"):
+        verify_store(tmp_path / f"out/{part}.zarr")
 
 
 def test_what_is_made_of_a_mask_is_named_where_it_is_left_out(tmp_path: Path) -> None:

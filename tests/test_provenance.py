@@ -79,9 +79,54 @@ print([identity_of(f) for f in callbacks])
 """
 
 
-def identities(folder: Path, seed: int, comment: str = "", number: int = 2) -> list[str]:
-    script = folder / f"script-{seed}.py"
-    script.write_text(SCRIPT.format(comment=comment, number=number))
+HELPERS = """
+import functools, threading
+import numpy as np
+from . import helpers as itself
+LOCK = threading.Lock()
+BY = {number}
+def scale(x):
+    with LOCK:
+        return x * BY
+@functools.cache
+def table(n):
+    return n * {number}
+class Prep:
+    def __call__(self, samples):
+        return {{k: itself.scale(v) for k, v in samples.items()}}
+class Slotted:
+    __slots__ = ()
+    def __call__(self, samples):
+        return {{k: v * table(2) for k, v in samples.items()}}
+class Listed:
+    handlers = {{scale, table}}
+    def __call__(self, samples):
+        return {{k: np.abs(v) for k, v in samples.items()}}
+class Other:
+    def __call__(self, samples):
+        return samples
+"""
+CALLBACKS = """
+import numpy as np
+import work.helpers
+from ml4cube.datasets.callback_identity import identity_of
+from work import helpers
+callbacks = [
+    lambda s: helpers.scale(s),
+    lambda s: work.helpers.table(s),
+    helpers.scale,
+    helpers.Prep(),
+    helpers.Prep().__call__,
+    helpers.Slotted(),
+    helpers.Listed(),
+    helpers.Other(),
+    lambda s: np.abs(s),
+]
+print([identity_of(f) for f in callbacks])
+"""
+
+
+def printed(script: Path, seed: int) -> list[str]:
     ran = subprocess.run(
         [sys.executable, script],
         capture_output=True,
@@ -92,12 +137,32 @@ def identities(folder: Path, seed: int, comment: str = "", number: int = 2) -> l
     return list(eval(ran.stdout))
 
 
+def identities(folder: Path, seed: int, comment: str = "", number: int = 2) -> list[str]:
+    script = folder / f"script-{seed}.py"
+    script.write_text(SCRIPT.format(comment=comment, number=number))
+    return printed(script, seed)
+
+
 def test_a_callback_is_the_same_in_every_process(tmp_path: Path) -> None:
     """Whatever the hash seed, the file and the lines it stands in; not if what it does changes."""
     first = identities(tmp_path, 1)
     assert identities(tmp_path, 2, comment="# one line more") == first
     changed = [a != b for a, b in zip(identities(tmp_path, 3, number=3), first, strict=True)]
     assert changed == [False, True, True, True, False]
+
+
+def test_an_edit_in_a_module_of_the_users_makes_another_callback(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "script.py").write_text(CALLBACKS)
+
+    def found(seed: int, number: int) -> list[str]:
+        (tmp_path / "work/helpers.py").write_text(HELPERS.format(number=number))
+        return printed(tmp_path / "script.py", seed)
+
+    first = found(1, 2)
+    assert found(2, 2) == first
+    changed = [a != b for a, b in zip(found(3, 30), first, strict=True)]
+    assert changed == [True] * 7 + [False] * 2
 
 
 def test_what_tells_callbacks_apart() -> None:

@@ -784,3 +784,13 @@ def test_no_room_on_the_way_into_a_zarr_store(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(StoreError, match=r"No space left.*its files grow in .*\(TMPDIR\) first"):
         into(store, cube()).run()
     assert not ZarrFolder(store).list()
+
+
+def test_a_zip_is_not_overwritten(tmp_path: Path) -> None:
+    def fail(sample: Any) -> Any:
+        raise ValueError("asked for before it was refused")
+
+    store = zarr.storage.ZipStore(tmp_path / "a.zip", mode="w")
+    into(store, cube()).run()
+    with pytest.raises(StoreExistsError, match=r"ZipStore at 'train\.zarr' exists.* a new one"):
+        into(store, cube(), overwrite=True, callback=fail).run()

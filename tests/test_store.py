@@ -75,6 +75,7 @@ def metadata(samples: int = N) -> StoreMetadata:
 
 
 def write(root: Path, plan: StoreLayout) -> Path:
+    root.mkdir(exist_ok=True)
     files = create(LocalFolder(root), plan)
     for k in range(plan.shards):
         first, last = plan.bounds(k)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import sys
+import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,19 +28,14 @@ def identity_of(function: Callable[..., Any]) -> str:
     Returns
     -------
     str
-        Hash of its code, constants, defaults and closure, and of the globals it names; not of
-        the file and lines it stands in. Helpers of an importable module count with their own
-        code. What Python itself cannot look into is known by its pickle, which may differ
-        between processes: then it counts as another callback.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it holds what cannot be pickled, so that no other process could run it.
+        Hash of its code, constants, defaults and closure, and of the globals it names, likewise
+        looked into wherever they are defined; not of files and lines. Installed libraries are not
+        looked into, nor are their versions: their functions count by their code alone, all else
+        in them by its name. Modules that a function imports when it is called do not count. What
+        Python itself cannot look into is known by its pickle, which may differ between processes:
+        then it counts as another callback.
     """
-    with _travelling(function):
-        known = _Canonical().of(function, whole=True)
-    return hashlib.sha256(repr(known).encode()).hexdigest()
+    return hashlib.sha256(_Canonical().text(function).encode()).hexdigest()
 
 
 def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,12 +54,18 @@ def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises
     ------
     InvalidTypeError
-        As `identity_of`.
+        If it holds what cannot be pickled, so that no other process could run it.
     """
     import cloudpickle
 
-    with _travelling(function):
+    try:
         copied: Callable[..., Any] = cloudpickle.loads(cloudpickle.dumps(function))
+    # whatever a value's own way to be pickled raises
+    except Exception as error:
+        raise InvalidTypeError(
+            f"callback={function!r} holds what other processes cannot get: {error}; locks, open "
+            "files and the like must be made inside the callback, when it is called"
+        ) from error
     return copied
 
 
@@ -85,64 +87,63 @@ def name_of(function: Callable[..., Any] | None) -> str | None:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
-@contextlib.contextmanager
-def _travelling(function: Callable[..., Any]) -> Iterator[None]:
-    """Name the callback that cannot be sent to another process."""
-    try:
-        yield
-    # whatever a value's own way to be pickled raises
-    except Exception as error:
-        raise InvalidTypeError(
-            f"callback={function!r} holds what other processes cannot get: {error}; locks, open "
-            "files and the like must be made inside the callback, when it is called"
-        ) from error
-
-
 _OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__firstlineno__"}
+_STDLIB = Path(sysconfig.get_path("stdlib"))
 
 
 class _Canonical:
     """Writes values as tuples and texts that are the same in every process."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Mapping[int, tuple[int, Any]] | None = None) -> None:
         # by id, with the value itself, so that no id is used again meanwhile
-        self._seen: dict[int, tuple[int, Any]] = {}
+        self._seen = dict(seen or {})
+        self._left: list[Any] = []
 
-    def of(self, value: Any, whole: bool = False) -> Any:
-        """Describe a value; a function's closure and globals where it is no mere helper."""
+    def text(self, function: Any) -> str:
+        """Describe a callback, and one after the other all that it leads to, however deep."""
+        told = [self.of(function)]
+        for value in self._left:  # grows meanwhile
+            told.append(self._described(value, whole=value is function))
+        return repr(told)
+
+    def of(self, value: Any) -> Any:
+        """Describe a value; what may lead to others, or to itself, by its number."""
         if value is None or isinstance(value, str | bytes | bool | int | float | complex):
             return repr(value)
         if isinstance(value, tuple):
             return "tuple", self._each(value)
         if isinstance(value, set | frozenset):
             # each by itself, so that nothing depends on the order in which they come
-            return "set", sorted(repr(_Canonical().of(v)) for v in value)
+            return "set", sorted(_Canonical(self._seen).text(v) for v in value)
         if isinstance(value, types.CodeType):
             names = (value.co_names, value.co_varnames, value.co_freevars)
             return "code", value.co_code, self._each(value.co_consts), names
-        # a function that calls itself, a list that holds itself
-        if id(value) in self._seen:
-            return "again", self._seen[id(value)][0]
-        self._seen[id(value)] = (len(self._seen), value)
-        if isinstance(value, types.FunctionType):
-            return self._of_function(value, whole or not _importable(value))
-        if isinstance(value, type):
-            return self._of_class(value)
-        return self._of_object(value)
+        if id(value) not in self._seen:
+            self._seen[id(value)] = (len(self._seen), value)
+            self._left.append(value)
+        return "number", self._seen[id(value)][0]
 
     def _each(self, values: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(self.of(value) for value in values)
 
+    def _described(self, value: Any, whole: bool) -> Any:
+        """A function's closure and globals count too where it is the callback or not installed."""
+        if isinstance(value, types.FunctionType):
+            return self._of_function(value, whole or not _installed(value))
+        if isinstance(value, type):
+            return self._of_class(value)
+        return self._of_object(value)
+
     def _of_function(self, function: types.FunctionType, whole: bool) -> Any:
-        code, known = function.__code__, function.__globals__
+        code = function.__code__
         parts: list[Any] = [code, function.__defaults__, function.__kwdefaults__]
         if whole:
             parts.append([_content(cell) for cell in function.__closure__ or ()])
-            parts.append({n: known[n] for n in sorted(_names(code) & set(known))})
+            parts.append(_named(code, function.__globals__))
         return "function", self._each(parts)
 
     def _of_class(self, kind: type) -> Any:
-        if _importable(kind):
+        if _installed(kind) or _is_compiled(_origin(kind.__module__)):
             return "named", kind.__module__, kind.__qualname__
         members = sorted((n, v) for n, v in vars(kind).items() if n not in _OF_EVERY_CLASS)
         return "class", kind.__qualname__, self._each(kind.__bases__), self._each(members)
@@ -165,9 +166,11 @@ class _Canonical:
             return kind, self._each((value.fget, value.fset, value.fdel))
         if isinstance(value, functools.partial):
             return kind, self._each((value.func, value.args, value.keywords))
+        if isinstance(value, functools._lru_cache_wrapper):
+            return kind, self._each((value.__wrapped__,))
         if _is_plain(value):
             return kind, self._each((type(value), vars(value)))
-        return "pickle", _pickled(value)
+        return "pickle", self.of(type(value)), _pickled(value)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -177,15 +180,49 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _importable(value: Any) -> bool:
-    """Whether another process finds it by its name; what a script or notebook defines, not."""
+def _named(code: types.CodeType, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Find what names in code stand for: globals, and attributes of modules of the user's."""
+    names = _names(code)
+    found: dict[str, Any] = {}
+    spaces, left = {"": known}, [""]
+    for space in left:  # grows meanwhile
+        for name in sorted(names & set(spaces[space])):
+            value = found[f"{space}.{name}"] = spaces[space][name]
+            inner = value.__name__ if isinstance(value, types.ModuleType) else ""
+            if inner not in spaces and not _is_library(inner):
+                spaces[inner] = vars(value)
+                left.append(inner)
+    return found
+
+
+def _installed(value: Any) -> bool:
+    """Whether an installed library holds it under its name."""
     module = getattr(value, "__module__", None)
-    if module is None or module == "__main__":
+    if not isinstance(module, str) or not _is_library(module):
         return False
-    found: Any = sys.modules.get(module)
+    found: Any = sys.modules[module]
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is value
+
+
+def _is_library(module: str) -> bool:
+    """Whether a module is Python's own, installed or compiled, and not a script of the user's."""
+    origin = _origin(module)
+    if origin is None or module == "__main__":
+        return False
+    installed = {"site-packages", "dist-packages"} & set(origin.parts)
+    return _is_compiled(origin) or bool(installed) or _STDLIB in origin.parents
+
+
+def _is_compiled(origin: Path | None) -> bool:
+    return origin is not None and origin.suffix != ".py"
+
+
+def _origin(module: str) -> Path | None:
+    """File of a module; other words of one that Python has built in."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return Path(spec.origin) if spec is not None and spec.origin else None
 
 
 def _is_plain(value: Any) -> bool:
@@ -196,10 +233,15 @@ def _is_plain(value: Any) -> bool:
     return as_usual and not slots and hasattr(value, "__dict__")
 
 
-def _pickled(value: Any) -> str:
+def _pickled(value: Any) -> str | None:
+    """Hash the pickle of a value; None of one that has none, as a module of the user's may hold."""
     import cloudpickle
 
-    return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
+    try:
+        return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
+    # whatever a value's own way to be pickled raises
+    except Exception:
+        return None
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -119,6 +119,23 @@ def work_place(target: Path | str) -> Path | str:
     return Path(folder) if isinstance(target, Path) else folder
 
 
+def store_name(call: str) -> str:
+    """Name the folder inside a work folder in which a store grows.
+
+    Parameters
+    ----------
+    call : str
+        Fingerprint of the call.
+
+    Returns
+    -------
+    str
+        One that no other call has: tasks of a run that was stopped, or slept while another took
+        over, may still write.
+    """
+    return f"store-{call[:12]}"
+
+
 def call_of(folder: Folder) -> str | None:
     """Tell which call a work folder belongs to.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from ml4cube.datasets.draft import Draft, call_of, work_place
+from ml4cube.datasets.draft import Draft, call_of, store_name, work_place
 from ml4cube.datasets.folders import RemoteFolder
 from ml4cube.datasets.local_draft import LocalDraft
 from ml4cube.datasets.places import Place, ZarrFolder, folder_of
@@ -36,6 +36,8 @@ def open_draft(target: Place, fingerprint: str) -> Draft:
         If the work folder exists and is none of ours.
     RunError
         If another run holds the work folder.
+    StoreError
+        If the file system of a path knows no locks.
     """
     if isinstance(target, ZarrFolder):
         return ZarrDraft(target)
@@ -88,5 +90,5 @@ def was_published(target: Place, fingerprint: str) -> bool:
     if call_of(folder_of(place)) != fingerprint:
         return False
     if isinstance(place, Path):
-        return not (place / "store").exists()
+        return not (place / store_name(fingerprint)).exists()
     return RemoteFolder(place).size(PUBLISHED) is not None

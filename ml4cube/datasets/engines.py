@@ -224,21 +224,20 @@ class LocalProcesses:
 
         Raises
         ------
+        InvalidTypeError
+            If what the work needs cannot be pickled.
         RunError
             If a worker dies. An error that a task raises comes as it is.
         """
         from concurrent.futures import FIRST_COMPLETED, wait
 
-        import cloudpickle
-
-        package = cloudpickle.dumps((fn, shared))
+        package = _packed((fn, shared))
         queue = enumerate(tasks)
         running: dict[Any, int] = {}
         try:
             while True:
                 for position, task in itertools.islice(queue, self._room(running)):
-                    packed = cloudpickle.dumps(task)
-                    running[self._submit(package, packed)] = position
+                    running[self._submit(package, _packed(task))] = position
                 if not running:
                     return
                 ended, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -330,16 +329,17 @@ class DaskCluster:
 
         Raises
         ------
+        InvalidTypeError
+            If what the work needs cannot be pickled.
         RunError
             If the cluster gives up on a task, or the client or its scheduler is gone. An error
             that a task raises comes as it is.
         """
-        import cloudpickle
         from distributed import as_completed
         from distributed.client import ClosedClientError
 
         # a task of its own, not data to scatter: the cluster makes it again if it gets lost
-        package = self._client.submit(bytes, cloudpickle.dumps((fn, shared)), pure=False)
+        package = self._client.submit(bytes, _packed((fn, shared)), pure=False)
         running: dict[Any, int] = {}
         # bound to this client's loop, since the client need not be the process's default one
         ended: Any = as_completed(loop=self._client.loop)  # type: ignore[no-untyped-call]
@@ -348,8 +348,7 @@ class DaskCluster:
         def top_up() -> None:
             room = max(self._threads() * _AHEAD - len(running), 0)
             for position, task in itertools.islice(queue, room):
-                packed = cloudpickle.dumps(task)
-                future = self._client.submit(_run_packed, package, packed, pure=False)
+                future = self._client.submit(_run_packed, package, _packed(task), pure=False)
                 running[future] = position
                 ended.add(future)
 
@@ -455,6 +454,23 @@ def watch_parent(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="ml4cube-parent-watch").start()
+
+
+def _packed(what: Any) -> bytes:
+    import cloudpickle
+
+    try:
+        packed: bytes = cloudpickle.dumps(what)
+    except MemoryError:
+        raise
+    # whatever a value's own way to be pickled raises
+    except Exception as error:
+        raise InvalidTypeError(
+            f"the cube, or what else the work needs, cannot be sent to other processes: {error}; "
+            "open the cube by its path, or of Icechunk from a read-only session, or work in this "
+            "process (nproc=1, without a dask client)"
+        ) from error
+    return packed
 
 
 @functools.lru_cache(maxsize=2)

@@ -52,7 +52,8 @@ class LocalFolder:
     Parameters
     ----------
     root : Path
-        Its path; made when the first file is written.
+        Its path. Writing makes the folders in it, never itself: what a run that ended still writes
+        must not bring back a folder that was removed.
     waits : bool
         Whether writing a file waits until it is on disk; if not, `sync` does.
     """
@@ -75,7 +76,13 @@ class LocalFolder:
         (int, str)
             Its size and hash.
         """
-        return write_file(self.root / path, *pieces, sync=self.waits)
+        file = self.root / path
+        try:
+            return write_file(file, *pieces, sync=self.waits)
+        except FileNotFoundError:
+            for inside in reversed(Path(path).parents[:-1]):
+                (self.root / inside).mkdir(exist_ok=True)
+            return write_file(file, *pieces, sync=self.waits)
 
     def sync(self, paths: Iterable[str]) -> None:
         """Make files durable, all at once: the disk syncs several in the time of one.
@@ -365,7 +372,7 @@ def write_file(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]
     Parameters
     ----------
     path : Path
-        The file; its folder is made if it does not exist.
+        The file, in a folder that exists.
     *pieces : bytes
         Its content, one after the other.
     sync : bool
@@ -379,12 +386,7 @@ def write_file(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]
     # one name per writer: a task that runs twice at once (a worker thought lost) stays harmless
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        file = aside.open("wb")
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = aside.open("wb")
-    try:
-        with file:
+        with aside.open("wb") as file:
             file.writelines(pieces)
             file.flush()
             if sync:

@@ -1,8 +1,8 @@
 """A sample store under way on disk, and the one rename that puts it to its path.
 
-The work folder holds the files in ``store/``, the call that makes them in ``call.json``, finished
-tasks in ``journal.jsonl`` and a lock; while a store is replaced, the old one is there too, in
-``replaced/``.
+The work folder holds the files in ``store-<call>/``, the call that makes them in ``call.json``,
+finished tasks in ``journal.jsonl`` and a lock; while a store is replaced, the old one is there too,
+in ``replaced/``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ import shutil
 from pathlib import Path
 from typing import IO
 
-from ml4cube.core.errors import RunError, StoreExistsError
-from ml4cube.datasets.draft import KEY, OTHER_CALL, Draft, call_of, journal_entry, work_place
+from ml4cube.core.errors import RunError, StoreError, StoreExistsError
+from ml4cube.datasets.draft import (
+    KEY,
+    OTHER_CALL,
+    Draft,
+    call_of,
+    journal_entry,
+    store_name,
+    work_place,
+)
 from ml4cube.datasets.folders import Files, LocalFolder, sync_path, write_file
 from ml4cube.datasets.overwriting import check_free, check_overwritable
 from ml4cube.datasets.places import Place
@@ -44,13 +52,15 @@ class LocalDraft(Draft):
         If the work folder exists and is none of ours.
     RunError
         If another run holds the work folder.
+    StoreError
+        If its file system knows no locks.
     """
 
     def __init__(self, target: Path, fingerprint: str) -> None:
         """Take the lock."""
         self.target: Path = target
         self.folder = Path(work_place(target))
-        self.root: LocalFolder = LocalFolder(self.folder / "store")
+        self.root: LocalFolder = LocalFolder(self.folder / store_name(fingerprint))
         self.done = {}
         self._fingerprint = fingerprint
         with contextlib.ExitStack() as undo:
@@ -81,9 +91,16 @@ class LocalDraft(Draft):
     def _start_over(self) -> None:
         (self.folder / "call.json").unlink(missing_ok=True)
         self._journal.truncate(0)
+        self._remove_stores()
         self.root.clear()
         self.root.root.mkdir()
         write_file(self.folder / "call.json", json.dumps({KEY: self._fingerprint}).encode())
+
+    def _remove_stores(self) -> None:
+        """Remove the stores of all calls, but for what tasks of stopped runs still write."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
 
     def _read_journal(self) -> None:
         """Believe every whole line whose files are there with their sizes."""
@@ -141,8 +158,7 @@ class LocalDraft(Draft):
             with contextlib.suppress(OSError):
                 # first: a call without a store counts as published
                 (self.folder / "call.json").unlink(missing_ok=True)
-                for folder in (self.root.root, _aside(self.target)):
-                    shutil.rmtree(folder, ignore_errors=True)
+                self._remove_stores()
                 for path in sorted(self.folder.iterdir(), key=lambda path: path.name == "lock"):
                     path.unlink()
                 self.folder.rmdir()
@@ -211,9 +227,16 @@ def _lock_folder(target: Path) -> IO[bytes]:
 def _takes(lock: IO[bytes], path: Path) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # the folder may have been published and removed between opening and locking
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be locked: {error}; choose a path on a file system that knows locks "
+            "(flock), or have this one mounted with them (Lustre: -o flock)"
+        ) from error
+    try:
         return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
-    except OSError:
+    except FileNotFoundError:  # published and removed between opening and locking
         return False
 
 
@@ -237,8 +260,11 @@ def _aside(target: Path) -> Path:
 
 def _moved_aside(target: Path) -> bool:
     """Whether a store was moved aside, and the one that replaces it not yet to its place."""
-    there = _aside(target).exists() and Path(work_place(target), "store").exists()
-    return there and not target.exists()
+    folder = Path(work_place(target))
+    if target.exists() or not _aside(target).exists():
+        return False
+    call = call_of(LocalFolder(folder))
+    return call is not None and (folder / store_name(call)).exists()
 
 
 def _put_back(target: Path) -> None:

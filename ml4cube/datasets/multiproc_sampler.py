@@ -154,7 +154,9 @@ class MultiProcSampler:
     callback : callable, optional
         Takes a dict of arrays ``(n, *window)`` and returns one; must treat each sample by itself.
         Variables that it adds are stored, those that it leaves out are not. It works as a copy,
-        with one process too: what it appends to a list of yours is not seen.
+        with one process too: what it appends to a list of yours is not seen. The call is
+        another one once its code has changed, or what it names in modules of yours; installed
+        libraries and what it imports when it is called are not looked into.
     block_size : mapping or pairs, optional
         Blocks for `data_split` and `data_fraq`, in cells by dim; a dim that is missing is not
         cut. By default the chunks, or some dozens of blocks of whole windows.
@@ -355,6 +357,8 @@ class MultiProcSampler:
         ------
         EmptyPartError
             If a part that was asked for would hold no sample.
+        InvalidTypeError
+            If other processes are to work, and the cube cannot be pickled.
         RunError, StoreError
             If the callback fails, a worker dies, or cells cannot be read.
         """

@@ -71,9 +71,14 @@ def check_overwritable(target: Place) -> None:
     Raises
     ------
     StoreExistsError
-        If it is something else.
+        If it is something else, or in a zarr store that cannot remove what it holds.
     """
     folder = folder_of(target)
+    if isinstance(target, ZarrFolder) and not target.store.supports_deletes:
+        raise StoreExistsError(
+            f"{target} exists, and a {type(target.store).__name__} can remove nothing, so it is "
+            "not overwritten; write to a new one"
+        )
     try:
         known = read_manifest(target)
         attributes: Any = json.loads(folder.read("zarr.json"))["attributes"]

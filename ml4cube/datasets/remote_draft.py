@@ -17,7 +17,15 @@ from functools import partial
 from typing import Any
 
 from ml4cube.core.errors import RunError, StoreExistsError
-from ml4cube.datasets.draft import KEY, OTHER_CALL, Draft, call_of, journal_entry, work_place
+from ml4cube.datasets.draft import (
+    KEY,
+    OTHER_CALL,
+    Draft,
+    call_of,
+    journal_entry,
+    store_name,
+    work_place,
+)
 from ml4cube.datasets.folders import Files, RemoteFolder
 from ml4cube.datasets.overwriting import PUBLISHING, check_free, ours_at
 from ml4cube.datasets.store import MANIFEST
@@ -54,8 +62,8 @@ class RemoteDraft(Draft):
         """Take the lock."""
         self.target: str = target
         self.folder = RemoteFolder(str(work_place(target)))
-        # names that no other call has: a run that slept while another took over may still write
-        self.root: RemoteFolder = RemoteFolder(f"{self.folder}/store-{fingerprint[:12]}")
+        self.root: RemoteFolder = RemoteFolder(f"{self.folder}/{store_name(fingerprint)}")
+        # as the store: a run that slept while another took over may still note a task
         self._journal = f"journal-{fingerprint[:12]}"
         self.done = {}
         self._fingerprint = fingerprint

@@ -142,11 +142,11 @@ def is_in_memory(target: Place) -> bool:
 
 
 def _outside_arrays(argument: str, path: Path) -> Path:
-    above = path.parent
-    if os.path.exists(above / ".zarray") or _is_array(above / "zarr.json"):
-        raise InvalidValueError(
-            f"{argument}={str(path)!r} lies inside the array {str(above)!r}; give another path"
-        )
+    for above in path.parents:
+        if os.path.exists(above / ".zarray") or _is_array(above / "zarr.json"):
+            raise InvalidValueError(
+                f"{argument}={str(path)!r} lies inside the array {str(above)!r}; give another path"
+            )
     return path
 
 

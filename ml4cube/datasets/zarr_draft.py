@@ -29,7 +29,7 @@ class ZarrDraft(Draft):
         """Make the temporary folder."""
         self.target: ZarrFolder = target
         self._temporary = tempfile.TemporaryDirectory(prefix="ml4cube-")
-        self.root: LocalFolder = LocalFolder(Path(self._temporary.name, "store"))
+        self.root: LocalFolder = LocalFolder(Path(self._temporary.name))
         self.done = {}
 
     def begin(self, resume: bool = True) -> None:
