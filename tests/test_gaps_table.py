@@ -182,6 +182,14 @@ def test_filling_cells_that_were_dropped_is_warned_of(caplog: pytest.LogCaptureF
         assert ("were dropped by drop_nan_values" in caplog.text) == warned
 
 
+def test_filling_cells_outside_a_mask_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    ds = pp.assign_mask(xr.Dataset({"a": ("x", np.arange(6.0))}), np.arange(6) > 1)
+    pp.fill_nan_values(ds, ["a"], "mean")
+    assert not caplog.text
+    pp.fill_nan_values(pp.apply_filter(ds), ["a"], "mean")
+    assert "or apply_filter, which made gaps of them" in caplog.text
+
+
 KINDS = {
     "int16": np.arange(6, dtype="i2"),
     "bool": np.arange(6) % 2 == 0,

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ml4cube.core.fingerprint import combine, fingerprint_columns, informative, words_of
 from ml4cube.core.separation import nearest_box, pieces, run_lengths
 from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.preprocessing import assign_mask
 from ml4cube.splits import (
     assign_block_split,
     assign_rand_split,
@@ -145,6 +146,30 @@ def test_a_range_is_held_against_the_block():
     assert table.status["block along lon"] == (
         "ok" if table.found["block along lon"] >= 8 else "warning"
     )
+
+
+def test_masks_are_no_values_that_are_alike():
+    ds = smooth_cube(shape=(20, 40, 60))
+    ds["t2m"] = ds.t2m.copy(data=np.random.default_rng(0).normal(size=ds.t2m.shape))
+    ds = assign_block_split(ds, {"lat": 10, "lon": 12}, 0.8, buffer={"lat": 2, "lon": 2})
+    disc = (ds.lat - ds.lat.mean()) ** 2 + (ds.lon - ds.lon.mean()) ** 2 < 600
+    plain = leakage_report(ds)
+    masked = leakage_report(assign_mask(ds, disc, "land")[["land", "t2m", "split"]])
+    pd.testing.assert_frame_equal(masked.table, plain.table)
+    assert not masked.leaks
+
+
+def test_the_range_is_that_of_the_smoothest_of_many_variables():
+    ds = smooth_cube(shape=(12, 40, 60))
+    rng = np.random.default_rng(0)
+    noise = {f"b{i}": (ds.t2m.dims, rng.normal(size=ds.t2m.shape)) for i in range(4)}
+    many = assign_block_split(xr.Dataset(noise, ds.coords).assign(b4=ds.t2m), {"lat": 8, "lon": 10})
+    every, alone = leakage_report(many), leakage_report(many, var="b4")
+    assert every.leaks
+    assert alone.leaks
+    for dim in ("lat", "lon"):
+        name = f"range along {dim}"
+        assert every.table.found[name] == alone.table.found[name] > 3
 
 
 @pytest.mark.parametrize("split", [0.2, 0.5, 0.95])
@@ -410,6 +435,15 @@ def test_longitude_goes_round():
     assert report.table.found["touching cells"] == 1
 
 
+def test_all_around_the_globe_nothing_lies_to_one_side():
+    ds = cell_id_cube({"time": 6, "lat": 8, "lon": 60})
+    ds["a"] = ds.a.copy(data=np.random.default_rng(0).normal(size=ds.a.shape))
+    label = np.ones(60, "u1")
+    label[0] = 0
+    turned = [ds.assign(split=("lon", np.roll(label, by))) for by in (0, 5)]
+    assert [leakage_report(one).leaks for one in turned] == [True, True]
+
+
 # ------------------------------------------------------------------ distances
 
 
@@ -578,6 +612,21 @@ def test_deployments_that_fit_nothing(deployment, error, words):
         leakage_report(ds, deployment)
 
 
+def test_masks_of_a_deployment_lie_on_the_cells_of_the_cube():
+    ds = assign_time_split(smooth_cube(shape=(20, 40, 20)), 0.7)
+    north = ds.lat > 30
+    assert leakage_report(ds, north).distances
+    mirrored = north.isel(lat=slice(None, None, -1))
+    with pytest.raises(InvalidValueError, match="other values of 'lat' than the cube"):
+        leakage_report(ds, mirrored)
+    for dtype in ("int8", "float32"):
+        with pytest.raises(InvalidValueError, match=r"nothing but 0 and 1.* compare it \(== 1\)"):
+            leakage_report(ds, north.astype(dtype).where(ds.lat < 80))
+    # a cube of values is no mask, even if it is on the same cells
+    assert leakage_report(ds, ds.t2m).distances
+    assert leakage_report(ds, xr.zeros_like(ds.t2m)).distances
+
+
 @pytest.mark.parametrize("var", [1, ["a", 1]])
 def test_variables_that_are_not_named_by_strings_are_refused(var):
     ds = xr.Dataset({"a": ("time", np.arange(20.0))})
@@ -623,6 +672,16 @@ def test_the_object():
     assert f" {report.table.found['test cells']:.0f} " in str(report)
     assert len(report.plot().axes) == 3
     assert audit(ds.rename(split="mine"), name="mine").verdict == report.verdict
+
+
+def test_copies_are_a_share_of_all_that_is_held_out():
+    values = np.random.default_rng(0).normal(size=(20, 8, 8))
+    values[15] = values[2]  # of val
+    label = np.repeat([1, 2, 0], [12, 5, 3]).astype("u1")
+    ds = xr.Dataset({"a": (("time", "y", "x"), values), "split": ("time", label)})
+    shares = leakage_report(ds).shares
+    assert shares["bitwise copies of train (test and val)"] == 1 / 8
+    assert "bitwise copies of train" in leakage_report(ds.isel(time=slice(0, 17))).shares
 
 
 def test_chunks_scheduler_and_order_of_dims_change_nothing():

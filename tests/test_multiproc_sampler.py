@@ -508,6 +508,18 @@ def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     assert (used == {0, 1, 2}) != at_random
 
 
+@pytest.mark.parametrize("change", ["taken off", "moved"])
+def test_labels_are_those_of_the_cube_whatever_became_of_its_coordinates(
+    tmp_path: Path, change: str
+) -> None:
+    ds = cell_id_cube({"time": 60, "x": 3}, "float64", dask_chunks={"time": 15})
+    ds = assign_block_split(ds, {"time": 10}, split=0.5, buffer="3D")
+    slower = ds.time[0] + 3 * (ds.time - ds.time[0])
+    ds = ds.drop_vars("time") if change == "taken off" else ds.assign_coords(time=slower)
+    for store, part in zip(sampler(ds, tmp_path).get_datasets(), (1, 0), strict=True):
+        assert sorted(store.a.values.ravel()) == ds.a.values[ds.split.values == part].tolist()
+
+
 def test_blocks_are_drawn_whatever_their_part(tmp_path: Path) -> None:
     """The split puts blocks in random order too: drawing in its order would give train first."""
     ds = cell_id_cube({"time": 400, "x": 2}, "float64")

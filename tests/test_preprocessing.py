@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import pickle
@@ -617,6 +618,55 @@ def test_counts_add_up_through_the_stages(chunks: Any) -> None:
     first = pp.apply_filter({**samples, "filter_mask": np.arange(10) > 2}, drop_sample=True)
     second = pp.drop_nan_values(first, ["a"])
     assert second.accounting == {"total": 10, "kept": 0, "mask": 3, "gap": 7}
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_cell_is_counted_by_the_stage_that_removed_it(lazy: bool) -> None:
+    ds = xr.Dataset(
+        {
+            "t": (("y", "x"), [[1.0, np.nan, np.nan, np.nan], [1.0, 2.0, 3.0, np.nan]]),
+            "elev": ("x", [0.0, 1.0, np.nan, 0.0]),
+        }
+    )
+    ds = pp.assign_mask(ds, np.array([True, False, False, False]), "left", "y")
+    ds = pp.assign_mask(ds, np.array([[True] * 4, [False] * 4]), "top")
+    ds = ds.chunk(y=1) if lazy else ds
+
+    def dropped(cube: xr.Dataset, name: str) -> xr.Dataset:
+        return pp.drop_nan_values(cube, [name])
+
+    left, top = (functools.partial(pp.apply_filter, filter_var=name) for name in ("left", "top"))
+    t, elev = (functools.partial(dropped, name=name) for name in ("t", "elev"))
+    for stages, mask, gap in [
+        ((t, left), 2, 4),
+        ((left, t), 6, 0),
+        ((left, top), 7, 0),
+        ((top, left, t), 7, 0),
+        ((elev, top), 3, 2),
+        ((elev, t), 0, 5),
+        ((t, elev, top, t), 2, 5),
+    ]:
+        cube = ds
+        for stage in stages:
+            cube = stage(cube)
+        counts = pp.accounting(cube)
+        assert counts.get("mask", 0) == mask
+        assert counts.get("gap", 0) == gap
+        assert (counts["total"], counts["kept"]) == (8, 8 - mask - gap)
+        if t in stages:
+            assert counts["kept"] == int(cube.t.notnull().sum())
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_gaps_of_a_static_variable_drop_all_samples(lazy: bool) -> None:
+    ds = xr.Dataset(
+        {"t": (("samples", "x"), np.ones((3, 4))), "elev": ("x", [np.nan, 1.0, 1.0, 1.0])}
+    )
+    ds = ds.chunk(samples=2) if lazy else ds
+    dropped = pp.drop_nan_values(ds, ["elev"])
+    assert dropped.sizes == {"samples": 0, "x": 4}
+    assert pp.accounting(dropped) == {"total": 3, "kept": 0, "gap": 3}
+    assert pp.drop_nan_values(ds, ["elev"], "if_all_nan").sizes["samples"] == 3
 
 
 def test_wrong_modes_names_and_masks_are_refused() -> None:

@@ -69,6 +69,22 @@ def test_stores_of_one_split_share_nothing_and_touching_ones_are_told(
     assert report.plot().axes
 
 
+def test_samples_touch_across_the_date_line(tmp_path: Path) -> None:
+    label = np.full(16, 255, "u1")
+    label[:8], label[12:] = 1, 0
+    lon = np.arange(16) * 22.5 - 180
+    ds = cube().assign_coords(lon=lon).assign(split=("lon", label))
+    found = []
+    for name, made in (("around", ds), ("region", ds.assign_coords(lon=lon / 2))):
+        paths = {f"{part}_cube": tmp_path / f"{name}_{part}.zarr" for part in ("train", "test")}
+        sampler = MultiProcSampler(made, **paths, nproc=1, scale_fn=None, sample_size=WINDOW)
+        train, test = sampler.get_datasets()[:2]
+        table = leakage_report(train, test).table
+        assert table.found["shared cells"] == 0
+        found.append(table.found["touching samples"] / test.sizes["samples"])
+    assert found == [1, 0]
+
+
 def test_overlapping_and_copied_samples_are_counted(
     apart: list[xr.Dataset], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.errors import CubeError, EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.preprocessing import assign_mask
 from ml4cube.splits import (
     BlockKFold,
     ForwardChaining,
@@ -333,6 +334,15 @@ def test_create_split_shares_every_cell_out(as_arrays):
     for axis in (3, -4, 9):
         with pytest.raises(InvalidValueError, match=f"stack_axis={axis}, .* give -3 to 2"):
             create_split(data, "a", stack_axis=axis)
+
+
+def test_other_labels_and_masks_are_no_features_by_themselves():
+    cube = cell_id_cube({"time": 10, "x": 4}, "float64", names=("a", "b"))
+    made = assign_block_split(cube, {"time": 2}, 0.6)
+    made = assign_block_split(made, {"time": 2}, 0.6, seed=1, name="fold2")
+    made = assign_mask(made, cube["a"] >= 0, "land")
+    assert create_split(made, "a")[0].shape[-1] == 1  # b alone
+    assert create_split(made, "a", feature_vars=["b", "land", "fold2"])[0].shape[-1] == 3
 
 
 def test_create_split_drops_rows_with_a_masked_cell():

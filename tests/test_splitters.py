@@ -480,6 +480,38 @@ def test_features_that_are_called_like_dims_do_not_mislead():
         np.testing.assert_array_equal(by_row[1], expected[1])
 
 
+@pytest.mark.parametrize("known", ["groups", "groups_index", "level"])
+def test_places_along_some_dims_go_before_the_order_of_rows(known):
+    # as many rows as cells, but not in the order of the cube's dims
+    ds = xr.Dataset(
+        {"a": (("lat", "lon", "time"), np.arange(240.0).reshape(4, 5, 12))},
+        {"time": pd.date_range("2000", periods=12)},
+    )
+    step = np.repeat(np.arange(12), 20)
+    rows = ds["a"].transpose("time", "lat", "lon").values.reshape(-1, 1)
+    column = {"groups_index": {"time_index": step}}.get(known, {"time": ds["time"].values[step]})
+    X = (
+        pd.DataFrame({"a": rows[:, 0]}, pd.Index(column["time"], name="time"))
+        if (known == "level")
+        else rows
+    )
+    places = None if known == "level" else pd.DataFrame(column)
+    for train, test in ForwardChaining(3, cube=ds).split(X, groups=places):
+        assert step[train].max() < step[test].min()
+    for train, test in BlockKFold(4, {"time": 3}, cube=ds).split(X, groups=places):
+        assert not set(step[train]) & set(step[test])
+        assert train.size + test.size == 240
+    with pytest.raises(InvalidValueError, match=r"along \['time'\], the split needs \['lat'\] too"):
+        list(BlockKFold(2, {"lat": 2}, cube=ds).split(X, groups=places))
+
+
+def test_groups_that_tell_no_place_are_refused():
+    ds = xr.Dataset({"a": (("lat", "time"), np.zeros((2, 6)))}, {"time": np.arange(6)})
+    for column in ({"year": np.arange(12)}, {"time": np.arange(12) + 0.5}):
+        with pytest.raises(InvalidValueError, match=r"groups has the columns \['(year|time)'\]"):
+            list(BlockKFold(2, {"time": 2}, cube=ds).split(np.zeros((12, 1)), groups=column))
+
+
 def test_few_samples_of_a_huge_cube_take_little():
     shape = {"time": 40_000, "lat": 1800, "lon": 3600}
     rng = np.random.default_rng(0)

@@ -7,6 +7,7 @@ so a cell that is dropped becomes a gap in every floating-point variable.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -40,7 +41,7 @@ from ml4cube.core.missing import (
 )
 from ml4cube.core.statistics import scaled_dtype
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.samples import Samples, record, recorded, sample_arrays
+from ml4cube.preprocessing.samples import STAGES, Samples, record, recorded, sample_arrays
 from ml4cube.preprocessing.statistics import Statistics
 
 logger = logging.getLogger(__name__)
@@ -238,8 +239,9 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
     result = cube.assign(masked)
     if SAMPLES not in cube.dims:
         like = _largest(cube)
-        outside = (~cubes.spread(inside, like)).sum()
-        result = record(result, {"total": like.size, "mask": outside.data})
+        outside = ~cubes.spread(inside, like) & ~cubes.fitted(_removed(cube), like)
+        counts = {"total": like.size, "mask": _sum(cube, "mask", outside.sum().data)}
+        result = record(result, counts, [*_stages(cube), [[], None, str(filter_var)]])
     return cubes.like_given(result, ds)
 
 
@@ -377,30 +379,63 @@ def _drop_nan_of_cube(
     if not wanted or mode is None:
         return ds
     inside = None if mask_name is None else _flags(cube.variables[mask_name])
-    reason = _reasons([cube.variables[name] for name in wanted], inside, mode)
-    if SAMPLES in cube.dims:
+    samples = cube.sizes.get(SAMPLES)
+    reason = _reasons([cube.variables[name] for name in wanted], inside, mode, samples)
+    if samples is not None:
         return cubes.like_given(_drop(cube, reason.values), ds)
     dropped = reason != KEPT
     with_cells = [name for name in data if set(reason.dims) <= set(cube[name].dims)]
     blanked = {
         name: _blanked(cube[name], dropped) for name in with_cells if cube[name].dtype.kind == "f"
     }
-    total = max((cube[name].size for name in with_cells), default=reason.size)
-    counts = recorded(cube)
-    if counts.get("mask") is not None and mask_name is None and filter_var in cube.variables:
-        # cells outside the mask are counted already
-        reason = reason * _flags(cube.variables[filter_var])
+    like = max((cube.variables[name] for name in with_cells), key=lambda v: v.size, default=reason)
+    reason = reason * ~cubes.fitted(_removed(cube), like)
     # one cell of the listed variables is many of a cube that has more dims
-    copies = total // max(reason.size, 1)
-    found = {name: (reason == code).sum().data * copies for code, name in REASONS.items()}
-    if mask_name is None:
-        found.pop("mask")
-    return cubes.like_given(record(cube.assign(blanked), {"total": total, **found}), ds)
+    copies = like.size // max(reason.size, 1)
+    counts = {"total": like.size}
+    for code, name in REASONS.items():
+        if name != "mask" or mask_name is not None:
+            counts[name] = _sum(cube, name, (reason == code).sum().data * copies)
+    stages = [*_stages(cube), [wanted, mode, mask_name]]
+    return cubes.like_given(record(cube.assign(blanked), counts, stages), ds)
 
 
-def _reasons(variables: list[xr.Variable], mask: xr.Variable | None, mode: str) -> xr.Variable:
+def _sum(cube: xr.Dataset, name: str, count: Any) -> Any:
+    """Add a count to the one that a cube carries."""
+    before = recorded(cube).get(name)
+    return count if before is None else before.data + count
+
+
+def _stages(cube: xr.Dataset) -> list[Any]:
+    """Variables, mode and mask by which each earlier stage removed cells."""
+    total = recorded(cube).get("total")
+    stages: list[Any] = [] if total is None else json.loads(total.attrs.get(STAGES, "[]"))
+    return stages
+
+
+def _removed(cube: xr.Dataset) -> xr.Variable:
+    """Cells that earlier stages removed, told from what they looked at."""
+    removed = xr.Variable((), np.array(False))
+    for names, mode, mask in _stages(cube):
+        # nothing tells of a variable that was taken off since
+        if not {*names, *([] if mask is None else [mask])} <= set(cube.variables):
+            continue
+        inside = None if mask is None else _flags(cube.variables[mask])
+        variables = [cube.variables[name] for name in names]
+        if variables:
+            removed = removed | (_reasons(variables, inside, mode, None) != KEPT)
+        elif inside is not None:
+            removed = removed | ~inside
+    return removed
+
+
+def _reasons(
+    variables: list[xr.Variable], mask: xr.Variable | None, mode: str, samples: int | None
+) -> xr.Variable:
     """Code of `keep_samples` for each sample of a Dataset, or for each cell of a cube."""
     sizes = {dim: n for variable in variables for dim, n in variable.sizes.items()}
+    if samples is not None:  # maybe all variables are the same for every sample
+        sizes[SAMPLES] = samples
     if mask is not None and SAMPLES not in sizes:
         sizes |= mask.sizes
     outer = [dim for dim in sizes if dim == SAMPLES or SAMPLES not in sizes]
@@ -483,8 +518,9 @@ def fill_nan_values(
 
     Notes
     -----
-    A cube without samples keeps the cells that `drop_nan_values` drops, as gaps like any other:
-    filling puts numbers there too, which the log warns of. Cut samples, or fill first.
+    A cube without samples keeps the cells that `drop_nan_values` and `apply_filter` drop, as gaps
+    like any other: filling puts numbers there too, which the log warns of. Cut samples, or fill
+    first.
 
     Constants and noise are the same for any chunking, and so are means from `statistics`. A mean
     that is computed here is summed up chunk by chunk: with other chunks, the last bit of a float64
@@ -576,15 +612,16 @@ def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, An
     cube = cubes.as_dataset(ds)
     gappy = {name: cubes.read_in_blocks(cube[name]) for name in options}
     filled = {name: _filled(gappy[name], chosen) for name, chosen in options.items()}
-    counts = {name: count.data for name, count in recorded(cube).items()}
-    if "gap" in counts and SAMPLES not in cube.dims:
+    counts = recorded(cube)
+    if counts.keys() & {"gap", "mask"} and SAMPLES not in cube.dims:
         logger.warning(
-            "cells of this cube were dropped by drop_nan_values, which made gaps of them, and they "
-            "are filled as well; fill before dropping, or cut samples first"
+            "cells of this cube were dropped by drop_nan_values or apply_filter, which made gaps "
+            "of them, and they are filled as well; fill before dropping, or cut samples first"
         )
+    cells = {name: count.data for name, count in counts.items() if name == "filled"}
     for array in gappy.values():
-        counts["filled"] = counts.get("filled", 0) + _gap_count(array.variable).data
-    return cubes.like_given(record(cube.assign(filled), counts), ds)
+        cells["filled"] = cells.get("filled", 0) + _gap_count(array.variable).data
+    return cubes.like_given(record(cube.assign(filled), cells), ds)
 
 
 def _gap_count(variable: xr.Variable) -> xr.Variable:

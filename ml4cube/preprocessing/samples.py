@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import xarray as xr
@@ -14,6 +15,8 @@ from ml4cube.preprocessing import cubes
 
 #: Prefix of the scalar coordinates that hold a Dataset's counts.
 PREFIX = "accounting_"
+#: Attribute of the total: what removed cells of a cube so far, as JSON.
+STAGES = "ml4cube_stages"
 
 
 class Samples(dict[str, NDArray[Any]]):
@@ -99,7 +102,7 @@ def recorded(ds: xr.Dataset | xr.DataArray) -> dict[str, xr.Variable]:
     }
 
 
-def record(ds: xr.Dataset, counts: Mapping[str, Any]) -> xr.Dataset:
+def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Any] = ()) -> xr.Dataset:
     """Let a cube carry counts, as scalar coordinates ``accounting_<name>``.
 
     Parameters
@@ -108,6 +111,8 @@ def record(ds: xr.Dataset, counts: Mapping[str, Any]) -> xr.Dataset:
         A cube.
     counts : mapping of str to int or 0-d array
         Lazy ones stay lazy.
+    stages : sequence
+        What removed cells so far, kept with the total.
 
     Returns
     -------
@@ -118,6 +123,8 @@ def record(ds: xr.Dataset, counts: Mapping[str, Any]) -> xr.Dataset:
         PREFIX + name: xr.Variable((), count, {"long_name": f"accounting: {name}"})
         for name, count in counts.items()
     }
+    if stages:
+        coords[PREFIX + "total"].attrs[STAGES] = json.dumps(stages)
     return ds.assign_coords(coords)
 
 

@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import find_gaps, plain
-from ml4cube.core.roles import FILTER_VAR
+from ml4cube.core.roles import FILTER_VAR, is_mask
 from ml4cube.core.split_plan import TEST, TRAIN
-from ml4cube.splits.cube import CubeView
+from ml4cube.splits.cube import CubeView, is_label
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -44,7 +44,8 @@ def create_split(
     exclude_vars : str or iterable of str
         Variables that are no features.
     feature_vars : str or iterable of str, optional
-        Feature variables; by default all but targets, label, mask and `exclude_vars`.
+        Feature variables; by default all but targets, `exclude_vars`, and labels and masks
+        of any name.
     stack_axis : int
         Axis along which variables are stacked.
     filter_var : str, optional
@@ -137,14 +138,17 @@ def _names(given: str | Iterable[str]) -> list[str]:
 
 
 def _candidates(data: xr.Dataset | Mapping[str, ArrayLike], names: list[str]) -> list[str]:
-    """Variables that can be features: of a cube, those on its dims that hold numbers."""
+    """Variables that can be features: of a cube, those on its dims that hold numbers of its own."""
     if not isinstance(data, xr.Dataset):
         return names
     dims = set(CubeView.of(data).dims)
     return [
         name
         for name in names
-        if data[name].ndim and dims.issuperset(data[name].dims) and data[name].dtype.kind in "biuf"
+        if (v := data[name]).ndim
+        and dims.issuperset(v.dims)
+        and v.dtype.kind in "biuf"
+        and not (is_label(v) or is_mask(name, v.dtype, v.attrs))
     ]
 
 

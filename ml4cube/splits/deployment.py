@@ -16,8 +16,9 @@ from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.buffer import EARTH_RADIUS_KM
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
-from ml4cube.splits.cube import CubeView, check_places, is_kind, is_time, microseconds
+from ml4cube.splits.cube import CubeView, check_places, in_chunks, is_kind, is_time, microseconds
 from ml4cube.splits.layout import SAMPLE, Layout
+from ml4cube.splits.validity import on_cube
 
 Floats = NDArray[np.float64]
 _DAY = 86_400_000_000.0
@@ -145,11 +146,16 @@ class Ground:
         InvalidTypeError
             If it is none of these.
         InvalidValueError
-            If it lies on no axis of the cube, or a mask does not fit or is empty.
+            If it lies on no axis of the cube, or a mask does not fit, is empty or of numbers.
         """
         if isinstance(deployment, xr.DataArray) and deployment.dtype.kind == "b":
             return self._of_mask(deployment)
         if isinstance(deployment, xr.Dataset | xr.DataArray):
+            if isinstance(deployment, xr.DataArray) and self._is_mask_of_numbers(deployment):
+                raise InvalidValueError(
+                    "deployment lies on the cube's cells and holds nothing but 0 and 1; if it is a "
+                    "mask, compare it (== 1); if it is a cube, give it as a Dataset"
+                )
             coords = {str(name): c for name, c in deployment.coords.items() if c.ndim == 1}
             return self._of_coords(coords, grid=True)
         if isinstance(deployment, Mapping) or hasattr(deployment, "columns"):
@@ -165,13 +171,16 @@ class Ground:
         """Coordinates that a deployment may have."""
         return [*self.place, *([self.time_dim] if self.time_dim else [])]
 
+    def _is_mask_of_numbers(self, array: xr.DataArray) -> bool:
+        """Whether an array has the cube's cells, and says yes or no by numbers."""
+        if array.dtype.kind not in "iuf" or not array.sizes.items() <= self.view.sizes.items():
+            return False
+        values = in_chunks(array)
+        # without a 1 it is no mask, but maybe an array that is yet to be filled
+        return bool((values.isnull() | values.isin((0, 1))).all() and (values == 1).any())
+
     def _of_mask(self, mask: xr.DataArray) -> Places:
-        for dim, n in mask.sizes.items():
-            if self.view.sizes.get(str(dim)) != n:
-                raise InvalidValueError(
-                    f"the deployment mask has {n} cells along {dim!r}, the cube has "
-                    f"{self.view.sizes}; give a mask on the cube's cells, or coordinates"
-                )
+        mask = on_cube(mask, self.view, "deployment")
         if not bool(mask.any()):
             raise InvalidValueError("the deployment mask is false everywhere; mark some cells")
         space = time = None

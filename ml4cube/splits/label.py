@@ -157,19 +157,24 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     -------
     callable or None
         Takes the positions of cells along each of the label's dims, as one array each, and
-        returns their labels. None if the label is not lazy, or no longer as it was assigned.
+        returns their labels. None if the label is not lazy, or it or the coordinates that its
+        buffer was worked out with are no longer as they were.
     """
     label = ds[name]
     # dask names an array by what made it: any change of the label would show here
     if not str(getattr(label.variable._data, "name", "")).startswith("label_box-"):
         return None
-    plan, _, _ = read_recipe(label.attrs[RECIPE_ATTR])
+    plan, _, recipe_ends = read_recipe(label.attrs[RECIPE_ATTR])
     view = CubeView.of(ds)
     if plan.cube_shape != view.canonical or label.dims != view.dims:
         return None
     reaches: tuple[Reach, ...] = ()
-    if isinstance(plan, SplitPlan):
-        reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
+    if isinstance(plan, SplitPlan) and plan.buffer:
+        try:
+            _check_ends(recipe_ends, view)
+            reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
+        except InvalidValueError:  # the lazy label still knows the coordinates of before
+            return None
     return partial(label_box, dims=view.dims, plan=plan, reaches=reaches)
 
 

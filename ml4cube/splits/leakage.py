@@ -16,7 +16,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.roles import RECIPE_ATTR
+from ml4cube.core.roles import RECIPE_ATTR, is_mask
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN, VAL
 from ml4cube.core.statistics import check_decoded
 from ml4cube.splits.carried import Carried, find_carried
@@ -72,7 +72,7 @@ class LeakageReport:
     distances : dict of str to (str, dict of str to ndarray)
         For "space" and "time", the unit, and distances to the nearest train cell by curve.
     shares : dict of str to float
-        Shares of the test cells that the figure shows.
+        Shares of the test cells that the figure shows; of all held out where it says so.
 
     Examples
     --------
@@ -140,7 +140,8 @@ def leakage_report(
         cube's are; a mask of bools on cells of the cube; or the coordinates of points by name
         (a dict or a DataFrame). Without it the last question stays open.
     var : str or list of str, optional
-        Variables to look at, best the target; by default all that have every dim of the cube.
+        Variables to look at, best the target; by default all that have every dim of the cube,
+        but no masks and labels.
     name : str
         Name of the label.
 
@@ -220,8 +221,12 @@ def leakage_report(
     judge.carried(carried)
     time_dim = ground.time_dim
     gap = layout.one_sided(time_dim, part) if time_dim else None
+    # of places that lie all around the globe, none are to one side of others
+    around, _ = view.lon_turn() or (None, 0)
     sided = gap is not None or any(
-        layout.one_sided(dim, part) is not None for dim in cut if not _categorical(view, dim)
+        layout.one_sided(dim, part) is not None
+        for dim in cut
+        if dim != around and not _categorical(view, dim)
     )
     runs = math.prod(starts.size for starts in layout.starts.values())
     scattered = apart.pieces >= _SCATTERED
@@ -305,7 +310,9 @@ def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
         names = [
             name
             for name, v in found.items()
-            if set(v.dims) == set(view.dims) and v.dtype.kind in "biufmM" and not is_label(v)
+            if set(v.dims) == set(view.dims)
+            and v.dtype.kind in "biufmM"
+            and not (is_label(v) or is_mask(name, v.dtype, v.attrs))
         ]
     else:
         names = [var] if isinstance(var, str) or not isinstance(var, Iterable) else list(var)
@@ -351,7 +358,7 @@ def _longest_ranges(view: CubeView, names: list[str], cut: list[str]) -> dict[st
     """Longest range of the variables along each dim that is cut; inf without a sill."""
     dims = [dim for dim in cut if not _categorical(view, dim)]
     longest: dict[str, float] = {}
-    for name in names[:4]:
+    for name in names:
         if view.ds[name].dtype.kind not in "biuf":
             continue
         try:
@@ -641,9 +648,10 @@ class _Judge:
             if found:
                 by_domain[domain] = (ground.units[domain], found)
         copies = self.rows["duplicate cells"]["found"]
-        held_out = self.rows["test cells"]["found"] + self.rows["val cells"]["found"]
+        val = self.rows["val cells"]["found"]
+        also = " (test and val)" if val and self.part == "test" else ""
         shares = {
-            "bitwise copies of train": copies / held_out,
+            f"bitwise copies of train{also}": copies / (self.rows["test cells"]["found"] + val),
             "touch a train cell": apart.touching,
         }
         if apart.near == apart.near and self.rows["cells within the range"]["status"] != "unknown":

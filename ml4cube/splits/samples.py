@@ -67,7 +67,8 @@ class Samples:
         """Find out where the rows of X lie.
 
         Tried in this order: positions or coordinates in `groups`; those in X; one row for
-        each cell of the cube, or for each of its valid cells, in the order of its dims.
+        each cell of the cube, or for each of its valid cells, in the order of its dims,
+        where neither says otherwise.
 
         Parameters
         ----------
@@ -118,18 +119,21 @@ class Samples:
         if view is None:
             return cls._without_cube(n, tables, spec, sample_size, dims, ordered)
         size = _sample_size(sample_size, spec, view.sizes)
-        found, troubles = [], []
+        origin: dict[str, Ints] = {}
+        troubles: list[str] = []
         for table in tables:
             origin, trouble = _positions(table, view)
             troubles += trouble
             if origin:
-                found.append(origin)
-        best = next((origin for origin in found if len(origin) == len(view.dims)), None)
-        if best is None:  # columns that are called like a dim may be no more than features
-            best = _row_positions(n, view, valid) or next(iter(found), None)
-        if best is None:
-            raise InvalidValueError(_why_not_rows(n, view, valid, troubles))
-        return cls(view, best, {dim: size.get(dim, 1) for dim in best}, n, tuple(troubles))
+                break
+        if groups is None and len(origin) < len(view.dims):
+            rows = _row_positions(n, view, valid)
+            # columns that are called like a dim may be no more than features
+            if rows is not None and all(np.array_equal(rows[d], at) for d, at in origin.items()):
+                origin = rows
+        if not origin:
+            raise InvalidValueError(_why_not_rows(n, view, valid, groups, troubles))
+        return cls(view, origin, {dim: size.get(dim, 1) for dim in origin}, n, tuple(troubles))
 
     @classmethod
     def _without_cube(
@@ -433,10 +437,18 @@ def _row_positions(n: int, view: CubeView, valid: ValidLike | None) -> dict[str,
     return {dim: at.astype(np.int64) for dim, at in zip(view.dims, places, strict=True)}
 
 
-def _why_not_rows(n: int, view: CubeView, valid: ValidLike | None, troubles: Sequence[str]) -> str:
+def _why_not_rows(
+    n: int, view: CubeView, valid: ValidLike | None, groups: Any, troubles: Sequence[str]
+) -> str:
+    tried = f" ({'; '.join(troubles)})" if troubles else ""
+    if groups is not None:
+        return (
+            f"groups has the columns {list(_columns(groups))}, which tell no place in the cube "
+            f"{view.sizes}{tried}; name them like its dims, as '{view.dims[0]}' or "
+            f"'{view.dims[0]}_index', or leave groups out"
+        )
     cells = math.prod(view.sizes.values())
     also = "" if valid is None else ", and another number of valid ones"
-    tried = f" ({'; '.join(troubles)})" if troubles else ""
     return (
         f"X has {n} rows, the cube {view.sizes} has {cells} cells{also}, and nothing else says "
         f"where the rows lie{tried}; give a DataFrame indexed by the dims, as "

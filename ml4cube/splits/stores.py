@@ -19,6 +19,7 @@ from ml4cube.core.fingerprint import (
     fingerprint_columns,
     words_of,
 )
+from ml4cube.splits.samples import Samples
 
 Ints = NDArray[np.int64]
 
@@ -112,9 +113,13 @@ def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
         # in units of windows: nearer than 1 along all dims, two share a cell; at 1 they touch
         from sklearn.neighbors import KDTree
 
-        tree = KDTree(_origins(train), metric="chebyshev")
-        nearest = tree.query(_origins(held_out), return_distance=True)[0][:, 0]
-        size = max(held_out.attrs["spec"]["size"])
+        dims, sizes = (train.attrs["spec"][key] for key in ("dims", "size"))
+        tree, places = KDTree(_origins(train), metric="chebyshev"), _origins(held_out)
+        around, columns = Samples.locate(train).view.lon_turn() or (None, 0)
+        turn = [columns / n if dim == around else 0 for dim, n in zip(dims, sizes, strict=True)]
+        turns = [np.multiply(k, turn) for k in ((-1, 0, 1) if around else (0,))]
+        nearest = np.min([tree.query(places + by)[0][:, 0] for by in turns], axis=0)
+        size = max(sizes)
         shared = int((nearest < 1 - 0.5 / size).sum())
         touching = int((nearest < 1 + 0.5 / size).sum())
     return StorePair(
