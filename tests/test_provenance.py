@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import cftime
 import dask
@@ -43,6 +44,7 @@ from zarr.storage import (
 )
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreError, StoreExistsError
+from ml4cube.datasets import cube_identity
 from ml4cube.datasets.callback_identity import identity_of
 from ml4cube.datasets.cube_identity import hash_of
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -469,6 +471,23 @@ def test_a_path_on_another_host_is_another_cube(tmp_path: Path) -> None:
     hosts = Remote("one"), Remote(host="one", password="new"), Remote("two")
     first, again, other = (call(shown(host, str(tmp_path / "a"))) for host in hosts)
     assert first == again != other
+
+
+def test_references_tell_host_and_url_and_ask_a_host_once(tmp_path: Path, monkeypatch: Any) -> None:
+    for name in "ab":
+        write(tmp_path / name, 1.0, encoding={"a": {"chunks": (2, 6)}})
+
+    def told(name: str, host: str) -> str:
+        fs = ReferenceFileSystem(references(tmp_path / name), fs=Remote(host))
+        return call(shown(fs))
+
+    first = told("a", "one")
+    assert told("a", "one") == first
+    assert len({first, told("a", "two"), told("b", "one")}) == 3
+    where = Mock(wraps=cube_identity._where)
+    monkeypatch.setattr(cube_identity, "_where", where)
+    told("a", "one")
+    assert where.call_count == 1
 
 
 def test_a_cube_is_the_same_by_any_name_of_its_folder(tmp_path: Path, monkeypatch: Any) -> None:
