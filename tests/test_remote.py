@@ -625,6 +625,8 @@ def test_the_host_of_a_cube_tells_which_it_is(bucket: str, monkeypatch: Any) -> 
     assert call(key="test", secret="test") == first
     monkeypatch.setenv("AWS_ENDPOINT_URL", other)
     assert call(skip_instance_cache=True) != first
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", host)
+    assert call(skip_instance_cache=True) == first
 
 
 def inside(kind: str) -> tuple[Any, Any]:

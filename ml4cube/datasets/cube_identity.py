@@ -188,7 +188,9 @@ def _where(fs: Any) -> dict[str, Any]:
     # which may be part of a connection string
     where = {"account_name": getattr(fs, "account_name", None)}
     if "s3" in fs.protocol:
-        where["endpoint_url"] = os.environ.get("AWS_ENDPOINT_URL")
+        # botocore's order
+        url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        where["endpoint_url"] = url
     for given in (options.get("client_kwargs") or {}, options):
         where |= {name: given[name] for name in _WHERE if given.get(name) is not None}
     return where
