@@ -696,6 +696,15 @@ def test_an_array_is_hashed_by_its_bytes(values: Any) -> None:
     assert hash_of(values) == wanted
 
 
+def test_an_array_of_several_fields_is_hashed_with_the_objects_in_them() -> None:
+    one, same, text, number = (
+        np.array([row, (3, "c")], [("n", "i4"), ("o", object)])
+        for row in ((1, "a"), (1, "a"), (1, "b"), (2, "a"))
+    )
+    assert hash_of(one) == hash_of(same)
+    assert len({hash_of(one), hash_of(text), hash_of(number)}) == 3
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_an_array_is_hashed_without_a_copy_of_it_all(turned: bool) -> None:
     values = np.zeros((2**12, 2**10))

@@ -359,7 +359,10 @@ def hash_of(values: np.ndarray[Any, Any]) -> str:
         The same for the same values in every process.
     """
     digest = hashlib.sha256()
-    if values.dtype.kind in "OT":
+    if values.dtype.names and values.dtype.hasobject:
+        for name in values.dtype.names:
+            digest.update(hash_of(values[name]).encode())
+    elif values.dtype.kind in "OT":
         texts = [f"{v} {getattr(v, 'calendar', '')}" for v in values.ravel()]
         digest.update(json.dumps(texts).encode())
     else:
