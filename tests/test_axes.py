@@ -19,6 +19,8 @@ from ml4cube.splits import assign_block_split
 
 LAT = np.linspace(-10, 10, 8) / 7
 DAYS = np.arange("2001-01-01", "2001-01-09", dtype="M8[D]").astype("M8[ns]")
+NOLEAP = np.array([cftime.datetime(2001, 1, 1, calendar="noleap")])
+STANDARD = np.array([cftime.datetime(2001, 1, 1, calendar="standard")])
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,9 @@ DAYS = np.arange("2001-01-01", "2001-01-09", dtype="M8[D]").astype("M8[ns]")
         (DAYS, DAYS.astype("M8[s]"), True),
         (DAYS, DAYS + np.timedelta64(1, "s"), False),
         (np.array(["NaT", "2001"], "M8[s]"), np.array(["NaT", "2001"], "M8[s]"), True),
-        (DAYS[:1], np.array([cftime.datetime(2001, 1, 1, calendar="noleap")]), False),
+        (DAYS[:1], NOLEAP, False),
+        (DAYS[:1].astype("M8[s]"), NOLEAP, False),
+        (NOLEAP, STANDARD, False),
         (np.array(["a", np.nan], object), np.array(["a", np.nan], object), True),
         (np.array(["a", "b"]), np.array(["a", "b"], object), True),
         (np.array(["a", "b"]), np.array([0.0, 1.0]), False),

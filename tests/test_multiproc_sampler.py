@@ -1109,15 +1109,22 @@ class TestTargets:
         child.wait()
 
     @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-    def test_a_disk_without_locks_is_named(
+    def test_a_disk_without_locks_is_named_and_nothing_left_there(
         self, tmp_path: Path, monkeypatch: Any, number: int
     ) -> None:
         def refuse(*_: Any) -> None:
             raise OSError(number, os.strerror(number))
 
+        with LocalDraft(tmp_path / "left.zarr", "call") as left:
+            left.begin()
+            left.record(0, {})
+        there = sorted(tmp_path.rglob("*"))
         monkeypatch.setattr("fcntl.flock", refuse)
         with pytest.raises(StoreError, match=r"lock cannot be locked: .*choose a path"):
             sampler(points(), tmp_path).run()
+        with pytest.raises(StoreError, match="cannot be locked"):
+            LocalDraft(tmp_path / "left.zarr", "call")
+        assert sorted(tmp_path.rglob("*")) == there
 
     def test_a_journal_without_room_is_told_and_gives_the_lock_back(
         self, tmp_path: Path, monkeypatch: Any

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import cftime
 import dask
@@ -43,6 +44,7 @@ from zarr.storage import (
 )
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreError, StoreExistsError
+from ml4cube.datasets import cube_identity
 from ml4cube.datasets.callback_identity import identity_of
 from ml4cube.datasets.cube_identity import hash_of
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -471,6 +473,23 @@ def test_a_path_on_another_host_is_another_cube(tmp_path: Path) -> None:
     assert first == again != other
 
 
+def test_references_tell_host_and_url_and_ask_a_host_once(tmp_path: Path, monkeypatch: Any) -> None:
+    for name in "ab":
+        write(tmp_path / name, 1.0, encoding={"a": {"chunks": (2, 6)}})
+
+    def told(name: str, host: str) -> str:
+        fs = ReferenceFileSystem(references(tmp_path / name), fs=Remote(host))
+        return call(shown(fs))
+
+    first = told("a", "one")
+    assert told("a", "one") == first
+    assert len({first, told("a", "two"), told("b", "one")}) == 3
+    where = Mock(wraps=cube_identity._where)
+    monkeypatch.setattr(cube_identity, "_where", where)
+    told("a", "one")
+    assert where.call_count == 1
+
+
 def test_a_cube_is_the_same_by_any_name_of_its_folder(tmp_path: Path, monkeypatch: Any) -> None:
     write(tmp_path / "a", 1.0)
     (tmp_path / "link").symlink_to(tmp_path / "a")
@@ -675,6 +694,15 @@ def test_an_array_is_hashed_by_its_bytes(values: Any) -> None:
         data += np.ma.getmaskarray(values).tobytes()
     wanted = f"{values.dtype} {values.shape} {hashlib.sha256(data).hexdigest()}"
     assert hash_of(values) == wanted
+
+
+def test_an_array_of_several_fields_is_hashed_with_the_objects_in_them() -> None:
+    one, same, text, number = (
+        np.array([row, (3, "c")], [("n", "i4"), ("o", object)])
+        for row in ((1, "a"), (1, "a"), (1, "b"), (2, "a"))
+    )
+    assert hash_of(one) == hash_of(same)
+    assert len({hash_of(one), hash_of(text), hash_of(number)}) == 3
 
 
 @pytest.mark.parametrize("turned", [False, True])

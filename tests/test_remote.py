@@ -175,6 +175,21 @@ def test_a_work_folder_is_ours_by_what_is_in_it(tmp_path: Path, name: str, conte
     assert fs.cat_file(f"{root}.partial/{name}") == content
 
 
+@pytest.mark.parametrize("late", ["store-{}/a/c/0", "journal-{}/0.json"])
+def test_what_outlives_a_work_folder_does_not_block_it(tmp_path: Path, late: str) -> None:
+    place, call = f"memory://{tmp_path.name}/train.zarr", "a1" * 32
+    with RemoteDraft(place, call) as ended:
+        ended.begin()
+    ended.folder.write(late.format(call[:12]), b"late")
+    with RemoteDraft(place, call) as held:
+        held.begin()
+        assert set(held.folder.list()) == {"lock.json", "call.json"}
+    for name in (late.format(call[:12]), late.format("mine")):
+        ended.folder.write(name, b"late")
+    with pytest.raises(StoreExistsError, match="holds something else"):
+        RemoteDraft(place, call)
+
+
 def test_file_urls_are_paths(tmp_path: Path) -> None:
     sample(cube(), f"file://{tmp_path}", 1).run()
     assert open_store(tmp_path / "train.zarr").sizes["samples"]
@@ -610,6 +625,8 @@ def test_the_host_of_a_cube_tells_which_it_is(bucket: str, monkeypatch: Any) -> 
     assert call(key="test", secret="test") == first
     monkeypatch.setenv("AWS_ENDPOINT_URL", other)
     assert call(skip_instance_cache=True) != first
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", host)
+    assert call(skip_instance_cache=True) == first
 
 
 def inside(kind: str) -> tuple[Any, Any]:

@@ -59,6 +59,9 @@ def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
     if given.dtype.kind == wanted.dtype.kind == "f":
         same = np.abs(given - wanted.astype(np.float64)) <= rounding_of(wanted)
     else:
-        same = given == wanted
+        try:
+            same = given == wanted
+        except TypeError:  # dates of calendars that cannot be compared
+            return False
     missing = (given != given) & (wanted != wanted)  # NaN, NaT, also among texts
     return bool((same | missing).all())

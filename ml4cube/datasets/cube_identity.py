@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
+import itertools
 import json
 import logging
 import os
@@ -21,8 +22,8 @@ from ml4cube.datasets.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
-#: Tells whether a file or folder has changed.
-State = Callable[[Path], str]
+#: Tells where a file or folder is, and whether it has changed.
+State = Callable[[str | Path], str]
 
 # Zarr stores around another one that change neither keys nor bytes.
 _PASSING_ON = {"CacheStore", "LatencyStore", "LoggingStore"}
@@ -104,9 +105,9 @@ def _place_in_zarr(stored: Any, state: State) -> str | None:
     if snapshot is not None:
         place = None if _has_changes(session, stored.path) else f"icechunk {snapshot}"
     elif isinstance(store, LocalStore):
-        place = _on_disk(store.root / stored.path, state)
+        place = state(store.root / stored.path)
     elif isinstance(store, ZipStore):
-        place = _on_disk(store.path, state)
+        place = state(store.path)
     elif isinstance(store, FsspecStore):
         inside = "/".join(filter(None, (store.path.rstrip("/"), stored.path)))
         place = _place_on(store.fs, inside, state)
@@ -122,10 +123,6 @@ def _has_changes(session: Any, path: str) -> bool:
     return f"/{path}" in arrays | set(diff.updated_chunks)
 
 
-def _on_disk(path: Any, state: State) -> str:
-    return f"{os.path.realpath(path)} {state(Path(path))}"
-
-
 def _place_on(fs: Any, path: str, state: State) -> str | None:
     """Where a file or folder of a file system is, and the state of files on this machine."""
     from fsspec.archive import AbstractArchiveFileSystem
@@ -135,7 +132,7 @@ def _place_on(fs: Any, path: str, state: State) -> str | None:
 
     fs, path = _unwrapped(fs, path)
     if isinstance(fs, LocalFileSystem):
-        return _on_disk(fs._strip_protocol(path), state)
+        return state(fs._strip_protocol(path))
     if isinstance(fs, MemoryFileSystem):
         return None
     if isinstance(fs, ReferenceFileSystem):
@@ -169,12 +166,18 @@ def _place_in_references(fs: Any, path: str, state: State) -> str | None:
         digest.update(repr((key, reference)).encode())
         if isinstance(reference, list | tuple):
             urls.add(reference[0] or fs.target)
-    for url in sorted(urls):
-        target = fs.fss.get(split_protocol(url)[0])
-        place = target and _place_on(target, url, state)
-        if place is None:
+    for protocol, inside in itertools.groupby(sorted(urls), lambda url: split_protocol(url)[0]):
+        target = fs.fss.get(protocol)
+        if target is None:
             return None
-        digest.update(place.encode())
+        # only files on this machine have a state; of many others, each would cost the same again
+        if isinstance(_unwrapped(target, "")[0], LocalFileSystem):
+            places = [_place_on(target, url, state) for url in inside]
+        else:
+            places = [_place_on(target, "", state), *inside]
+        if None in places:
+            return None
+        digest.update(repr(places).encode())
     return f"references {digest.hexdigest()}"
 
 
@@ -185,7 +188,9 @@ def _where(fs: Any) -> dict[str, Any]:
     # which may be part of a connection string
     where = {"account_name": getattr(fs, "account_name", None)}
     if "s3" in fs.protocol:
-        where["endpoint_url"] = os.environ.get("AWS_ENDPOINT_URL")
+        # botocore's order
+        url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        where["endpoint_url"] = url
     for given in (options.get("client_kwargs") or {}, options):
         where |= {name: given[name] for name in _WHERE if given.get(name) is not None}
     return where
@@ -218,7 +223,7 @@ def _place_in_file(array: Any, state: State) -> str | None:
     if isinstance(path, str) and "://" in path:
         place = path
     elif isinstance(path, str) and os.path.exists(path):
-        place = _on_disk(path, state)
+        place = state(path)
     else:
         return None
     return f"file {place} {getattr(datastore, '_group', None)} {array.variable_name}"
@@ -288,12 +293,12 @@ def hash_cells(sampling: Sampling, name: str) -> str:
     return digest.hexdigest()
 
 
-def state_of(source: Path, outputs: Collection[str]) -> str:
+def state_of(source: str | Path, outputs: Collection[str]) -> str:
     """Hash name, size and time of change of a source's files, so that a changed one is noticed.
 
     Parameters
     ----------
-    source : Path
+    source : str or Path
         A file or folder.
     outputs : collection of str
         Folders left out: those that the call itself writes.
@@ -301,7 +306,7 @@ def state_of(source: Path, outputs: Collection[str]) -> str:
     Returns
     -------
     str
-        A hash.
+        Its real path, and the hash.
     """
     root = os.path.realpath(source)
     digest = hashlib.sha256()
@@ -320,7 +325,7 @@ def state_of(source: Path, outputs: Collection[str]) -> str:
                 about = entry.stat() if os.path.exists(path) else os.lstat(path)
                 known = path[len(root) :], about.st_size, about.st_mtime_ns
                 digest.update(repr(known).encode())
-    return digest.hexdigest()
+    return f"{root} {digest.hexdigest()}"
 
 
 def _entries(folder: str) -> list[Any]:
@@ -354,7 +359,10 @@ def hash_of(values: np.ndarray[Any, Any]) -> str:
         The same for the same values in every process.
     """
     digest = hashlib.sha256()
-    if values.dtype.kind in "OT":
+    if values.dtype.names and values.dtype.hasobject:
+        for name in values.dtype.names:
+            digest.update(hash_of(values[name]).encode())
+    elif values.dtype.kind in "OT":
         texts = [f"{v} {getattr(v, 'calendar', '')}" for v in values.ravel()]
         digest.update(json.dumps(texts).encode())
     else:

@@ -287,8 +287,9 @@ def is_on_cluster(value: Any) -> bool:
     bool
         True for what `persist` leaves in a graph where a client of distributed is active.
     """
-    # told by its name, since distributed may not be installed
-    return f"{type(value).__module__}.{type(value).__name__}" == "distributed.client.Future"
+    # told by its name, since distributed may not be installed; asked of millions of values
+    kind = type(value)
+    return kind.__name__ == "Future" and kind.__module__ == "distributed.client"
 
 
 def _is_persisted(data: Any) -> bool:

@@ -230,6 +230,11 @@ def _takes(lock: IO[bytes], path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
+        # another path is to be chosen, so nobody would come back for them
+        if not os.fstat(lock.fileno()).st_size:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                path.parent.rmdir()
         raise StoreError(
             f"{path} cannot be locked: {error}; choose a path on a file system that knows locks "
             "(flock), or have this one mounted with them (Lustre: -o flock)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -38,6 +39,8 @@ PUBLISHED = "published.json"
 _RENEW_S = 20.0
 _DEAD_S = 90.0
 _COPIED_AT_ONCE = 256
+# What tasks and runs that outlive their work folder still put there.
+_LATE = re.compile(r"(store|journal)-[0-9a-f]{12}/")
 
 
 class RemoteDraft(Draft):
@@ -92,7 +95,7 @@ class RemoteDraft(Draft):
 
     def _take_lock(self) -> None:
         ours = KEY in self._read_lock() or call_of(self.folder) is not None
-        if not ours and self.folder.list():
+        if not ours and not all(map(_LATE.match, self.folder.list())):
             raise StoreExistsError(
                 f"{self.folder} is needed as work folder, but holds something else; move it away"
             )
