@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import io
 import json
 import os
@@ -43,6 +44,7 @@ from zarr.storage import (
 )
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreError, StoreExistsError
+from ml4cube.datasets import multiproc_sampler
 from ml4cube.datasets.callback_identity import identity_of
 from ml4cube.datasets.cube_identity import hash_of
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -768,3 +770,56 @@ def test_what_a_callback_keeps_does_not_make_it_another(tmp_path: Path) -> None:
     assert made.run() is not None
     assert made.run() is None
     assert sampler(callback, "object").run() is None
+
+
+KEEPING = """
+import numpy as np
+BY, TABLE, CALLS = 1.0, None, 0
+def scale(x):
+    global TABLE, CALLS
+    if TABLE is None:
+        TABLE = np.ones(4)
+    CALLS += 1
+    return x * TABLE[0] * BY
+"""
+
+
+def test_what_a_module_keeps_of_calls_does_not_make_a_callback_another(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Modules are not copied; an interrupted run goes on, and a change of the user's counts."""
+    (tmp_path / "keeping.py").write_text(KEEPING)
+    monkeypatch.syspath_prepend(tmp_path)
+    keeping = importlib.import_module("keeping")
+    monkeypatch.setitem(sys.modules, "keeping", keeping)
+
+    def sampler() -> MultiProcSampler:
+        return MultiProcSampler(
+            cell_id_cube({"time": 64, "lat": 6}, "float64"),
+            nproc=1,
+            block_size={"time": 2},
+            chunk_size=12,
+            scale_fn=None,
+            callback=lambda samples: {k: keeping.scale(v) for k, v in samples.items()},
+            train_cube=tmp_path / "train.zarr",
+            test_cube=tmp_path / "test.zarr",
+        )
+
+    def interrupt(*args: Any) -> None:
+        record(*args)
+        raise KeyboardInterrupt
+
+    first = sampler()
+    first.plan()
+    record = multiproc_sampler._record
+    with monkeypatch.context() as patch:
+        patch.setattr(multiproc_sampler, "_record", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sampler().run()
+    written = sampler().run()
+    assert written is not None
+    assert written.resumed > 0
+    assert first.run() is sampler().run() is None
+    keeping.BY = 2.0
+    with pytest.raises(StoreExistsError, match="another call"):
+        sampler().run()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,36 @@ def identity_of(function: Callable[..., Any]) -> str:
         looked into, nor are their versions: their functions count by their code alone, all else
         in them by its name. Modules that a function imports when it is called do not count. What
         Python itself cannot look into is known by its pickle, which may differ between processes:
-        then it counts as another callback.
+        then it counts as another callback. What its own calls changed (see `staying_same`) does
+        not count.
     """
-    return hashlib.sha256(_Canonical().text(function).encode()).hexdigest()
+    found = _hash(function)
+    return _BEFORE.get(found, found)
+
+
+@contextlib.contextmanager
+def staying_same(function: Callable[..., Any] | None) -> Iterator[None]:
+    """Let a callback work in this process, and stay the one it was before.
+
+    Parameters
+    ----------
+    function : callable, optional
+        The callback. What its calls change in modules, of which `copy_of` has no copy, does not
+        make it another one.
+
+    Yields
+    ------
+    None
+        Meanwhile it may be called.
+    """
+    if function is None:
+        yield
+        return
+    before = identity_of(function)
+    try:
+        yield
+    finally:
+        _BEFORE[_hash(function)] = before
 
 
 def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,8 +115,15 @@ def name_of(function: Callable[..., Any] | None) -> str | None:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
+# by the hash of a callback after its calls, the one before
+_BEFORE: dict[str, str] = {}
 _OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__firstlineno__"}
 _STDLIB = Path(sysconfig.get_path("stdlib"))
+
+
+def _hash(function: Callable[..., Any]) -> str:
+    """Hash a callback as it is now."""
+    return hashlib.sha256(_Canonical().text(function).encode()).hexdigest()
 
 
 class _Canonical:
@@ -138,8 +173,9 @@ class _Canonical:
         code = function.__code__
         parts: list[Any] = [code, function.__defaults__, function.__kwdefaults__]
         if whole:
-            parts.append([_content(cell) for cell in function.__closure__ or ()])
-            parts.append(_named(code, function.__globals__))
+            cells = map(_content, function.__closure__ or ())
+            closure = dict(zip(code.co_freevars, cells, strict=True))
+            parts.append(_named(code, {"globals": function.__globals__, "closure": closure}))
         return "function", self._each(parts)
 
     def _of_class(self, kind: type) -> Any:
@@ -180,18 +216,19 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _named(code: types.CodeType, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Find what names in code stand for: globals, and attributes of modules of the user's."""
-    names = _names(code)
+def _named(code: types.CodeType, spaces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Find what names in code stand for: also attributes of modules of the user's."""
+    names = _names(code).union(code.co_freevars)
     found: dict[str, Any] = {}
-    spaces, left = {"": known}, [""]
-    for space in left:  # grows meanwhile
-        for name in sorted(names & set(spaces[space])):
-            value = found[f"{space}.{name}"] = spaces[space][name]
-            inner = value.__name__ if isinstance(value, types.ModuleType) else ""
-            if inner not in spaces and not _is_library(inner):
-                spaces[inner] = vars(value)
-                left.append(inner)
+    modules: set[str] = set()
+    left = list(spaces.items())
+    for space, known in left:  # grows meanwhile
+        for name in sorted(names & set(known)):
+            value = found[f"{space}.{name}"] = known[name]
+            module = value.__name__ if isinstance(value, types.ModuleType) else None
+            if module is not None and module not in modules and not _is_library(module):
+                modules.add(module)
+                left.append((f"module {module}", vars(value)))
     return found
 
 
