@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import enum
 import hashlib
 import importlib
 import io
@@ -14,7 +16,7 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cftime
 import dask
@@ -23,6 +25,7 @@ import fsspec
 import icechunk
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 import zarr
 from fsspec import AbstractFileSystem
@@ -31,6 +34,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.reference import ReferenceFileSystem
 from fsspec.implementations.zip import ZipFileSystem
+from scipy.spatial import KDTree
 from xarray.core import indexing
 from zarr.core.buffer import cpu
 from zarr.storage import (
@@ -53,7 +57,7 @@ from ml4cube.datasets.sampling import Sampling
 from tests.cubes import cell_id_cube
 
 SCRIPT = """
-import functools
+import collections, dataclasses, enum, functools, typing
 from ml4cube.datasets.callback_identity import identity_of
 NAMES = {{"t2m", "ndvi", "sst", "lai"}}
 LIST = [NAMES, {{"a": frozenset("xyz")}}]
@@ -70,12 +74,33 @@ class Scale:
         return {{k: self.more(v) * self.by for k, v in samples.items()}}
 def again(samples, n=3):
     return samples if n == 0 else again(samples, n - 1)
+class Mode(enum.Enum):
+    TIMES = {number}
+class Code(enum.IntEnum):
+    ONE = 1
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    by: float = {number}
+class Named(typing.NamedTuple):
+    by: float
+    def __call__(self, samples):
+        return {{k: v * self.by * {number} for k, v in samples.items()}}
+class Words(set):
+    pass
+SLOTTED, WORDS = Slotted(), Words("abc")
+DEFAULT = collections.defaultdict(lambda: {number}, a=1)
 callbacks = [
     lambda s: {{k: v * 2 if k in {{"t2m", "ndvi", "sst"}} else v for k, v in s.items()}},
     lambda s: {{k: half(v) for k, v in s.items() if k in NAMES or LIST}},
     Scale(3),
     functools.partial(lambda names, s: half(s), {{"p", "q", "r"}}),
     again,
+    lambda s: {{k: v * Mode.TIMES.value for k, v in s.items()}},
+    lambda s: {{k: v * Code.ONE for k, v in s.items()}},
+    lambda s: {{k: v * SLOTTED.by for k, v in s.items()}},
+    Named(2.0),
+    lambda s: {{k: v for k, v in s.items() if k in WORDS}},
+    lambda s: {{k: v * DEFAULT[k] for k, v in s.items()}},
 ]
 print([identity_of(f) for f in callbacks])
 """
@@ -84,6 +109,8 @@ print([identity_of(f) for f in callbacks])
 HELPERS = """
 import functools, threading
 import numpy as np
+import torch
+from scipy.spatial import KDTree
 from . import helpers as itself
 LOCK = threading.Lock()
 BY = {number}
@@ -107,6 +134,11 @@ class Listed:
 class Other:
     def __call__(self, samples):
         return samples
+TENSOR = torch.full((4,), {number})[1:]
+NET = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+for parameter in NET.parameters():
+    torch.nn.init.constant_(parameter, {number})
+TREE = KDTree(np.arange(100.0).reshape(50, 2) * {number})
 """
 CALLBACKS = """
 import numpy as np
@@ -121,6 +153,9 @@ callbacks = [
     helpers.Prep().__call__,
     helpers.Slotted(),
     helpers.Listed(),
+    lambda s: helpers.TENSOR,
+    lambda s: helpers.NET,
+    lambda s: helpers.TREE,
     helpers.Other(),
     lambda s: np.abs(s),
 ]
@@ -150,7 +185,7 @@ def test_a_callback_is_the_same_in_every_process(tmp_path: Path) -> None:
     first = identities(tmp_path, 1)
     assert identities(tmp_path, 2, comment="# one line more") == first
     changed = [a != b for a, b in zip(identities(tmp_path, 3, number=3), first, strict=True)]
-    assert changed == [False, True, True, True, False]
+    assert changed == [False, True, True, True, False, True, False, True, True, False, True]
 
 
 def test_an_edit_in_a_module_of_the_users_makes_another_callback(tmp_path: Path) -> None:
@@ -164,7 +199,7 @@ def test_an_edit_in_a_module_of_the_users_makes_another_callback(tmp_path: Path)
     first = found(1, 2)
     assert found(2, 2) == first
     changed = [a != b for a, b in zip(found(3, 30), first, strict=True)]
-    assert changed == [True] * 7 + [False] * 2
+    assert changed == [True] * 10 + [False] * 2
 
 
 def test_what_tells_callbacks_apart() -> None:
@@ -174,6 +209,78 @@ def test_what_tells_callbacks_apart() -> None:
     values = [1, 2, 1.0, "1", (1,), [1], {1}, {"a": 1}, np.arange(2), np.arange(3), None]
     assert len({identity_of(made(v)) for v in values}) == len(values)
     assert identity_of(made({1, 2})) == identity_of(made({2, 1}))
+
+
+class Words(set[str]):
+    """Holds an attribute of its own."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__("abc")
+        self.by = by
+
+
+def named(by: float) -> Any:
+    class Prep(NamedTuple):
+        a: int
+
+        def times(self, x: Any) -> Any:
+            return x * by
+
+    return Prep(1)
+
+
+def missing(by: float) -> Any:
+    class Table(dict[str, float]):
+        def __missing__(self, name: str) -> float:
+            return by
+
+    return Table(a=1)
+
+
+def with_attribute(kind: type) -> Callable[[float], Any]:
+    made = type("Made", (kind,), {})
+
+    def of(by: float) -> Any:
+        value = made()
+        value.by = by
+        return value
+
+    return of
+
+
+TOLD_APART: dict[str, Callable[[float], Any]] = {
+    "state in C": lambda by: KDTree([[by], [2 * by]]),
+    "named tuple": named,
+    "dict with a method": missing,
+    "default factory": lambda by: collections.defaultdict(lambda: by),
+    "order": lambda by: collections.OrderedDict([("a", by)]),
+    "set with an attribute": Words,
+    "member": lambda by: enum.Enum("Mode", {"A": by}).A,  # type: ignore[attr-defined]
+    "int member": lambda by: enum.IntEnum("Mode", {"A": 1, "B": int(by)}).A,
+    "mask": lambda by: np.ma.masked_equal([1.0, 2.0], by),
+    "array of objects": lambda by: np.array([str(by), by], object),
+    "tensor": lambda by: torch.full((2,), by),
+    **{kind.__name__: with_attribute(kind) for kind in (list, tuple, str, int, float, bytes)},
+}
+
+
+@pytest.mark.parametrize("of", TOLD_APART)
+def test_what_subclasses_and_others_hold_tells_callbacks_apart(of: str) -> None:
+    def made(value: Any) -> Any:
+        return lambda samples: samples if value else None
+
+    values = [TOLD_APART[of](by) for by in (1.0, 1.0, 2.0)]
+    first, again, other = (identity_of(made(value)) for value in values)
+    assert first == again != other
+
+
+def test_members_and_subclasses_are_not_what_they_equal() -> None:
+    def made(value: Any) -> Any:
+        return lambda samples: samples if value else None
+
+    code = enum.IntEnum("Code", {"ONE": 1})
+    pairs = [(code(1), 1), (collections.OrderedDict(a=1), {"a": 1}), (Words(1), set("abc"))]
+    assert all(identity_of(made(one)) != identity_of(made(two)) for one, two in pairs)
 
 
 @pytest.mark.parametrize("held", [threading.Lock(), (k for k in "ab")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import hashlib
 import sys
@@ -32,10 +33,10 @@ def identity_of(function: Callable[..., Any]) -> str:
         Hash of its code, constants, defaults and closure, and of the globals it names, likewise
         looked into wherever they are defined; not of files and lines. Installed libraries are not
         looked into, nor are their versions: their functions count by their code alone, all else
-        in them by its name. Modules that a function imports when it is called do not count. What
-        Python itself cannot look into is known by its pickle, which may differ between processes:
-        then it counts as another callback. What its own calls changed (see `staying_same`) does
-        not count.
+        in them by its name. Objects count by their class and the parts that their pickles are
+        made of; what has none by its pickle, which may differ between processes: then it counts
+        as another callback. Not counted are modules that a function imports when it is called,
+        and what the callback's own calls changed (see `staying_same`).
     """
     found = _hash(function)
     return _BEFORE.get(found, found)
@@ -117,6 +118,9 @@ def name_of(function: Callable[..., Any] | None) -> str | None:
 
 # by the hash of a callback after its calls, the one before
 _BEFORE: dict[str, str] = {}
+# their pickles have pointers
+_KD_TREES = {("scipy.spatial._kdtree", "KDTree"), ("scipy.spatial._ckdtree", "cKDTree")}
+_SIMPLE = {type(None), str, bool, int, float, complex}
 _OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__firstlineno__"}
 _STDLIB = Path(sysconfig.get_path("stdlib"))
 
@@ -143,11 +147,14 @@ class _Canonical:
 
     def of(self, value: Any) -> Any:
         """Describe a value; what may lead to others, or to itself, by its number."""
-        if value is None or isinstance(value, str | bytes | bool | int | float | complex):
+        # of exactly these classes; others may have attributes and methods of their own
+        if type(value) in _SIMPLE:
             return repr(value)
-        if isinstance(value, tuple):
+        if type(value) is bytes:
+            return "bytes", hashlib.sha256(value).hexdigest()
+        if type(value) is tuple:
             return "tuple", self._each(value)
-        if isinstance(value, set | frozenset):
+        if type(value) in (set, frozenset):
             # each by itself, so that nothing depends on the order in which they come
             return "set", sorted(_Canonical(self._seen).text(v) for v in value)
         if isinstance(value, types.CodeType):
@@ -167,7 +174,7 @@ class _Canonical:
             return self._of_function(value, whole or not _installed(value))
         if isinstance(value, type):
             return self._of_class(value)
-        return self._of_object(value)
+        return "object", self._each((type(value), *_parts(value)))
 
     def _of_function(self, function: types.FunctionType, whole: bool) -> Any:
         code = function.__code__
@@ -184,29 +191,54 @@ class _Canonical:
         members = sorted((n, v) for n, v in vars(kind).items() if n not in _OF_EVERY_CLASS)
         return "class", kind.__qualname__, self._each(kind.__bases__), self._each(members)
 
-    def _of_object(self, value: Any) -> Any:
-        kind = type(value).__qualname__
-        if isinstance(value, list):
-            return kind, self._each(value)
-        if isinstance(value, dict):
-            return kind, self._each(value.items())
-        if isinstance(value, np.ndarray | np.generic):
-            return kind, hash_of(np.asarray(value))
-        if isinstance(value, types.ModuleType):
-            return kind, value.__name__
-        if isinstance(value, types.MethodType):
-            return kind, self._each((value.__self__, value.__func__))
-        if isinstance(value, staticmethod | classmethod):
-            return kind, self._each((value.__func__,))
-        if isinstance(value, property):
-            return kind, self._each((value.fget, value.fset, value.fdel))
-        if isinstance(value, functools.partial):
-            return kind, self._each((value.func, value.args, value.keywords))
-        if isinstance(value, functools._lru_cache_wrapper):
-            return kind, self._each((value.__wrapped__,))
-        if _is_plain(value):
-            return kind, self._each((type(value), vars(value)))
-        return "pickle", self.of(type(value)), _pickled(value)
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    """Take an object apart; its class tells the rest."""
+    kind = type(value)
+    if kind is list:
+        return tuple(value)
+    if kind is dict:
+        return tuple(value.items())
+    if isinstance(value, set | frozenset):
+        return frozenset(value), value.__getstate__()  # its pickle has them in any order
+    exact = kind in (np.ndarray, np.memmap) or isinstance(value, np.generic)
+    if exact and not value.dtype.hasobject:
+        return (hash_of(np.asarray(value)),)
+    if kind.__module__ == "torch.storage":
+        return _parts_of_storage(value)
+    if (kind.__module__, kind.__name__) in _KD_TREES:
+        return value.data, value.indices, value.leafsize, value.boxsize
+    if isinstance(value, types.ModuleType):
+        return (value.__name__,)
+    if isinstance(value, types.MethodType):
+        return value.__self__, value.__func__
+    if isinstance(value, staticmethod | classmethod):
+        return (value.__func__,)
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    if isinstance(value, functools._lru_cache_wrapper):
+        return (value.__wrapped__,)
+    return _reduced(value)
+
+
+def _parts_of_storage(storage: Any) -> tuple[Any, ...]:
+    """Take apart what holds a tensor's cells, whose pickle tells where they lie, too."""
+    torch = sys.modules["torch"]
+    # its public way to them warns
+    untyped = getattr(storage, "_untyped_storage", storage).cpu()
+    cells = torch.empty(0, dtype=torch.uint8).set_(untyped)
+    return str(getattr(storage, "dtype", None)), hash_of(cells.numpy())
+
+
+def _reduced(value: Any) -> tuple[Any, ...]:
+    """Take an object apart as to pickle it."""
+    reduce = copyreg.dispatch_table.get(type(value))
+    # whatever a value's own way to be pickled raises
+    with contextlib.suppress(Exception):
+        found = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        if isinstance(found, tuple):  # and not the name of a global, in whatever module
+            return tuple(list(part) if isinstance(part, Iterator) else part for part in found)
+    return (_pickled(value),)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -260,14 +292,6 @@ def _origin(module: str) -> Path | None:
     """File of a module; other words of one that Python has built in."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return Path(spec.origin) if spec is not None and spec.origin else None
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether an object is nothing but its class and attributes."""
-    kind: Any = type(value)
-    as_usual = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-    slots = any(vars(c).get("__slots__") for c in kind.__mro__)
-    return as_usual and not slots and hasattr(value, "__dict__")
 
 
 def _pickled(value: Any) -> str | None:
