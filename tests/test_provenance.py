@@ -58,6 +58,7 @@ from tests.cubes import cell_id_cube
 
 SCRIPT = """
 import collections, dataclasses, enum, functools, typing
+from numpy import clip
 from ml4cube.datasets.callback_identity import identity_of
 NAMES = {{"t2m", "ndvi", "sst", "lai"}}
 LIST = [NAMES, {{"a": frozenset("xyz")}}]
@@ -87,6 +88,9 @@ class Named(typing.NamedTuple):
         return {{k: v * self.by * {number} for k, v in samples.items()}}
 class Words(set):
     pass
+class Generic(typing.Generic[typing.TypeVar("T")]):
+    def __call__(self, samples):
+        return samples
 SLOTTED, WORDS = Slotted(), Words("abc")
 DEFAULT = collections.defaultdict(lambda: {number}, a=1)
 callbacks = [
@@ -101,6 +105,8 @@ callbacks = [
     Named(2.0),
     lambda s: {{k: v for k, v in s.items() if k in WORDS}},
     lambda s: {{k: v * DEFAULT[k] for k, v in s.items()}},
+    lambda s: {{k: clip(v, 0, 1) for k, v in s.items()}},
+    Generic(),
 ]
 print([identity_of(f) for f in callbacks])
 """
@@ -184,8 +190,8 @@ def test_a_callback_is_the_same_in_every_process(tmp_path: Path) -> None:
     """Whatever the hash seed, the file and the lines it stands in; not if what it does changes."""
     first = identities(tmp_path, 1)
     assert identities(tmp_path, 2, comment="# one line more") == first
-    changed = [a != b for a, b in zip(identities(tmp_path, 3, number=3), first, strict=True)]
-    assert changed == [False, True, True, True, False, True, False, True, True, False, True]
+    pairs = zip(identities(tmp_path, 3, number=3), first, strict=True)
+    assert [n for n, (a, b) in enumerate(pairs) if a != b] == [1, 2, 3, 5, 7, 8, 10]
 
 
 def test_an_edit_in_a_module_of_the_users_makes_another_callback(tmp_path: Path) -> None:

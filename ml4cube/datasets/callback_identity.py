@@ -11,7 +11,7 @@ import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -218,6 +218,11 @@ def _parts(value: Any) -> tuple[Any, ...]:
         return value.fget, value.fset, value.fdel
     if isinstance(value, functools._lru_cache_wrapper):
         return (value.__wrapped__,)
+    # the pickles of these differ between processes
+    if isinstance(value, types.GetSetDescriptorType):
+        return value.__objclass__, value.__name__
+    if isinstance(value, TypeVar):
+        return value.__name__, value.__bound__, value.__constraints__
     return _reduced(value)
 
 

@@ -157,8 +157,8 @@ class MultiProcSampler:
         Variables that it adds are stored, those that it leaves out are not. It works as a copy,
         with one process too: what it appends to a list of yours is not seen. But modules that can
         be imported are not copied: with one process, what it sets there stays set. The call is
-        another one once its code has changed, or what it names in modules of yours, but by its
-        own calls; installed libraries and what it imports when it is called are not looked into.
+        another one once you have changed its code, or what it names in modules of yours; installed
+        libraries and what it imports when it is called are not looked into.
     block_size : mapping or pairs, optional
         Blocks for `data_split` and `data_fraq`, in cells by dim; a dim that is missing is not
         cut. By default the chunks, or some dozens of blocks of whole windows.
