@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
 import functools
 import hashlib
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,11 +33,38 @@ def identity_of(function: Callable[..., Any]) -> str:
         Hash of its code, constants, defaults and closure, and of the globals it names, likewise
         looked into wherever they are defined; not of files and lines. Installed libraries are not
         looked into, nor are their versions: their functions count by their code alone, all else
-        in them by its name. Modules that a function imports when it is called do not count. What
-        Python itself cannot look into is known by its pickle, which may differ between processes:
-        then it counts as another callback.
+        in them by its name. Objects count by their class and the parts that their pickles are
+        made of; what has none by its pickle, which may differ between processes: then it counts
+        as another callback. Not counted are modules that a function imports when it is called,
+        and what the callback's own calls changed (see `staying_same`).
     """
-    return hashlib.sha256(_Canonical().text(function).encode()).hexdigest()
+    found = _hash(function)
+    return _BEFORE.get(found, found)
+
+
+@contextlib.contextmanager
+def staying_same(function: Callable[..., Any] | None) -> Iterator[None]:
+    """Let a callback work in this process, and stay the one it was before.
+
+    Parameters
+    ----------
+    function : callable, optional
+        The callback. What its calls change in modules, of which `copy_of` has no copy, does not
+        make it another one.
+
+    Yields
+    ------
+    None
+        Meanwhile it may be called.
+    """
+    if function is None:
+        yield
+        return
+    before = identity_of(function)
+    try:
+        yield
+    finally:
+        _BEFORE[_hash(function)] = before
 
 
 def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,8 +116,18 @@ def name_of(function: Callable[..., Any] | None) -> str | None:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
+# by the hash of a callback after its calls, the one before
+_BEFORE: dict[str, str] = {}
+# their pickles have pointers
+_KD_TREES = {("scipy.spatial._kdtree", "KDTree"), ("scipy.spatial._ckdtree", "cKDTree")}
+_SIMPLE = {type(None), str, bool, int, float, complex}
 _OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__firstlineno__"}
 _STDLIB = Path(sysconfig.get_path("stdlib"))
+
+
+def _hash(function: Callable[..., Any]) -> str:
+    """Hash a callback as it is now."""
+    return hashlib.sha256(_Canonical().text(function).encode()).hexdigest()
 
 
 class _Canonical:
@@ -108,11 +147,14 @@ class _Canonical:
 
     def of(self, value: Any) -> Any:
         """Describe a value; what may lead to others, or to itself, by its number."""
-        if value is None or isinstance(value, str | bytes | bool | int | float | complex):
+        # of exactly these classes; others may have attributes and methods of their own
+        if type(value) in _SIMPLE:
             return repr(value)
-        if isinstance(value, tuple):
+        if type(value) is bytes:
+            return "bytes", hashlib.sha256(value).hexdigest()
+        if type(value) is tuple:
             return "tuple", self._each(value)
-        if isinstance(value, set | frozenset):
+        if type(value) in (set, frozenset):
             # each by itself, so that nothing depends on the order in which they come
             return "set", sorted(_Canonical(self._seen).text(v) for v in value)
         if isinstance(value, types.CodeType):
@@ -132,14 +174,15 @@ class _Canonical:
             return self._of_function(value, whole or not _installed(value))
         if isinstance(value, type):
             return self._of_class(value)
-        return self._of_object(value)
+        return "object", self._each((type(value), *_parts(value)))
 
     def _of_function(self, function: types.FunctionType, whole: bool) -> Any:
         code = function.__code__
         parts: list[Any] = [code, function.__defaults__, function.__kwdefaults__]
         if whole:
-            parts.append([_content(cell) for cell in function.__closure__ or ()])
-            parts.append(_named(code, function.__globals__))
+            cells = map(_content, function.__closure__ or ())
+            closure = dict(zip(code.co_freevars, cells, strict=True))
+            parts.append(_named(code, {"globals": function.__globals__, "closure": closure}))
         return "function", self._each(parts)
 
     def _of_class(self, kind: type) -> Any:
@@ -148,29 +191,59 @@ class _Canonical:
         members = sorted((n, v) for n, v in vars(kind).items() if n not in _OF_EVERY_CLASS)
         return "class", kind.__qualname__, self._each(kind.__bases__), self._each(members)
 
-    def _of_object(self, value: Any) -> Any:
-        kind = type(value).__qualname__
-        if isinstance(value, list):
-            return kind, self._each(value)
-        if isinstance(value, dict):
-            return kind, self._each(value.items())
-        if isinstance(value, np.ndarray | np.generic):
-            return kind, hash_of(np.asarray(value))
-        if isinstance(value, types.ModuleType):
-            return kind, value.__name__
-        if isinstance(value, types.MethodType):
-            return kind, self._each((value.__self__, value.__func__))
-        if isinstance(value, staticmethod | classmethod):
-            return kind, self._each((value.__func__,))
-        if isinstance(value, property):
-            return kind, self._each((value.fget, value.fset, value.fdel))
-        if isinstance(value, functools.partial):
-            return kind, self._each((value.func, value.args, value.keywords))
-        if isinstance(value, functools._lru_cache_wrapper):
-            return kind, self._each((value.__wrapped__,))
-        if _is_plain(value):
-            return kind, self._each((type(value), vars(value)))
-        return "pickle", self.of(type(value)), _pickled(value)
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    """Take an object apart; its class tells the rest."""
+    kind = type(value)
+    if kind is list:
+        return tuple(value)
+    if kind is dict:
+        return tuple(value.items())
+    if isinstance(value, set | frozenset):
+        return frozenset(value), value.__getstate__()  # its pickle has them in any order
+    exact = kind in (np.ndarray, np.memmap) or isinstance(value, np.generic)
+    if exact and not value.dtype.hasobject:
+        return (hash_of(np.asarray(value)),)
+    if kind.__module__ == "torch.storage":
+        return _parts_of_storage(value)
+    if (kind.__module__, kind.__name__) in _KD_TREES:
+        return value.data, value.indices, value.leafsize, value.boxsize
+    if isinstance(value, types.ModuleType):
+        return (value.__name__,)
+    if isinstance(value, types.MethodType):
+        return value.__self__, value.__func__
+    if isinstance(value, staticmethod | classmethod):
+        return (value.__func__,)
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    if isinstance(value, functools._lru_cache_wrapper):
+        return (value.__wrapped__,)
+    # the pickles of these differ between processes
+    if isinstance(value, types.GetSetDescriptorType):
+        return value.__objclass__, value.__name__
+    if isinstance(value, TypeVar):
+        return value.__name__, value.__bound__, value.__constraints__
+    return _reduced(value)
+
+
+def _parts_of_storage(storage: Any) -> tuple[Any, ...]:
+    """Take apart what holds a tensor's cells, whose pickle tells where they lie, too."""
+    torch = sys.modules["torch"]
+    # its public way to them warns
+    untyped = getattr(storage, "_untyped_storage", storage).cpu()
+    cells = torch.empty(0, dtype=torch.uint8).set_(untyped)
+    return str(getattr(storage, "dtype", None)), hash_of(cells.numpy())
+
+
+def _reduced(value: Any) -> tuple[Any, ...]:
+    """Take an object apart as to pickle it."""
+    reduce = copyreg.dispatch_table.get(type(value))
+    # whatever a value's own way to be pickled raises
+    with contextlib.suppress(Exception):
+        found = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        if isinstance(found, tuple):  # and not the name of a global, in whatever module
+            return tuple(list(part) if isinstance(part, Iterator) else part for part in found)
+    return (_pickled(value),)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -180,18 +253,19 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _named(code: types.CodeType, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Find what names in code stand for: globals, and attributes of modules of the user's."""
-    names = _names(code)
+def _named(code: types.CodeType, spaces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Find what names in code stand for: also attributes of modules of the user's."""
+    names = _names(code).union(code.co_freevars)
     found: dict[str, Any] = {}
-    spaces, left = {"": known}, [""]
-    for space in left:  # grows meanwhile
-        for name in sorted(names & set(spaces[space])):
-            value = found[f"{space}.{name}"] = spaces[space][name]
-            inner = value.__name__ if isinstance(value, types.ModuleType) else ""
-            if inner not in spaces and not _is_library(inner):
-                spaces[inner] = vars(value)
-                left.append(inner)
+    modules: set[str] = set()
+    left = list(spaces.items())
+    for space, known in left:  # grows meanwhile
+        for name in sorted(names & set(known)):
+            value = found[f"{space}.{name}"] = known[name]
+            module = value.__name__ if isinstance(value, types.ModuleType) else None
+            if module is not None and module not in modules and not _is_library(module):
+                modules.add(module)
+                left.append((f"module {module}", vars(value)))
     return found
 
 
@@ -223,14 +297,6 @@ def _origin(module: str) -> Path | None:
     """File of a module; other words of one that Python has built in."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     return Path(spec.origin) if spec is not None and spec.origin else None
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether an object is nothing but its class and attributes."""
-    kind: Any = type(value)
-    as_usual = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
-    slots = any(vars(c).get("__slots__") for c in kind.__mro__)
-    return as_usual and not slots and hasattr(value, "__dict__")
 
 
 def _pickled(value: Any) -> str | None:

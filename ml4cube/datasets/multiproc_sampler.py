@@ -25,13 +25,14 @@ from ml4cube.core.errors import (
     check_whole,
 )
 from ml4cube.core.grid import SizesLike
-from ml4cube.datasets.callback_identity import copy_of, identity_of, name_of
+from ml4cube.datasets.callback_identity import copy_of, identity_of, name_of, staying_same
 from ml4cube.datasets.draft import Draft, work_place
 from ml4cube.datasets.drafts import open_draft, sweep, was_published
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.engines import (
     DaskCluster,
     Engine,
+    LocalProcesses,
     check_client,
     choose_engine,
 )
@@ -154,8 +155,9 @@ class MultiProcSampler:
     callback : callable, optional
         Takes a dict of arrays ``(n, *window)`` and returns one; must treat each sample by itself.
         Variables that it adds are stored, those that it leaves out are not. It works as a copy,
-        with one process too: what it appends to a list of yours is not seen. The call is
-        another one once its code has changed, or what it names in modules of yours; installed
+        with one process too: what it appends to a list of yours is not seen. But modules that can
+        be imported are not copied: with one process, what it sets there stays set. The call is
+        another one once you have changed its code, or what it names in modules of yours; installed
         libraries and what it imports when it is called are not looked into.
     block_size : mapping or pairs, optional
         Blocks for `data_split` and `data_fraq`, in cells by dim; a dim that is missing is not
@@ -288,7 +290,8 @@ class MultiProcSampler:
         )
         if val_split and val_cube is None:
             raise InvalidValueError(f"val_split={val_split!r} needs val_cube; give it a path")
-        self._callback = None if callback is None else identity_of(callback)
+        self._callback = callback
+        self._identity = None if callback is None else identity_of(callback)
         self.sampling = Sampling.of(
             ds,
             rand_chunk=rand_chunk,
@@ -362,11 +365,11 @@ class MultiProcSampler:
         RunError, StoreError
             If the callback fails, a worker dies, or cells cannot be read.
         """
-        with self._engine() as engine:
+        with self._working() as engine:
             return self._plan_on(engine, self._call())[1]
 
     def _call(self) -> str:
-        return fingerprint(self.sampling, self._settings, self._callback, self._folders())
+        return fingerprint(self.sampling, self._settings, self._identity, self._folders())
 
     def _plan_on(self, engine: Engine, call: str) -> tuple[Extractor, SamplePlan]:
         if self._planned is None or self._planned[0] != call:
@@ -485,7 +488,7 @@ class MultiProcSampler:
         """Write and publish; tell the plan and how many shards were there."""
         finished = []
         # stores are described and completed while workers write, the last while they stop
-        with ThreadPoolExecutor(1, "ml4cube-finish") as finisher, self._engine() as engine:
+        with ThreadPoolExecutor(1, "ml4cube-finish") as finisher, self._working() as engine:
             extractor, plan = self._plan_on(engine, call)
             # not before it is sure that this call has something to write
             for draft in drafts.values():
@@ -637,6 +640,14 @@ class MultiProcSampler:
         """
         self.run()
         return tuple(open_store(path) for path in self.targets.values())
+
+    @contextlib.contextmanager
+    def _working(self) -> Iterator[Engine]:
+        engine = self._engine()
+        # other processes change nothing here, so what changes meanwhile is the user's doing
+        called = None if isinstance(engine, LocalProcesses) else self._callback
+        with staying_same(called), engine:
+            yield engine
 
     def _engine(self) -> Engine:
         tiles = len(self.sampling.extractor.tiles)
