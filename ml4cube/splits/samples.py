@@ -117,7 +117,8 @@ class Samples:
                     f"{bad[0]!r} has {len(table[bad[0]])} values for {n} samples; give one for each"
                 )
         if view is None:
-            return cls._without_cube(n, tables, spec, sample_size, dims, ordered)
+            attrs = {name: coord.attrs for name, coord in X.coords.items()} if spec else {}
+            return cls._without_cube(n, tables, spec, sample_size, dims, ordered, attrs)
         size = _sample_size(sample_size, spec, view.sizes)
         origin: dict[str, Ints] = {}
         troubles: list[str] = []
@@ -144,6 +145,7 @@ class Samples:
         sample_size: SizesLike | None,
         dims: Sequence[str],
         ordered: bool,
+        attrs: Mapping[Any, Mapping[Any, Any]],
     ) -> Samples:
         """Samples whose own positions say enough: a bare cube is made around them."""
         wanted = spec.get("dims", dims)
@@ -169,12 +171,12 @@ class Samples:
                 for dim, where in found.items()
             }
             _check_inside(found, shape)
-            coords: Columns = {}
+            coords = {}
             for dim, where in found.items():
-                values = table.get(dim, table.get(f"{dim}_origin"))
-                whole = None if values is None else _whole_axis(where, values, shape[dim])
+                name = dim if dim in table else f"{dim}_origin"
+                whole = _whole_axis(where, table[name], shape[dim]) if name in table else None
                 if whole is not None:
-                    coords[dim] = whole
+                    coords[dim] = xr.DataArray(whole, dims=dim, attrs=attrs.get(name))
             return cls(_bare_cube(shape, coords), found, {d: size.get(d, 1) for d in found}, n)
         raise InvalidTypeError(
             "nothing says where the samples lie: give the splitter the cube (cube=ds) whose cells "
@@ -475,7 +477,7 @@ def _sample_size(
     return {}
 
 
-def _bare_cube(shape: Mapping[str, int], coords: Mapping[str, NDArray[Any]]) -> CubeView:
+def _bare_cube(shape: Mapping[str, int], coords: Mapping[str, Any]) -> CubeView:
     """A cube of one value, repeated without taking memory."""
     cells = np.broadcast_to(np.zeros((), dtype=bool), tuple(shape.values()))
     return CubeView.of(xr.Dataset({"cells": (tuple(shape), cells)}, dict(coords)))
