@@ -66,9 +66,9 @@ class Samples:
     ) -> Samples:
         """Find out where the rows of X lie.
 
-        Tried in this order: positions or coordinates in `groups`; those in X; one row for
-        each cell of the cube, or for each of its valid cells, in the order of its dims,
-        where neither says otherwise.
+        Tried in this order: positions or coordinates in `groups`; those in X, along the dims of
+        a cube that `groups` leave open; one row for each cell of the cube, or for each of its
+        valid cells, in the order of its dims, where neither says otherwise.
 
         Parameters
         ----------
@@ -123,10 +123,9 @@ class Samples:
         origin: dict[str, Ints] = {}
         troubles: list[str] = []
         for table in tables:
-            origin, trouble = _positions(table, view)
+            found, trouble = _positions(table, view, [d for d in view.dims if d not in origin])
+            origin |= found
             troubles += trouble
-            if origin:
-                break
         if groups is None and len(origin) < len(view.dims):
             rows = _row_positions(n, view, valid)
             # columns that are called like a dim may be no more than features
@@ -353,11 +352,13 @@ def _values(column: Any) -> NDArray[Any]:
     return np.asarray(column)
 
 
-def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], list[str]]:
-    """Positions along the dims that a table knows, and why it does not know others."""
+def _positions(
+    table: Columns, view: CubeView, dims: Sequence[str]
+) -> tuple[dict[str, Ints], list[str]]:
+    """Positions along those of `dims` that a table knows, and why it does not know others."""
     found: dict[str, Ints] = {}
     troubles = []
-    for dim in view.dims:
+    for dim in dims:
         if f"{dim}_index" in table and table[f"{dim}_index"].dtype.kind in "iu":
             found[dim] = table[f"{dim}_index"].astype(np.int64)
             continue
