@@ -627,6 +627,27 @@ def test_masks_of_a_deployment_lie_on_the_cells_of_the_cube():
     assert leakage_report(ds, xr.zeros_like(ds.t2m)).distances
 
 
+def test_a_deployment_of_values_is_not_read_to_tell_it_from_a_mask():
+    ds = assign_time_split(smooth_cube(shape=(20, 40, 20)), 0.7)
+    cube = ds.t2m.chunk(time=2)
+    read = []
+
+    def noted(block, block_info):
+        read.append(block_info[0]["chunk-location"][0])
+        return block
+
+    def lazy(array):
+        empty = np.empty((0, 0, 0))
+        return array.copy(data=array.data.map_blocks(noted, dtype=array.dtype, meta=empty))
+
+    assert leakage_report(ds, lazy(cube)).distances
+    assert read == [0]
+    read.clear()
+    with pytest.raises(InvalidValueError, match="nothing but 0 and 1"):
+        leakage_report(ds, lazy(xr.ones_like(cube)))
+    assert read == list(range(10))
+
+
 @pytest.mark.parametrize("var", [1, ["a", 1]])
 def test_variables_that_are_not_named_by_strings_are_refused(var):
     ds = xr.Dataset({"a": ("time", np.arange(20.0))})

@@ -30,6 +30,7 @@ from ml4cube.splits import (
 )
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.duplicates import find_duplicates
+from ml4cube.splits.label import label_lookup
 from tests import oracle_splits as oracle
 from tests.cubes import cell_id_cube
 
@@ -267,6 +268,41 @@ def test_label_is_lazy_where_the_cube_is_and_the_cube_is_left_alone():
     assert forward["split"].chunks is not None
     assert "split" not in cube
     xr.testing.assert_identical(cube, before)
+
+
+def twice(times):
+    return np.repeat(xr.date_range("2000", periods=times // 2, use_cftime=False).values, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "coords", "buffer", "change"),
+    [
+        ({"time": 40}, {"time": twice(40)}, 1, lambda ds: ds.drop_vars("time")),
+        ({"time": 40}, {}, 1, lambda ds: ds.assign_coords(time=twice(40))),
+        (
+            {"y": 16, "x": 18},
+            {"lat": ("y", np.linspace(-80, 80, 16)), "lon": ("x", np.arange(18) * 10.0)},
+            {"y": "900km"},
+            lambda ds: ds.assign_coords(lat=ds.lat * 0.3),
+        ),
+        (
+            {"step": 40},
+            {"valid": ("step", xr.date_range("2000", periods=40, use_cftime=False))},
+            {"step": "3D"},
+            lambda ds: ds.assign_coords(valid=ds.valid[0] + 3 * (ds.valid - ds.valid[0])),
+        ),
+        ({"x": 40}, {}, 1, lambda ds: ds.drop_attrs()),
+    ],
+)
+def test_labels_are_looked_up_only_where_they_are_those_of_the_cube(sizes, coords, buffer, change):
+    values = np.random.default_rng(0).normal(size=tuple(sizes.values()))
+    ds = xr.Dataset({"a": (tuple(sizes), values)}, coords).chunk({next(iter(sizes)): 8})
+    ds = assign_block_split(ds, dict.fromkeys(sizes, 8), 0.6, buffer=buffer)
+    assert label_lookup(change(ds), "split") is None
+    positions = [np.arange(n) for n in sizes.values()]
+    # chunks of other variables and a label that is in memory change none
+    for same in (ds, ds.assign(a=ds.a.load()), ds.assign(a=ds.a.chunk(3)), ds.persist()):
+        np.testing.assert_array_equal(label_lookup(same, "split")(*positions), ds.split.values)
 
 
 def test_no_block_size_means_the_chunks():

@@ -505,6 +505,22 @@ def test_places_along_some_dims_go_before_the_order_of_rows(known):
         list(BlockKFold(2, {"lat": 2}, cube=ds).split(X, groups=places))
 
 
+def test_groups_and_X_complete_one_another():
+    values = np.random.default_rng(0).normal(size=(12, 6))
+    coords = {"time": np.arange(12), "lat": np.arange(6.0)}
+    ds = xr.Dataset({"a": (("time", "lat"), values)}, coords)
+    table = ds.to_dataframe().sample(frac=1, random_state=0)
+    folds = BlockKFold(2, {"time": 3, "lat": 2}, cube=ds)
+    told = list(folds.split(table))
+    # a place in groups goes before that in X
+    places = table.reset_index()
+    wrong = table.set_axis(pd.MultiIndex.from_arrays([places["time"], places["lat"] * 0]))
+    for X, known in ((table, ["lat"]), (wrong, ["lat"]), (wrong, ["time", "lat"])):
+        for ours, theirs in zip(folds.split(X, groups=places[known]), told, strict=True):
+            np.testing.assert_array_equal(ours[0], theirs[0])
+            np.testing.assert_array_equal(ours[1], theirs[1])
+
+
 def test_groups_that_tell_no_place_are_refused():
     ds = xr.Dataset({"a": (("lat", "time"), np.zeros((2, 6)))}, {"time": np.arange(6)})
     for column in ({"year": np.arange(12)}, {"time": np.arange(12) + 0.5}):

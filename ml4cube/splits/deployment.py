@@ -10,6 +10,7 @@ from typing import Any
 import cftime
 import numpy as np
 import xarray as xr
+from dask.array.core import slices_from_chunks
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT, in_degrees
@@ -175,9 +176,16 @@ class Ground:
         """Whether an array has the cube's cells, and says yes or no by numbers."""
         if array.dtype.kind not in "iuf" or not array.sizes.items() <= self.view.sizes.items():
             return False
-        values = in_chunks(array)
+        array = in_chunks(array).chunk()
+        marked = False
+        # one block after the other: the first of nearly every cube tells
+        for box in slices_from_chunks(array.chunks):  # type: ignore[no-untyped-call]
+            values = array[box].values
+            if not (np.isnan(values) | (values == 0) | (values == 1)).all():
+                return False
+            marked = marked or bool((values == 1).any())
         # without a 1 it is no mask, but maybe an array that is yet to be filled
-        return bool((values.isnull() | values.isin((0, 1))).all() and (values == 1).any())
+        return marked
 
     def _of_mask(self, mask: xr.DataArray) -> Places:
         mask = on_cube(mask, self.view, "deployment")

@@ -102,31 +102,15 @@ def with_label(
     Dataset
         A new Dataset.
     """
-    positions = cube_positions(view.canonical)
     data: Any
     if view.chunks is None:
+        positions = cube_positions(view.sizes)
         data = np.empty(tuple(view.sizes.values()), dtype=np.uint8)
         for box in slabs(view.sizes):  # what a buffer needs on the way takes more than labels do
             here = [positions[dim][box[dim]] for dim in view.dims]
             data[tuple(box.values())] = label_box(*here, dims=view.dims, plan=plan, reaches=reaches)
     else:
-        arguments: list[Any] = []
-        for axis, dim in enumerate(view.dims):
-            lazy = da.from_array(  # type: ignore[no-untyped-call]
-                positions[dim], chunks=(view.chunks[dim],)
-            )
-            arguments += [lazy, (axis,)]
-        data = da.blockwise(  # type: ignore[no-untyped-call]
-            label_box,
-            tuple(range(len(view.dims))),
-            *arguments,
-            dims=view.dims,
-            plan=plan,
-            reaches=reaches,
-            align_arrays=False,  # all are in the cube's chunks
-            dtype=np.uint8,
-            meta=np.empty((0,) * len(view.dims), dtype=np.uint8),
-        )
+        data = _lazy_labels(view.dims, view.chunks, plan, reaches)
     recipe = {
         "format": RECIPE_FORMAT,
         "made_by": made_by,
@@ -143,6 +127,31 @@ def with_label(
     return view.ds.assign({name: (view.dims, data, attrs)})
 
 
+def _lazy_labels(
+    dims: tuple[str, ...],
+    chunks: Mapping[Any, tuple[int, ...]],
+    plan: SplitPlan | CellPlan,
+    reaches: tuple[Reach, ...],
+) -> Any:
+    """Labels as a dask array, whose name tells plan, reaches and chunks."""
+    positions = cube_positions({dim: sum(chunks[dim]) for dim in dims})
+    arguments: list[Any] = []
+    for axis, dim in enumerate(dims):
+        lazy = da.from_array(positions[dim], chunks=(chunks[dim],))  # type: ignore[no-untyped-call]
+        arguments += [lazy, (axis,)]
+    return da.blockwise(  # type: ignore[no-untyped-call]
+        label_box,
+        tuple(range(len(dims))),
+        *arguments,
+        dims=dims,
+        plan=plan,
+        reaches=reaches,
+        align_arrays=False,  # all are in the cube's chunks
+        dtype=np.uint8,
+        meta=np.empty((0,) * len(dims), dtype=np.uint8),
+    )
+
+
 def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     """Return the function behind a lazy label, for those who look up box after box.
 
@@ -157,24 +166,26 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     -------
     callable or None
         Takes the positions of cells along each of the label's dims, as one array each, and
-        returns their labels. None if the label is not lazy, or it or the coordinates that its
-        buffer was worked out with are no longer as they were.
+        returns their labels. None if the label is not lazy, or its recipe no longer gives it:
+        it, the recipe or a coordinate that its buffer was worked out with was changed.
     """
     label = ds[name]
-    # dask names an array by what made it: any change of the label would show here
-    if not str(getattr(label.variable._data, "name", "")).startswith("label_box-"):
+    made_as = str(getattr(label.variable._data, "name", ""))
+    if not made_as.startswith("label_box-") or RECIPE_ATTR not in label.attrs:
         return None
-    plan, _, recipe_ends = read_recipe(label.attrs[RECIPE_ATTR])
+    plan, _, _ = read_recipe(label.attrs[RECIPE_ATTR])
     view = CubeView.of(ds)
     if plan.cube_shape != view.canonical or label.dims != view.dims:
         return None
     reaches: tuple[Reach, ...] = ()
-    if isinstance(plan, SplitPlan) and plan.buffer:
+    if isinstance(plan, SplitPlan):
         try:
-            _check_ends(recipe_ends, view)
             reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
-        except InvalidValueError:  # the lazy label still knows the coordinates of before
+        except InvalidValueError:  # a coordinate that the buffer needs is gone
             return None
+    # dask names an array by what made it: another name may stand for other labels
+    if _lazy_labels(view.dims, label.chunksizes, plan, reaches).name != made_as:
+        return None
     return partial(label_box, dims=view.dims, plan=plan, reaches=reaches)
 
 

@@ -174,10 +174,11 @@ def leakage_report(
     held against it.
 
     Every chunk is read once for the duplicates, and sums of it are kept; ranges, separation and
-    values carried on in time are taken from seeded samples; memory is bounded. Duplicates are
-    looked for tile by tile, of the size that the table tells: copies that are smaller, or begin
-    elsewhere in a tile, are not found, nor are values carried on that many places share. Gaps of
-    the first variable are no test cells. A variable most of whose train fields repeat in train (a
+    values carried on in time are taken from seeded samples; memory is bounded. Ranges, too, are
+    estimated for every variable: name the target by ``var=`` to look at one. Duplicates are looked
+    for tile by tile, of the size that the table tells: copies that are smaller, or begin elsewhere
+    in a tile, are not found, nor are values carried on that many places share. Gaps of the first
+    variable are no test cells. A variable most of whose train fields repeat in train (a
     climatology, a constant field stored for each step) is no proof of duplicates unless all others
     repeat with it. Fields that do not change at all, such as no rain anywhere, are not counted.
 

@@ -44,8 +44,8 @@ class CubeSplitter:
         Parameters
         ----------
         X : array_like, DataFrame, Dataset or DataArray, samples first
-            The samples. Where they lie is told by `groups`; else by index levels, columns or
-            coordinates of X that are called like the cube's dims ("lat") or positions
+            The samples. Where they lie along a dim is told by `groups`; else by index levels,
+            columns or coordinates of X that are called like the cube's dims ("lat") or positions
             ("lat_index"), such as those of ``ds.to_dataframe().dropna()`` or a sample store;
             else the rows are the cells of the splitter's cube, or its valid cells, in the
             order of its dims.

@@ -66,9 +66,9 @@ class Samples:
     ) -> Samples:
         """Find out where the rows of X lie.
 
-        Tried in this order: positions or coordinates in `groups`; those in X; one row for
-        each cell of the cube, or for each of its valid cells, in the order of its dims,
-        where neither says otherwise.
+        Tried in this order: positions or coordinates in `groups`; those in X, along the dims of
+        a cube that `groups` leave open; one row for each cell of the cube, or for each of its
+        valid cells, in the order of its dims, where neither says otherwise.
 
         Parameters
         ----------
@@ -117,15 +117,15 @@ class Samples:
                     f"{bad[0]!r} has {len(table[bad[0]])} values for {n} samples; give one for each"
                 )
         if view is None:
-            return cls._without_cube(n, tables, spec, sample_size, dims, ordered)
+            attrs = {name: coord.attrs for name, coord in X.coords.items()} if spec else {}
+            return cls._without_cube(n, tables, spec, sample_size, dims, ordered, attrs)
         size = _sample_size(sample_size, spec, view.sizes)
         origin: dict[str, Ints] = {}
         troubles: list[str] = []
         for table in tables:
-            origin, trouble = _positions(table, view)
+            found, trouble = _positions(table, view, [d for d in view.dims if d not in origin])
+            origin |= found
             troubles += trouble
-            if origin:
-                break
         if groups is None and len(origin) < len(view.dims):
             rows = _row_positions(n, view, valid)
             # columns that are called like a dim may be no more than features
@@ -144,6 +144,7 @@ class Samples:
         sample_size: SizesLike | None,
         dims: Sequence[str],
         ordered: bool,
+        attrs: Mapping[Any, Mapping[Any, Any]],
     ) -> Samples:
         """Samples whose own positions say enough: a bare cube is made around them."""
         wanted = spec.get("dims", dims)
@@ -169,12 +170,12 @@ class Samples:
                 for dim, where in found.items()
             }
             _check_inside(found, shape)
-            coords: Columns = {}
+            coords = {}
             for dim, where in found.items():
-                values = table.get(dim, table.get(f"{dim}_origin"))
-                whole = None if values is None else _whole_axis(where, values, shape[dim])
+                name = dim if dim in table else f"{dim}_origin"
+                whole = _whole_axis(where, table[name], shape[dim]) if name in table else None
                 if whole is not None:
-                    coords[dim] = whole
+                    coords[dim] = xr.DataArray(whole, dims=dim, attrs=attrs.get(name))
             return cls(_bare_cube(shape, coords), found, {d: size.get(d, 1) for d in found}, n)
         raise InvalidTypeError(
             "nothing says where the samples lie: give the splitter the cube (cube=ds) whose cells "
@@ -351,11 +352,13 @@ def _values(column: Any) -> NDArray[Any]:
     return np.asarray(column)
 
 
-def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], list[str]]:
-    """Positions along the dims that a table knows, and why it does not know others."""
+def _positions(
+    table: Columns, view: CubeView, dims: Sequence[str]
+) -> tuple[dict[str, Ints], list[str]]:
+    """Positions along those of `dims` that a table knows, and why it does not know others."""
     found: dict[str, Ints] = {}
     troubles = []
-    for dim in view.dims:
+    for dim in dims:
         if f"{dim}_index" in table and table[f"{dim}_index"].dtype.kind in "iu":
             found[dim] = table[f"{dim}_index"].astype(np.int64)
             continue
@@ -475,7 +478,7 @@ def _sample_size(
     return {}
 
 
-def _bare_cube(shape: Mapping[str, int], coords: Mapping[str, NDArray[Any]]) -> CubeView:
+def _bare_cube(shape: Mapping[str, int], coords: Mapping[str, Any]) -> CubeView:
     """A cube of one value, repeated without taking memory."""
     cells = np.broadcast_to(np.zeros((), dtype=bool), tuple(shape.values()))
     return CubeView.of(xr.Dataset({"cells": (tuple(shape), cells)}, dict(coords)))

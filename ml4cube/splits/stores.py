@@ -47,7 +47,8 @@ class StorePair:
         Samples held out that cover a cell that a train sample covers; None where the two were
         not cut from one cube.
     touching : int or None
-        Samples held out that cover a cell beside such a cell, or share one.
+        Samples held out that cover a cell beside such a cell, or share one; also across the date
+        line, unless the longitude jumps there and samples begin at some of its values only.
     """
 
     train: int
@@ -115,7 +116,7 @@ def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
 
         dims, sizes = (train.attrs["spec"][key] for key in ("dims", "size"))
         tree, places = KDTree(_origins(train), metric="chebyshev"), _origins(held_out)
-        around, columns = Samples.locate(train).view.lon_turn() or (None, 0)
+        around, columns = _lon_turn(train, held_out) or (None, 0)
         turn = [columns / n if dim == around else 0 for dim, n in zip(dims, sizes, strict=True)]
         turns = [np.multiply(k, turn) for k in ((-1, 0, 1) if around else (0,))]
         nearest = np.min([tree.query(places + by)[0][:, 0] for by in turns], axis=0)
@@ -153,6 +154,17 @@ def _same_values(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool:
         where, first = np.unique(store[f"{dim}_index"].values, return_index=True)
         found.append(dict(zip(where.tolist(), store[name].values[first], strict=True)))
     return all(found[0][at] == found[1][at] for at in found[0].keys() & found[1].keys())
+
+
+def _lon_turn(train: xr.Dataset, held_out: xr.Dataset) -> tuple[str, int] | None:
+    """The longitude of the cube if it goes all the way round, and how many columns do so once."""
+    # no variables, which are large; both stores, since one alone may hold a single longitude
+    known = [k for k, v in train.coords.items() if v.dims == (_SAMPLES,) and k in held_out.coords]
+    both = [
+        xr.Dataset(coords={name: store[name].variable for name in known}, attrs=store.attrs)
+        for store in (train, held_out)
+    ]
+    return Samples.locate(xr.concat(both, _SAMPLES)).view.lon_turn()
 
 
 def _origins(store: xr.Dataset) -> NDArray[np.float64]:
