@@ -111,7 +111,13 @@ def test_groups_are_scored_as_if_alone(pair, n_groups, seed):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.floats(-1e6, 1e6), st.integers(1, 3000), st.integers(1, 3), st.integers(0, 99))
+@given(
+    # means of the smallest floats lose digits
+    st.just(0.0) | st.floats(1e-290, 1e6) | st.floats(-1e6, -1e-290),
+    st.integers(1, 3000),
+    st.integers(1, 3),
+    st.integers(0, 99),
+)
 def test_a_constant_has_no_spread_whatever_it_and_its_weights_round_to(constant, n, n_groups, seed):
     rng = np.random.default_rng(seed)
     prediction, truth = rng.normal(size=n), np.full(n, constant)

@@ -489,7 +489,7 @@ def sample_dicts(draw: st.DrawFn) -> dict[str, np.ndarray]:
     return {**samples, "filter_mask": rng.random(shape) < 0.6, "id": np.arange(shape[0])}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(sample_dicts(), st.sampled_from(["auto", "if_all_nan", "masked", None]))
 def test_samples_are_dropped_as_the_oracle_does(samples: Any, mode: str | None) -> None:
     names = [name for name in samples if name in "ab"]
@@ -655,6 +655,98 @@ def test_a_cell_is_counted_by_the_stage_that_removed_it(lazy: bool) -> None:
         assert (counts["total"], counts["kept"]) == (8, 8 - mask - gap)
         if t in stages:
             assert counts["kept"] == int(cube.t.notnull().sum())
+
+
+def by_name(ds: xr.Dataset) -> xr.Dataset:
+    """Drop for the gaps of what began as ``t``."""
+    return pp.drop_nan_values(ds, ["t" if "t" in ds else "u"])
+
+
+STEPS: dict[str, Any] = {
+    "drop": by_name,
+    "drop_any": pp.drop_nan_values,
+    "drop_all": functools.partial(pp.drop_nan_values, mode="if_all_nan"),
+    "filter": pp.apply_filter,
+    "fill": functools.partial(pp.fill_nan_values, method="constant", const=0),
+    "isel": lambda ds: ds.isel(x=slice(1, None)),
+    "mean": lambda ds: ds.mean("time") if "time" in ds.dims else ds,
+    "coarsen": lambda ds: ds.coarsen(x=2, boundary="pad").mean(),
+    "rename": lambda ds: ds.rename({"t": "u"} if "t" in ds else {"u": "t"}),
+    "drop_vars": lambda ds: ds.drop_vars("filter_mask", errors="ignore"),
+}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from(list(STEPS)), min_size=2, max_size=7),
+    st.integers(0, 2**16),
+    st.booleans(),
+    st.booleans(),
+)
+def test_counts_add_up_through_any_chain(
+    chain: list[str], seed: int, lazy: bool, static: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    t = np.where(rng.random((3, 8)) < 0.4, np.nan, 1.0)
+    ds = xr.Dataset({"t": (("time", "x"), t)})
+    if static:
+        ds["elev"] = ("x", np.where(rng.random(8) < 0.2, np.nan, 1.0))
+    ds = pp.assign_mask(ds, rng.random((3, 8)) < 0.6)
+    ds = ds.chunk(time=2) if lazy else ds
+    for i, step in enumerate(chain):
+        ds = STEPS[step](ds)
+        counts = pp.accounting(ds)
+        reasons = {name: n for name, n in counts.items() if name not in ("total", "filled")}
+        assert sum(reasons.values()) == counts.get("total", 0)
+        assert all(n >= 0 for n in counts.values())
+        if step.startswith("drop_a") or step == "drop":
+            assert counts["total"] == ds["t" if "t" in ds else "u"].size
+        if step == "drop" and "fill" not in chain[:i]:
+            assert counts["kept"] == int(ds["t" if "t" in ds else "u"].notnull().sum())
+
+
+@pytest.mark.parametrize(
+    ("chain", "counts"),
+    [
+        (("drop", "isel", "drop"), {"total": 21, "kept": 10, "gap": 11}),
+        (("filter", "drop", "isel", "drop"), {"total": 21, "kept": 6, "gap": 6, "mask": 9}),
+        (("drop", "mean", "drop"), {"total": 8, "kept": 8, "gap": 0}),
+        (("drop", "fill", "filter"), {"total": 24, "kept": 12, "gap": 0, "mask": 12}),
+        (("filter", "drop_vars", "drop"), {"total": 24, "kept": 6, "gap": 18, "mask": 0}),
+        (("drop", "rename", "filter"), {"total": 24, "kept": 12, "gap": 0, "mask": 12}),
+        (("drop", "filter", "filter"), {"total": 24, "kept": 6, "gap": 12, "mask": 6}),
+    ],
+)
+def test_counts_are_of_the_cells_that_there_are(chain: Any, counts: dict[str, int]) -> None:
+    cells = np.arange(24).reshape(3, 8)
+    ds = xr.Dataset({"t": (("time", "x"), np.where((cells + cells // 8) % 2, np.nan, 1.0))})
+    ds = pp.assign_mask(ds, cells % 4 > 1)
+    for step in chain:
+        ds = STEPS[step](ds)
+    found = pp.accounting(ds)
+    found.pop("filled", None)
+    assert found == counts
+
+
+def test_variables_on_other_dims_are_counted_each_by_itself() -> None:
+    a, b = np.full((20, 10), np.nan), np.ones((20, 2))
+    a[0], b[0] = 1, np.nan
+    ds = xr.Dataset({"a": (("time", "station"), a), "b": (("time", "gauge"), b)})
+    both = pp.drop_nan_values(pp.drop_nan_values(ds, ["a"]), ["b"])
+    assert pp.accounting(both) == {"total": 40, "kept": 38, "gap": 2}
+
+
+def test_counts_end_with_the_samples_that_they_are_of() -> None:
+    first, second = np.array([1.0] + [np.nan] * 3), np.array([np.nan] * 4 + [1.0] * 2)
+    dropped = pp.drop_nan_values(xr.Dataset({"t": ("samples", first)}))
+    other = dropped.isel(samples=[0] * 6).assign(t=("samples", second))
+    counts = {"total": 6, "kept": 2, "gap": 4}
+    assert pp.accounting(pp.drop_nan_values(other)) == counts
+    whole = pp.fill_nan_values(other.assign(t=("samples", np.ones(6))))
+    assert pp.accounting(pp.drop_nan_values(whole)) == {"total": 6, "kept": 6, "filled": 0}
+    samples = pp.drop_nan_values({"t": first})
+    samples["t"] = second
+    assert pp.drop_nan_values(samples).accounting == counts
 
 
 @pytest.mark.parametrize("lazy", [False, True])

@@ -466,7 +466,7 @@ def test_coordinates_in_metres_are_told_apart_by_a_cell():
     folds = BlockKFold(2, {"y": 5}, cube=cube)
     rows = pd.DataFrame({"y": y.astype("float32"), "x": 0.0})
     assert sorted(np.concatenate([test for _, test in folds.split(rows)])) == list(range(20))
-    for off in (15.0, 600.0):
+    for off in (5.0, 15.0, 600.0):
         with pytest.raises(InvalidValueError, match="some 'y' of X are not among"):
             list(folds.split(pd.DataFrame({"y": y + off, "x": 0.0})))
 

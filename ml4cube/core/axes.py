@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def rounding_of(axis: NDArray[Any]) -> NDArray[np.float64]:
+def rounding_of(axis: NDArray[Any]) -> float:
     """How far off coordinates may be that stores have rounded to float32, or computed in it.
 
     Parameters
@@ -18,21 +18,20 @@ def rounding_of(axis: NDArray[Any]) -> NDArray[np.float64]:
 
     Returns
     -------
-    ndarray of float64
-        A distance for each, always less than half a cell: of metres counted from the equator,
-        a share alone is more than that.
+    float
+        A distance, at most a tenth of a cell: of metres counted from the equator, a share alone
+        is more than that.
 
     Examples
     --------
     >>> rounding_of(np.array([5e6, 5e6 + 30.0])), rounding_of(np.array([10.0, 20.0]))
-    (array([12., 12.]), array([0.00012, 0.00022]))
+    (3.0, 2e-05)
     """
     values = axis.astype(np.float64)
     known = values[np.isfinite(values)]
     cell = np.diff(np.unique(known)).min(initial=np.inf)
     # steps added up in float32 err near zero, too, by a share of the largest value
-    off = 1e-5 * np.abs(values) + 1e-6 * np.abs(known).max(initial=1.0)
-    return np.asarray(np.minimum(off, 0.4 * cell))
+    return float(min(np.abs(known).max(initial=1.0) / 1e6, 0.1 * cell))
 
 
 def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
@@ -57,7 +56,7 @@ def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
     if given.shape != wanted.shape:
         return False
     if given.dtype.kind == wanted.dtype.kind == "f":
-        same = np.abs(given - wanted.astype(np.float64)) <= rounding_of(wanted)
+        same = np.isclose(given, wanted, rtol=0.0, atol=rounding_of(wanted))
     else:
         try:
             same = given == wanted

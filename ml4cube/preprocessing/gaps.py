@@ -41,7 +41,7 @@ from ml4cube.core.missing import (
 )
 from ml4cube.core.statistics import scaled_dtype
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.samples import STAGES, Samples, record, recorded, sample_arrays
+from ml4cube.preprocessing.samples import PREFIX, STAGES, Samples, record, recorded, sample_arrays
 from ml4cube.preprocessing.statistics import Statistics
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,9 @@ SAMPLES = "samples"
 
 # Kinds of dtypes of which it is known which values are gaps; integers have none.
 _GAP_KINDS = "fciubmM"
+
+# What a stage looked at: variables, mode and mask; apply_filter looks at no variables.
+Stage = tuple[list[str], str, str | None]
 
 
 def assign_mask(
@@ -210,14 +213,23 @@ def _kept(
 ) -> Samples:
     """Keep the samples without a reason to drop them, and count the others."""
     keep = reason == KEPT
-    before: dict[str, int] = dict(getattr(given, "accounting", {}))
-    counts = {"total": before.get("total", keep.size), "kept": int(keep.sum())}
-    counts |= {name: n for name, n in before.items() if name not in counts}
+    counts = _add(dict(getattr(given, "accounting", {})), reason)
+    counts = {"total": counts.pop("total"), "kept": int(keep.sum()), **counts}
+    return Samples({name: values[keep] for name, values in arrays.items()}, counts)
+
+
+def _add(before: dict[str, int], reason: NDArray[Any]) -> dict[str, int]:
+    """Add dropped samples to earlier counts, which end where other samples are given."""
+    counts = {name: n for name, n in before.items() if name != "kept"}
+    left = counts.get("total", 0) - sum(counts.get(name, 0) for name in REASONS.values())
+    if left != reason.size:
+        counts = {name: n for name, n in counts.items() if name == "filled"}
+        counts["total"] = reason.size
     for code, name in REASONS.items():
         if dropped := int((reason == code).sum()):
             counts[name] = counts.get(name, 0) + dropped
-            logger.info("%d of %d samples dropped: %s", dropped, keep.size, name)
-    return Samples({name: values[keep] for name, values in arrays.items()}, counts)
+            logger.info("%d of %d samples dropped: %s", dropped, reason.size, name)
+    return counts
 
 
 def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
@@ -239,9 +251,8 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
     result = cube.assign(masked)
     if SAMPLES not in cube.dims:
         like = _largest(cube)
-        outside = ~cubes.spread(inside, like) & ~cubes.fitted(_removed(cube), like)
-        counts = {"total": like.size, "mask": _sum(cube, "mask", outside.sum().data)}
-        result = record(result, counts, [*_stages(cube), [[], None, str(filter_var)]])
+        counts = _counts(cube, ([], "masked", str(filter_var)), _outside(inside, like), like)
+        result = record(result, *counts)
     return cubes.like_given(result, ds)
 
 
@@ -259,14 +270,10 @@ def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
 
 def _drop(cube: xr.Dataset, reason: NDArray[Any]) -> xr.Dataset:
     """Drop samples of a Dataset, whose counts add to those it carries."""
-    keep = reason == KEPT
-    counts = {name: int(count.values) for name, count in recorded(cube).items()}
-    counts.setdefault("total", keep.size)
-    for code, name in REASONS.items():
-        if dropped := int((reason == code).sum()):
-            counts[name] = counts.get(name, 0) + dropped
-            logger.info("%d of %d samples dropped: %s", dropped, keep.size, name)
-    return record(cube.isel({SAMPLES: np.flatnonzero(keep)}), counts)
+    before = recorded(cube)
+    counts = _add({name: int(count.values) for name, count in before.items()}, reason)
+    ended = [PREFIX + name for name in before.keys() - counts.keys()]
+    return record(cube.drop_vars(ended).isel({SAMPLES: np.flatnonzero(reason == KEPT)}), counts)
 
 
 def drop_nan_values(
@@ -389,43 +396,56 @@ def _drop_nan_of_cube(
         name: _blanked(cube[name], dropped) for name in with_cells if cube[name].dtype.kind == "f"
     }
     like = max((cube.variables[name] for name in with_cells), key=lambda v: v.size, default=reason)
-    reason = reason * ~cubes.fitted(_removed(cube), like)
-    # one cell of the listed variables is many of a cube that has more dims
-    copies = like.size // max(reason.size, 1)
+    counts = _counts(cube, (wanted, mode, mask_name), reason, like)
+    return cubes.like_given(record(cube.assign(blanked), *counts), ds)
+
+
+def _outside(inside: xr.Variable, variable: xr.Variable) -> xr.Variable:
+    """Code of `keep_samples` for the cells of a variable outside a mask."""
+    return ~cubes.fitted(inside, variable) * np.uint8(MASK)
+
+
+def _counts(
+    cube: xr.Dataset, stage: Stage, reason: xr.Variable, like: xr.Variable
+) -> tuple[dict[str, Any], list[Stage]]:
+    """Count the cells of a variable that are removed now and were before, and list the stages."""
+    total = recorded(cube).get("total")
+    stages: list[Stage] = [] if total is None else json.loads(total.attrs.get(STAGES, "[]"))
+    removed = _removed(cube, stages, like)
+    reason = reason * (removed == KEPT)
+    before = {name: n for name, n in recorded(cube).items() if name in REASONS.values()}
+    # they tell which stage was first, if the cells are still those that they count
+    hold = sum(before.values()) == _size(removed != KEPT, like)
+    names, _, mask = stage
     counts = {"total": like.size}
     for code, name in REASONS.items():
-        if name != "mask" or mask_name is not None:
-            counts[name] = _sum(cube, name, (reason == code).sum().data * copies)
-    stages = [*_stages(cube), [wanted, mode, mask_name]]
-    return cubes.like_given(record(cube.assign(blanked), counts, stages), ds)
+        if name in before or (mask if code == MASK else names):
+            size = _size(removed == code, like)
+            earlier = before.get(name, size) * hold + size * ~hold
+            counts[name] = (earlier + _size(reason == code, like)).data
+    return counts, [*stages, stage]
 
 
-def _sum(cube: xr.Dataset, name: str, count: Any) -> Any:
-    """Add a count to the one that a cube carries."""
-    before = recorded(cube).get(name)
-    return count if before is None else before.data + count
+def _size(cells: xr.Variable, like: xr.Variable) -> xr.Variable:
+    """Number of cells of a variable that are flagged, also along dims that the flags lack."""
+    return cells.sum() * (like.size // max(cells.size, 1))
 
 
-def _stages(cube: xr.Dataset) -> list[Any]:
-    """Variables, mode and mask by which each earlier stage removed cells."""
-    total = recorded(cube).get("total")
-    stages: list[Any] = [] if total is None else json.loads(total.attrs.get(STAGES, "[]"))
-    return stages
-
-
-def _removed(cube: xr.Dataset) -> xr.Variable:
-    """Cells that earlier stages removed, told from what they looked at."""
-    removed = xr.Variable((), np.array(False))
-    for names, mode, mask in _stages(cube):
+def _removed(cube: xr.Dataset, stages: list[Stage], like: xr.Variable) -> xr.Variable:
+    """Code of `keep_samples` for the cells of a variable, told from what stages looked at."""
+    removed = xr.Variable((), np.uint8(KEPT))
+    for names, mode, mask in stages:
         # nothing tells of a variable that was taken off since
         if not {*names, *([] if mask is None else [mask])} <= set(cube.variables):
             continue
         inside = None if mask is None else _flags(cube.variables[mask])
-        variables = [cube.variables[name] for name in names]
-        if variables:
-            removed = removed | (_reasons(variables, inside, mode, None) != KEPT)
-        elif inside is not None:
-            removed = removed | ~inside
+        if inside is not None and not names:
+            reason = _outside(inside, like)
+        else:
+            reason = _reasons([cube.variables[name] for name in names], inside, mode, None)
+        # cells along further dims were none of this variable
+        if set(reason.dims) <= set(like.dims):
+            removed = removed + reason * (removed == KEPT)
     return removed
 
 

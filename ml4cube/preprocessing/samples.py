@@ -60,7 +60,9 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
     -------
     dict of str to int
         ``total``, ``kept`` and one count for each reason (``mask``, ``gap``), which add up to
-        the total; ``filled`` counts filled cells. Empty where nothing was counted.
+        the total; ``filled`` counts filled cells. Empty where nothing was counted. Of a cube
+        that was cut, reduced, filled or renamed between stages, the last stage counts the cells
+        that are there then; earlier stages count as far as their masks and gaps are still there.
 
     Examples
     --------

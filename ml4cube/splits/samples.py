@@ -397,7 +397,7 @@ def _look_up(values: NDArray[Any], axis: NDArray[Any]) -> Ints | None:
     is_left = np.abs(wanted - ascending[left]) < np.abs(wanted - ascending[right])
     nearest = np.where(is_left, left, right)
     off = np.abs(ascending[nearest] - wanted)
-    if not (off <= rounding_of(ascending)[nearest]).all():
+    if not (off <= rounding_of(ascending)).all():
         return None
     return order[nearest][which.ravel()].astype(np.int64)
 
