@@ -23,7 +23,18 @@ from ml4cube.training.pytorch import Trainer
 from ml4cube.training.seeding import seed_everything
 from tests.distributed_runner import on_ranks
 from tests.samplestores import write_store
-from tests.training_parts import At, Interrupt, dataset, losses, meet_now, network, trainer, weights
+from tests.training_parts import (
+    At,
+    Interrupt,
+    Standing,
+    Stateful,
+    dataset,
+    losses,
+    meet_now,
+    network,
+    trainer,
+    weights,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -110,31 +121,11 @@ def test_a_limited_epoch_is_resumed_inside_and_ends_as_undisturbed(tmp_path):
     assert losses(resumed) == losses(whole)
 
 
-class Stateful:
-    """A loader as that of torchdata: its state after the last batch is that of the next pass."""
-
-    def __init__(self, batches):
-        self.batches, self.given, self.start = batches, 0, 0
-
-    def __iter__(self):
-        start, self.start = self.start, 0
-        return self.give(start)
-
-    def give(self, start):
-        for number, batch in enumerate(self.batches[start:], start + 1):
-            self.given = number
-            yield batch
-        self.given = 0
-
-    def state_dict(self):
-        return {"given": self.given}
-
-    def load_state_dict(self, state):
-        self.given = self.start = state["given"]
+KINDS = {"stateful": Stateful, "standing": Standing}
 
 
 @pytest.mark.parametrize("limit", [None, 5, 9])
-@pytest.mark.parametrize("kind", ["store", "tensors", "stateful"])
+@pytest.mark.parametrize("kind", ["store", "tensors", *KINDS])
 def test_a_snapshot_after_the_last_batch_trains_on_none_of_the_next_epoch(tmp_path, kind, limit):
     """A loader that has given all stands at the start of its next epoch, the run does not."""
     last = limit or 9
@@ -146,8 +137,8 @@ def test_a_snapshot_after_the_last_batch_trains_on_none_of_the_next_epoch(tmp_pa
         torch.manual_seed(0)
         model = nn.Linear(1, 1) if kind == "store" else network()
         train, val = prep_dataloader(data, data, batch_size=4, seed=2)
-        if kind == "stateful":
-            train = Stateful(list(train))
+        if kind in KINDS:
+            train = KINDS[kind](list(train))
         options = {"loss": nn.L1Loss(), "limit_train_batches": limit, **more}
         return trainer(model=model, train=train, val=val, **options)
 

@@ -107,6 +107,7 @@ def _rank_state(loop: Loop) -> dict[str, Any]:
         "rng": loop.resting_rng or capture_rng(loop.world.device),
         "epoch_rng": loop.feed.epoch_rng if inside else loop.feed.capture_rng(),
         "loader": position,
+        "ended": loop.feed.ended,
         "used_up": loop.feed.used_up,
         "state": loop.state.to_dict(),
     }
