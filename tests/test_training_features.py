@@ -269,6 +269,32 @@ def test_a_run_that_time_ended_goes_on_when_called_again(tmp_path, ema):
     assert losses(cut) == losses(whole)
 
 
+def test_one_loader_for_training_and_validation_is_resumed_in_validation(tmp_path, monkeypatch):
+    """The snapshot says where training stood, not where validation did."""
+
+    def fresh(**more):
+        loader = prep_dataloader(dataset(36), batch_size=4, seed=2)
+        return trainer(train=loader, val=loader, epochs=2, **more)
+
+    whole = fresh()
+    model = whole.train()
+    path = tmp_path / "s.pt"
+    cut = fresh(snapshot_path=path, callbacks=[At(10, raise_interrupt)])
+    asked, is_called = iter(range(99)), cut._loop._is_called
+
+    def called():
+        cut._loop._signals.save |= next(asked) == 3
+        return is_called()
+
+    monkeypatch.setattr(cut._loop, "_is_called", called)
+    with pytest.raises(Interrupt):
+        cut.train()
+    resumed = fresh(snapshot_path=path)
+    assert weights(resumed.train()) == weights(model)
+    assert losses(resumed) == losses(whole)
+    assert [rows[0]["val_n"] for rows in resumed.history["ranks"]] == [36, 36]
+
+
 def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):
     path = tmp_path / "best.pt"
     run = trainer(callbacks=[Slow()], max_time=timedelta(seconds=0.2), best_model_path=path)

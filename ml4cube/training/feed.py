@@ -198,6 +198,25 @@ class Feed:
         # A step in which nothing counts has loss 0 and gradients 0, and not 0 / 0.
         return everywhere.clamp_min(torch.finfo(torch.float32).tiny) / world.size
 
+    def place(self, state: TrainState) -> dict[str, Any]:
+        """Say where the generators and, inside an epoch, the loader stand now.
+
+        Parameters
+        ----------
+        state : TrainState
+            Inside an epoch or between two.
+
+        Returns
+        -------
+        dict
+            ``rng``, and ``loader``: None where it does not know its position.
+        """
+        knows = state.batch > 0 and hasattr(self.loader, "load_state_dict")
+        return {
+            "rng": capture_rng(self._world.device),
+            "loader": self.loader.state_dict() if knows else None,
+        }
+
     def capture_rng(self) -> dict[str, Any]:
         """Return the state of all generators that decide on the order of the next epoch.
 
