@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import Metric, R2Score
 from torchmetrics.classification import BinaryAUROC
@@ -31,6 +31,7 @@ from tests.training_parts import (
     ROOT,
     At,
     Interrupt,
+    Standing,
     dataset,
     finish,
     losses,
@@ -224,6 +225,57 @@ def unequal():
 def test_unequal_loaders_end_together():
     for results in on_ranks(2, unequal):
         assert results == [[12, 12], [8, 8], [16, 12]]
+
+
+class Noisy(Dataset):
+    """Draws from torch's generator for every sample."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, item):
+        x = torch.randn(3)
+        return x, x.sum(0, keepdim=True) + item / 10
+
+
+def unequal_resumed(folder):
+    """The rank with more batches drew one that no step took, before the snapshots."""
+    for kind in ("plain", "standing"):
+
+        def fresh(kind=kind, **more):
+            train = DataLoader(Noisy((24, 12)[dist.get_rank()]), batch_size=4)
+            if kind == "standing":
+                torch.manual_seed(0)
+                train = Standing(list(train))
+            return trainer(ranks=True, train=train, **more)
+
+        class Save(Callback):
+            def on_step_end(self, loop):
+                loop._signals.save |= loop.state.step == 3
+
+            def on_epoch_start(self, loop):
+                loop._signals.save |= loop.feed.position is not None
+
+        whole = fresh()
+        model = weights(whole.train())
+        path = f"{folder}/{kind}.pt"
+        for _ in range(2):
+            with pytest.raises(Interrupt):
+                fresh(snapshot_path=path, callbacks=[Save(), At(4, raise_interrupt)]).train()
+        ranks = torch.load(path, weights_only=True)["ranks"]
+        assert [rank["state"]["batch"] for rank in ranks] == [4, 3]
+        resumed = fresh(snapshot_path=path)
+        assert weights(resumed.train()) == model
+        assert losses(resumed) == losses(whole)
+        for row in resumed.history["ranks"]:
+            assert [rank["train_n"] for rank in row] == [12, 12]
+
+
+def test_unequal_loaders_go_on_from_a_snapshot_as_undisturbed(tmp_path):
+    on_ranks(2, unequal_resumed, str(tmp_path))
 
 
 def test_sizes_are_promised_only_where_they_hold():

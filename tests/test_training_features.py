@@ -23,7 +23,18 @@ from ml4cube.training.pytorch import Trainer
 from ml4cube.training.seeding import seed_everything
 from tests.distributed_runner import on_ranks
 from tests.samplestores import write_store
-from tests.training_parts import At, Interrupt, dataset, losses, meet_now, network, trainer, weights
+from tests.training_parts import (
+    At,
+    Interrupt,
+    Standing,
+    Stateful,
+    dataset,
+    losses,
+    meet_now,
+    network,
+    trainer,
+    weights,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -110,31 +121,11 @@ def test_a_limited_epoch_is_resumed_inside_and_ends_as_undisturbed(tmp_path):
     assert losses(resumed) == losses(whole)
 
 
-class Stateful:
-    """A loader as that of torchdata: its state after the last batch is that of the next pass."""
-
-    def __init__(self, batches):
-        self.batches, self.given, self.start = batches, 0, 0
-
-    def __iter__(self):
-        start, self.start = self.start, 0
-        return self.give(start)
-
-    def give(self, start):
-        for number, batch in enumerate(self.batches[start:], start + 1):
-            self.given = number
-            yield batch
-        self.given = 0
-
-    def state_dict(self):
-        return {"given": self.given}
-
-    def load_state_dict(self, state):
-        self.given = self.start = state["given"]
+KINDS = {"stateful": Stateful, "standing": Standing}
 
 
 @pytest.mark.parametrize("limit", [None, 5, 9])
-@pytest.mark.parametrize("kind", ["store", "tensors", "stateful"])
+@pytest.mark.parametrize("kind", ["store", "tensors", *KINDS])
 def test_a_snapshot_after_the_last_batch_trains_on_none_of_the_next_epoch(tmp_path, kind, limit):
     """A loader that has given all stands at the start of its next epoch, the run does not."""
     last = limit or 9
@@ -146,8 +137,8 @@ def test_a_snapshot_after_the_last_batch_trains_on_none_of_the_next_epoch(tmp_pa
         torch.manual_seed(0)
         model = nn.Linear(1, 1) if kind == "store" else network()
         train, val = prep_dataloader(data, data, batch_size=4, seed=2)
-        if kind == "stateful":
-            train = Stateful(list(train))
+        if kind in KINDS:
+            train = KINDS[kind](list(train))
         options = {"loss": nn.L1Loss(), "limit_train_batches": limit, **more}
         return trainer(model=model, train=train, val=val, **options)
 
@@ -276,6 +267,32 @@ def test_a_run_that_time_ended_goes_on_when_called_again(tmp_path, ema):
     assert len(cut.history) == 0
     assert weights(cut.train()) == weights(model)
     assert losses(cut) == losses(whole)
+
+
+def test_one_loader_for_training_and_validation_is_resumed_in_validation(tmp_path, monkeypatch):
+    """The snapshot says where training stood, not where validation did."""
+
+    def fresh(**more):
+        loader = prep_dataloader(dataset(36), batch_size=4, seed=2)
+        return trainer(train=loader, val=loader, epochs=2, **more)
+
+    whole = fresh()
+    model = whole.train()
+    path = tmp_path / "s.pt"
+    cut = fresh(snapshot_path=path, callbacks=[At(10, raise_interrupt)])
+    asked, is_called = iter(range(99)), cut._loop._is_called
+
+    def called():
+        cut._loop._signals.save |= next(asked) == 3
+        return is_called()
+
+    monkeypatch.setattr(cut._loop, "_is_called", called)
+    with pytest.raises(Interrupt):
+        cut.train()
+    resumed = fresh(snapshot_path=path)
+    assert weights(resumed.train()) == weights(model)
+    assert losses(resumed) == losses(whole)
+    assert [rows[0]["val_n"] for rows in resumed.history["ranks"]] == [36, 36]
 
 
 def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,44 @@ def losses(trained: pytorch.Trainer) -> dict[str, list[Any]]:
     """The columns of the History that do not depend on the clock."""
     columns = trained.history.to_dict()
     return {name: v for name, v in columns.items() if name not in ("seconds", "ranks")}
+
+
+class Stateful:
+    """A loader as that of torchdata: its state after the last batch is that of the next pass."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches, self.given, self.start = batches, 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin at once."""
+        start, self.start = self.start, 0
+        return self.give(start)
+
+    def give(self, start: int) -> Iterator[Any]:
+        """Go on after so many batches."""
+        for number, batch in enumerate(self.batches[start:], start + 1):
+            self.given = number
+            yield batch
+        self.given = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """How many batches of a pass were given."""
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next pass begin after so many."""
+        self.given = self.start = state["given"]
+
+
+class Standing(Stateful):
+    """Its state after the last batch is the end of that pass."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin when the first batch is asked for."""
+        self.given, self.start = self.start, 0
+        for batch in self.batches[self.given :]:
+            self.given += 1
+            yield batch
 
 
 class At(Callback):

@@ -74,6 +74,8 @@ class Feed:
         The generators as they were when the epoch under way began.
     position : dict or None
         Where a snapshot inside an epoch stood, until the epoch goes on.
+    ended : bool
+        Whether the epoch under way gets no more batches, on any rank.
     used_up : bool
         Whether the loader has given all it has for the epoch under way; its own state may then
         be that of the next one.
@@ -86,7 +88,7 @@ class Feed:
         self.waited = self.asked = 0.0
         self.epoch_rng: dict[str, Any] = {}
         self.position: dict[str, Any] | None = None
-        self.used_up = False
+        self.ended = self.used_up = False
         self._world, self._weigh = world, weigh
         self._lockstep = options.strategy == "fsdp"
         self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
@@ -117,6 +119,8 @@ class Feed:
             The batches of one optimizer step, and their `total` weight.
         """
         batches = self._open_loader(state)
+        if self.ended:
+            return
         clock, size, max_steps = time.perf_counter, self._size, self._max_steps
         while max_steps is None or state.step < max_steps:
             started = clock()
@@ -139,6 +143,7 @@ class Feed:
             total = self.total(portions)
             self.asked += clock() - drawn
             if total is None:
+                self.ended = True
                 return
             yield portions, total
 
@@ -193,6 +198,25 @@ class Feed:
         # A step in which nothing counts has loss 0 and gradients 0, and not 0 / 0.
         return everywhere.clamp_min(torch.finfo(torch.float32).tiny) / world.size
 
+    def place(self, state: TrainState) -> dict[str, Any]:
+        """Say where the generators and, inside an epoch, the loader stand now.
+
+        Parameters
+        ----------
+        state : TrainState
+            Inside an epoch or between two.
+
+        Returns
+        -------
+        dict
+            ``rng``, and ``loader``: None where it does not know its position.
+        """
+        knows = state.batch > 0 and hasattr(self.loader, "load_state_dict")
+        return {
+            "rng": capture_rng(self._world.device),
+            "loader": self.loader.state_dict() if knows else None,
+        }
+
     def capture_rng(self) -> dict[str, Any]:
         """Return the state of all generators that decide on the order of the next epoch.
 
@@ -227,7 +251,7 @@ class Feed:
 
     def _open_loader(self, state: TrainState) -> Iterator[Any]:
         loader, position = self.loader, self.position
-        self.position, self.used_up = None, False
+        self.position, self.ended, self.used_up = None, False, False
         self.waited = self.asked = 0.0
         set_epoch(loader, state.epoch)
         if position is None:
@@ -235,15 +259,24 @@ class Feed:
             return itertools.islice(loader, self._limit)
         self.epoch_rng = position["epoch_rng"]
         self.restore_rng(self.epoch_rng)
-        batches: Iterator[Any]
+        left = None if self._limit is None else max(0, self._limit - state.batch)
+        self.ended, used_up = position.get("ended", False), position.get("used_up", False)
+        self.used_up = used_up
+        if self.ended or used_up:
+            left = 0
         if position["loader"] is None:
             batches = iter(loader)
-            for _ in range(state.batch):
+            for _ in range(state.batch + used_up):
                 next(batches, None)
         else:
             loader.load_state_dict(position["loader"])
-            # One that was at its end would begin the next epoch.
-            batches = iter(() if position.get("used_up") else loader)
+            batches = iter(loader)
+            if left == 0:
+                # One that never begins keeps the place, and its next epoch would begin there.
+                more = next(batches, None)
+                batches = iter(())
+                if used_up and more is not None:
+                    # It stood at the start of the next epoch, which has a right to this batch.
+                    loader.load_state_dict(position["loader"])
         restore_rng(position["rng"], self._world.device)
-        left = None if self._limit is None else max(0, self._limit - state.batch)
         return itertools.islice(batches, left)

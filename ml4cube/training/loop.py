@@ -29,7 +29,7 @@ from ml4cube.training.options import Options
 from ml4cube.training.pulse import PERIOD_S, Pulse
 from ml4cube.training.rows import Effort, make_row
 from ml4cube.training.signals import Signals
-from ml4cube.training.state import History, capture_rng, kept_rng, seeded
+from ml4cube.training.state import History, kept_rng, seeded
 from ml4cube.training.steps import Step, StepResult, Supervised
 from ml4cube.training.tally import Measures, Tally
 
@@ -116,7 +116,7 @@ class Loop(Engine):
         self.saved_at: tuple[int, int] | None = None  # epoch and step
         self.resumed = False  # from a snapshot, by this call of `run`
         self.stop_reason: str | None = None
-        self.resting_rng: dict[str, Any] | None = None  # while validation draws from generators
+        self.resting: dict[str, Any] | None = None  # the feed's place, while validation draws
         self._ends_at, self._cut_short = math.inf, False  # the first on the monotonic clock
         self._signals, self._asked = Signals(active=False), 0.0
         self._hooks = {name: _overridden(self.callbacks, name) for name in _HOOKS}
@@ -285,7 +285,7 @@ class Loop(Engine):
             state.start_epoch()
         self.measures, first = Measures(state), state.step
         self.clock = StepClock(self.world, active=not self.strategy.lockstep)
-        self.resting_rng = None
+        self.resting = None
         self.module.train()
         pulse.start(state.step)
         pulse.asked = 0.0
@@ -312,13 +312,13 @@ class Loop(Engine):
         self.strategy.align(self.model)
         sets = named_sets(self.val_loader).values()
         with kept_rng(self.world.device), kept_generators(sets):
-            self.resting_rng = capture_rng(self.world.device)
+            self.resting = self.feed.place(self.state)
             while True:
                 tally, cut = self._evaluate(self.val_loader)
                 if not self._ask(cut=cut):
                     break
             self._refuse(tally.loss.flush(), "validation", "batch")
-        self.resting_rng = None
+        self.resting = None
         return tally
 
     def _is_called(self) -> bool:
@@ -326,7 +326,7 @@ class Loop(Engine):
         if not self._signals.save and time.perf_counter() - self._asked < PERIOD_S:
             return False
         self._asked = time.perf_counter()
-        if self.resting_rng is None:  # an evaluation outside any run
+        if self.resting is None:  # an evaluation outside any run
             return False
         if self._signals.save or (self._is_late() and self.options.snapshot_path is not None):
             self.world.raise_alarm(f"rank {self.world.rank}: a signal came, or time is over")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.training.batches import data_facts
 from ml4cube.training.checkpoint import read_file, to_plain, write_file
-from ml4cube.training.state import History, TrainState, capture_rng, restore_rng
+from ml4cube.training.state import History, TrainState, restore_rng
 
 if TYPE_CHECKING:
     from ml4cube.training.loop import Loop
@@ -101,12 +101,10 @@ def resume(loop: Loop) -> bool:
 
 def _rank_state(loop: Loop) -> dict[str, Any]:
     inside = loop.state.batch > 0
-    loader = loop.feed.loader
-    position = loader.state_dict() if inside and hasattr(loader, "load_state_dict") else None
     return {
-        "rng": loop.resting_rng or capture_rng(loop.world.device),
+        **(loop.resting or loop.feed.place(loop.state)),
         "epoch_rng": loop.feed.epoch_rng if inside else loop.feed.capture_rng(),
-        "loader": position,
+        "ended": loop.feed.ended,
         "used_up": loop.feed.used_up,
         "state": loop.state.to_dict(),
     }
