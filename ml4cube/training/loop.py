@@ -197,8 +197,15 @@ class Loop(Engine):
         """
         now = (self.state.epoch, self.state.step)
         if self.options.snapshot_path is not None and self.saved_at != now:
-            snapshot.save(self)
+            self._save()
             self.saved_at = now
+
+    def _save(self) -> None:
+        """Write the snapshot, wherever the run is: inside an epoch, or with the average applied."""
+        if self.state.batch:
+            self.state.sums = self.measures.state_dict()
+        with self._averaged(False):
+            snapshot.save(self)
 
     # ------------------------------------------------------------------ an epoch
 
@@ -366,9 +373,7 @@ class Loop(Engine):
     def _interrupt(self, *, stop: bool) -> None:
         if self.world.is_main:
             self.world.raise_alarm(None)
-        self.state.sums = self.measures.state_dict()
-        with self._averaged(False):
-            snapshot.save(self)
+        self._save()
         self._signals.deliver()
         if stop:
             raise RunError(
