@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics import MeanSquaredError, R2Score
+from torchmetrics.classification import BinaryAUROC
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
@@ -609,6 +611,21 @@ def test_an_empty_validation_set_is_named():
     val = {"full": batches(1), "void": []}
     with pytest.raises(EmptyPartError, match=r"test_data\['void'\] gave no sample"):
         trainer(val=val).train()
+
+
+def empty_on_ranks(folder):
+    """What validation without a sample raises, whatever the metric makes of that."""
+    ranks, said = dist.is_initialized(), []
+    for metric in (MeanSquaredError(), R2Score(), BinaryAUROC()):
+        with pytest.raises(EmptyPartError) as caught:
+            trainer(ranks=ranks, val=[], metrics={"m": metric}).train()
+        said.append(str(caught.value))
+    return said
+
+
+def test_validation_without_a_sample_is_named_whatever_the_metric(two_ranks):
+    for said in [empty_on_ranks(""), *(results["empty_on_ranks"] for results in two_ranks)]:
+        assert all("test_data gave no sample" in one for one in said)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -225,7 +226,8 @@ class Loop(Engine):
         with self._averaged():
             tally = self._validate() if self.val_loader is not None else None
             losses = (self.measures.loss, None if tally is None else tally.loss)
-            row = make_row(self.world, self.state.epoch + 1, *losses, self._columns(tally), effort)
+            columns = partial(self._columns, tally)
+            row = make_row(self.world, self.state.epoch + 1, *losses, columns, effort)
             self._call("on_row", row)
             self.history.append(row)
             self.state.epoch += 1
