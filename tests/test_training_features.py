@@ -175,8 +175,12 @@ def test_a_share_of_a_stream_is_refused():
         def __iter__(self):
             yield from dataset(8)
 
+    stream = DataLoader(Stream(), batch_size=4)
     with pytest.raises(InvalidTypeError, match=r"limit_train_batches=0\.5 is a share"):
-        trainer(train=DataLoader(Stream(), batch_size=4), limit_train_batches=0.5)
+        trainer(train=stream, limit_train_batches=0.5)
+    for val in (stream, {"known": batches(1), "stream": stream}):
+        with pytest.raises(InvalidTypeError, match=r"limit_val_batches=0\.5 is a share"):
+            trainer(val=val, limit_val_batches=0.5)
 
 
 @pytest.mark.parametrize("several", [1, True, 3])
