@@ -405,6 +405,21 @@ def test_averages_are_resumed_bit_for_bit(tmp_path):
     averaged(str(tmp_path), ranks=False)
 
 
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_second_run_trains_on_from_the_best_weights(ema):
+    far = [(torch.full((4, 3), 5.0), torch.zeros(4, 1))]  # gets worse with every epoch
+    run = trainer(epochs=20, ema=ema, val=far, patience=2, schedule=False)
+    best = weights(run.train())
+    assert run.best_epoch < len(run.history)
+    run._loop.optimizer.param_groups[0]["lr"] = 0.0
+    first = len(run.history)
+    assert weights(run.train()) == best
+    assert len(run.history) > first
+    assert run.history["val_loss"][first:] == pytest.approx(
+        [run.best_loss] * (len(run.history) - first)
+    )
+
+
 def averaged_on_ranks(folder):
     return averaged(folder, ranks=True)
 
