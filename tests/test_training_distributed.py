@@ -298,8 +298,14 @@ def test_what_may_leave_out_samples_promises_no_sizes(ours, tmp_path):
     def fewer(batch, generator):
         return [tensor[:2] for tensor in batch]
 
+    def noise(batch, generator):
+        return [tensor + 0.1 for tensor in batch]
+
+    noise.keeps_samples = True
     assert sizes() == (2, 4, 4)
     assert sizes(augment=fewer) is None
+    assert sizes(augment=noise) == (2, 4, 4)
+    assert sizes(augment=[noise, fewer]) is None
     assert sizes(callback=list) is None
     if ours:
         assert sizes(augment=Flip("lon")) == (2, 4, 4)

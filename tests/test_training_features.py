@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, IterableDataset
+from torchmetrics import MeanSquaredError, R2Score
+from torchmetrics.classification import BinaryAUROC
 
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
@@ -164,8 +166,12 @@ def test_a_share_of_a_stream_is_refused():
         def __iter__(self):
             yield from dataset(8)
 
+    stream = DataLoader(Stream(), batch_size=4)
     with pytest.raises(InvalidTypeError, match=r"limit_train_batches=0\.5 is a share"):
-        trainer(train=DataLoader(Stream(), batch_size=4), limit_train_batches=0.5)
+        trainer(train=stream, limit_train_batches=0.5)
+    for val in (stream, {"known": batches(1), "stream": stream}):
+        with pytest.raises(InvalidTypeError, match=r"limit_val_batches=0\.5 is a share"):
+            trainer(val=val, limit_val_batches=0.5)
 
 
 @pytest.mark.parametrize("several", [1, True, 3])
@@ -416,6 +422,21 @@ def test_averages_are_resumed_bit_for_bit(tmp_path):
     averaged(str(tmp_path), ranks=False)
 
 
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_second_run_trains_on_from_the_best_weights(ema):
+    far = [(torch.full((4, 3), 5.0), torch.zeros(4, 1))]  # gets worse with every epoch
+    run = trainer(epochs=20, ema=ema, val=far, patience=2, schedule=False)
+    best = weights(run.train())
+    assert run.best_epoch < len(run.history)
+    run._loop.optimizer.param_groups[0]["lr"] = 0.0
+    first = len(run.history)
+    assert weights(run.train()) == best
+    assert len(run.history) > first
+    assert run.history["val_loss"][first:] == pytest.approx(
+        [run.best_loss] * (len(run.history) - first)
+    )
+
+
 def averaged_on_ranks(folder):
     return averaged(folder, ranks=True)
 
@@ -626,6 +647,21 @@ def test_an_empty_validation_set_is_named():
     val = {"full": batches(1), "void": []}
     with pytest.raises(EmptyPartError, match=r"test_data\['void'\] gave no sample"):
         trainer(val=val).train()
+
+
+def empty_on_ranks(folder):
+    """What validation without a sample raises, whatever the metric makes of that."""
+    ranks, said = dist.is_initialized(), []
+    for metric in (MeanSquaredError(), R2Score(), BinaryAUROC()):
+        with pytest.raises(EmptyPartError) as caught:
+            trainer(ranks=ranks, val=[], metrics={"m": metric}).train()
+        said.append(str(caught.value))
+    return said
+
+
+def test_validation_without_a_sample_is_named_whatever_the_metric(two_ranks):
+    for said in [empty_on_ranks(""), *(results["empty_on_ranks"] for results in two_ranks)]:
+        assert all("test_data gave no sample" in one for one in said)
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,27 @@ def test_loss_is_the_formula_over_cells_with_a_value(shape, seed, gaps, per):
     assert weight == pytest.approx((full * ~np.isnan(target)).sum(), rel=1e-5, abs=1e-12)
 
 
+class Squares(nn.Module):
+    """A module that is told by the call how to reduce."""
+
+    def forward(self, pred, target, reduction="mean"):
+        return nn.functional.mse_loss(pred, target, reduction=reduction)
+
+
+class Classes(nn.Module):
+    """A module whose call knows an ignored index."""
+
+    def forward(self, pred, target, ignore_index=-1, reduction="mean"):
+        return nn.functional.cross_entropy(
+            pred, target, ignore_index=ignore_index, reduction=reduction
+        )
+
+
 @pytest.mark.parametrize(
     "loss",
     [
         nn.MSELoss(),
+        Squares(),
         nn.MSELoss(reduction="sum"),
         nn.functional.mse_loss,
         lambda p, t: (p - t) ** 2,
@@ -72,7 +89,7 @@ def test_loss_is_the_formula_over_cells_with_a_value(shape, seed, gaps, per):
 def test_modules_functions_and_own_losses_give_the_same(loss):
     pred, target = torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0.0, NAN, 1.0])
     assert masked(loss)(pred, target).item() == pytest.approx((1 + 16) / 2)
-    if isinstance(loss, nn.Module):
+    if isinstance(loss, nn.MSELoss):
         assert loss.reduction in ("mean", "sum")  # as the user made it
 
 
@@ -82,6 +99,7 @@ def test_modules_functions_and_own_losses_give_the_same(loss):
         (nn.CrossEntropyLoss(), -100),
         (nn.functional.cross_entropy, -100),
         (partial(nn.functional.cross_entropy, ignore_index=255), 255),
+        (Classes(), -1),
     ],
 )
 def test_classes_with_an_ignored_index_weigh_what_is_left(loss, ignored):

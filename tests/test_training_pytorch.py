@@ -402,6 +402,24 @@ def test_resumed_run_equals_an_uninterrupted_one(tmp_path, stop_at, generator):
     assert resumed.best_epoch == whole.best_epoch
 
 
+@pytest.mark.parametrize("hook", ["on_step_end", "on_row", "on_epoch_end"])
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_callback_may_save_the_snapshot_at_any_moment(tmp_path, hook, ema):
+    def save(self, loop, row=None):
+        if loop.state.step in (13, 20):
+            loop.save_snapshot()
+
+    saving = type("Saving", (Callback,), {hook: save})()
+    whole, path = trainer(ema=ema), tmp_path / "s.pt"
+    model = whole.train()
+    stop = At(18 if hook == "on_step_end" else 22, raise_interrupt)
+    with pytest.raises(Interrupt):
+        trainer(ema=ema, snapshot_path=path, callbacks=[saving, stop]).train()
+    resumed = trainer(ema=ema, snapshot_path=path)
+    assert weights(resumed.train()) == weights(model)
+    assert losses(resumed) == losses(whole)
+
+
 def test_a_run_in_fp16_is_resumed_with_its_scale(tmp_path):
     """A first scale that is too high skips steps until it is found; not again after a resume."""
     settings = {"precision": "fp16", "epochs": 2, "save_every": 1}

@@ -71,14 +71,15 @@ class _InTurn:
 
     @property
     def keeps_samples(self) -> bool:
-        """Whether none is a user's own, which may leave out samples."""
-        return all(isinstance(step, _Turn) for step in self.steps)
+        """Whether all promise to; a user's own may leave out samples."""
+        return all(getattr(step, "keeps_samples", False) for step in self.steps)
 
 
 class _Turn:
     """What turns samples along dims; made ready for a data set by `bind`."""
 
     dims: tuple[str, ...]
+    keeps_samples = True
 
     def __init__(self, p: float) -> None:
         if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:

@@ -41,7 +41,8 @@ class Handover:
     Attributes
     ----------
     keeps_samples : bool
-        Whether batches surely keep their samples: `callback` and `augment` of a user may not.
+        Whether batches surely keep their samples: a `callback` may not, nor an `augment` that
+        does not promise it.
     """
 
     def __init__(

@@ -91,6 +91,8 @@ def prep_dataloader(
         Changes training batches, after `callback`: takes a batch and a `torch.Generator` and
         returns a batch. The generator is seeded by seed, epoch and the batch's place in the
         epoch, so that a resumed run draws the same. `Flip` and `Rotate90` respect the grid.
+        One of your own that never leaves out or adds a sample may say so by an attribute
+        ``keeps_samples = True``; ranks then need not ask one another in every step.
     device : torch.device or str, optional
         Where batches are handed over, and augmented; by default in main memory, pinned where
         there is a GPU.

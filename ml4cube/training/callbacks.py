@@ -177,6 +177,8 @@ class BestModel(Callback):
             # After a resume the file may be gone, or another run's.
             self._write(loop)
         loop.strategy.share_model(loop.model, self._weights)
+        if loop.ema is not None:
+            loop.ema.restart()  # a next run goes on from these, not from those laid aside for them
 
     def state_dict(self) -> dict[str, Any]:
         """Return value, epoch and weights."""

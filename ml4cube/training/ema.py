@@ -108,6 +108,10 @@ class Ema:
             self.average[name].copy_(held)
         self._is_applied = on
 
+    def restart(self) -> None:
+        """Average anew, from the weights that the model has by now, which become its own."""
+        self.updates, self._is_applied = 0, False
+
     def state_dict(self, whole: Callable[[Tensors], Tensors] = dict) -> dict[str, Any]:
         """Return the average, while the model has its own weights.
 

@@ -88,6 +88,9 @@ class Engine:
         self._hold(self.strategy.place(model))
         self.feed = Feed(train, world, options, getattr(step, "weigh", None))
         self.val_loader = _exact(val, world)
+        if val is not None:
+            for batches in named_sets(self.val_loader).values():  # refused here, not after an epoch
+                limit_of(batches, options.limit_val_batches, "limit_val_batches")
         self.state = TrainState()
         self.measures, self.clock = Measures(self.state), StepClock(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -197,8 +198,15 @@ class Loop(Engine):
         """
         now = (self.state.epoch, self.state.step)
         if self.options.snapshot_path is not None and self.saved_at != now:
-            snapshot.save(self)
+            self._save()
             self.saved_at = now
+
+    def _save(self) -> None:
+        """Write the snapshot, wherever the run is: inside an epoch, or with the average applied."""
+        if self.state.batch:
+            self.state.sums = self.measures.state_dict()
+        with self._averaged(False):
+            snapshot.save(self)
 
     # ------------------------------------------------------------------ an epoch
 
@@ -218,7 +226,8 @@ class Loop(Engine):
         with self._averaged():
             tally = self._validate() if self.val_loader is not None else None
             losses = (self.measures.loss, None if tally is None else tally.loss)
-            row = make_row(self.world, self.state.epoch + 1, *losses, self._columns(tally), effort)
+            columns = partial(self._columns, tally)
+            row = make_row(self.world, self.state.epoch + 1, *losses, columns, effort)
             self._call("on_row", row)
             self.history.append(row)
             self.state.epoch += 1
@@ -366,9 +375,7 @@ class Loop(Engine):
     def _interrupt(self, *, stop: bool) -> None:
         if self.world.is_main:
             self.world.raise_alarm(None)
-        self.state.sums = self.measures.state_dict()
-        with self._averaged(False):
-            snapshot.save(self)
+        self._save()
         self._signals.deliver()
         if stop:
             raise RunError(

@@ -247,7 +247,9 @@ def _ignored(loss: Callable[..., Any]) -> Any:
 
 def _parameters(loss: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        return inspect.signature(loss).parameters
+        # What calls a module takes anything; its forward says what.
+        call = loss.forward if isinstance(loss, nn.Module) else loss
+        return inspect.signature(call).parameters
     except (TypeError, ValueError):  # builtins have no signature
         return {}
 

@@ -262,6 +262,10 @@ class Trainer:
     def train(self) -> nn.Module:
         """Train to the end, or go on from the snapshot.
 
+        Called again without a snapshot, it trains on from the weights that are there, those of
+        the best epoch, and an average (`ema`) begins anew; optimizer and scheduler go on as the
+        last step left them. `epochs` counts those of all calls.
+
         Returns
         -------
         torch.nn.Module

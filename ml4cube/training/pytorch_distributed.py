@@ -53,6 +53,8 @@ class Trainer(pytorch.Trainer):
     def train(self) -> nn.Module:
         """Train on all ranks; every rank must call this.
 
+        Called again, it goes on as that of `ml4cube.training.pytorch.Trainer` does.
+
         Returns
         -------
         torch.nn.Module

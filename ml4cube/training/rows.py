@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ def make_row(
     epoch: int,
     train: Meter,
     val: Meter | None,
-    values: Mapping[str, Any],
+    values: Callable[[], Mapping[str, Any]],
     effort: Effort,
 ) -> dict[str, Any]:
     """Reduce an epoch to one row; every rank must call this.
@@ -51,8 +51,9 @@ def make_row(
         Training losses of this rank.
     val : Meter or None
         Validation losses of this rank; None where nothing is validated.
-    values : mapping of str to value
-        Further columns, the same on every rank already.
+    values : callable
+        Returns further columns by name, the same on every rank already; called once it is known
+        that there were samples, of which metrics may need some.
     effort : Effort
         What training took on this rank.
 
@@ -74,7 +75,7 @@ def make_row(
     row: dict[str, Any] = {"epoch": epoch, "train_loss": _mean(gathered, 0)}
     if val is not None:
         row["val_loss"] = _mean(gathered, 3)
-    row |= values
+    row |= values()
     row["seconds"] = max(numbers[6] for numbers in gathered)
     row["ranks"] = [
         _rank_row(rank, place, numbers)
