@@ -112,6 +112,34 @@ def test_blocks_longer_than_a_cache_piece_agree_in_any_memory_order() -> None:
         assert_close(VariableStatistics.of(view), oracle.moments(view))
 
 
+@pytest.mark.parametrize(
+    "size", [1023, 1025, 65_535, 65_536, 65_537, 2**21 - 1, 2**21 + 1, 2**21 + 66_561]
+)
+@pytest.mark.parametrize("offset", [0, -400_000])
+def test_every_cell_counts_once_where_buffers_end(size: int, offset: int) -> None:
+    """Integers in float32, summed up without rounding: a cell too many or few would show."""
+    cells = (np.arange(size) % 4099 + offset).astype("float32")
+    cells[::7] = np.nan
+    VariableStatistics.of(np.full(70_000, np.nan, "float32"))  # leaves gaps in the buffers
+    stats = VariableStatistics.of(cells)
+    clean = cells[~np.isnan(cells)].astype("int64")
+    assert (stats.count, stats.gaps) == (clean.size, size - clean.size)
+    assert stats.mean == pytest.approx(clean.sum() / clean.size, rel=1e-15)
+    assert stats.variance == pytest.approx(float(oracle.moments(cells)["std"]) ** 2, rel=1e-12)
+    assert (stats.min, stats.max) == (clean.min(), clean.max())
+
+
+def test_what_was_summed_up_before_changes_no_bit() -> None:
+    """The sign of a zero depends on the way to the greatest: it must not be told."""
+    texts = set()
+    for before in (np.ones(9, "float32"), np.full(9, np.nan, "float32")):
+        for zeros in ([0.0, -0.0], [-0.0, 0.0]):
+            Statistics.of({"x": before})
+            cells = np.append(np.resize(zeros, 64), -1.0).astype("float32")
+            texts.add(Statistics.of({"x": cells}).to_json())
+    assert len(texts) == 1
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     ("centre", "spread", "outlier"),

@@ -1,9 +1,9 @@
 """Moments and range of plain arrays: one pass, float64, mergeable.
 
-A block is summed up in pieces that stay in cache: deviations from a shift, taken again from the
-mean where digits of the spread would be lost. Pieces and blocks are merged by the formulas of Chan
-et al. (1979) and Pébay (2008). A sum of squares of raw values is never relied on where the spread
-is small beside the offset: there it has no digit of the spread left.
+A block is summed up as deviations from a shift, taken again from the mean where digits of the
+spread would be lost, a part at a time that stays in cache. Blocks are merged by the formulas of
+Chan et al. (1979) and Pébay (2008). A sum of squares of raw values is never relied on where the
+spread is small beside the offset: there it has no digit of the spread left.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -20,10 +20,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
-# Cells worked on at a time: as float64 they take 2 MiB, which stays in caches; far fewer would cost
-# more, since each call of numpy has a price of its own.
-_PIECE = 262_144
-# Rows of a dot product: short enough that no BLAS splits one over threads, so that bits do not
+# Cells that share a shift: a block of a cube at most.
+_PIECE = 2_097_152
+# Cells turned into float64 at a time: 512 KiB, which stay in cache while they are summed up twice;
+# far fewer would cost more, since each call of numpy has a price of its own.
+_PART = 65_536
+# Cells of a dot product: few enough that no BLAS splits one over threads, so that bits do not
 # depend on the number of cores.
 _ROW = 1_024
 _ONES = np.ones(_ROW)
@@ -215,7 +217,8 @@ def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
     far from the mean that digits of the spread would be lost, deviations are taken again, from
     the mean found.
     """
-    piece = _workable(piece)
+    if piece.dtype.kind == "f":
+        piece = piece.astype(scratch.dtype, copy=False)
     low, high, gaps = scratch.range_of(piece)
     if math.isinf(low) or math.isinf(high):
         finite = _of_piece(piece[np.isfinite(piece)], scratch)
@@ -225,15 +228,10 @@ def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
         return count, low, 0.0, low, high, gaps, 0
     # cells that vary about as much as they are large need no shift, which saves a pass
     shift = 0.0 if low >= 0 and high < 10 * (high - low) else low
-    x = scratch.deviations(piece, shift, gaps > 0)
-    rest, squares = _sums(x)
+    rest, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=True)
     if not rest * rest <= 0.9999 * count * squares:
-        further = rest / count
-        x -= further
-        if gaps:
-            x[np.isnan(piece)] = 0.0
-        shift += further
-        rest, squares = _sums(x)
+        shift += rest / count
+        rest, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=False)
     m2 = squares - rest * rest / count
     if not math.isfinite(m2):
         raise InvalidValueError(
@@ -251,14 +249,6 @@ def _used(array: NDArray[Any], where: ArrayLike | None) -> NDArray[Any]:
             used: NDArray[Any] = array[flags]
             return used
     return array.ravel(order="K")
-
-
-def _workable(piece: NDArray[Any]) -> NDArray[Any]:
-    """Cells in a dtype that is summed up fast: native float32 and float64, or integers."""
-    kind = piece.dtype
-    if kind.kind == "f" and (kind.itemsize not in (4, 8) or not kind.isnative):
-        return piece.astype(np.float32 if kind.itemsize == 4 else np.float64)
-    return piece
 
 
 def check_exact(least: int, greatest: int) -> None:
@@ -286,36 +276,39 @@ def check_exact(least: int, greatest: int) -> None:
 
 
 class _Scratch:
-    """Buffers that all pieces share, and all blocks that a thread sums up.
+    """Buffers that all parts share, and all blocks that a thread sums up.
 
-    Fresh memory costs a page fault every 4 KiB, which together took longer than the sums. For whole
-    pieces the buffers together are large enough for numpy to ask for huge pages, which save more.
+    Fresh memory costs a page fault every 4 KiB, which together took longer than the sums. They are
+    asked for in one, large enough for numpy to ask for a huge page, which saves more.
     """
 
     _kept = threading.local()
 
     @classmethod
     def of(cls, flat: NDArray[Any]) -> _Scratch:
-        """Return this thread's buffers, made anew where they do not fit."""
-        size = min(flat.size, _PIECE)
-        dtype = np.dtype(np.float32 if flat.dtype == np.float32 else np.float64)
+        """Return this thread's buffers, made anew where they are of another dtype."""
+        native = flat.dtype.newbyteorder("=")
+        dtype = np.dtype(np.float32 if native == np.float32 else np.float64)
         kept: _Scratch | None = getattr(cls._kept, "scratch", None)
-        if kept is None or kept.x.size < size or kept.stand_in.dtype != dtype:
-            kept = cls._kept.scratch = cls(size, dtype)
-        kept.gaps_expected = True
+        if kept is None or kept.dtype != dtype:
+            kept = cls._kept.scratch = cls(dtype)
         return kept
 
-    def __init__(self, size: int, dtype: np.dtype[Any]) -> None:
-        """Make room for the longest piece."""
-        ends = np.cumsum([8, dtype.itemsize, dtype.itemsize, 1]) * size
-        room = np.empty(ends[-1] + _HUGE_PAGE, np.uint8)
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        """Make room for a part, and for the sums of a piece's rows."""
+        room = np.empty(2 * _HUGE_PAGE, np.uint8)
         room = room[-room.ctypes.data % _HUGE_PAGE :]
-        x, without_gaps, stand_in, flags, _ = np.split(room, ends)
+        ends = np.cumsum([8, dtype.itemsize, 1]) * _PART
+        x, stand_in, flags, _ = np.split(room, ends)
+        self.dtype = dtype
         self.x = x.view(np.float64)
-        self.without_gaps: NDArray[Any] = without_gaps.view(dtype)
+        self.rows = self.x.reshape(-1, _ROW)
+        self.flags = flags.view(bool)
         self.stand_in: NDArray[Any] = stand_in.view(dtype)
         self.stand_in.fill(0)
-        self.flags = flags.view(bool)
+        self.totals = np.empty(_PIECE // _ROW)
+        self.squares = np.empty(_PIECE // _ROW)
+        # only spares a pass: with either value the results are the same
         self.gaps_expected = True
 
     def range_of(self, piece: NDArray[Any]) -> tuple[float, float, int]:
@@ -326,41 +319,56 @@ class _Scratch:
             least, greatest = int(piece.min()), int(piece.max())
             check_exact(least, greatest)
             return float(least), float(greatest), 0
-        low = float(np.fmin.reduce(piece))
+        # + 0.0 turns -0.0, which may or may not come out beside 0.0, into 0.0
+        low = float(np.fmin.reduce(piece)) + 0.0
         if not self.gaps_expected:
-            high = float(np.maximum.reduce(piece))
+            high = float(np.maximum.reduce(piece)) + 0.0
             if not math.isnan(high):
                 return low, high, 0
-        gaps = int(np.count_nonzero(np.isnan(piece, out=self.flags[: piece.size])))
+        gaps = 0
+        for part in _parts(piece):
+            gaps += int(np.count_nonzero(np.isnan(part, out=self.flags[: part.size])))
         self.gaps_expected = gaps > 0
-        return low, float(np.fmax.reduce(piece)), gaps
+        return low, float(np.fmax.reduce(piece)) + 0.0, gaps
 
-    def deviations(self, piece: NDArray[Any], shift: float, gaps: bool) -> NDArray[np.float64]:
-        """Cells less `shift`, which is no more than any of them; 0 in the place of gaps."""
-        x = self.x[: piece.size]
-        if gaps:
-            # a maximum is far cheaper than picking out the cells that are no gaps
-            if self.stand_in[0] != shift:
-                self.stand_in.fill(shift)
-            filled = self.without_gaps[: piece.size]
-            piece = np.fmax(piece, self.stand_in[: piece.size], out=filled)
-        np.copyto(x, piece, casting="same_kind")
-        if shift:
-            x -= shift
-        return x
+    def sums(
+        self, piece: NDArray[Any], shift: float, *, gaps: bool, is_least: bool
+    ) -> tuple[float, float]:
+        """Sum up the cells less `shift`, and their squares; gaps count nothing.
+
+        `is_least` says that `shift` is a number of the piece's dtype and no more than any cell:
+        it may stand in for gaps, by a maximum, which is far cheaper than picking them out. The
+        bits are the same on any number of cores.
+        """
+        stand_in, pick = gaps and is_least, gaps and not is_least
+        if stand_in and self.stand_in[0] != shift:
+            self.stand_in.fill(shift)
+        done = 0
+        for part in _parts(piece):
+            x, rows = self.x, self.rows
+            if part.size < _PART:
+                rows = rows[: -(-part.size // _ROW)]
+                x[part.size : rows.size] = 0.0
+                x = x[: part.size]
+            if stand_in:
+                np.fmax(part, self.stand_in[: part.size], out=x)
+            else:
+                x[:] = part
+            if shift:
+                x -= shift
+            if pick:
+                x[np.isnan(part)] = 0.0
+            end = done + len(rows)
+            np.vecdot(rows, _ONES, out=self.totals[done:end])
+            np.vecdot(rows, rows, out=self.squares[done:end])
+            done = end
+        return float(np.add.reduce(self.totals[:done])), float(np.add.reduce(self.squares[:done]))
 
 
 _NO_RANGE = (math.nan, math.nan, 0)
 
 
-def _sums(x: NDArray[np.float64]) -> tuple[float, float]:
-    """Sum and sum of squares, the same bits on any number of cores."""
-    whole = x.size - x.size % _ROW
-    rows = x[:whole].reshape(-1, _ROW)
-    total = float(np.add.reduce(np.vecdot(rows, _ONES)))
-    squares = float(np.add.reduce(np.vecdot(rows, rows)))
-    if whole < x.size:
-        tail = x[whole:]
-        total += float(np.add.reduce(tail))
-        squares += float(np.vecdot(tail, tail))
-    return total, squares
+def _parts(piece: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Cut a piece into parts that stay in cache."""
+    for start in range(0, piece.size, _PART):
+        yield piece[start : start + _PART]
