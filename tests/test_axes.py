@@ -40,6 +40,8 @@ STANDARD = np.array([cftime.datetime(2001, 1, 1, calendar="standard")])
         (5e6 + 10 * np.arange(8.0) + 2, 5e6 + 10 * np.arange(8.0), False),
         ((2e7 - 463.3127 * np.arange(8)).astype("f4"), 2e7 - 463.3127 * np.arange(8), True),
         (np.linspace(-180, 180, 9001, dtype="f4"), np.linspace(-180, 180, 9001), True),
+        ((150 + 7e-5 * np.arange(9)).astype("f4"), 150 + 7e-5 * np.arange(9), True),
+        (150 + 7e-5 * np.arange(1, 10), 150 + 7e-5 * np.arange(9), False),
         (np.array([-np.inf, 1, np.inf]), np.array([-np.inf, 1, np.inf]), True),
         (np.array([-np.inf, 1, np.inf]), np.array([np.inf, 1, np.inf]), False),
         ((-90 + 0.1 * np.arange(9)).astype("f4"), -90 + 0.1 * np.arange(9), True),

@@ -604,6 +604,7 @@ def test_a_deployment_far_off_is_held_against_a_split_that_stays_near():
         (xr.Dataset(coords={"lat": [], "lon": []}), InvalidValueError, "no places along 'lat'"),
         (xr.DataArray(np.zeros(3, bool), dims="lat"), InvalidValueError, "3 cells along 'lat'"),
         (xr.DataArray(np.zeros(40, bool), dims="lat"), InvalidValueError, "false everywhere"),
+        (xr.DataArray(7.0), InvalidValueError, r"coordinates \[\].* needs 'lat' and 'lon'"),
     ],
 )
 def test_deployments_that_fit_nothing(deployment, error, words):

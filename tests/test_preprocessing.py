@@ -750,6 +750,14 @@ def test_counts_end_with_the_samples_that_they_are_of() -> None:
     assert pp.drop_nan_values(samples).accounting == counts
 
 
+def test_no_samples_are_counted_as_none() -> None:
+    empty = {"t": np.empty((0, 3)), "filter_mask": np.empty(0, bool)}
+    for work in (pp.drop_nan_values, pp.apply_filter):
+        assert work(empty).accounting == {"total": 0, "kept": 0}
+        filled = pp.fill_nan_values(empty, method="constant", const=0)
+        assert work(filled).accounting == {"total": 0, "kept": 0, "filled": 0}
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 def test_gaps_of_a_static_variable_drop_all_samples(lazy: bool) -> None:
     ds = xr.Dataset(

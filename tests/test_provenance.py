@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 import hashlib
 import importlib
@@ -59,7 +60,9 @@ from tests.cubes import cell_id_cube
 
 SCRIPT = """
 import collections, dataclasses, enum, functools, typing
+from types import MappingProxyType
 from numpy import clip
+from scipy.stats import gamma, norm
 from ml4cube.datasets.callback_identity import identity_of
 NAMES = {{"t2m", "ndvi", "sst", "lai"}}
 LIST = [NAMES, {{"a": frozenset("xyz")}}]
@@ -93,6 +96,8 @@ class Generic(typing.Generic[typing.TypeVar("T")]):
     def __call__(self, samples):
         return samples
 SLOTTED, WORDS = Slotted(), Words("abc")
+GAMMA = gamma(2.0, scale={number})
+PROXY = MappingProxyType({{"half": half}})
 DEFAULT = collections.defaultdict(lambda: {number}, a=1)
 callbacks = [
     lambda s: {{k: v * 2 if k in {{"t2m", "ndvi", "sst"}} else v for k, v in s.items()}},
@@ -108,6 +113,8 @@ callbacks = [
     lambda s: {{k: v * DEFAULT[k] for k, v in s.items()}},
     lambda s: {{k: clip(v, 0, 1) for k, v in s.items()}},
     Generic(),
+    lambda s: {{k: norm.cdf(v) * GAMMA.mean() for k, v in s.items()}},
+    lambda s: {{k: PROXY["half"](v) for k, v in s.items()}},
 ]
 print([identity_of(f) for f in callbacks])
 """
@@ -192,7 +199,7 @@ def test_a_callback_is_the_same_in_every_process(tmp_path: Path) -> None:
     first = identities(tmp_path, 1)
     assert identities(tmp_path, 2, comment="# one line more") == first
     pairs = zip(identities(tmp_path, 3, number=3), first, strict=True)
-    assert [n for n, (a, b) in enumerate(pairs) if a != b] == [1, 2, 3, 5, 7, 8, 10]
+    assert [n for n, (a, b) in enumerate(pairs) if a != b] == [1, 2, 3, 5, 7, 8, 10, 13, 14]
 
 
 def test_an_edit_in_a_module_of_the_users_makes_another_callback(tmp_path: Path) -> None:
@@ -288,6 +295,42 @@ def test_members_and_subclasses_are_not_what_they_equal() -> None:
     code = enum.IntEnum("Code", {"ONE": 1})
     pairs = [(code(1), 1), (collections.OrderedDict(a=1), {"a": 1}), (Words(1), set("abc"))]
     assert all(identity_of(made(one)) != identity_of(made(two)) for one, two in pairs)
+
+
+class Plain:
+    """Neither copied nor pickled so far."""
+
+
+def test_what_others_do_beside_a_callback_does_not_change_it() -> None:
+    space: dict[str, Any] = {"held": Plain(), "Plain": Plain}
+    exec("def work(s): return {k: v - v.mean() for k, v in s.items() if held or Plain}", space)
+    before = identity_of(space["work"])
+    space["mean"] = 3.0  # a global that is called like an attribute
+    copy.deepcopy(Plain())
+    assert identity_of(space["work"]) == before
+
+
+@pytest.mark.parametrize(
+    ("one", "two"), [("*x", "x"), ("**x", "x"), ("x", "*, x"), ("x", "x, /"), ("x", "y, x")]
+)
+def test_kinds_of_parameters_tell_functions_apart(one: str, two: str) -> None:
+    def made(parameters: str) -> Any:
+        space: dict[str, Any] = {}
+        exec(f"def half({parameters}): return x\ndef work(s): return half(s)", space)
+        return space["work"]
+
+    assert identity_of(made(one)) == identity_of(made(one)) != identity_of(made(two))
+
+
+def test_attributes_of_functions_tell_them_apart() -> None:
+    def work(samples: Any) -> Any:
+        return {k: v * work.by for k, v in samples.items()}  # type: ignore[attr-defined]
+
+    ids = []
+    for by in (1.0, 2.0, 1.0):
+        work.by = by  # type: ignore[attr-defined]
+        ids.append(identity_of(work))
+    assert ids[0] == ids[2] != ids[1]
 
 
 @pytest.mark.parametrize("held", [threading.Lock(), (k for k in "ab")])

@@ -111,6 +111,15 @@ def test_the_date_line_is_found_by_units_and_from_both_stores(
     assert Samples.locate(parts[0]).view.lon_turn() == turn
 
 
+@pytest.mark.parametrize("loaded", [0, 1])
+def test_one_store_of_two_may_be_in_memory(tmp_path: Path, loaded: int) -> None:
+    dates = xr.date_range("2000", periods=8, freq="MS", calendar="noleap", use_cftime=True)
+    both = stores(tmp_path, cube().assign_coords(time=dates), {"time": 2, "lat": 6})
+    told = leakage_report(*both).table
+    both[loaded] = both[loaded].compute()
+    pd.testing.assert_frame_equal(leakage_report(*both).table, told)
+
+
 def test_samples_are_read_once(tmp_path: Path) -> None:
     paths = {f"{part}_cube": tmp_path / f"{part}.zarr" for part in ("train", "test")}
     train, test = MultiProcSampler(cube(), **paths, nproc=1, scale_fn=None).get_datasets()

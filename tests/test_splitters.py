@@ -521,6 +521,29 @@ def test_groups_and_X_complete_one_another():
             np.testing.assert_array_equal(ours[1], theirs[1])
 
 
+@pytest.mark.parametrize(
+    "feature",
+    [
+        {"lat_index": np.arange(72) * 5},
+        {"lat": pd.Series([None, 1.0] * 36, dtype=object)},
+        {"lat": [["x"]] * 72},
+    ],
+)
+def test_features_called_like_a_dim_are_no_places_where_groups_tell(feature):
+    values = np.random.default_rng(0).normal(size=(12, 6))
+    coords = {"time": np.arange(12), "lat": np.arange(6.0)}
+    ds = xr.Dataset({"a": (("time", "lat"), values)}, coords)
+    table = ds.to_dataframe().reset_index()
+    X = pd.DataFrame({"a": table.a, **feature})
+    folds = BlockKFold(2, {"time": 3}, cube=ds)
+    told = folds.split(table[["a"]], groups=table[["time"]])
+    for ours, theirs in zip(folds.split(X, groups=table[["time"]]), told, strict=True):
+        np.testing.assert_array_equal(ours[1], theirs[1])
+    both = BlockKFold(2, {"time": 3, "lat": 2}, cube=ds)
+    with pytest.raises(InvalidValueError, match=r"the split needs \['lat'\] too"):
+        list(both.split(X, groups=table[["time"]]))
+
+
 def test_groups_that_tell_no_place_are_refused():
     ds = xr.Dataset({"a": (("lat", "time"), np.zeros((2, 6)))}, {"time": np.arange(6)})
     for column in ({"year": np.arange(12)}, {"time": np.arange(12) + 0.5}):

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import Metric, R2Score
 from torchmetrics.classification import BinaryAUROC
@@ -159,14 +159,20 @@ def test_validation_is_the_same_on_1_2_and_3_ranks():
                     assert value == pytest.approx(truth[name], rel=1e-5), (nproc, case, name)
 
 
-def test_exact_loader_gives_every_sample_once():
+@pytest.mark.parametrize("batched", [False, True])
+def test_exact_loader_gives_every_sample_once(batched):
     class Mine(DistributedSampler):
         """Of a user, who changed something else."""
 
     data = dataset(11)
     seen = []
     for rank in range(4):
-        padded = DataLoader(data, batch_size=2, sampler=Mine(data, 4, rank))
+        sampler = Mine(data, 4, rank)
+        padded = (
+            DataLoader(data, batch_sampler=BatchSampler(sampler, 2, True))
+            if batched
+            else DataLoader(data, batch_size=2, sampler=sampler)
+        )
         exact = exact_loader(padded, World(rank, 4, torch.device("cpu")))
         seen += [row.tolist() for x, _ in exact for row in x]
     assert sorted(seen) == sorted(data.tensors[0].tolist())

@@ -2,6 +2,7 @@
 
 import math
 import os
+import shutil
 import time
 from datetime import timedelta
 
@@ -10,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import MeanSquaredError, R2Score
 from torchmetrics.classification import BinaryAUROC
 
@@ -299,6 +301,80 @@ def test_one_loader_for_training_and_validation_is_resumed_in_validation(tmp_pat
     assert weights(resumed.train()) == weights(model)
     assert losses(resumed) == losses(whole)
     assert [rows[0]["val_n"] for rows in resumed.history["ranks"]] == [36, 36]
+
+
+@pytest.mark.parametrize("max_steps", [None, 5])
+def test_a_snapshot_saved_in_validation_does_not_change_the_run(tmp_path, monkeypatch, max_steps):
+    """Neither the run that goes on, nor that which is resumed from it.
+
+    A loader that also trains begins a pass that is made again in another order.
+    """
+
+    def fresh(**more):
+        train = prep_dataloader(dataset(36), batch_size=4, seed=2)
+        val = DataLoader(dataset(17, seed=1), batch_size=5, shuffle=True)
+        val = val if max_steps is None else train
+        spread = {"spread": lambda pred, target: pred.std().item()}
+        return trainer(train=train, val=val, metrics=spread, max_steps=max_steps, **more)
+
+    whole = fresh()
+    model = whole.train()
+    path, kept = tmp_path / "s.pt", tmp_path / "kept.pt"
+    saved = fresh(snapshot_path=path)
+    asked, is_called, save = iter(range(999)), saved._loop._is_called, saved._loop._save
+
+    def called():
+        saved._loop._signals.save |= next(asked) == 2
+        return is_called()
+
+    def save_and_keep():
+        save()
+        if not kept.exists():
+            shutil.copyfile(path, kept)
+
+    monkeypatch.setattr(saved._loop, "_is_called", called)
+    monkeypatch.setattr(saved._loop, "_save", save_and_keep)
+    went_on = saved.train()
+    resumed = fresh(snapshot_path=kept)
+    assert weights(resumed.train()) == weights(went_on) == weights(model)
+    assert losses(resumed) == losses(whole)
+    if max_steps is None:
+        assert losses(saved) == losses(whole)
+
+
+def test_an_order_inside_a_batch_sampler_changes_by_epoch_and_is_resumed(tmp_path):
+    seen = []
+
+    class Watched(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, i):
+            seen.append(i)
+            return torch.full((3,), float(i)), torch.full((1,), float(i))
+
+    data = Watched()
+    sampler = DistributedSampler(data, num_replicas=1, rank=0, seed=1)
+    batches = DataLoader(data, batch_sampler=BatchSampler(sampler, 4, False))
+    trainer(train=batches, val=[next(iter(batches))], epochs=2).train()
+    assert sorted(seen[-16:-8]) == sorted(seen[-8:]) == list(range(8))
+    assert seen[-16:-8] != seen[-8:]
+
+    def fresh(**more):
+        source = dataset(40)
+        drawn = RandomSampler(source, generator=torch.Generator().manual_seed(5))
+        return trainer(
+            train=DataLoader(source, batch_sampler=BatchSampler(drawn, 4, False)), **more
+        )
+
+    whole = fresh()
+    model = whole.train()
+    path = tmp_path / "s.pt"
+    with pytest.raises(Interrupt):
+        fresh(snapshot_path=path, save_every=1, callbacks=[At(14, raise_interrupt)]).train()
+    resumed = fresh(snapshot_path=path)
+    assert weights(resumed.train()) == weights(model)
+    assert losses(resumed) == losses(whole)
 
 
 def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):

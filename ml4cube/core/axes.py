@@ -19,8 +19,8 @@ def rounding_of(axis: NDArray[Any]) -> float:
     Returns
     -------
     float
-        A distance, at most a tenth of a cell: of metres counted from the equator, a share alone
-        is more than that.
+        A distance: a share of the largest value, which may err in every sum, but at most a tenth
+        of a cell, or what float32 rounds off where cells are as short as that.
 
     Examples
     --------
@@ -31,7 +31,9 @@ def rounding_of(axis: NDArray[Any]) -> float:
     known = values[np.isfinite(values)]
     cell = np.diff(np.unique(known)).min(initial=np.inf)
     # steps added up in float32 err near zero, too, by a share of the largest value
-    return float(min(np.abs(known).max(initial=1.0) / 1e6, 0.1 * cell))
+    most = np.abs(known).max(initial=1.0)
+    rounded_off = min(most * np.finfo(np.float32).eps / 2, 0.4 * cell)
+    return float(min(most / 1e6, max(0.1 * cell, rounded_off)))
 
 
 def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import dis
 import functools
 import hashlib
+import inspect
 import sys
 import sysconfig
 import types
@@ -121,7 +123,10 @@ _BEFORE: dict[str, str] = {}
 # their pickles have pointers
 _KD_TREES = {("scipy.spatial._kdtree", "KDTree"), ("scipy.spatial._ckdtree", "cKDTree")}
 _SIMPLE = {type(None), str, bool, int, float, complex}
-_OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__firstlineno__"}
+# the last is there once an object of the class was pickled
+_OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__firstlineno__", "__slotnames__"}
+_VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+_OF_GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 _STDLIB = Path(sysconfig.get_path("stdlib"))
 
 
@@ -159,7 +164,9 @@ class _Canonical:
             return "set", sorted(_Canonical(self._seen).text(v) for v in value)
         if isinstance(value, types.CodeType):
             names = (value.co_names, value.co_varnames, value.co_freevars)
-            return "code", value.co_code, self._each(value.co_consts), names
+            counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount)
+            called = (*counts, value.co_flags & _VARIADIC)
+            return "code", value.co_code, self._each(value.co_consts), names, called
         if id(value) not in self._seen:
             self._seen[id(value)] = (len(self._seen), value)
             self._left.append(value)
@@ -182,7 +189,8 @@ class _Canonical:
         if whole:
             cells = map(_content, function.__closure__ or ())
             closure = dict(zip(code.co_freevars, cells, strict=True))
-            parts.append(_named(code, {"globals": function.__globals__, "closure": closure}))
+            parts.append(_named(code, function.__globals__, closure))
+            parts.append({n: v for n, v in vars(function).items() if n != "__wrapped__"})
         return "function", self._each(parts)
 
     def _of_class(self, kind: type) -> Any:
@@ -204,6 +212,10 @@ def _parts(value: Any) -> tuple[Any, ...]:
     exact = kind in (np.ndarray, np.memmap) or isinstance(value, np.generic)
     if exact and not value.dtype.hasobject:
         return (hash_of(np.asarray(value)),)
+    if value is np.random.mtrand._rand:
+        return ("numpy.random",)  # seeded anew by each process
+    if kind is types.MappingProxyType:
+        return (dict(value),)
     if kind.__module__ == "torch.storage":
         return _parts_of_storage(value)
     if (kind.__module__, kind.__name__) in _KD_TREES:
@@ -253,19 +265,21 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
-def _named(code: types.CodeType, spaces: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _named(
+    code: types.CodeType, known: Mapping[str, Any], closure: Mapping[str, Any]
+) -> dict[str, Any]:
     """Find what names in code stand for: also attributes of modules of the user's."""
-    names = _names(code).union(code.co_freevars)
+    of_globals, names = _names(code)
     found: dict[str, Any] = {}
     modules: set[str] = set()
-    left = list(spaces.items())
-    for space, known in left:  # grows meanwhile
-        for name in sorted(names & set(known)):
-            value = found[f"{space}.{name}"] = known[name]
+    left = [("globals", known, of_globals), ("closure", closure, set(closure))]
+    for space, held, wanted in left:  # grows meanwhile
+        for name in sorted(wanted & set(held)):
+            value = found[f"{space}.{name}"] = held[name]
             module = value.__name__ if isinstance(value, types.ModuleType) else None
             if module is not None and module not in modules and not _is_library(module):
                 modules.add(module)
-                left.append((f"module {module}", vars(value)))
+                left.append((f"module {module}", vars(value), names))
     return found
 
 
@@ -310,6 +324,13 @@ def _pickled(value: Any) -> str | None:
         return None
 
 
-def _names(code: types.CodeType) -> set[str]:
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return set(code.co_names).union(*(_names(c) for c in inner))
+def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
+    """Names of globals that code looks up, and all names in it: of attributes, too."""
+    of_globals = {i.argval for i in dis.get_instructions(code) if i.opname in _OF_GLOBALS}
+    names = set(code.co_names)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            more_globals, more = _names(inner)
+            of_globals |= more_globals
+            names |= more
+    return of_globals, names

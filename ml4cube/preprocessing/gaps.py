@@ -222,7 +222,7 @@ def _add(before: dict[str, int], reason: NDArray[Any]) -> dict[str, int]:
     """Add dropped samples to earlier counts, which end where other samples are given."""
     counts = {name: n for name, n in before.items() if name != "kept"}
     left = counts.get("total", 0) - sum(counts.get(name, 0) for name in REASONS.values())
-    if left != reason.size:
+    if "total" not in counts or left != reason.size:
         counts = {name: n for name, n in counts.items() if name == "filled"}
         counts["total"] = reason.size
     for code, name in REASONS.items():

@@ -179,7 +179,7 @@ class Ground:
         array = in_chunks(array).chunk()
         marked = False
         # one block after the other: the first of nearly every cube tells
-        for box in slices_from_chunks(array.chunks):  # type: ignore[no-untyped-call]
+        for box in slices_from_chunks(array.chunks or ()):  # type: ignore[no-untyped-call]
             values = array[box].values
             if not (np.isnan(values) | (values == 0) | (values == 1)).all():
                 return False

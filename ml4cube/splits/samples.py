@@ -124,7 +124,12 @@ class Samples:
         troubles: list[str] = []
         for table in tables:
             found, trouble = _positions(table, view, [d for d in view.dims if d not in origin])
-            origin |= found
+            outside = _outside(found, view.sizes)
+            if outside and not origin:
+                raise InvalidValueError(next(iter(outside.values())))
+            # groups tell places: what in X is called like one may be no more than a feature
+            trouble += outside.values()
+            origin |= {dim: at for dim, at in found.items() if dim not in outside}
             troubles += trouble
         if groups is None and len(origin) < len(view.dims):
             rows = _row_positions(n, view, valid)
@@ -169,7 +174,8 @@ class Samples:
                 dim: int(known.get(dim, where.max(initial=0) + size.get(dim, 1)))
                 for dim, where in found.items()
             }
-            _check_inside(found, shape)
+            if outside := _outside(found, shape):
+                raise InvalidValueError(next(iter(outside.values())))
             coords = {}
             for dim, where in found.items():
                 name = dim if dim in table else f"{dim}_origin"
@@ -368,12 +374,14 @@ def _positions(
         if dim not in view.ds.coords:
             troubles.append(f"the cube has no coordinate {dim!r} to look {dim!r} of X up in")
             continue
-        place = _look_up(values, view.ds.coords[dim].values)
+        try:
+            place = _look_up(values, view.ds.coords[dim].values)
+        except TypeError:  # what cannot be sorted
+            place = None
         if place is None:
             troubles.append(f"some {dim!r} of X are not among those of the cube")
         else:
             found[dim] = place
-    _check_inside(found, view.sizes)
     return found, troubles
 
 
@@ -459,13 +467,14 @@ def _why_not_rows(
     )
 
 
-def _check_inside(origin: Mapping[str, Ints], shape: Mapping[str, int]) -> None:
-    for dim, at in origin.items():
-        if at.size and not 0 <= at.min() <= at.max() < shape[dim]:
-            raise InvalidValueError(
-                f"positions along {dim!r} go from {at.min()} to {at.max()}, the cube has "
-                f"{shape[dim]} cells there; these samples are of another cube"
-            )
+def _outside(origin: Mapping[str, Ints], shape: Mapping[str, int]) -> dict[str, str]:
+    """Say of positions along which dims they are not in the cube."""
+    return {
+        dim: f"positions along {dim!r} go from {at.min()} to {at.max()}, the cube has "
+        f"{shape[dim]} cells there; these samples are of another cube"
+        for dim, at in origin.items()
+        if at.size and not 0 <= at.min() <= at.max() < shape[dim]
+    }
 
 
 def _sample_size(

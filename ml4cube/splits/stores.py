@@ -164,7 +164,9 @@ def _lon_turn(train: xr.Dataset, held_out: xr.Dataset) -> tuple[str, int] | None
         xr.Dataset(coords={name: store[name].variable for name in known}, attrs=store.attrs)
         for store in (train, held_out)
     ]
-    return Samples.locate(xr.concat(both, _SAMPLES)).view.lon_turn()
+    # loaded, since dask joins no dates of other calendars with such in memory
+    whole = xr.concat([store.compute() for store in both], _SAMPLES)
+    return Samples.locate(whole).view.lon_turn()
 
 
 def _origins(store: xr.Dataset) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.core.errors import InvalidTypeError
@@ -246,18 +246,22 @@ def exact_loader(loader: Any, world: World) -> Any:
     iterable
         The loader to evaluate with.
     """
+    if not isinstance(loader, DataLoader):
+        return loader
+    sampler, size = loader.sampler, loader.batch_size
+    if type(loader.batch_sampler) is BatchSampler:
+        sampler, size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
     # One that iterates in a way of its own, as that of `ml4cube.datasets`, need not pad.
     if (
-        not isinstance(loader, DataLoader)
-        or not isinstance(loader.sampler, DistributedSampler)
-        or type(loader.sampler).__iter__ is not DistributedSampler.__iter__
+        not isinstance(sampler, DistributedSampler)
+        or type(sampler).__iter__ is not DistributedSampler.__iter__
     ):
         return loader
     workers = loader.num_workers
     return DataLoader(
         loader.dataset,
-        batch_size=loader.batch_size,
-        sampler=_Share(len(loader.sampler.dataset), world),  # type: ignore[arg-type]
+        batch_size=size,
+        sampler=_Share(len(sampler.dataset), world),  # type: ignore[arg-type]
         num_workers=workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
@@ -280,9 +284,9 @@ def set_epoch(loader: Any, epoch: int) -> None:
     epoch : int
         From 0.
     """
-    for owner in (loader, getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+    for owner in (loader, *_samplers(loader), getattr(loader, "dataset", None)):
         if callable(getattr(owner, "set_epoch", None)):
-            owner.set_epoch(epoch)  # type: ignore[union-attr]
+            owner.set_epoch(epoch)
             return
 
 
@@ -299,11 +303,17 @@ def loader_generator(loader: Any) -> torch.Generator | None:
     torch.Generator or None
         None where a loader draws from the global generator, or from none.
     """
-    for owner in (loader, getattr(loader, "sampler", None)):
+    for owner in (loader, *_samplers(loader)):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
             return generator
     return None
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """What a loader draws its order from; torch puts a stand-in beside a batch sampler."""
+    batches = getattr(loader, "batch_sampler", None)
+    return [batches, getattr(batches, "sampler", None), getattr(loader, "sampler", None)]
 
 
 @contextmanager

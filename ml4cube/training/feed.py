@@ -262,7 +262,8 @@ class Feed:
         left = None if self._limit is None else max(0, self._limit - state.batch)
         self.ended, used_up = position.get("ended", False), position.get("used_up", False)
         self.used_up = used_up
-        if self.ended or used_up:
+        done = self._max_steps is not None and state.step >= self._max_steps
+        if self.ended or used_up or done:
             left = 0
         if position["loader"] is None:
             batches = iter(loader)

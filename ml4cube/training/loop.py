@@ -320,13 +320,13 @@ class Loop(Engine):
         """Evaluate the raw model: the wrapped one would wait for ranks with fewer batches."""
         self.strategy.align(self.model)
         sets = named_sets(self.val_loader).values()
-        with kept_rng(self.world.device), kept_generators(sets):
-            self.resting = self.feed.place(self.state)
-            while True:
+        self.resting = self.feed.place(self.state)
+        asked = True
+        while asked:  # a pass cut off to save a snapshot begins anew, from the same generators
+            with kept_rng(self.world.device), kept_generators(sets):
                 tally, cut = self._evaluate(self.val_loader)
-                if not self._ask(cut=cut):
-                    break
-            self._refuse(tally.loss.flush(), "validation", "batch")
+                asked = self._ask(cut=cut)
+        self._refuse(tally.loss.flush(), "validation", "batch")
         self.resting = None
         return tally
 

@@ -103,7 +103,8 @@ class Trainer(Stepwise):
     log_train : dict of list
         Of the epoch under way, or the last one: by name, what `train_step` returned for each
         batch of this process, on the CPU once the epoch is over. What is no single number stays
-        in memory until the next epoch begins.
+        in memory until the next epoch begins. Snapshots do not hold it: resumed inside an epoch,
+        it has only the batches since, or none.
     log_test : dict of list
         The same of `test_step`, in validation and in testing.
     history : History
