@@ -158,8 +158,8 @@ class MultiProcSampler:
         with one process too: what it appends to a list of yours is not seen. But modules that can
         be imported are not copied: with one process, what it sets there stays set; several import
         them anew, from files that must be those you imported, without what you set by hand. The
-        call is another one once you have changed its code, or what it names in modules of yours; installed
-        libraries and what it imports when it is called are not looked into.
+        call is another one once you have changed its code, or what it names in modules of yours;
+        installed libraries and what it imports when it is called are not looked into.
     block_size : mapping or pairs, optional
         Blocks for `data_split` and `data_fraq`, in cells by dim; a dim that is missing is not
         cut. By default the chunks, or some dozens of blocks of whole windows.
