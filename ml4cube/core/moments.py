@@ -22,9 +22,9 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
 # Cells that share a shift: a block of a cube at most.
 _PIECE = 2_097_152
-# Cells turned into float64 at a time: 1 MiB, which stay in a core's own cache while they are summed
-# up twice. Fewer would cost more: each call of numpy has a price of its own, and where several
-# threads sum up it hands over the interpreter's lock.
+# Cells turned into float64 at a time: 1 MiB, about what a core's own cache holds while they are
+# summed up twice. Fewer would cost more: each call of numpy has a price of its own, and where
+# several threads sum up it hands over the interpreter's lock.
 _PART = 131_072
 # Cells of a dot product: few enough that no BLAS splits one over threads, so that bits do not
 # depend on the number of cores.
