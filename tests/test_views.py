@@ -12,9 +12,9 @@ import pytest
 import torch
 import xarray as xr
 
+from ml4cube.chunks.disk import DiskChunks
 from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError
 from ml4cube.datasets import sampling
-from ml4cube.datasets.disk_chunks import DiskChunks
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.datasets.store import open_store

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.datasets.disk_chunks import DiskChunks
+from ml4cube.chunks.disk import DiskChunks
 
 
 @dataclass(frozen=True)

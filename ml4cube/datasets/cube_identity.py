@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from ml4cube.datasets.cube_reader import file_behind, is_on_cluster
+from ml4cube.chunks.opened import file_behind
+from ml4cube.datasets.cube_reader import is_on_cluster
 from ml4cube.datasets.sampling import Sampling
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ml4cube.chunks.disk import DiskChunks
+from ml4cube.chunks.opened import Opened, file_behind
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.datasets.absent_chunks import AbsentChunks, absent_chunks
-from ml4cube.datasets.disk_chunks import DiskChunks
 from ml4cube.datasets.opening import cube_dims, cube_variables, repeats_dim
 
 if TYPE_CHECKING:
@@ -250,28 +251,11 @@ def _source(variable: xr.Variable) -> Source:
 
 def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Source:
     """Read a lazily indexed file, by zarr itself where xarray would do nothing but that."""
-    from xarray.core.indexing import CopyOnWriteArray, LazilyIndexedArray, MemoryCachedArray
-    from zarr.storage import FsspecStore, MemoryStore
-
-    plain, whole, inner = True, True, array
-    while hasattr(inner, "array"):
-        if isinstance(inner, LazilyIndexedArray):
-            whole &= all(isinstance(k, slice) and k == slice(None) for k in inner.key.tuple)
-        else:
-            plain &= isinstance(inner, CopyOnWriteArray | MemoryCachedArray)
-        inner = inner.array
-    stored: Any = getattr(inner, "_array", None)  # of xarray's ZarrArrayWrapper
-    store = getattr(stored, "store", None)
-    here_only = isinstance(store, MemoryStore)
-    if isinstance(store, FsspecStore):
-        here_only = "memory" in store.fs.protocol
-    in_zarr = store is not None
-    one_to_one = in_zarr and not here_only and whole and stored.shape == array.shape
-    if one_to_one and plain and stored.dtype == dtype:
+    found = Opened.of(array, dtype)
+    if found.plain:
         # without the zarr array a worker need not import zarr, half of what it would start with
-        return _ZarrSource(dims, DiskChunks.of(stored) or stored)
-    known = stored if one_to_one else None
-    return _LazySource(dims, array, dtype, here_only, known, in_zarr and not one_to_one)
+        return _ZarrSource(dims, DiskChunks.of(found.stored) or found.stored)
+    return _LazySource(dims, array, dtype, found.here_only, found.stored, found.hides_chunks)
 
 
 def is_on_cluster(value: Any) -> bool:
@@ -302,36 +286,6 @@ def _is_persisted(data: Any) -> bool:
         if isinstance(layer, MaterializedLayer)
         for task in layer.values()
     )
-
-
-def file_behind(array: Any) -> Any:
-    """Find the lazily indexed file that a dask array shows unchanged, as `open_zarr` makes it.
-
-    Reading it directly spares a graph per region: the same cells at a fraction of the cost.
-
-    Parameters
-    ----------
-    array : dask.array.Array
-        Of a cube that was opened.
-
-    Returns
-    -------
-    ExplicitlyIndexed or None
-        None if dask computes something.
-    """
-    from xarray.core.indexing import ImplicitToExplicitIndexingAdapter
-
-    layers = array.dask.layers
-    original = f"original-{array.name}"
-    # dask.array.from_array, and nothing else, makes exactly these two layers
-    if set(layers) != {original, array.name}:
-        return None
-    held = layers[original][original]
-    held = getattr(held, "value", held)
-    if not isinstance(held, ImplicitToExplicitIndexingAdapter):
-        return None
-    same = held.shape == array.shape and held.dtype == array.dtype
-    return held.array if same else None
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
+from ml4cube.chunks.codecs import CHECKSUM, Bytes, ChunkCodecs, without_checksum
 from ml4cube.core.errors import StoreError
-from ml4cube.datasets.chunk_codecs import CHECKSUM, Bytes, ChunkCodecs, without_checksum
 from ml4cube.datasets.store import read_manifest
 
 _UNUSED = np.iinfo(np.uint64).max

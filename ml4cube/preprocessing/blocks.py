@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.chunks.opened import straight
 from ml4cube.preprocessing import cubes
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ def each_block(
     """
     if variable.size == 0:
         return
+    variable = straight(variable)
     run = partial(_run, work, variable.dims, [None if one is None else one.dims for one in others])
     if cubes.is_lazy(variable, *others):
         yield from _each_dask_block(variable, others, run)

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.chunks.opened import straight
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
@@ -346,6 +347,7 @@ def _summed(variable: xr.Variable, where: xr.Variable | None, form: Form) -> Var
     total = VariableStatistics()
     if variable.size == 0:
         return total
+    variable = straight(variable)
     if cubes.is_lazy(variable, where):
         return _summed_by_dask(variable, where)
     if where is not None:

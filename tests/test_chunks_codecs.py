@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml4cube.datasets.chunk_codecs import ChunkCodecs, without_checksum
+from ml4cube.chunks.codecs import ChunkCodecs, without_checksum
 from ml4cube.datasets.encoding import with_checksum
 
 CELLS = np.arange(64, dtype="<f4").reshape(8, 8) // 3

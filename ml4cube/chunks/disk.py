@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.datasets.chunk_codecs import Bytes, ChunkCodecs
+from ml4cube.chunks.codecs import Bytes, ChunkCodecs
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class DiskChunks:
         """
         from zarr.storage import LocalStore
 
-        if not isinstance(stored.store, LocalStore) or stored.shards is not None:
+        # a user's own kind of LocalStore may do more than read files
+        if type(stored.store) is not LocalStore or stored.shards is not None:
             return None
         dtype = np.dtype(stored.dtype)
         if dtype.kind not in "fiub" or dtype.newbyteorder("<") != dtype or not stored.ndim:

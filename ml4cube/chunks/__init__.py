@@ -1,0 +1,1 @@
+"""Chunks of stored cubes: which lie behind an opened variable, and how they are decoded."""

@@ -1,0 +1,169 @@
+"""A variable read straight from its chunks is the one that xarray reads; others are left alone."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ml4cube.chunks.disk import DiskChunks
+from ml4cube.chunks.opened import straight
+from ml4cube.preprocessing import Statistics, get_statistics
+from tests.cubes import cell_id_cube
+
+SIZES = {"time": 7, "lat": 5, "lon": 6}
+CHUNKS = {"time": 3, "lat": 4, "lon": 6}
+
+
+def stored(path: Path, *, version: Any = 3, **more: Any) -> xr.Dataset:
+    """A cube of known cells with gaps, written; what is in the file."""
+    ds = cell_id_cube(SIZES, "float32", gaps=0.2)
+    encoding = {"a": {"chunks": tuple(CHUNKS.values()), **more.pop("encoding", {})}}
+    ds.to_zarr(path, encoding=encoding, zarr_format=version, consolidated=False, **more)
+    return ds
+
+
+def opened(path: Path, **how: Any) -> xr.Variable:
+    return xr.open_zarr(path, consolidated=False, **{"chunks": None, **how})["a"].variable
+
+
+def keys(n: int) -> st.SearchStrategy[Any]:
+    return st.one_of(
+        st.integers(-n, n - 1),
+        st.slices(n),
+        st.lists(st.integers(0, n - 1), max_size=4).map(lambda k: np.array(k, int)),
+    )
+
+
+@pytest.fixture(scope="module")
+def cube(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, xr.Dataset]:
+    path = tmp_path_factory.mktemp("opened") / "cube.zarr"
+    return path, stored(path)
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), lazy=st.booleans(), vectorized=st.booleans())
+def test_whatever_is_asked_for_the_cells_are_the_same(
+    cube: tuple[Path, xr.Dataset], data: Any, lazy: bool, vectorized: bool
+) -> None:
+    path, ds = cube
+    quick = straight(opened(path, chunks={} if lazy else None))
+    index: dict[Any, Any]
+    if vectorized and not lazy:
+        places = [
+            data.draw(st.lists(st.integers(0, n - 1), min_size=3, max_size=3)) for n in (7, 5)
+        ]
+        index = {d: xr.Variable("p", k) for d, k in zip(("time", "lat"), places, strict=True)}
+    else:
+        index = {dim: data.draw(keys(n)) for dim, n in SIZES.items()}
+    expected = ds["a"].variable.isel(index)
+    order = data.draw(st.permutations(expected.dims))
+    expected, found = expected.transpose(*order), quick.isel(index).transpose(*order)
+    assert found.dims == expected.dims
+    np.testing.assert_array_equal(found.values, expected.values, strict=True)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("chunks", [None, {}, {"time": 2}], ids=["no dask", "dask", "rechunked"])
+def test_only_the_way_to_the_cells_changes(tmp_path: Path, version: int, chunks: Any) -> None:
+    ds = stored(tmp_path / "c.zarr", version=version)
+    with_attrs = opened(tmp_path / "c.zarr", chunks=chunks)
+    quick = straight(with_attrs)
+    assert quick is not with_attrs
+    assert (quick.dims, quick.chunks, quick.dtype) == (
+        with_attrs.dims,
+        with_attrs.chunks,
+        with_attrs.dtype,
+    )
+    assert (quick.attrs, quick.encoding) == (with_attrs.attrs, with_attrs.encoding)
+    assert quick.identical(with_attrs)
+    sent = pickle.loads(pickle.dumps(quick))  # noqa: S301, our own bytes
+    assert sent.equals(ds["a"].variable)
+
+
+def _assigned(path: Path) -> xr.Variable:
+    variable = opened(path)
+    variable[0] = 5.0
+    return variable
+
+
+def _loaded(path: Path) -> xr.Variable:
+    variable = opened(path)
+    variable.load()
+    return variable
+
+
+LEFT_ALONE: dict[str, tuple[dict[str, Any], Callable[[Path], xr.Variable]]] = {
+    "read already": ({}, _loaded),
+    "assigned to": ({}, _assigned),
+    "a part": ({}, lambda path: opened(path).isel(time=slice(1, None))),
+    "computed by dask": ({}, lambda path: opened(path, chunks={}) + 1),
+    "persisted": ({}, lambda path: opened(path, chunks={}).chunk().copy(data=np.ones((7, 5, 6)))),
+    "packed": ({"encoding": {"dtype": "int16", "scale_factor": 0.5, "_FillValue": -1}}, opened),
+    "a fill value of its own": ({"encoding": {"_FillValue": -1.0}}, opened),
+    "sharded": ({"encoding": {"shards": (6, 4, 6)}}, opened),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_ALONE)
+def test_what_is_more_than_chunks_on_disk_is_left_alone(tmp_path: Path, case: str) -> None:
+    more, act = LEFT_ALONE[case]
+    stored(tmp_path / "c.zarr", **more)
+    variable = act(tmp_path / "c.zarr")
+    assert straight(variable) is variable
+
+
+def test_a_store_of_another_kind_is_asked_itself(tmp_path: Path) -> None:
+    """A class of a user's own may count, encrypt or fetch what it is asked for."""
+    stored(tmp_path / "c.zarr")
+
+    class Mine(zarr.storage.LocalStore):
+        pass
+
+    for store in (Mine(tmp_path / "c.zarr"), zarr.storage.LoggingStore(Mine(tmp_path / "c.zarr"))):
+        variable = opened(store)  # type: ignore[arg-type]
+        assert straight(variable) is variable
+
+
+@pytest.mark.parametrize("chunks", [None, {}], ids=["no dask", "dask"])
+@pytest.mark.parametrize(
+    "asked", [{}, {"dims": "time"}, {"quantiles": (0.5,)}], ids=["plain", "by pixel", "quantiles"]
+)
+def test_statistics_read_each_chunk_once_and_keep_every_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunks: Any, asked: dict[str, Any]
+) -> None:
+    stored(tmp_path / "c.zarr")
+    ds = xr.open_zarr(tmp_path / "c.zarr", consolidated=False, chunks=chunks)
+    decoded: Counter[Any] = Counter()
+    real = DiskChunks._decode
+
+    def counting(self: Any, chunk: Any, *rest: Any) -> None:
+        decoded[chunk] += 1
+        real(self, chunk, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DiskChunks, "_decode", counting)
+        ours = Statistics.from_cube(ds, **asked)
+    assert decoded == Counter({(t, y, 0): 1 for t in range(3) for y in range(2)})
+    for module in ("statistics", "blocks"):
+        monkeypatch.setattr(f"ml4cube.preprocessing.{module}.straight", lambda variable: variable)
+    assert Statistics.from_cube(ds, **asked) == ours
+
+
+def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
+    stored(tmp_path / "c.zarr")
+    file = tmp_path / "c.zarr/a/c/1/0/0"
+    file.write_bytes(file.read_bytes()[:-9])
+    for chunks in (None, {}):
+        ds = xr.open_zarr(tmp_path / "c.zarr", consolidated=False, chunks=chunks)
+        with pytest.raises(ValueError, match=f"chunk {file}: "):
+            get_statistics(ds)
