@@ -23,20 +23,23 @@ class Opened:
 
     Parameters
     ----------
-    stored : zarr.Array or None
-        The zarr array whose cells these are, one by one; None if unsure.
+    zarr : zarr.Array or None
+        The zarr array that is read; None if it is another kind of file.
     plain : bool
-        Whether they are those cells as they are: nothing is scaled, masked or converted.
+        Whether xarray only indexes it: nothing is scaled, masked or converted.
+    box : tuple of slice or int, or None
+        How it is indexed, if that is a box of cells.
+    whole : bool
+        Whether every cell is there, in its place.
     here_only : bool
-        Whether they lie in the memory of this process, where no other finds them.
-    hides_chunks : bool
-        Whether they come from zarr, but not one by one.
+        Whether it lies in the memory of this process, where no other finds it.
     """
 
-    stored: Any
+    zarr: Any
     plain: bool
+    box: tuple[slice | int, ...] | None
+    whole: bool
     here_only: bool
-    hides_chunks: bool
 
     @classmethod
     def of(cls, array: Any, dtype: np.dtype[Any]) -> Opened:
@@ -57,26 +60,39 @@ class Opened:
         from xarray.core.indexing import CopyOnWriteArray, LazilyIndexedArray, MemoryCachedArray
         from zarr.storage import FsspecStore, MemoryStore
 
-        plain, whole, inner = True, True, array
+        plain, keys, inner = True, [], array
         while hasattr(inner, "array"):
-            if isinstance(inner, LazilyIndexedArray):
-                whole &= all(isinstance(k, slice) and k == slice(None) for k in inner.key.tuple)
-            else:
-                plain &= isinstance(inner, CopyOnWriteArray | MemoryCachedArray)
+            known = CopyOnWriteArray | MemoryCachedArray | LazilyIndexedArray
+            plain &= isinstance(inner, known)
+            keys += [inner.key.tuple] if hasattr(inner, "key") else []
             inner = inner.array
         stored: Any = getattr(inner, "_array", None)  # of xarray's ZarrArrayWrapper
         store = getattr(stored, "store", None)
+        if store is None:
+            return cls(None, False, None, False, False)
         here_only = isinstance(store, MemoryStore)
         if isinstance(store, FsspecStore):
             here_only = "memory" in store.fs.protocol
-        in_zarr = store is not None
-        one_to_one = in_zarr and not here_only and whole and stored.shape == array.shape
-        return cls(
-            stored if one_to_one else None,
-            one_to_one and plain and stored.dtype == dtype,
-            here_only,
-            in_zarr and not one_to_one,
+        whole = stored.shape == array.shape and all(
+            isinstance(k, slice) and k == slice(None) for key in keys for k in key
         )
+        box = keys[0] if len(keys) == 1 and all(map(_is_run, keys[0])) else None
+        return cls(stored, plain and stored.dtype == dtype, box, whole, here_only)
+
+    @property
+    def stored(self) -> Any:
+        """The zarr array whose cells these are, one by one; None if unsure, or out of reach."""
+        return self.zarr if self.whole and not self.here_only else None
+
+    @property
+    def hides_chunks(self) -> bool:
+        """Whether the cells come from zarr, but `stored` does not tell from which chunks."""
+        return self.zarr is not None and self.stored is None
+
+
+def _is_run(key: Any) -> bool:
+    """Whether cells side by side are asked for."""
+    return isinstance(key, int | np.integer) or (isinstance(key, slice) and key.step in (None, 1))
 
 
 def file_behind(array: Any) -> Any:
@@ -120,9 +136,9 @@ def straight(variable: xr.Variable) -> xr.Variable:
     Returns
     -------
     Variable
-        The same cells, dims, attributes and encoding, in the same chunks where they are of dask;
-        the variable itself where xarray or dask do more than read zarr, or `DiskChunks` does not
-        know the layout.
+        The same cells, dims, attributes, encoding and chunks; what dask computes, it computes from
+        the same files read so. The variable itself where there are none that `DiskChunks` knows
+        and xarray reads without changing their cells.
 
     Examples
     --------
@@ -137,23 +153,55 @@ def straight(variable: xr.Variable) -> xr.Variable:
     """
     from dask.base import is_dask_collection
     from xarray import Variable
-    from xarray.core.indexing import LazilyIndexedArray
-
-    from ml4cube.chunks.backend import ChunksArray
 
     # `_data`, since asking for `data` would load a lazily indexed file
     given: Any = variable._data
-    of_dask = is_dask_collection(given)
-    if variable._in_memory and not of_dask:
+    if is_dask_collection(given):
+        data = _dask_array_of_chunks(given)
+    elif variable._in_memory:
         return variable
-    file = file_behind(given) if of_dask else given
-    found = None if file is None else Opened.of(file, np.dtype(variable.dtype))
-    chunks = DiskChunks.of(found.stored) if found is not None and found.plain else None
+    else:
+        data = _chunks_behind(given, np.dtype(variable.dtype))
+    if data is None:
+        return variable
+    return Variable(variable.dims, data, variable.attrs, variable.encoding)
+
+
+def _chunks_behind(array: Any, dtype: np.dtype[Any]) -> Any:
+    """A lazily indexed file array that decodes its chunks here; None if that cannot be."""
+    from xarray.core.indexing import BasicIndexer, LazilyIndexedArray
+
+    from ml4cube.chunks.backend import ChunksArray
+
+    found = Opened.of(array, dtype)
+    # cells picked one by one are left to zarr, which reads the chunks that hold some and no others
+    if not found.plain or found.box is None:
+        return None
+    chunks = DiskChunks.of(found.zarr)
     if chunks is None:
-        return variable
-    data = LazilyIndexedArray(ChunksArray(chunks, variable.shape))
-    quick = Variable(variable.dims, data, variable.attrs, variable.encoding)
-    if not of_dask:
-        return quick
-    # named after the array given, so that nobody's cache takes one state of a file for another
-    return quick.chunk(variable.chunksizes, name=f"straight-{given.name}")
+        return None
+    return LazilyIndexedArray(ChunksArray(chunks, found.zarr.shape), BasicIndexer(found.box))
+
+
+def _dask_array_of_chunks(array: Any) -> Any:
+    """The same dask array, of files whose chunks are decoded here; None if it has none."""
+    from dask.array import Array
+    from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+    from xarray.core.indexing import ImplicitToExplicitIndexingAdapter
+
+    graph = array.dask
+    layers = dict(graph.layers)
+    for name, layer in graph.layers.items():
+        held: Any = layer.get(name) if isinstance(layer, MaterializedLayer) else None
+        file = getattr(held, "value", held)
+        if isinstance(file, ImplicitToExplicitIndexingAdapter):
+            quick = _chunks_behind(file.array, np.dtype(file.dtype))
+            if quick is not None:
+                quick = ImplicitToExplicitIndexingAdapter(quick)
+                task = quick if held is file else type(held)(name, quick)
+                layers[name] = MaterializedLayer({name: task}, annotations=layer.annotations)
+    if all(layers[name] is layer for name, layer in graph.layers.items()):
+        return None
+    # names stay as they are, since the cells do
+    straightened = HighLevelGraph(layers, graph.dependencies)
+    return Array(straightened, array.name, array.chunks, meta=array._meta)  # type: ignore[no-untyped-call]

@@ -252,7 +252,7 @@ def _source(variable: xr.Variable) -> Source:
 def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Source:
     """Read a lazily indexed file, by zarr itself where xarray would do nothing but that."""
     found = Opened.of(array, dtype)
-    if found.plain:
+    if found.plain and found.stored is not None:
         # without the zarr array a worker need not import zarr, half of what it would start with
         return _ZarrSource(dims, DiskChunks.of(found.stored) or found.stored)
     return _LazySource(dims, array, dtype, found.here_only, found.stored, found.hides_chunks)
