@@ -21,8 +21,9 @@ $(VENV)/.ready: pyproject.toml scripts/setup_env.py
 demo: setup
 	$(PY) -m ml4cube.demo --out "$(OUT)"
 
+# whole files to a process: what the tests of a file share is made once
 test: lint docs
-	$(PY) -m pytest -n $(JOBS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile
 
 test-faults: setup
 	$(PY) -m pytest tests/faults -m "soak or not soak"

@@ -29,16 +29,15 @@ def data_set(path: str | None) -> Any:
     return PTXrDataset(path, features="a")
 
 
-def one_epoch_and_a_half(path: str | None, global_batch: int, buffer_mb: float) -> dict[str, Any]:
-    """Epoch 0, four batches of epoch 1, the state after them, and a pass over the test data."""
+def loaders(path: str | None, global_batch: int) -> Any:
     data = data_set(path)
-    train, test = prep_dataloader(
-        data,
-        data,
-        batch_size=global_batch // dist.get_world_size(),
-        parallel=True,
-        buffer_mb=buffer_mb,
-    )
+    size = global_batch // dist.get_world_size()
+    return prep_dataloader(data, data, batch_size=size, parallel=True, buffer_mb=SMALL_MB)
+
+
+def one_epoch_and_a_half(path: str | None, global_batch: int) -> dict[str, Any]:
+    """Epoch 0, four batches of epoch 1, the state after them, and a pass over the test data."""
+    train, test = loaders(path, global_batch)
     epoch = [numbers(batch) for batch in train]
     batches = iter(train)
     begun = [numbers(next(batches)) for _ in range(4)]
@@ -51,15 +50,21 @@ def one_epoch_and_a_half(path: str | None, global_batch: int, buffer_mb: float) 
     }
 
 
-def go_on(path: str | None, global_batch: int, buffer_mb: float, state: Any) -> list[Any]:
-    loader = prep_dataloader(
-        data_set(path),
-        batch_size=global_batch // dist.get_world_size(),
-        parallel=True,
-        buffer_mb=buffer_mb,
-    )
+def go_on(path: str | None, global_batch: int, state: Any) -> list[Any]:
+    loader, _ = loaders(path, global_batch)
     loader.load_state_dict(state)
     return [numbers(batch) for batch in loader]
+
+
+def on_this_rank(paths: dict[str, Any], global_batch: int, states: Any) -> dict[str, Any]:
+    """All that a rank is asked for, by form of the data: starting processes is what takes time."""
+    found = {}
+    for form, path in paths.items():
+        found[form] = one_epoch_and_a_half(path, global_batch)
+        # without a state of others, the whole of the epoch that was begun
+        state = states[form] if states else {**found[form]["state"], "done": 0}
+        found[form]["rest"] = go_on(path, global_batch, state)
+    return found
 
 
 def together(ranks: list[list[list[int]]]) -> list[list[int]]:
@@ -67,11 +72,24 @@ def together(ranks: list[list[list[int]]]) -> list[list[int]]:
     return [sorted(k for batch in step for k in batch) for step in zip(*ranks, strict=True)]
 
 
-@pytest.mark.parametrize("form", ["store", "tensors"])
-def test_ranks_share_every_epoch_alike(tmp_path: Path, form: str) -> None:
-    path = str(write_store(tmp_path / "train.zarr", N)) if form == "store" else None
-    args = (path, 12, SMALL_MB)
-    alone, pair, three = (on_ranks(world, one_epoch_and_a_half, *args) for world in (1, 2, 3))
+FORMS = ("store", "tensors")
+
+
+@pytest.fixture(scope="module")
+def by_world(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """What one, two and three ranks found; three go on from the state of two."""
+    folder = tmp_path_factory.mktemp("ranks")
+    paths = {"store": str(write_store(folder / "train.zarr", N)), "tensors": None}
+    found = {world: on_ranks(world, on_this_rank, paths, 12, None) for world in (1, 2)}
+    states = {form: found[2][0][form]["state"] for form in FORMS}
+    return {**found, 3: on_ranks(3, on_this_rank, paths, 12, states)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ranks_share_every_epoch_alike(
+    by_world: dict[int, list[dict[str, Any]]], form: str
+) -> None:
+    alone, pair, three = ([rank[form] for rank in by_world[world]] for world in (1, 2, 3))
     for ranks in (alone, pair, three):
         assert together([r["epoch"] for r in ranks]) == together([r["epoch"] for r in alone])
         assert together([r["begun"] for r in ranks]) == together([r["begun"] for r in alone])
@@ -83,9 +101,8 @@ def test_ranks_share_every_epoch_alike(tmp_path: Path, form: str) -> None:
             assert r["sizes"][3] == len(r["test"])
         assert [r["state"] for r in ranks] == [alone[0]["state"]] * len(ranks)
     # the epoch that two ranks began goes on with three, as it would have gone on with one
-    rest = on_ranks(3, go_on, *args, pair[0]["state"])
-    whole = on_ranks(1, go_on, *args, {**alone[0]["state"], "done": 0})
-    assert together([r["begun"] for r in pair]) + together(rest) == together(whole)
+    begun, rest = together([r["begun"] for r in pair]), together([r["rest"] for r in three])
+    assert begun + rest == together([r["rest"] for r in alone])
 
 
 def small_test_set(path: str) -> list[int]:

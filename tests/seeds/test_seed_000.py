@@ -93,13 +93,13 @@ def test_example_runs(tmp_path, ranks):
         },
         coords={dim: np.arange(n) for dim, n in shape.items()},
     )
-    cube.chunk({"time": 10, "lat": 50, "lon": 50}).to_zarr(tmp_path / "sample_data.zarr")
+    cube.chunk({"time": 10, "lat": 25, "lon": 25}).to_zarr(tmp_path / "sample_data.zarr")
     (tmp_path / "block.py").write_text(block("000_3"))
 
     printed = run_script(tmp_path, AROUND, ranks=ranks)
 
     train, test = map(int, printed.split("samples ")[1].split()[:2])
-    chunk = 10 * 50 * 50
+    chunk = 10 * 25 * 25
     # whole chunks of points, none lost: five, or as many more as it took to have a test sample
     assert (train + test) % chunk == 0
     assert train + test >= 5 * chunk

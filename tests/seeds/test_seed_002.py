@@ -1,5 +1,7 @@
 """ml4xcube's road: a cube becomes stores, stores become loaders, loaders train a model."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -26,19 +28,27 @@ sys.stdout.write(f"rank {rank} epochs {len(trainer.history.to_dict()['train_loss
 """
 
 
-@pytest.fixture
-def folder(tmp_path):
+def write_cube(folder):
     values = np.random.default_rng(0).normal(280, 5, size=(12, 20, 20)).astype("float32")
     values[:, :3, :3] = np.nan
     cube = xr.Dataset({"temperature": (("time", "lat", "lon"), values)})
-    cube.chunk({"time": 3, "lat": 10, "lon": 10}).to_zarr(tmp_path / "sample_data.zarr")
-    return tmp_path
+    cube.chunk({"time": 3, "lat": 10, "lon": 10}).to_zarr(folder / "sample_data.zarr")
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory):
+    """The first block, run once for all that train on what it wrote."""
+    folder = tmp_path_factory.mktemp("sampled")
+    write_cube(folder)
+    run_script(folder, block("002_1"))
+    return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [0, 2])
-def test_the_three_blocks_run_one_after_the_other(folder, ranks):
-    run_script(folder, block("002_1"))
+def test_the_three_blocks_run_one_after_the_other(sampled, tmp_path, ranks):
+    folder = tmp_path / "own"  # a run that has been there before would be resumed
+    shutil.copytree(sampled, folder)
     train, test = (xr.open_zarr(folder / name) for name in ("train.zarr", "test.zarr"))
     valid = 12 * 20 * 20 - 12 * 3 * 3
     assert train.sizes["samples"] + test.sizes["samples"] == valid
@@ -55,13 +65,14 @@ def test_the_three_blocks_run_one_after_the_other(folder, ranks):
 
 
 @pytest.mark.slow
-def test_windows_and_overlap_as_the_text_says(folder):
+def test_windows_and_overlap_as_the_text_says(tmp_path):
+    write_cube(tmp_path)
     call = block("002_1").replace(
         "nproc       = 5,",
         "nproc       = 2, sample_size=[('time', 1), ('lat', 3), ('lon', 3)],"
         " overlap=[('time', 0.), ('lat', 0.33), ('lon', 0.33)],",
     )
-    run_script(folder, call)
-    train = xr.open_zarr(folder / "train.zarr")
+    run_script(tmp_path, call)
+    train = xr.open_zarr(tmp_path / "train.zarr")
     assert dict(train.sizes).keys() == {"samples", "lat", "lon"}
     assert train.sizes["lat"] == train.sizes["lon"] == 3
