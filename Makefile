@@ -21,9 +21,10 @@ $(VENV)/.ready: pyproject.toml scripts/setup_env.py
 demo: setup
 	$(PY) -m ml4cube.demo --out "$(OUT)"
 
-# whole files to a process: what the tests of a file share is made once
+# whole files to a process, so that what the tests of a file share is made once; in their order, since
+# the files of few tests, which the other order would leave for last, take longest
 test: lint docs
-	$(PY) -m pytest -n $(JOBS) --dist loadfile
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-faults: setup
 	$(PY) -m pytest tests/faults -m "soak or not soak"

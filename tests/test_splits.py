@@ -14,7 +14,6 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml4cube.chunks.disk import DiskChunks
 from ml4cube.errors import CubeError, EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.preprocessing import assign_mask
 from ml4cube.splits import (
@@ -521,18 +520,13 @@ def test_a_cube_opened_without_dask_is_read_chunk_by_chunk(act, tmp_path, monkey
     ds.chunk({"time": 5, "lat": 4, "lon": 3}).to_zarr(tmp_path / "c.zarr", consolidated=False)
     monkeypatch.setattr("ml4cube.splits.cube._CELLS_IN_CHUNK", 130)  # two chunks have 120 cells
     reads = collections.Counter()
-    get, file = zarr.storage.LocalStore.get, DiskChunks._file
+    get = zarr.storage.LocalStore.get
 
     async def counted(self, key, *args, **kwargs):
         reads[key] += 1
         return await get(self, key, *args, **kwargs)
 
-    def counted_file(self, chunk):
-        reads[f"a/{self.key(chunk)}"] += 1
-        return file(self, chunk)
-
     monkeypatch.setattr(zarr.storage.LocalStore, "get", counted)
-    monkeypatch.setattr(DiskChunks, "_file", counted_file)
     with xr.open_zarr(tmp_path / "c.zarr", chunks=None, consolidated=False) as unread:
         made = act[1](unread)
         assert not unread["a"].variable._in_memory

@@ -57,16 +57,24 @@ class Opened:
         Opened
             What was found; nothing is read.
         """
-        from xarray.core.indexing import CopyOnWriteArray, LazilyIndexedArray, MemoryCachedArray
+        from xarray.backends.zarr import ZarrArrayWrapper
+        from xarray.core.indexing import (
+            CopyOnWriteArray,
+            ExplicitlyIndexed,
+            LazilyIndexedArray,
+            MemoryCachedArray,
+        )
         from zarr.storage import FsspecStore, MemoryStore
 
         plain, keys, inner = True, [], array
-        while hasattr(inner, "array"):
+        while isinstance(inner, ExplicitlyIndexed) and hasattr(inner, "array"):
             known = CopyOnWriteArray | MemoryCachedArray | LazilyIndexedArray
             plain &= isinstance(inner, known)
             keys += [inner.key.tuple] if hasattr(inner, "key") else []
             inner = inner.array
-        stored: Any = getattr(inner, "_array", None)  # of xarray's ZarrArrayWrapper
+        # a wrapper of another class may change what it reads
+        plain &= type(inner) is ZarrArrayWrapper
+        stored: Any = getattr(inner, "_array", None)
         store = getattr(stored, "store", None)
         if store is None:
             return cls(None, False, None, False, False)
@@ -112,7 +120,8 @@ def file_behind(array: Any) -> Any:
     """
     from xarray.core.indexing import ImplicitToExplicitIndexingAdapter
 
-    layers = array.dask.layers
+    # dask's array expressions have none
+    layers: Any = getattr(array.dask, "layers", {})
     original = f"original-{array.name}"
     # dask.array.from_array, and nothing else, makes exactly these two layers
     if set(layers) != {original, array.name}:
@@ -128,6 +137,8 @@ def file_behind(array: Any) -> Any:
 def straight(variable: xr.Variable) -> xr.Variable:
     """Read a variable's chunks without zarr-python, where they lie on this machine's disk.
 
+    It is to be read box by box: cells picked from it would cost all those between them.
+
     Parameters
     ----------
     variable : Variable
@@ -136,9 +147,9 @@ def straight(variable: xr.Variable) -> xr.Variable:
     Returns
     -------
     Variable
-        The same cells, dims, attributes, encoding and chunks; what dask computes, it computes from
-        the same files read so. The variable itself where there are none that `DiskChunks` knows
-        and xarray reads without changing their cells.
+        The same cells, dims, attributes, encoding and chunks; nothing that was read is kept. The
+        variable itself where xarray or dask do more than cut a box out of what zarr reads, or
+        `DiskChunks` does not know the layout.
 
     Examples
     --------
@@ -153,55 +164,25 @@ def straight(variable: xr.Variable) -> xr.Variable:
     """
     from dask.base import is_dask_collection
     from xarray import Variable
-
-    # `_data`, since asking for `data` would load a lazily indexed file
-    given: Any = variable._data
-    if is_dask_collection(given):
-        data = _dask_array_of_chunks(given)
-    elif variable._in_memory:
-        return variable
-    else:
-        data = _chunks_behind(given, np.dtype(variable.dtype))
-    if data is None:
-        return variable
-    return Variable(variable.dims, data, variable.attrs, variable.encoding)
-
-
-def _chunks_behind(array: Any, dtype: np.dtype[Any]) -> Any:
-    """A lazily indexed file array that decodes its chunks here; None if that cannot be."""
     from xarray.core.indexing import BasicIndexer, LazilyIndexedArray
 
     from ml4cube.chunks.backend import ChunksArray
 
-    found = Opened.of(array, dtype)
-    # cells picked one by one are left to zarr, which reads the chunks that hold some and no others
-    if not found.plain or found.box is None:
-        return None
+    # `_data`, since asking for `data` would load a lazily indexed file
+    given: Any = variable._data
+    of_dask = is_dask_collection(given)
+    if variable._in_memory and not of_dask:
+        return variable
+    file = file_behind(given) if of_dask else given
+    found = None if file is None else Opened.of(file, np.dtype(variable.dtype))
+    if found is None or not found.plain or found.box is None:
+        return variable
     chunks = DiskChunks.of(found.zarr)
     if chunks is None:
-        return None
-    return LazilyIndexedArray(ChunksArray(chunks, found.zarr.shape), BasicIndexer(found.box))
-
-
-def _dask_array_of_chunks(array: Any) -> Any:
-    """The same dask array, of files whose chunks are decoded here; None if it has none."""
-    from dask.array import Array
-    from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-    from xarray.core.indexing import ImplicitToExplicitIndexingAdapter
-
-    graph = array.dask
-    layers = dict(graph.layers)
-    for name, layer in graph.layers.items():
-        held: Any = layer.get(name) if isinstance(layer, MaterializedLayer) else None
-        file = getattr(held, "value", held)
-        if isinstance(file, ImplicitToExplicitIndexingAdapter):
-            quick = _chunks_behind(file.array, np.dtype(file.dtype))
-            if quick is not None:
-                quick = ImplicitToExplicitIndexingAdapter(quick)
-                task = quick if held is file else type(held)(name, quick)
-                layers[name] = MaterializedLayer({name: task}, annotations=layer.annotations)
-    if all(layers[name] is layer for name, layer in graph.layers.items()):
-        return None
-    # names stay as they are, since the cells do
-    straightened = HighLevelGraph(layers, graph.dependencies)
-    return Array(straightened, array.name, array.chunks, meta=array._meta)  # type: ignore[no-untyped-call]
+        return variable
+    data = LazilyIndexedArray(ChunksArray(chunks, found.zarr.shape), BasicIndexer(found.box))
+    quick = Variable(variable.dims, data, variable.attrs, variable.encoding)
+    if not of_dask:
+        return quick
+    # named after the array given, so that nobody's cache takes one state of a file for another
+    return quick.chunk(variable.chunksizes, name=f"straight-{given.name}")

@@ -13,7 +13,6 @@ import xarray as xr
 from dask.array.core import normalize_chunks
 from numpy.typing import NDArray
 
-from ml4cube.chunks.opened import straight
 from ml4cube.core import roles
 from ml4cube.core.angles import MOST_LAT, in_degrees, is_latitude, is_longitude
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_names
@@ -450,14 +449,9 @@ def in_chunks(array: xr.DataArray) -> xr.DataArray:
     -------
     DataArray
         In chunks of a few megabytes if it is large, or was opened without dask and not read yet;
-        made of whole chunks of its file, so that none is read twice. Read without zarr-python
-        where that is possible.
+        made of whole chunks of its file, so that none is read twice.
     """
     least = _CELLS_IN_MEMORY if array.variable._in_memory else _CELLS_IN_CHUNK
-    quick = straight(array.variable)
-    if quick is not array.variable:
-        array = xr.DataArray(quick, array.coords, name=array.name)
-        array.encoding = quick.encoding
     if array.chunks is not None or array.size <= least:
         return array
     stored = _stored_chunks(array)
