@@ -66,10 +66,10 @@ class Opened:
         )
         from zarr.storage import FsspecStore, MemoryStore
 
+        only_index = CopyOnWriteArray | MemoryCachedArray | LazilyIndexedArray
         plain, keys, inner = True, [], array
         while isinstance(inner, ExplicitlyIndexed) and hasattr(inner, "array"):
-            known = CopyOnWriteArray | MemoryCachedArray | LazilyIndexedArray
-            plain &= isinstance(inner, known)
+            plain &= isinstance(inner, only_index)
             keys += [inner.key.tuple] if hasattr(inner, "key") else []
             inner = inner.array
         # a wrapper of another class may change what it reads
