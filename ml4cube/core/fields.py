@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 import cftime
@@ -23,8 +25,9 @@ from ml4cube.core.quantiles import Floats, Histogram
 
 Ints = NDArray[np.int64]
 
-# Cells summed up at a time: as float64 they take 4 MiB.
-_SLAB_CELLS = 2**19
+# Cells summed up at a time: few, since fresh memory for what is made of them costs more than the
+# sums, but several of each place, since merging costs as much as summing up three.
+_SLAB_CELLS, _LEAST_PER_PLACE = 2**18, 12
 # Dates of other calendars are written as whole numbers of these, which lose nothing.
 _TICKS = "microseconds since 2000-01-01"
 
@@ -90,12 +93,13 @@ class Moments(NamedTuple):
                 "leave the variable out or convert it"
             )
         kept = tuple(n for axis, n in enumerate(values.shape) if axis not in axes)
-        total: Moments = cls.empty(kept)
+        total: Moments | None = None
         for slab in _slabs(values.shape, axes):
             chosen = None if where is None else where[slab]
             weighed = None if weights is None else weights[slab]
-            total = total.merge(_slab_moments(values[slab], axes, chosen, weighed))
-        return total
+            found = _slab_moments(values[slab], axes, chosen, weighed)
+            total = found if total is None else total.merge(found)
+        return cls.empty(kept) if total is None else total
 
     def merge(self, other: Moments) -> Moments:
         """Combine with the moments of other cells at the same places."""
@@ -121,17 +125,20 @@ class Moments(NamedTuple):
 
 
 def _slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Cut a block along its longest summed axis into slabs that are quick to work on."""
-    size = int(np.prod(shape))
+    """Cut a block along a summed axis, the first that will do, into slabs quick to work on."""
+    size = math.prod(shape)
+    places = size // max(math.prod(shape[axis] for axis in axes), 1)
+    cells = max(_SLAB_CELLS, _LEAST_PER_PLACE * places)
     whole = [slice(None)] * len(shape)
-    if not axes or size <= _SLAB_CELLS:
+    if not axes or size <= cells:
         if size:
             yield tuple(whole)
         return
-    axis = max(axes, key=lambda a: shape[a])
-    step = max(shape[axis] * _SLAB_CELLS // size, 1)
-    for start in range(0, shape[axis], step):
-        yield (*whole[:axis], slice(start, start + step), *whole[axis + 1 :])
+    fine_enough = [a for a in axes if size // shape[a] <= cells]
+    axis = fine_enough[0] if fine_enough else max(axes, key=lambda a: shape[a])
+    slabs = -(-shape[axis] // max(shape[axis] * cells // size, 1))
+    for ends in pairwise(shape[axis] * slab // slabs for slab in range(slabs + 1)):
+        yield (*whole[:axis], slice(*ends), *whole[axis + 1 :])
 
 
 def _slab_moments(
@@ -143,29 +150,33 @@ def _slab_moments(
     """Sum up one slab: mean first, then deviations from it, then what rounding left of them."""
     # arrays even of no dims, which numpy turns into numbers that cannot be written to
     x = np.array(values, np.float64)
-    ok = np.asarray(np.isfinite(x))
-    used = np.ones(x.shape, bool) if where is None else where
-    if weights is not None:
-        check_weights(weights)
-        used = used & (weights > 0)
+    used = where
+    if weights is not None and check_weights(weights) == 0:
+        used = weights > 0 if used is None else used & (weights > 0)
     if values.dtype.kind in "iu" and values.dtype.itemsize > 4:
-        least, greatest = (f(values, initial=0, where=used) for f in (np.min, np.max))
+        among = True if used is None else used
+        least, greatest = (f(values, initial=0, where=among) for f in (np.min, np.max))
         check_exact(int(least), int(greatest))
-    nan = np.isnan(x)
-    gaps, unusable = (nan & used).sum(axes), (~ok & used).sum(axes)
-    ok &= used
-    count = np.asarray(ok.sum(axes))
-    low = np.asarray(np.min(x, axes, initial=np.inf, where=ok))
-    high = np.asarray(np.max(x, axes, initial=-np.inf, where=ok))
-    x[~ok] = 0.0
-    w = ok.astype(np.float64) if weights is None else np.where(ok, weights, 0.0)
-    weight = np.asarray(w.sum(axes))
+    cells: Any = math.prod(x.shape[axis] for axis in axes)
+    if used is not None:
+        cells = used.sum(axes)
+        x[~used] = np.nan
+    low, high, left_out, count, infs = _range(x, axes)
+    gaps = np.asarray(cells - count - infs)
+    x[left_out] = 0.0
+    if weights is None:
+        weight = count.astype(np.float64)
+    else:
+        weight = np.asarray(np.sum(weights, axes, where=~left_out))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        mean = np.asarray((w * x).sum(axes)) / weight
+        weighted = x if weights is None else weights * x
+        mean = np.asarray(weighted.sum(axes)) / weight
         x -= np.expand_dims(mean, axes)
-        x[~ok] = 0.0
-        rest = (w * x).sum(axes)
-        m2 = (w * x * x).sum(axes) - rest * rest / weight
+        x[left_out] = 0.0
+        weighted = x if weights is None else np.multiply(weights, x, out=weighted)
+        rest = weighted.sum(axes)
+        x *= weighted
+        m2 = x.sum(axes) - rest * rest / weight
         mean = mean + rest / weight
     # a constant is its own mean, exactly
     constant = low == high
@@ -173,16 +184,27 @@ def _slab_moments(
     m2 = np.where((count == 0) | constant, 0.0, np.maximum(m2, 0.0))
     if not np.isfinite(m2).all():
         raise InvalidValueError(
-            f"values from {low.min():g} to {high.max():g} are too large to be squared in float64; "
-            "is a fill value left undecoded?"
+            f"values from {np.nanmin(low):g} to {np.nanmax(high):g} are too large to be squared in "
+            "float64; is a fill value left undecoded?"
         )
-    empty = count == 0
-    low, high = np.where(empty, np.nan, low), np.where(empty, np.nan, high)
-    infs = np.asarray(unusable - gaps)
-    return Moments(count, mean, m2, low, high, np.asarray(gaps), infs, weight)
+    return Moments(count, mean, m2, low, high, gaps, infs, weight)
 
 
-def check_weights(weights: Floats) -> None:
+def _range(
+    x: Floats, axes: tuple[int, ...]
+) -> tuple[Floats, Floats, NDArray[np.bool_], Ints, Ints]:
+    """Range of the finite cells, flags of the others, numbers of the finite and the infinite."""
+    left_out = np.asarray(np.isnan(x))
+    count = np.asarray(math.prod(x.shape[axis] for axis in axes) - left_out.sum(axes))
+    low, high = (np.asarray(f.reduce(x, axes) + 0.0) for f in (np.fmin, np.fmax))
+    if not (np.isinf(low) | np.isinf(high)).any():
+        return low, high, left_out, count, np.zeros(count.shape, np.int64)
+    x[np.isinf(x)] = np.nan
+    low, high, left_out, finite, _ = _range(x, axes)
+    return low, high, left_out, finite, np.asarray(count - finite)
+
+
+def check_weights(weights: Floats) -> float:
     """Refuse weights that are negative or not finite.
 
     Parameters
@@ -190,18 +212,25 @@ def check_weights(weights: Floats) -> None:
     weights : ndarray
         Any shape.
 
+    Returns
+    -------
+    float
+        The least.
+
     Raises
     ------
     InvalidValueError
         If there are such.
     """
-    wrong = ~(np.isfinite(weights) & (weights >= 0))
-    if wrong.any():
+    least = float(np.min(weights, initial=np.inf))
+    if not (least >= 0 and np.max(weights, initial=0.0) < np.inf):
+        wrong = ~(np.isfinite(weights) & (weights >= 0))
         raise InvalidValueError(
             f"{wrong.sum()} of {wrong.size} weights are negative or not finite "
             f"({np.isnan(weights).sum()} of them NaN); give finite ones that are not negative "
             "(0 leaves a cell out)"
         )
+    return least
 
 
 @dataclass(frozen=True, eq=False)
