@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.fields import FieldStatistics
+from ml4cube.core.fields import FieldStatistics, Moments
 from ml4cube.core.quantiles import Histogram
 from ml4cube.core.statistics import scale_parameters
 from tests import oracle
@@ -205,30 +205,106 @@ def test_histograms_merged_in_any_order_are_that_of_the_whole_bit_for_bit(
         assert read == exact if whole.width == 0 else abs(read - exact) <= whole.width
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(FINITE | st.just(float("nan")), min_size=1, max_size=60),
     st.sampled_from([3, 8]),
     st.booleans(),
+    st.booleans(),
+    st.sampled_from([np.float32, np.float64]),
 )
 def test_many_cells_of_a_place_are_counted_as_few_are(
-    cells: list[float], bins: int, weighed: bool
+    cells: list[float], bins: int, weighed: bool, sorts: bool, dtype: type
 ) -> None:
-    x = np.array([cells, cells[::-1]])
+    x = np.array([cells, cells[::-1]], dtype)
     weights = np.arange(1.0, x.size + 1).reshape(x.shape) if weighed else None
     whole = Histogram.of(x, bins, weights)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{MODULE}._FIRST_CELLS", 7)  # sorted, to learn how wide bins must be
-        patch.setattr(f"{MODULE}._CELLS_AT_ONCE", 20)  # counted without sorting, for the most part
+        # more than so many are counted side by side, or else the first of them are sorted to
+        # learn how wide bins must be, and the others counted without, for the most part
+        patch.setattr(f"{MODULE}._FIRST_CELLS", 7)
+        patch.setattr(f"{MODULE}._CELLS_AT_ONCE", 20)
+        patch.setattr(f"{MODULE}._CELLS_NUMBERED", 6)
+        if sorts:
+            patch.setattr(Histogram, "_side_by_side", lambda *_: None)
         pieces = Histogram.of(x, bins, weights)
     np.testing.assert_array_equal(pieces.exponent, whole.exponent)
     np.testing.assert_array_equal(pieces.edges, whole.edges)
     np.testing.assert_array_equal(pieces.counts, whole.counts)  # weights are whole numbers here
-    known = np.array([cell for cell in cells if not math.isnan(cell)])
+    known = x[0, ~np.isnan(x[0])].astype(float)
     if known.size and not weighed:
         edges, counts = oracle.finest_bins(known.tolist(), bins)
         np.testing.assert_array_equal(whole.edges[0, : len(edges)], edges)
         np.testing.assert_array_equal(whole.counts[0, : len(edges)], counts)
+
+
+def test_a_block_of_no_dims_has_moments() -> None:
+    for weights in (None, np.array(2.0)):
+        found = Moments.of(np.array(3.0, "f4"), (), np.array(True), weights)
+        assert (found.count, found.mean, found.m2, found.min) == (1, 3.0, 0.0, 3.0)
+        assert found.weight == (1 if weights is None else 2)
+    assert Moments.of(np.array(3.0), (), None, np.array(0.0)).count == 0
+
+
+MADE_CELLS = {
+    "continuous": lambda rng, n: rng.normal(280, 10, n),
+    "of few values": lambda rng, n: rng.integers(0, 5_000, n) * 0.01 + 273.15,
+    "skewed": lambda rng, n: np.where(rng.random(n) < 0.6, 0.0, rng.lognormal(0, 2, n)),
+    "with a fill value": lambda rng, n: np.where(np.arange(n) == 77, 9.96921e36, rng.random(n)),
+    "constant": lambda rng, n: np.full(n, 5.0),
+    "all gaps": lambda rng, n: np.full(n, np.nan),
+    "far off": lambda rng, n: rng.choice([2.0**60, 2.0**60 + 256, -1e-300, 1e300], n),
+}
+
+
+@pytest.mark.parametrize("kind", MADE_CELLS)
+@pytest.mark.parametrize("weighed", [False, True])
+def test_a_large_block_is_counted_as_its_parts_are(kind: str, weighed: bool) -> None:
+    rng = np.random.default_rng(3)
+    x = MADE_CELLS[kind](rng, 300_000)
+    x[rng.random(x.size) < 0.2] = np.nan
+    weights = rng.integers(1, 9, x.size).astype(float) if weighed else None
+    whole = Histogram.of(x, 4_096, weights)
+    merged = Histogram.empty((), 4_096, whole.counts.dtype)
+    for part in np.array_split(np.arange(x.size), 5):  # each sorted at once
+        merged = merged.merge(
+            Histogram.of(x[part], 4_096, None if weights is None else weights[part])
+        )
+    assert whole.exponent == merged.exponent
+    np.testing.assert_array_equal(whole.edges, merged.edges)
+    np.testing.assert_array_equal(whole.counts, merged.counts)
+    used = ~np.isnan(x)
+    assert whole.counts.sum() == (used.sum() if weights is None else weights[used].sum())
+
+
+@pytest.mark.parametrize("axes", [(0,), (2,), (0, 2), (1, 2), (0, 1, 2), ()])
+@pytest.mark.parametrize("weighed", [False, True])
+def test_a_block_cut_into_slabs_has_the_moments_of_its_cells(
+    axes: tuple[int, ...], weighed: bool
+) -> None:
+    rng = np.random.default_rng(4)
+    x = rng.normal(280, 10, (40, 90, 200)).astype("f4")
+    x[rng.random(x.shape) < 0.2] = np.nan
+    x[3, 5, 7] = np.inf
+    where = rng.random(x.shape) < 0.9
+    weights = rng.integers(0, 4, x.shape).astype(float) if weighed else None
+    found = Moments.of(x, axes, where, weights)
+    used = where if weights is None else where & (weights > 0)
+    finite = used & np.isfinite(x)
+    w = np.where(finite, 1.0 if weights is None else weights, 0.0)
+    cells = np.where(finite, x, 0.0).astype(np.longdouble)
+    np.testing.assert_array_equal(found.count, finite.sum(axes))
+    np.testing.assert_array_equal(found.gaps, (used & np.isnan(x)).sum(axes))
+    np.testing.assert_array_equal(found.infs, (used & np.isinf(x)).sum(axes))
+    np.testing.assert_array_equal(found.weight, w.sum(axes))
+    known = found.count > 0
+    for name, reduce, other in (("min", np.min, np.inf), ("max", np.max, -np.inf)):
+        extreme = reduce(np.where(finite, x, other), axes)
+        np.testing.assert_array_equal(getattr(found, name), np.where(known, extreme, np.nan))
+    mean = (w * cells).sum(axes) / np.where(known, w.sum(axes), np.nan)
+    m2 = (w * np.where(finite, cells - np.expand_dims(mean, axes), 0) ** 2).sum(axes)
+    np.testing.assert_allclose(found.mean, mean.astype(float), rtol=1e-13)
+    np.testing.assert_allclose(found.m2, m2.astype(float), rtol=1e-11, atol=1e-18)
 
 
 @pytest.mark.parametrize(("dims", "by", "weights"), FORMS[:6])

@@ -169,7 +169,7 @@ def _slab_moments(
     else:
         weight = np.asarray(np.sum(weights, axes, where=~left_out))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        weighted = x if weights is None else weights * x
+        weighted = x if weights is None else np.multiply(weights, x, out=np.empty(x.shape))
         mean = np.asarray(weighted.sum(axes)) / weight
         x -= np.expand_dims(mean, axes)
         x[left_out] = 0.0

@@ -8,9 +8,9 @@ of the whole, and the histogram of merged parts is that of all cells, bit for bi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -19,16 +19,19 @@ from numpy.typing import ArrayLike, NDArray
 from ml4cube.core.errors import InvalidValueError
 
 Floats = NDArray[np.float64]
+Reals = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
+_Bins = tuple[Floats, NDArray[Any]]  # edges and counts, one row for each place
 
 # Bins this narrow hold one value each; 2**-exponent is still a normal number.
 _EXACT = -1022
 # Bins per histogram, and in all of them together: an edge and a count each, 128 MiB.
 _MOST_BINS, _FEWEST_BINS, _MOST_IN_ALL = 65_536, 256, 2**23
 _BYTES_PER_BIN = 16
-# Cells looked at together: those of a place that are sorted to learn how wide its bins must be,
-# and more from then on.
+# Cells sorted together: first, to learn how wide bins must be, and from then on. Cells whose bins
+# are numbered together, in that many times as many bins as there may be.
 _FIRST_CELLS, _CELLS_AT_ONCE = 2**17, 2**20
+_CELLS_NUMBERED, _DENSER = 2**17, 4
 
 
 def default_bins(places: int) -> int:
@@ -117,13 +120,13 @@ class Histogram:
         return cls.gathered(field, bins, (), dtype)
 
     @classmethod
-    def of(cls, values: Floats, bins: int, weights: Floats | None = None) -> Self:
+    def of(cls, values: Reals, bins: int, weights: Floats | None = None) -> Self:
         """Count the cells of each place.
 
         Parameters
         ----------
-        values : ndarray of float64, shape (*field, cells)
-            Cells; NaN is left out.
+        values : ndarray of float32 or float64, shape (*field, cells)
+            Cells, finite; NaN is left out.
         bins : int
             How many bins a place may have.
         weights : ndarray of float64, optional
@@ -139,16 +142,12 @@ class Histogram:
         weighed = None if weights is None else weights.reshape(-1, n)
         dtype = np.int64 if weights is None else np.float64
         rows = max(_FIRST_CELLS // max(n, 1), 1)
-        starts = [0, *range(_FIRST_CELLS, n, _CELLS_AT_ONCE), n]
         groups = []
         for top in range(0, len(flat), rows):
             some = slice(top, top + rows)
-            total = cls.empty((len(flat[some]),), bins, dtype)
-            for left, right in pairwise(starts):
-                box = (some, slice(left, right))
-                amounts = None if weighed is None else weighed[box]
-                total = total._with_cells(flat[box], amounts)
-            groups.append(((some, ...), total))
+            none = cls.empty((len(flat[some]),), bins, dtype)
+            amounts = None if weighed is None else weighed[some]
+            groups.append(((some, ...), none._with_rows(flat[some], amounts)))
         whole = cls.gathered((len(flat),), bins, groups, dtype)
         shape = (*field, whole.edges.shape[-1])
         return cls(
@@ -198,41 +197,95 @@ class Histogram:
             whole.counts[used] = part.counts
         return whole
 
-    def _with_cells(self, cells: Floats, weights: Floats | None) -> Self:
-        """Count more cells of each row."""
+    def _with_rows(self, cells: Reals, weights: Floats | None) -> Self:
+        """Count the cells of each row, where none was counted before."""
+        n, total = cells.shape[-1], self
+        if n > _FIRST_CELLS:
+            # a single row; sorting takes several times as long as what is tried here
+            counted = self._side_by_side(cells[0], None if weights is None else weights[0])
+            if counted is not None:
+                return counted
+        start = 0
+        while start < n:
+            widths_known = start > 0 and total.exponent[0] > _EXACT
+            part = slice(start, start + (_CELLS_AT_ONCE if widths_known else _FIRST_CELLS))
+            some, amounts = cells[:, part], None if weights is None else weights[:, part]
+            if widths_known:
+                total, far = total._with_near(some[0], None if amounts is None else amounts[0])
+                some, amounts = some[:, far], None if amounts is None else amounts[:, far]
+            total = total._with_cells(some, amounts)
+            start = part.stop
+        return total
+
+    def _with_cells(self, cells: Reals, weights: Floats | None) -> Self:
+        """Count more cells of each row, sorting them."""
         edges = _lower_edges(cells, self.exponent)
-        total = self
-        if len(edges) == 1 and self.exponent[0] > _EXACT:
-            # most cells lie within a stretch of bins that are counted without sorting
-            total, near = self._with_near(edges[0], weights)
-            far = ~(near | np.isnan(edges[0]))
-            edges = edges[:, far]
-            weights = None if weights is None else weights[:, far]
-        if not edges.size:
-            return total
         if weights is None:
             edges = np.sort(edges, axis=-1)
             found = _collapsed(edges, (~np.isnan(edges)).astype(np.int64))
         else:
             found = _sorted_and_collapsed(edges, np.where(np.isnan(edges), 0.0, weights))
-        return total.merge(self._fitted(self.exponent, *found))
+        return self._fitted(self.exponent, *_joined([(self.edges, self.counts), found]))
 
-    def _with_near(self, edges: Floats, weights: Floats | None) -> tuple[Self, NDArray[np.bool_]]:
-        """Count the cells of the one row whose bins are near to its middle one; say which."""
-        width = float(np.ldexp(1.0, self.exponent[0]))
-        known = int((~np.isnan(self.edges[0])).sum())
-        middle, reach = self.edges[0, known // 2] / width, 4 * self.bins
-        if not abs(middle) < 2.0**52 - reach:  # numbers of bins would be rounded
-            return self, np.zeros(edges.shape, bool)
-        numbers = edges / width - middle
-        near = np.abs(numbers) < reach
-        amounts = None if weights is None else weights[0, near]
-        counts = np.bincount(numbers[near].astype(np.int64) + reach, amounts, 2 * reach)
-        used = np.flatnonzero(counts)
-        if not used.size:
-            return self, near
-        found = ((used - reach + middle) * width + 0.0)[np.newaxis], counts[np.newaxis, used]
-        return self.merge(self._fitted(self.exponent, *found)), near
+    def _with_near(self, values: Reals, weights: Floats | None) -> tuple[Self, NDArray[np.bool_]]:
+        """Count those more cells of the one row that lie near its median; say which are farther.
+
+        Cells that are NaN are neither.
+        """
+        width = math.ldexp(1.0, int(self.exponent[0]))
+        median = _number(self.edges[0, _bin_of_quantile(self.counts, 0.5)[0][0]], width)
+        if median is None:
+            return self, ~np.isnan(values)
+        size = _DENSER * self.bins
+        first = median - size // 2
+        counts, far = np.zeros(size + 1, self.counts.dtype), np.empty(values.size, bool)
+        for part, numbers in _numbered(values, width, first, size):
+            amounts = None if weights is None else weights[part]
+            counts += np.bincount(numbers, amounts, counts.size)
+            far[part] = (numbers == 0) & ~np.isnan(values[part])
+        near = _filled(counts[1:], first, width)
+        return self._fitted(self.exponent, *_joined([(self.edges, self.counts), near])), far
+
+    def _side_by_side(self, values: Reals, weights: Floats | None) -> Self | None:
+        """Count the cells of a single row without sorting them; None where that is in vain.
+
+        They are counted in more bins than there may be, from the least cell to the greatest. If
+        too many of those hold cells, they are joined in twos; else either each holds one value,
+        or finer ones would do, and it was in vain.
+        """
+        low, high = float(np.fmin.reduce(values)), float(np.fmax.reduce(values))
+        if not 0 < high - low < math.inf:
+            return None
+        exponent = max(math.frexp((high - low) / (_DENSER * self.bins - 2))[1], _EXACT + 1)
+        width = math.ldexp(1.0, exponent)
+        first, last = _number(low, width), _number(high, width)
+        if first is None or last is None:
+            return None
+        size = last - first + 1
+        counts, held = np.zeros(size + 1, self.counts.dtype), np.full(size + 1, np.nan)
+        one_each = True
+        for part, numbers in _numbered(values, width, first, size):
+            amounts = None if weights is None else weights[part]
+            counts += np.bincount(numbers, amounts, counts.size)
+            if one_each:
+                other = (held[numbers] != values[part]) & (numbers > 0)
+                new, cells = numbers[other], values[part][other]
+                one_each = bool(np.isnan(held[new]).all())
+                held[new] = cells
+                one_each &= bool((held[new] == cells).all())
+        counts, held = counts[1:], held[1:]
+        if one_each:
+            used = np.flatnonzero(counts)
+            exact = _lower_edges(held[np.newaxis, used], self.exponent)
+            return self._fitted(self.exponent, *_collapsed(exact, counts[np.newaxis, used]))
+        if np.count_nonzero(counts) <= self.bins:
+            return None
+        while np.count_nonzero(counts) > self.bins:
+            counts = np.pad(counts, (first % 2, (first + counts.size) % 2))
+            counts = counts[::2] + counts[1::2]
+            first, exponent = first // 2, exponent + 1
+        filled = _filled(counts, first, math.ldexp(1.0, exponent))
+        return type(self)(np.full(1, exponent), *filled, self.bins)
 
     def _fitted(self, exponent: Ints, edges: Floats, counts: NDArray[Any]) -> Self:
         """Widen bins where more hold cells than there may be, as little as that takes."""
@@ -245,8 +298,10 @@ class Histogram:
             fine = exponent[over]
             extent = np.nanmax(crowded, -1) - crowded[:, 0] + np.ldexp(1.0, fine)
             coarse = np.maximum(np.frexp(extent / (self.bins - 2))[1], fine + 1)
+            step = 1  # first by small steps: the widths wanted are hardly narrower
             while (coarse - fine > 1).any():
-                middle = (fine + coarse) // 2
+                middle = np.maximum((fine + coarse) // 2, coarse - step)
+                step *= 2
                 fits = _occupied(_lower_edges(crowded, middle)) <= self.bins
                 coarse, fine = np.where(fits, middle, coarse), np.where(fits, fine, middle)
             exponent = exponent.copy()
@@ -284,11 +339,12 @@ class Histogram:
         if mine != theirs:
             raise InvalidValueError(f"cannot merge histograms of (shape, bins) {mine} and {theirs}")
         exponent = np.maximum(self.exponent, other.exponent)
-        edges = np.concatenate([_lower_edges(h.edges, exponent) for h in (self, other)], axis=-1)
-        counts = np.concatenate([self.counts, other.counts], axis=-1)
-        flat = (-1, edges.shape[-1])
-        found = _sorted_and_collapsed(edges.reshape(flat), counts.reshape(flat))
-        return self._fitted(exponent, *found)
+        both = []
+        for one in (self, other):
+            flat = (-1, one.edges.shape[-1])
+            edges = _lower_edges(one.edges, exponent)
+            both.append((edges.reshape(flat), one.counts.reshape(flat)))
+        return self._fitted(exponent, *_joined(both))
 
     def transposed(self, order: Sequence[int]) -> Self:
         """Put the axes of the field in another order.
@@ -341,7 +397,7 @@ class Histogram:
         return np.asarray(np.clip(found.reshape(self.exponent.shape), low, high))
 
 
-def _lower_edges(values: Floats, exponent: Ints) -> Floats:
+def _lower_edges(values: Reals, exponent: Ints) -> Floats:
     """Lower edge of the bin of each value; exact, since scaling by a power of two is."""
     width = np.ldexp(1.0, exponent)[..., np.newaxis]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -350,28 +406,70 @@ def _lower_edges(values: Floats, exponent: Ints) -> Floats:
         return np.asarray(np.where(np.abs(values) >= width * 2.0**53, values, edges) + 0.0)
 
 
+def _number(value: float, width: float) -> int | None:
+    """Number of a value's bin, from that at 0; None where float64 may not tell it from others."""
+    number = float(value) / width
+    return math.floor(number) if abs(number) < 2**51 else None
+
+
+def _numbered(
+    values: Reals, width: float, first: int, size: int
+) -> Iterator[tuple[slice, NDArray[np.intp]]]:
+    """Number the bins of values from 1 to `size`, a part at a time; 0 for all others, and NaN.
+
+    Bin 1 begins at `first` widths.
+    """
+    for start in range(0, values.size, _CELLS_NUMBERED):
+        part = slice(start, start + _CELLS_NUMBERED)
+        with np.errstate(over="ignore"):
+            numbers = np.multiply(values[part], 1.0 / width, dtype=np.float64)
+        np.floor(numbers, out=numbers)
+        numbers -= first - 1
+        numbers[~((numbers > 0) & (numbers <= size))] = 0
+        yield part, numbers.astype(np.intp)
+
+
+def _filled(counts: NDArray[Any], first: int, width: float) -> _Bins:
+    """Those bins that hold cells, of one row, of which number `first` is the first."""
+    used = np.flatnonzero(counts)
+    edges = (used.astype(np.float64) + first) * width + 0.0
+    return edges[np.newaxis], counts[np.newaxis, used]
+
+
 def _occupied(edges: Floats) -> Ints:
     """Different edges in each row; rows rise, with NaN after the last."""
     new = (edges[:, 1:] != edges[:, :-1]) & ~np.isnan(edges[:, 1:])
     return np.asarray(new.sum(-1) + ~np.isnan(edges[:, 0]))
 
 
-def _sorted_and_collapsed(edges: Floats, counts: NDArray[Any]) -> tuple[Floats, NDArray[Any]]:
+def _joined(parts: Sequence[_Bins]) -> _Bins:
+    """Put bins of the same rows together."""
+    filled = [part for part in parts if not np.isnan(part[0]).all()]
+    if len(filled) < 2:
+        return _collapsed(*(filled or parts)[0])
+    edges, counts = (np.concatenate(arrays, axis=-1) for arrays in zip(*filled, strict=True))
+    return _sorted_and_collapsed(edges, counts)
+
+
+def _sorted_and_collapsed(edges: Floats, counts: NDArray[Any]) -> _Bins:
     """Sort each row by its edges, and add up the counts of equal ones."""
     order = np.argsort(edges, axis=-1, kind="stable")
     return _collapsed(np.take_along_axis(edges, order, -1), np.take_along_axis(counts, order, -1))
 
 
-def _collapsed(edges: Floats, counts: NDArray[Any]) -> tuple[Floats, NDArray[Any]]:
+def _collapsed(edges: Floats, counts: NDArray[Any]) -> _Bins:
     """Add up the counts of equal edges; rows rise, with NaN and 0 after the last."""
     new = ~np.isnan(edges)
     new[:, 1:] &= edges[:, 1:] != edges[:, :-1]
-    column = np.cumsum(new, axis=-1) - 1
-    shape = (len(edges), int(column.max(initial=0)) + 1)
-    fewer, sums = np.full(shape, np.nan), np.zeros(shape, counts.dtype)
     starts = np.flatnonzero(new)
+    if len(edges) == 1 and starts.size:
+        return edges[:, starts], np.add.reduceat(counts, starts, axis=-1)
+    per_row = new.sum(-1)
+    shape = (len(edges), max(int(per_row.max(initial=0)), 1))
+    fewer, sums = np.full(shape, np.nan), np.zeros(shape, counts.dtype)
     if starts.size:
-        at = (starts // edges.shape[-1], column.ravel()[starts])
+        before = np.repeat(np.cumsum(per_row) - per_row, per_row)
+        at = (np.repeat(np.arange(len(edges)), per_row), np.arange(starts.size) - before)
         fewer[at] = edges.ravel()[starts]
         sums[at] = np.add.reduceat(counts.ravel(), starts)
     return fewer, sums

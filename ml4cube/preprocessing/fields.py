@@ -247,13 +247,16 @@ def _count_block(
 ) -> Histogram:
     """Count the cells of one block of a group."""
     assert values is not None
-    cells = values.astype(np.float64)
-    unused = ~np.isfinite(cells)
+    cells = values
+    if values.dtype not in (np.float32, np.float64):
+        cells = values.astype(np.float64)
+    unused = np.isinf(cells)
     if where is not None:
         unused |= ~where
     if weights is not None:
         unused |= weights == 0
-    cells[unused] = np.nan
+    if unused.any():
+        cells = np.where(unused, np.array(np.nan, cells.dtype), cells)
     kept = tuple(values.shape[plan.dims.index(dim)] for dim in plan.kept)
 
     def flat(array: NDArray[Any]) -> NDArray[Any]:
