@@ -239,7 +239,7 @@ def main() -> None:
 def report(by_cores: dict[int, dict[str, Run]], out: Path) -> None:
     """Print the table; the keys at the top are the worst over the numbers of cores."""
     for cores, table in by_cores.items():
-        print(f"\n{cores} core(s)           CPU s   over floor   wall s   MB above start        result")
+        print(f"\n{cores} core(s)           CPU s   over floor   wall s   MB above start   result")
         for name, row in table.items():
             print(
                 f"{name:15s} {row['cpu_s']:9.2f} {row['cpu_over_floor']:12.2f}"
