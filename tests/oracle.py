@@ -165,9 +165,9 @@ def filled(
 def finest_bins(cells: Sequence[float], bins: int) -> tuple[list[float], list[int]]:
     """Lower edges and counts of the narrowest bins, 2**e wide, of which at most `bins` hold cells.
 
-    In whole numbers of 2**-1022, step by step from bins of one value each.
+    In whole numbers of 2**-1022, step by step from bins that hold one normal number each.
     """
-    numbers = [int(Fraction(cell) * 2**1022) for cell in cells]
+    numbers = [math.floor(Fraction(cell) * 2**1022) for cell in cells]
     for step in itertools.count():
         held = Counter(number >> step for number in numbers)
         if len(held) <= bins:

@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 # Cells summed up at a time: few, since fresh memory for what is made of them costs more than the
 # sums, but several of each place, since merging costs as much as summing up three.
-_SLAB_CELLS, _LEAST_PER_PLACE = 2**18, 12
+_SLAB_CELLS, _LEAST_PER_PLACE = 2**18, 8
 # Dates of other calendars are written as whole numbers of these, which lose nothing.
 _TICKS = "microseconds since 2000-01-01"
 
@@ -148,20 +148,34 @@ def _slab_moments(
     weights: Floats | None,
 ) -> Moments:
     """Sum up one slab: mean first, then deviations from it, then what rounding left of them."""
-    # arrays even of no dims, which numpy turns into numbers that cannot be written to
-    x = np.array(values, np.float64)
+    with np.errstate(invalid="ignore"):
+        # asarray here and below: numpy makes numbers, which cannot be written to, of no dims
+        x = np.array(values, np.float64)
+        # without signaling NaNs (R's NA), beside which fmin may forget numbers, and without -0.0
+        x += 0.0
     used = where
-    if weights is not None and check_weights(weights) == 0:
-        used = weights > 0 if used is None else used & (weights > 0)
+    if weights is not None:
+        least_weight = check_weights(weights)
+        if least_weight == 0:
+            used = weights > 0 if used is None else used & (weights > 0)
     if values.dtype.kind in "iu" and values.dtype.itemsize > 4:
         among = True if used is None else used
         least, greatest = (f(values, initial=0, where=among) for f in (np.min, np.max))
         check_exact(int(least), int(greatest))
-    cells: Any = math.prod(x.shape[axis] for axis in axes)
+    all_cells = math.prod(x.shape[axis] for axis in axes)
+    cells: Any = all_cells
     if used is not None:
         cells = used.sum(axes)
         x[~used] = np.nan
-    low, high, left_out, count, infs = _range(x, axes)
+    low, high = _range(x, axes)
+    infs = np.zeros(low.shape, np.int64)
+    if (np.isinf(low) | np.isinf(high)).any():
+        unbounded = np.isinf(x)
+        infs = np.asarray(unbounded.sum(axes))
+        x[unbounded] = np.nan
+        low, high = _range(x, axes)
+    left_out = np.asarray(np.isnan(x))
+    count = np.asarray(all_cells - left_out.sum(axes))
     gaps = np.asarray(cells - count - infs)
     x[left_out] = 0.0
     if weights is None:
@@ -169,6 +183,7 @@ def _slab_moments(
     else:
         weight = np.asarray(np.sum(weights, axes, where=~left_out))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        # x itself, or a buffer that is filled anew once x has changed
         weighted = x if weights is None else np.multiply(weights, x, out=np.empty(x.shape))
         mean = np.asarray(weighted.sum(axes)) / weight
         x -= np.expand_dims(mean, axes)
@@ -190,18 +205,10 @@ def _slab_moments(
     return Moments(count, mean, m2, low, high, gaps, infs, weight)
 
 
-def _range(
-    x: Floats, axes: tuple[int, ...]
-) -> tuple[Floats, Floats, NDArray[np.bool_], Ints, Ints]:
-    """Range of the finite cells, flags of the others, numbers of the finite and the infinite."""
-    left_out = np.asarray(np.isnan(x))
-    count = np.asarray(math.prod(x.shape[axis] for axis in axes) - left_out.sum(axes))
-    low, high = (np.asarray(f.reduce(x, axes) + 0.0) for f in (np.fmin, np.fmax))
-    if not (np.isinf(low) | np.isinf(high)).any():
-        return low, high, left_out, count, np.zeros(count.shape, np.int64)
-    x[np.isinf(x)] = np.nan
-    low, high, left_out, finite, _ = _range(x, axes)
-    return low, high, left_out, finite, np.asarray(count - finite)
+def _range(x: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """Least and greatest number along `axes`, NaN where there is none."""
+    low, high = np.fmin.reduce(x, axes), np.fmax.reduce(x, axes)
+    return np.asarray(low), np.asarray(high)
 
 
 def check_weights(weights: Floats) -> float:

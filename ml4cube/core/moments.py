@@ -230,6 +230,8 @@ def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
     # cells that vary about as much as they are large need no shift, which saves a pass
     shift = 0.0 if low >= 0 and high < 10 * (high - low) else low
     rest, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=True)
+    if math.isnan(rest):  # from signaling NaNs, which hold their own against a maximum
+        return _of_piece(piece + 0, scratch)
     if not rest * rest <= 0.9999 * count * squares:
         shift += rest / count
         rest, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=False)
@@ -321,16 +323,19 @@ class _Scratch:
             check_exact(least, greatest)
             return float(least), float(greatest), 0
         # + 0.0 turns -0.0, which may or may not come out beside 0.0, into 0.0
-        low = float(np.fmin.reduce(piece)) + 0.0
         if not self.gaps_expected:
             high = float(np.maximum.reduce(piece)) + 0.0
             if not math.isnan(high):
-                return low, high, 0
-        gaps = 0
+                return float(np.minimum.reduce(piece)) + 0.0, high, 0
+        gaps, lows, highs = 0, [], []
         for part in _parts(piece):
-            gaps += int(np.count_nonzero(np.isnan(part, out=self.flags[: part.size])))
+            # + 0 makes NaNs quiet: beside signaling ones (R's NA), fmin may forget numbers
+            quiet = np.add(part, 0, out=self.x.view(self.dtype)[: part.size])
+            gaps += int(np.count_nonzero(np.isnan(quiet, out=self.flags[: part.size])))
+            lows.append(np.fmin.reduce(quiet))
+            highs.append(np.fmax.reduce(quiet))
         self.gaps_expected = gaps > 0
-        return low, float(np.fmax.reduce(piece)) + 0.0, gaps
+        return float(np.fmin.reduce(lows)) + 0.0, float(np.fmax.reduce(highs)) + 0.0, gaps
 
     def sums(
         self, piece: NDArray[Any], shift: float, *, gaps: bool, is_least: bool

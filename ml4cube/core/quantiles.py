@@ -23,15 +23,16 @@ Reals = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 _Bins = tuple[Floats, NDArray[Any]]  # edges and counts, one row for each place
 
-# Bins this narrow hold one value each; 2**-exponent is still a normal number.
+# Bins this narrow hold one value each, or all subnormal ones of a sign; 2**-exponent is normal.
 _EXACT = -1022
 # Bins per histogram, and in all of them together: an edge and a count each, 128 MiB.
 _MOST_BINS, _FEWEST_BINS, _MOST_IN_ALL = 65_536, 256, 2**23
 _BYTES_PER_BIN = 16
-# Cells sorted together: first, to learn how wide bins must be, and from then on. Cells whose bins
-# are numbered together, in that many times as many bins as there may be.
+# Cells sorted together: first, to learn how wide bins must be, and from then on.
 _FIRST_CELLS, _CELLS_AT_ONCE = 2**17, 2**20
-_CELLS_NUMBERED, _DENSER = 2**17, 4
+# Cells counted together without sorting, so few that what is made of them stays in cache; and how
+# many times as many counters they have as there may be bins.
+_CELLS_COUNTED, _DENSER = 2**17, 4
 
 
 def default_bins(places: int) -> int:
@@ -198,10 +199,13 @@ class Histogram:
         return whole
 
     def _with_rows(self, cells: Reals, weights: Floats | None) -> Self:
-        """Count the cells of each row, where none was counted before."""
+        """Count the cells of each row, where none was counted before.
+
+        There is one row only where it is longer than `_FIRST_CELLS`.
+        """
         n, total = cells.shape[-1], self
         if n > _FIRST_CELLS:
-            # a single row; sorting takes several times as long as what is tried here
+            # sorting takes several times as long as what is tried here
             counted = self._side_by_side(cells[0], None if weights is None else weights[0])
             if counted is not None:
                 return counted
@@ -228,62 +232,55 @@ class Histogram:
         return self._fitted(self.exponent, *_joined([(self.edges, self.counts), found]))
 
     def _with_near(self, values: Reals, weights: Floats | None) -> tuple[Self, NDArray[np.bool_]]:
-        """Count those more cells of the one row that lie near its median; say which are farther.
+        """Count those more cells of a single row that lie near its median; say which do not.
 
         Cells that are NaN are neither.
         """
         width = math.ldexp(1.0, int(self.exponent[0]))
-        median = _number(self.edges[0, _bin_of_quantile(self.counts, 0.5)[0][0]], width)
+        median = _bin_of(self.edges[0, _bin_of_quantile(self.counts, 0.5)[0][0]], width)
         if median is None:
             return self, ~np.isnan(values)
         size = _DENSER * self.bins
         first = median - size // 2
         counts, far = np.zeros(size + 1, self.counts.dtype), np.empty(values.size, bool)
-        for part, numbers in _numbered(values, width, first, size):
+        for part, counters in _counters(values, width, first, size):
             amounts = None if weights is None else weights[part]
-            counts += np.bincount(numbers, amounts, counts.size)
-            far[part] = (numbers == 0) & ~np.isnan(values[part])
+            counts += np.bincount(counters, amounts, counts.size)
+            far[part] = (counters == 0) & ~np.isnan(values[part])
         near = _filled(counts[1:], first, width)
         return self._fitted(self.exponent, *_joined([(self.edges, self.counts), near])), far
 
     def _side_by_side(self, values: Reals, weights: Floats | None) -> Self | None:
-        """Count the cells of a single row without sorting them; None where that is in vain.
+        """Count the cells of a single row without sorting them.
 
-        They are counted in more bins than there may be, from the least cell to the greatest. If
-        too many of those hold cells, they are joined in twos; else either each holds one value,
-        or finer ones would do, and it was in vain.
+        Counters from the least cell to the greatest are finer than bins need to be. Where more
+        of them than there may be bins hold cells, they are joined in twos until they fit; where
+        each holds one value, those are the bins. Else finer counters might do: None is returned.
         """
-        low, high = float(np.fmin.reduce(values)), float(np.fmax.reduce(values))
+        low, high = _range(values)
         if not 0 < high - low < math.inf:
             return None
         exponent = max(math.frexp((high - low) / (_DENSER * self.bins - 2))[1], _EXACT + 1)
         width = math.ldexp(1.0, exponent)
-        first, last = _number(low, width), _number(high, width)
+        first, last = _bin_of(low, width), _bin_of(high, width)
         if first is None or last is None:
             return None
         size = last - first + 1
-        counts, held = np.zeros(size + 1, self.counts.dtype), np.full(size + 1, np.nan)
-        one_each = True
-        for part, numbers in _numbered(values, width, first, size):
+        counts, seen = np.zeros(size + 1, self.counts.dtype), _Seen(size + 1)
+        for part, counters in _counters(values, width, first, size):
             amounts = None if weights is None else weights[part]
-            counts += np.bincount(numbers, amounts, counts.size)
-            if one_each:
-                other = (held[numbers] != values[part]) & (numbers > 0)
-                new, cells = numbers[other], values[part][other]
-                one_each = bool(np.isnan(held[new]).all())
-                held[new] = cells
-                one_each &= bool((held[new] == cells).all())
-        counts, held = counts[1:], held[1:]
-        if one_each:
+            counts += np.bincount(counters, amounts, counts.size)
+            seen.add(counters, values[part])
+        counts = counts[1:]
+        if seen.one_each:
             used = np.flatnonzero(counts)
-            exact = _lower_edges(held[np.newaxis, used], self.exponent)
+            exact = _lower_edges(seen.values[np.newaxis, 1:][:, used], self.exponent)
             return self._fitted(self.exponent, *_collapsed(exact, counts[np.newaxis, used]))
         if np.count_nonzero(counts) <= self.bins:
             return None
         while np.count_nonzero(counts) > self.bins:
-            counts = np.pad(counts, (first % 2, (first + counts.size) % 2))
-            counts = counts[::2] + counts[1::2]
-            first, exponent = first // 2, exponent + 1
+            first, counts = _in_twos(first, counts)
+            exponent += 1
         filled = _filled(counts, first, math.ldexp(1.0, exponent))
         return type(self)(np.full(1, exponent), *filled, self.bins)
 
@@ -397,36 +394,84 @@ class Histogram:
         return np.asarray(np.clip(found.reshape(self.exponent.shape), low, high))
 
 
+class _Seen:
+    """Value that each counter counts, as long as that is the same in all its cells.
+
+    Parameters
+    ----------
+    counters : int
+        How many there are; what counter 0 counts does not matter.
+    """
+
+    def __init__(self, counters: int) -> None:
+        """Begin with counters that have not counted."""
+        self.values = np.full(counters, np.nan)
+        self.one_each = True
+
+    def add(self, counters: NDArray[np.intp], cells: Reals) -> None:
+        """Take note of which counters count which cells."""
+        if not self.one_each:
+            return
+        other = (self.values[counters] != cells) & (counters > 0)
+        new, first_seen = counters[other], cells[other]
+        unused = bool(np.isnan(self.values[new]).all())
+        self.values[new] = first_seen
+        self.one_each = unused and bool((self.values[new] == first_seen).all())
+
+
+def _range(values: Reals) -> tuple[float, float]:
+    """Least and greatest number, NaN where there is none."""
+    lows, highs = [], []
+    for start in range(0, values.size, _CELLS_COUNTED):
+        with np.errstate(invalid="ignore"):
+            # + 0 makes NaNs quiet: beside signaling ones (R's NA), fmin may forget numbers
+            quiet = values[start : start + _CELLS_COUNTED] + 0
+        lows.append(np.fmin.reduce(quiet))
+        highs.append(np.fmax.reduce(quiet))
+    return float(np.fmin.reduce(lows)), float(np.fmax.reduce(highs))
+
+
 def _lower_edges(values: Reals, exponent: Ints) -> Floats:
     """Lower edge of the bin of each value; exact, since scaling by a power of two is."""
     width = np.ldexp(1.0, exponent)[..., np.newaxis]
     with np.errstate(over="ignore", invalid="ignore"):
         edges = np.floor(values / width) * width
+        # except that what is below 0 by next to nothing comes out as -0.0
+        edges = np.where((edges == 0) & (values < 0), -width, edges)
         # so far out, every float64 is a multiple of the width
         return np.asarray(np.where(np.abs(values) >= width * 2.0**53, values, edges) + 0.0)
 
 
-def _number(value: float, width: float) -> int | None:
+def _bin_of(value: float, width: float) -> int | None:
     """Number of a value's bin, from that at 0; None where float64 may not tell it from others."""
-    number = float(value) / width
-    return math.floor(number) if abs(number) < 2**51 else None
+    number = math.floor(float(value) / width) if abs(value) < 2**51 * width else None
+    return -1 if number == 0 and value < 0 else number
 
 
-def _numbered(
+def _counters(
     values: Reals, width: float, first: int, size: int
 ) -> Iterator[tuple[slice, NDArray[np.intp]]]:
-    """Number the bins of values from 1 to `size`, a part at a time; 0 for all others, and NaN.
+    """Assign values to counters, a part at a time: 1 to `size`, one a bin from number `first` on.
 
-    Bin 1 begins at `first` widths.
+    Values that lie in other bins, and NaN, get counter 0.
     """
-    for start in range(0, values.size, _CELLS_NUMBERED):
-        part = slice(start, start + _CELLS_NUMBERED)
-        with np.errstate(over="ignore"):
+    for start in range(0, values.size, _CELLS_COUNTED):
+        part = slice(start, start + _CELLS_COUNTED)
+        with np.errstate(over="ignore", invalid="ignore"):
             numbers = np.multiply(values[part], 1.0 / width, dtype=np.float64)
         np.floor(numbers, out=numbers)
+        if width > 1 and first < 0:
+            # what is below 0 by next to nothing came out as -0.0
+            numbers[(numbers == 0) & (values[part] < 0)] = -1
         numbers -= first - 1
         numbers[~((numbers > 0) & (numbers <= size))] = 0
         yield part, numbers.astype(np.intp)
+
+
+def _in_twos(first: int, counts: NDArray[Any]) -> tuple[int, NDArray[Any]]:
+    """Join bins to others twice as wide, which start at even numbers."""
+    counts = np.pad(counts, (first % 2, (first + counts.size) % 2))
+    return first // 2, counts[::2] + counts[1::2]
 
 
 def _filled(counts: NDArray[Any], first: int, width: float) -> _Bins:
