@@ -129,6 +129,20 @@ def test_every_cell_counts_once_where_buffers_end(size: int, offset: int) -> Non
     assert (stats.min, stats.max) == (clean.min(), clean.max())
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [("f4", 0x7F8007A2), ("f8", 0x7FF00000000007A2)])
+@pytest.mark.filterwarnings("error")
+def test_beside_signaling_nans_no_number_is_forgotten(dtype: str, bits: int) -> None:
+    """Such as R's NA; where numpy's vectors end, the least number before one could get lost."""
+    rng = np.random.default_rng(0)
+    for size in [*range(1, 300), 131_072 + 5, 262_144 + 77]:
+        quiet = rng.integers(-1, 2, size).astype(dtype)
+        missing = rng.random(size) < 0.5
+        signaling = quiet.copy()
+        quiet[missing] = np.nan
+        signaling.view(f"u{dtype[1]}")[missing] = bits
+        assert VariableStatistics.of(signaling) == VariableStatistics.of(quiet)
+
+
 def test_what_was_summed_up_before_changes_no_bit() -> None:
     """The sign of a zero depends on the way to the greatest: it must not be told."""
     texts = set()

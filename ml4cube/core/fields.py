@@ -148,7 +148,7 @@ def _slab_moments(
     weights: Floats | None,
 ) -> Moments:
     """Sum up one slab: mean first, then deviations from it, then what rounding left of them."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         # asarray here and below: numpy makes numbers, which cannot be written to, of no dims
         x = np.array(values, np.float64)
         # without signaling NaNs (R's NA), beside which fmin may forget numbers, and without -0.0
@@ -178,17 +178,19 @@ def _slab_moments(
     count = np.asarray(all_cells - left_out.sum(axes))
     gaps = np.asarray(cells - count - infs)
     x[left_out] = 0.0
-    if weights is None:
-        weight = count.astype(np.float64)
-    else:
-        weight = np.asarray(np.sum(weights, axes, where=~left_out))
+    # by weights, a buffer that is filled anew once x has changed; without any, x itself
+    weight, weighted = count.astype(np.float64), x
+    if weights is not None:
+        weighted = np.multiply(weights, ~left_out, out=np.empty_like(x))
+        weight = np.asarray(weighted.sum(axes))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        # x itself, or a buffer that is filled anew once x has changed
-        weighted = x if weights is None else np.multiply(weights, x, out=np.empty(x.shape))
+        if weights is not None:
+            np.multiply(weights, x, out=weighted)
         mean = np.asarray(weighted.sum(axes)) / weight
         x -= np.expand_dims(mean, axes)
         x[left_out] = 0.0
-        weighted = x if weights is None else np.multiply(weights, x, out=weighted)
+        if weights is not None:
+            np.multiply(weights, x, out=weighted)
         rest = weighted.sum(axes)
         x *= weighted
         m2 = x.sum(axes) - rest * rest / weight

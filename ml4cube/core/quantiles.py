@@ -23,7 +23,8 @@ Reals = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 _Bins = tuple[Floats, NDArray[Any]]  # edges and counts, one row for each place
 
-# Bins this narrow hold one value each, or all subnormal ones of a sign; 2**-exponent is normal.
+# Bins this narrow hold one value each, but for values as small as they are, 2e-308; 2**-exponent
+# is still a normal number.
 _EXACT = -1022
 # Bins per histogram, and in all of them together: an edge and a count each, 128 MiB.
 _MOST_BINS, _FEWEST_BINS, _MOST_IN_ALL = 65_536, 256, 2**23
@@ -293,8 +294,9 @@ class Histogram:
         if over.size:
             crowded = edges[over]
             fine = exponent[over]
-            extent = np.nanmax(crowded, -1) - crowded[:, 0] + np.ldexp(1.0, fine)
-            coarse = np.maximum(np.frexp(extent / (self.bins - 2))[1], fine + 1)
+            # halves, which do not overflow
+            extent = np.nanmax(crowded, -1) / 2 - crowded[:, 0] / 2 + np.ldexp(0.5, fine)
+            coarse = np.maximum(np.frexp(extent / (self.bins - 2))[1] + 1, fine + 1)
             step = 1  # first by small steps: the widths wanted are hardly narrower
             while (coarse - fine > 1).any():
                 middle = np.maximum((fine + coarse) // 2, coarse - step)
@@ -433,8 +435,8 @@ def _range(values: Reals) -> tuple[float, float]:
 
 def _lower_edges(values: Reals, exponent: Ints) -> Floats:
     """Lower edge of the bin of each value; exact, since scaling by a power of two is."""
-    width = np.ldexp(1.0, exponent)[..., np.newaxis]
     with np.errstate(over="ignore", invalid="ignore"):
+        width = np.ldexp(1.0, exponent)[..., np.newaxis]
         edges = np.floor(values / width) * width
         # except that what is below 0 by next to nothing comes out as -0.0
         edges = np.where((edges == 0) & (values < 0), -width, edges)
@@ -460,7 +462,7 @@ def _counters(
         with np.errstate(over="ignore", invalid="ignore"):
             numbers = np.multiply(values[part], 1.0 / width, dtype=np.float64)
         np.floor(numbers, out=numbers)
-        if width > 1 and first < 0:
+        if width > 1 and first <= 0:
             # what is below 0 by next to nothing came out as -0.0
             numbers[(numbers == 0) & (values[part] < 0)] = -1
         numbers -= first - 1

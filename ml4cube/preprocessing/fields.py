@@ -249,7 +249,8 @@ def _count_block(
     assert values is not None
     cells = values
     if values.dtype not in (np.float32, np.float64):
-        cells = values.astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            cells = values.astype(np.float64)
     unused = np.isinf(cells)
     if where is not None:
         unused |= ~where
