@@ -21,6 +21,9 @@ $(VENV)/.ready: pyproject.toml scripts/setup_env.py
 demo: setup
 	$(PY) -m ml4cube.demo --out "$(OUT)"
 
+# tests start hundreds of processes, which would each compile the package where containers forbid to
+# keep what was compiled
+unexport PYTHONDONTWRITEBYTECODE
 # whole files to a process, so that what the tests of a file share is made once; in their order, since
 # the files of few tests, which the other order would leave for last, take longest
 test: lint docs
