@@ -24,6 +24,7 @@ demo: setup
 # tests start hundreds of processes, which would each compile the package where containers forbid to
 # keep what was compiled
 unexport PYTHONDONTWRITEBYTECODE
+
 # whole files to a process, so that what the tests of a file share is made once; in their order, since
 # the files of few tests, which the other order would leave for last, take longest
 test: lint docs
