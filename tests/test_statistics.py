@@ -141,6 +141,10 @@ def test_beside_signaling_nans_no_number_is_forgotten(dtype: str, bits: int) -> 
         quiet[missing] = np.nan
         signaling.view(f"u{dtype[1]}")[missing] = bits
         assert VariableStatistics.of(signaling) == VariableStatistics.of(quiet)
+        for offset in (1.0, np.ones(size)):
+            scaled = scale_values(signaling, offset, 2.0)
+            np.testing.assert_array_equal(scaled, scale_values(quiet, offset, 2.0))
+            np.testing.assert_array_equal(unscale_values(signaling, offset, 2.0), quiet * 2 + 1)
 
 
 def test_what_was_summed_up_before_changes_no_bit() -> None:

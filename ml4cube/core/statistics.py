@@ -461,6 +461,8 @@ def unscale_values(
     return _by_pieces(unscale_piece, array, offset, scale, out_dtype)
 
 
+# signaling NaNs (R's NA) are gaps like others, nothing to warn of
+@np.errstate(invalid="ignore")
 def _by_pieces(
     work_on: Callable[[NDArray[np.float64], Any, Any], None],
     array: NDArray[Any],
