@@ -216,3 +216,59 @@ def test_pyplot_is_left_alone():
     before = set(sys.modules)
     rendered(split_timeline(label_of_time()))
     assert "matplotlib.pyplot" not in set(sys.modules) - before
+
+
+def ticks(figure):
+    return [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+
+
+def dated_label(dim, dates):
+    cube = xr.Dataset({"a": (dim, np.zeros(len(dates)))}, {"when": (dim, dates)})
+    cube = cube.swap_dims({dim: "when"}).rename(when="valid_time") if dim == "own" else cube
+    return assign_time_split(cube, 0.7)
+
+
+@pytest.mark.parametrize("dim", ["own", "obs"])
+@pytest.mark.parametrize("calendar", ["standard", "noleap"])
+@pytest.mark.parametrize(
+    ("freq", "second"),
+    [("6h", "2000-01-03\n00:00"), ("D", "2000-01-09"), ("MS", "2000-09"), ("20s", "00:02:40")],
+)
+def test_any_axis_of_dates_is_a_timeline(dim, calendar, freq, second):
+    cftimes = calendar != "standard"
+    dates = xr.date_range(
+        "2000-01-01", periods=49, freq=freq, calendar=calendar, use_cftime=cftimes
+    )
+    figure = rendered(split_timeline(dated_label(dim, dates)))
+    assert ticks(figure)[1].endswith(second)
+    assert len(set(ticks(figure))) == 7
+
+
+def test_a_dim_that_is_called_like_time_is_a_timeline():
+    label = xr.DataArray(np.array([1, 1, 0], "u1"), dims="t", name="split")
+    assert ticks(rendered(split_timeline(label))) == ["step 0", "step 1", "step 2"]
+
+
+def test_one_step_is_drawn_without_a_warning(recwarn):
+    label = label_of_time().isel(time=[0])
+    assert rendered(split_map(label, steps=[0])).axes[1].get_title(loc="left") == "2000-01-01"
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"steps": 3}, InvalidTypeError, "no list of whole numbers"),
+        ({"steps": ["a"]}, InvalidTypeError, "no list of whole numbers"),
+        ({"steps": [0, 12]}, InvalidValueError, r"\[12\], the label 12 time steps"),
+        ({"valid": np.ones(3)}, InvalidTypeError, "valid is a ndarray"),
+    ],
+)
+def test_wrong_steps_and_masks_are_named(options, error, says):
+    with pytest.raises(error, match=says):
+        split_map(label_of_time(), **options)
+
+
+def test_steps_of_a_label_without_time_are_refused():
+    with pytest.raises(InvalidValueError, match="no dim of time"):
+        split_map(label_of_blocks().isel(time=0, drop=True), steps=[0])

@@ -352,3 +352,24 @@ def test_a_cube_too_small_for_blocks_is_told(caplog):
         sizes = suggest_block_size(xr.DataArray(np.zeros((2, 3)), dims=("y", "x")))
     assert sizes == {"y": 2, "x": 3}
     assert "1 blocks can be cut in all, fewer than 10" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "last",
+    [np.datetime64("9999-01-01", "s"), np.datetime64("2300-01-01", "s"), 9.96e36],
+    ids=str,
+)
+def test_a_wide_hole_in_an_axis_takes_no_room(last):
+    values = np.random.default_rng(0).normal(size=400)
+    dated = isinstance(last, np.datetime64)
+    first = np.datetime64("2000-01-01", "s") if dated else 0.0
+    axis = np.append(first + np.arange(399), last)
+    cube = xr.Dataset({"a": ("t", values)}, {"t": axis})
+    tracemalloc.start()
+    found = estimate_range(cube)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20e6
+    assert found.keys() == {"t"}
+    suggest_block_size(cube)
+    leakage_report(assign_block_split(cube, {"t": 20}))

@@ -117,10 +117,14 @@ def test_partition_shares_every_class_out() -> None:
         (1.0, 0.0, {"train": 1.0}),
         (0, 0.5, {"val": 0.5, "test": 0.5}),
         (0.9, 0.1, {"train": 0.9, "val": 0.1}),
+        (np.float32(0.8), np.float32(0.2), {"train": 0.8, "val": 0.2}),
+        (0.7, 0.30000001, {"train": 0.7, "val": 0.3}),
     ],
 )
 def test_fractions(split: float, val: float, expected: dict[str, float]) -> None:
-    assert check_fractions(split, val) == pytest.approx(expected)
+    fractions = check_fractions(split, val)
+    assert fractions == pytest.approx(expected)
+    assert sum(fractions.values()) == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +134,7 @@ def test_fractions(split: float, val: float, expected: dict[str, float]) -> None
         (-0.1, 0, InvalidValueError, "split=-0.1"),
         (float("nan"), 0, InvalidValueError, "split=nan"),
         (0.9, 0.2, InvalidValueError, "add up to 1.1"),
+        (0.8, 0.200002, InvalidValueError, "add up to 1.000002"),
         ("0.8", 0, InvalidTypeError, "split='0.8'"),
         (True, 0, InvalidTypeError, "split=True"),
         (0.5, None, InvalidTypeError, "val=None"),

@@ -1,13 +1,16 @@
 """Labels on cubes: the same bits whatever the cube's make, one per block, rebuilt from attrs."""
 
 import collections
+import datetime
 import json
 import subprocess
 import sys
 import warnings
 
+import cftime
 import dask
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 import zarr
@@ -606,3 +609,85 @@ def test_a_wrong_gap_is_called_a_gap(gap):
 def test_a_cube_without_time_is_told_how_to_name_its_dim():
     with pytest.raises(InvalidValueError, match=r"this needs a time dim.* as in dim='x'"):
         assign_time_split(xr.DataArray(np.zeros(4), dims="x"))
+
+
+def observed(dates):
+    """A cube of observations, whose dates stand beside a dim without a coordinate of its own."""
+    return xr.Dataset({"a": ("obs", np.arange(float(len(dates))))}, {"time": ("obs", dates)})
+
+
+DAYS = np.datetime64("2000-01-01") + np.arange(10)
+
+
+@pytest.mark.parametrize(
+    ("dates", "expected"),
+    [
+        (DAYS, [1] * 7 + [0] * 3),
+        (DAYS[::-1], [0] * 3 + [1] * 7),
+        (DAYS.repeat(2)[:10], [1] * 6 + [0] * 4),
+        (DAYS[::-1].repeat(2)[10:], [0] * 4 + [1] * 6),
+    ],
+    ids=["ascending", "descending", "twice", "twice, descending"],
+)
+@pytest.mark.parametrize("own", [False, True], ids=["bare dim", "numbered dim"])
+def test_dates_beside_a_dim_order_it(dates, expected, own):
+    cube = observed(dates)
+    cube = cube.assign_coords(obs=np.arange(10) + 100) if own else cube
+    assert assign_time_split(cube, 0.7).split.values.tolist() == expected
+    for train, test in ForwardChaining(2, cube=cube).split(np.zeros((10, 1))):
+        assert dates[train].max() < dates[test].min()
+
+
+def test_dates_beside_a_dim_that_are_in_no_order_are_refused():
+    cube = observed(DAYS[[3, 0, 5, 2, 7, 9, 1, 4, 6, 8]])
+    with pytest.raises(InvalidValueError, match=r"'time' are in no order.*sortby\('time'\)"):
+        assign_time_split(cube)
+    assign_block_split(cube, {"obs": 2}, buffer=0)  # blocks of soundings need no order
+
+
+@pytest.mark.parametrize("names", [("time", "init"), ("init", "run")])
+def test_of_two_time_axes_the_same_is_taken_in_any_order(names):
+    coords = {name: DAYS[:8] + np.timedelta64(9 * i, "D") for i, name in enumerate(names)}
+    cube = xr.Dataset({"a": (names, np.zeros((8, 8)))}, coords)
+    turned = xr.Dataset({"a": cube.a}, dict(reversed(list(cube.coords.items()))))
+    turned = turned.drop_vars(list(names)).assign_coords({n: cube[n] for n in reversed(names)})
+    assert list(turned.coords) != list(cube.coords)
+    label, again = (assign_time_split(one, 0.5, gap="1D").split for one in (cube, turned))
+    xr.testing.assert_equal(label, again)
+    assert (label == label.isel({names[1]: 0})).all()
+
+
+@pytest.mark.parametrize(
+    ("step", "gap", "taken"),
+    [
+        (np.timedelta64(25, "us"), datetime.timedelta(microseconds=50), 2),
+        (np.timedelta64(25, "us"), np.timedelta64(50_000, "ns"), 2),
+        (np.timedelta64(25, "us"), "50us", 2),
+        (np.timedelta64(1, "s"), pd.Timedelta("1.5s"), 1),
+        (np.timedelta64(1, "s"), np.timedelta64(999_999_999_500, "ns"), 10),
+        (100 * 360, datetime.timedelta(days=72_000), 2),
+        (100 * 360, np.timedelta64(72_000, "D"), 2),
+        (100 * 360, "72000D", 2),
+        (100 * 360, "400000 days", 11),
+        (100 * 360, "57142.857W", 11),
+    ],
+)
+def test_gaps_of_any_length_are_kept(step, gap, taken):
+    if isinstance(step, int):
+        times = np.array([cftime.Datetime360Day(y, 1, 1) for y in range(1, 10_000, 100)])
+    else:
+        times = np.datetime64("2000-01-01", "us") + np.arange(100) * step
+    cube = xr.Dataset({"a": ("time", np.arange(100.0))}, {"time": times})
+    if taken == 10:
+        with pytest.raises(EmptyPartError, match="smaller gap"):
+            assign_time_split(cube, gap=gap)
+        return
+    split = assign_time_split(cube, gap=gap)
+    assert int((split.split == 255).sum()) == taken
+    xr.testing.assert_equal(apply_split(cube, split.split.attrs["ml4cube_split"]), split)
+
+
+@pytest.mark.parametrize("gap", [np.timedelta64("NaT"), "NaT", "999999999999Q"])
+def test_what_is_no_length_of_time_is_refused(gap):
+    with pytest.raises(InvalidTypeError, match="neither cells"):
+        assign_time_split(observed(DAYS), gap=gap)

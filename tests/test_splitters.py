@@ -100,6 +100,7 @@ def test_parameters_are_cloned_set_and_shown():
         assert "cube=<Dataset time: 12, lat: 8, lon: 10>" in repr(folds)
     folds = BlockKFold(3, SIZES, seed=7)
     assert repr(folds) == f"BlockKFold(n_splits=3, block_size={SIZES!r}, seed=7)"
+    assert "valid=<ndarray (3,)>" in repr(BlockKFold(3, SIZES, valid=np.ones(3, bool)))
     assert folds.set_params(n_splits=4, cube=cube) is folds
     assert len(list(folds.split(rows_of(cube)))) == folds.get_n_splits() == 4
     with pytest.raises(InvalidValueError, match="did you mean 'n_splits'"):
@@ -714,3 +715,12 @@ def test_without_cube_or_places_the_error_says_what_to_give():
             list(folds.split_cube())
     with pytest.raises(InvalidTypeError, match="has no cube"):
         LeaveRegionOut(BIOME).get_n_splits()
+
+
+def test_times_that_stand_twice_tell_no_cells():
+    cube = cube_of()
+    cube = cube.assign_coords(time=cube.time.values[np.arange(12) // 2])
+    table = cube.to_dataframe().reset_index().iloc[:-5]
+    folds = BlockKFold(3, SIZES, cube=cube)
+    with pytest.raises(InvalidValueError, match=r"'time' more than once.*time_index"):
+        next(folds.split(table))

@@ -344,3 +344,46 @@ def test_a_season_needs_dates_and_a_map_must_lie_as_the_cube_does():
             assign_block_split(cube, SIZES, **argument)
     rounded = (cube["lat"] > 0).assign_coords(lat=cube["lat"].astype("float32"))
     assign_block_split(cube, SIZES, stratify=rounded)
+
+
+@pytest.mark.parametrize("fractions", [[0.8, 0.2], [0.7, 0.1, 0.2]])
+@pytest.mark.parametrize("rare", [1, 12, 60])
+def test_rare_classes_among_many_blocks_are_shared_out(rare, fractions):
+    rng = np.random.default_rng(rare)
+    blocks = 3000
+    classes = np.zeros((blocks, rare + 1))
+    classes[:, 0] = rng.integers(20, 60, blocks)
+    for k in range(1, rare + 1):
+        held_by = rng.choice(blocks, 40, replace=False)
+        classes[held_by, k] = rng.integers(1, 15, 40)
+    weights = classes.sum(axis=1)
+    for seed in range(3):
+        parts = partition(weights, fractions, seed, classes)
+        shares = np.stack([classes[parts == p].sum(axis=0) for p in range(len(fractions))])
+        off = np.abs(shares / classes.sum(axis=0) - np.array(fractions)[:, None])
+        assert off.max() <= 0.05
+        whole = np.bincount(parts, weights) / weights.sum()
+        assert np.abs(whole - fractions).max() <= weights.max() / weights.sum() / 2
+
+
+def dated_cube():
+    times = np.array([f"20{y:02}-{m:02}" for y in range(10) for m in range(1, 13)], "M8[ns]")
+    return xr.Dataset({"a": (("time", "x"), np.zeros((120, 10)))}, {"time": times})
+
+
+@pytest.mark.parametrize("kind", ["array", "variable", "ids"])
+def test_classes_may_be_called_season(kind):
+    cube = dated_cube()
+    season = cube.time.dt.season
+    if kind == "ids":
+        season = season.copy(data=np.arange(120) // 3 % 4 + 1)
+    cube = cube if kind == "array" else cube.assign(season=season)
+    label = assign_block_split(
+        cube, {"time": 3, "x": 2}, 0.75, stratify=season if kind == "array" else "season"
+    ).split
+    for name in np.unique(season):
+        held = (label.where(season == name, drop=True) == 0).mean()
+        assert float(held) == pytest.approx(0.25, abs=0.03)
+    few = xr.DataArray(np.where(np.arange(120) < 3, 7, 8), dims="time", name="season")
+    with pytest.warns(UserWarning, match=r"too few blocks.*: 7 \(1 blocks"):
+        assign_block_split(dated_cube(), {"time": 3, "x": 10}, stratify=few)

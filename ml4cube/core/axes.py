@@ -1,11 +1,15 @@
-"""Coordinates along a dim: whether two are the same, but for the rounding of files."""
+"""Coordinates along a dim: which are times, and whether two are the same but for rounding."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import cftime
 import numpy as np
 from numpy.typing import NDArray
+
+#: What dims of time are called, in small letters.
+TIME_NAMES = {"time", "t", "date"}
 
 
 def rounding_of(axis: NDArray[Any]) -> float:
@@ -66,3 +70,28 @@ def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
             return False
     missing = (given != given) & (wanted != wanted)  # NaN, NaT, also among texts
     return bool((same | missing).all())
+
+
+def is_time(coord: Any) -> bool:
+    """Tell whether a coordinate holds dates (datetime64 or cftime).
+
+    Parameters
+    ----------
+    coord : ndarray, Variable or DataArray
+        A coordinate.
+
+    Returns
+    -------
+    bool
+        True for dates; False for undecoded numbers.
+
+    Examples
+    --------
+    >>> is_time(np.array(["2000-01-01"], "datetime64[s]")), is_time(np.arange(3))
+    (True, False)
+    """
+    if coord.dtype.kind == "M":
+        return True
+    if coord.dtype != object or not coord.size:
+        return False
+    return isinstance(np.ravel(coord)[0], cftime.datetime)

@@ -20,7 +20,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 
 # How many items of each part the refinement looks at: 512 x 512 exchanges find one that is
-# closer than any tolerance of interest, and the cost stays flat in the number of items.
+# closer than any tolerance of interest, and the cost stays flat in the number of items. With
+# classes, half of the items are those whose classes the part has most too many of, since few may
+# hold them; the others, by chance, are there to be had in return.
 _CANDIDATES = 512
 _CANDIDATES_OF_CLASSES = 128
 _MAX_EXCHANGES = 200
@@ -258,14 +260,18 @@ def _refine(
     parts = parts.copy()
     wanted = fractions[:, None] * shares.sum(axis=0)
     pairs = list(itertools.combinations(range(fractions.size), 2))
+    found: dict[tuple[int, int], _Exchange] = {}
     # an exchange takes as long as there are classes: many classes get fewer of them
     for _ in range(min(_MAX_EXCHANGES, 10_000 // shares.shape[1])):
         held = np.stack([shares[parts == p].sum(axis=0) for p in range(fractions.size)])
         error = held - wanted
-        found = [_best_exchange(parts, shares, error[a] - error[b], a, b) for a, b in pairs]
-        best = min(found, key=lambda exchange: exchange.change, default=None)
+        for a, b in pairs:
+            if (a, b) not in found:
+                found[a, b] = _best_exchange(parts, shares, error[a] - error[b], a, b)
+        best = min((found[pair] for pair in pairs), key=lambda e: e.change, default=None)
         if best is None or best.change >= 0:
             break
+        found = {pair: e for pair, e in found.items() if not {best.a, best.b} & set(pair)}
         if best.i is not None:
             parts[best.i] = best.b
         if best.j is not None:
@@ -286,8 +292,7 @@ def _best_exchange(
     change places; an exchange with nothing is a move.
     """
     in_a, in_b = np.flatnonzero(parts == a), np.flatnonzero(parts == b)
-    most = _CANDIDATES if shares.shape[1] == 1 else _CANDIDATES_OF_CLASSES
-    mine, theirs = in_a[:most], in_b[:most]
+    mine, theirs = _candidates(in_a, shares, surplus), _candidates(in_b, shares, -surplus)
     nothing = np.zeros((1, shares.shape[1]))
     from_a = np.concatenate([nothing, shares[mine]])
     from_b = np.concatenate([nothing, shares[theirs]])
@@ -309,3 +314,22 @@ def _best_exchange(
         i=int(mine[x - 1]) if x else None,
         j=int(theirs[y - 1]) if y else None,
     )
+
+
+def _candidates(
+    items: NDArray[np.intp], shares: NDArray[np.float64], surplus: NDArray[np.float64]
+) -> NDArray[np.intp]:
+    """Items of a part that are worth looking at, in the order of all."""
+    if shares.shape[1] == 1 or items.size <= _CANDIDATES_OF_CLASSES:
+        return items[:_CANDIDATES]
+    half = _CANDIDATES_OF_CLASSES // 2
+    change = np.zeros(items.size)
+    for column, more in enumerate(surplus):
+        change += shares[items, column] * (shares[items, column] - more)
+    change = np.round(change, 12)
+    # the value is the same everywhere; which of equal items a partition puts first is not
+    last = np.partition(change, half)[half]
+    near = np.flatnonzero(change < last)
+    equal = np.flatnonzero(change == last)[: half - near.size]
+    chosen: NDArray[np.intp] = np.unique(np.concatenate([near, equal, np.arange(half)]))
+    return items[chosen]

@@ -38,6 +38,10 @@ def _explaining(what: str) -> Iterator[None]:
         raise InvalidValueError(f"this is not {what}: {error!r}; make the split anew") from error
 
 
+# Fractions that add up to 1 but for this, as those of float32, leave nothing for the test part.
+_ROUNDING = 1e-6
+
+
 def check_fractions(
     split: float, val: float = 0.0, names: tuple[str, str] = ("split", "val")
 ) -> dict[str, float]:
@@ -77,13 +81,15 @@ def check_fractions(
         if not 0 <= value <= 1:
             raise InvalidValueError(f"{name}={value!r} is outside 0 to 1; give a fraction")
     rest = 1 - float(split) - float(val)
-    if rest < -1e-9:
+    if rest < -_ROUNDING:
         raise InvalidValueError(
-            f"{names[0]}={split} and {names[1]}={val} add up to {split + val:g}; together they may "
+            f"{names[0]}={split} and {names[1]}={val} add up to {1 - rest:.9g}; together they may "
             "be 1 at most, and the test part gets the rest"
         )
-    rest = 0.0 if abs(rest) < 1e-9 else rest
-    wanted = {"train": float(split), "val": float(val), "test": rest}
+    whole = 1.0
+    if abs(rest) < _ROUNDING:
+        whole, rest = 1 - rest, 0.0
+    wanted = {"train": float(split) / whole, "val": float(val) / whole, "test": rest}
     return {part: fraction for part, fraction in wanted.items() if fraction > 0}
 
 

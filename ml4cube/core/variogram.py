@@ -134,9 +134,10 @@ def semivariances(
     n = positions.size
     span = float(positions[-1] - positions[0]) if n else 0.0
     longest = span / 2 if longest is None else longest
-    classes = int(np.floor(longest + 0.5)) + 1
-    total, distance = np.zeros(classes), np.zeros(classes)
-    pairs = np.zeros(classes, dtype=np.int64)
+    farthest = np.floor(longest + 0.5)
+    classes: list[Floats] = []
+    sums: list[tuple[Floats, Floats]] = []
+    counts: list[NDArray[np.int64]] = []
     for step in _steps(n, positions, longest):
         apart = positions[step:] - positions[:-step]
         difference = lines[:, step:] - lines[:, :-step]
@@ -144,13 +145,21 @@ def semivariances(
         squares = np.where(known, difference, 0.0) ** 2
         count = known.sum(axis=0)
         # two cells at nearly one place, on an irregular axis, are a pair of neighbours
-        which = np.maximum(np.floor(apart + 0.5).astype(np.int64), 1)
-        use = which < classes
-        np.add.at(total, which[use], squares.sum(axis=0)[use])
-        np.add.at(distance, which[use], (apart * count)[use])
-        np.add.at(pairs, which[use], count[use])
-    found = pairs > 0
-    return distance[found] / pairs[found], total[found] / pairs[found] / 2, pairs[found]
+        which = np.maximum(np.floor(apart + 0.5), 1.0)
+        use = (which <= farthest) & (count > 0)
+        classes.append(which[use])
+        sums.append(((apart * count)[use], squares.sum(axis=0)[use]))
+        counts.append(count[use])
+    if not classes:
+        return np.empty(0), np.empty(0), np.empty(0, dtype=np.int64)
+    # only those that occur: an axis with a wide hole has no room for all that might
+    of_class, place = np.unique(np.concatenate(classes), return_inverse=True)
+    distance, total = np.zeros((2, of_class.size))
+    pairs = np.zeros(of_class.size, dtype=np.int64)
+    np.add.at(distance, place, np.concatenate([apart for apart, _ in sums]))
+    np.add.at(total, place, np.concatenate([squares for _, squares in sums]))
+    np.add.at(pairs, place, np.concatenate(counts))
+    return distance / pairs, total / pairs / 2, pairs
 
 
 def _steps(n: int, positions: Floats, longest: float) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColor
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from ml4cube.core.axes import TIME_NAMES, is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.plotting.fields import GAP_COLOR, axis_name, draw_field
@@ -36,7 +39,8 @@ def split_map(
     ----------
     label : DataArray or Dataset
         A split label, or a cube with a ``split``, with up to two dims beside time (its first dim
-        of dates, or the one called ``time``); without a time dim, the label is the only map.
+        of dates, or the one called ``time``, ``t`` or ``date``); without a time dim, the label is
+        the only map.
     steps : sequence of int
         Positions along time to draw as maps.
     aggregated : bool
@@ -67,12 +71,13 @@ def split_map(
     label = _label_of(label, "label")
     time = _time_dim(label)
     rest = [str(dim) for dim in label.dims if dim != time]
-    if (len(steps) or aggregated or time is None) and len(rest) != 2:
+    steps = _checked(steps, label, time)
+    if (steps or aggregated or time is None) and len(rest) != 2:
         raise InvalidValueError(
             f"maps need two dims beside time, the label has {rest}; select one cell of the others"
             + ("" if time is None else ", or leave out steps and aggregated")
         )
-    cells = label if valid is None else label.where(valid.broadcast_like(label))
+    cells = _used(label, valid)
     shares = _shares_of_places(cells, time, rest) if aggregated and time is not None else {}
     singles: list[tuple[str, xr.DataArray]] = []
     if time is None:
@@ -82,8 +87,11 @@ def split_map(
     ):
         # no place changes its part: one map tells all
         singles, shares = [("all steps", _part_of_places(shares))], {}
-    for step in steps:
-        singles.append((_step_name(label, time, step), cells.isel({time: step}).transpose(*rest)))
+    if time is not None:
+        singles += [
+            (_step_name(label, time, step), cells.isel({time: step}).transpose(*rest))
+            for step in steps
+        ]
     heights = [1.5] * (time is not None) + [1.0] * (len(singles) + len(shares))
     figure = Figure(figsize=(8, 0.6 + 1.35 * sum(heights) / 1.0), layout="constrained")
     rows = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
@@ -149,7 +157,7 @@ def split_timeline(
     time = _time_dim(label)
     if time is None:
         raise InvalidValueError(f"the label has dims {label.dims}, none of which is a time")
-    cells = label if valid is None else label.where(valid.broadcast_like(label))
+    cells = _used(label, valid)
     figure = Figure(figsize=(8, 2.4), layout="constrained")
     axes = figure.add_subplot()
     _draw_timeline(axes, cells, time, [str(dim) for dim in label.dims if dim != time])
@@ -199,7 +207,7 @@ def fold_bars(
     shares: dict[str, dict[str, float]] = {}
     for name, fold in named.items():
         label = _label_of(fold, name)
-        cells = label if valid is None else label.where(valid.broadcast_like(label))
+        cells = _used(label, valid)
         total = float(cells.notnull().sum())
         shares[name] = {
             part: 100 * float((cells == _PART_LABELS[part]).sum()) / max(total, 1.0)
@@ -243,11 +251,45 @@ def _label_of(fold: xr.DataArray | xr.Dataset, name: str) -> xr.DataArray:
 
 
 def _time_dim(label: xr.DataArray) -> str | None:
-    for dim in label.dims:
-        values = label.coords.get(dim)
-        if dim == "time" or (values is not None and values.dtype.kind == "M"):
-            return str(dim)
-    return None
+    """The dim of dates, or the one that is called like one of time."""
+    dated = [
+        dim for dim in label.dims if (c := _steps_of(label, str(dim))) is not None and is_time(c)
+    ]
+    called = [dim for dim in label.dims if str(dim).lower() in TIME_NAMES]
+    return next((str(dim) for dim in (*dated, *called)), None)
+
+
+def _steps_of(label: xr.DataArray, dim: str) -> xr.DataArray | None:
+    """The coordinate along a dim: its own, or dates of another name."""
+    along = [coord for coord in label.coords.values() if coord.dims == (dim,)]
+    along.sort(key=lambda coord: (not is_time(coord), coord.name != dim))
+    return next((coord for coord in along if is_time(coord) or coord.name == dim), None)
+
+
+def _used(label: xr.DataArray, valid: object) -> xr.DataArray:
+    """The label, with gaps in the place of cells that do not count."""
+    if valid is None:
+        return label
+    if not isinstance(valid, xr.DataArray):
+        raise InvalidTypeError(
+            f"valid is a {type(valid).__name__}; give a DataArray of bool, whose dims have names"
+        )
+    return label.where(valid.broadcast_like(label))
+
+
+def _checked(steps: Sequence[int], label: xr.DataArray, time: str | None) -> list[int]:
+    """Positions along time."""
+    whole = isinstance(steps, Sequence | np.ndarray) and not isinstance(steps, str)
+    if not whole or not all(isinstance(step, int | np.integer) for step in steps):
+        raise InvalidTypeError(f"steps={steps!r} is no list of whole numbers, as in steps=[0, 6]")
+    n = 0 if time is None else label.sizes[time]
+    if beyond := [int(step) for step in steps if not -n <= step < n]:
+        raise InvalidValueError(
+            f"steps has {beyond}, the label {n} time steps; give positions from 0 to {n - 1}"
+            if n
+            else f"steps has {beyond}, but the label has no dim of time; leave steps out"
+        )
+    return [int(step) for step in steps]
 
 
 def _shares_of_places(cells: xr.DataArray, time: str, rest: list[str]) -> dict[str, xr.DataArray]:
@@ -294,19 +336,25 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) 
     axes.set(xlim=(-0.5, steps.size - 0.5), ylim=(0, 100), ylabel="cells (%)")
     axes.set_yticks([0, 50, 100])
     places = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
-    axes.set_xticks(places, [_step_name(cells, time, i) for i in places])
+    names = [_step_name(cells, time, i) for i in places]
+    axes.set_xticks(places, [name.replace(" ", "\n") if ":" in name else name for name in names])
 
 
-def _step_name(array: xr.DataArray, time: str | None, step: int) -> str:
-    if time is None or time not in array.coords:
+def _step_name(array: xr.DataArray, time: str, step: int) -> str:
+    """Date of a step, as exact as neighbours are close; its value or position if there is none."""
+    coord = _steps_of(array, time)
+    if coord is None:
         return f"step {step}"
-    coord = array[time]
-    value = coord.values[step]
-    if isinstance(value, int | float | np.number) and coord.dtype.kind != "M":
-        return f"{value}"
-    # the day matters where steps are closer than a month
-    close = coord.dtype.kind == "M" and np.median(np.diff(coord.values)) < np.timedelta64(27, "D")
-    return str(value)[: 10 if close else 7]
+    if not is_time(coord):
+        return f"{coord.values[step]}"
+    dates = coord.values.astype("datetime64[s]") if coord.dtype.kind == "M" else coord.values
+    text = str(dates[step]).replace("T", " ").split(".")[0]
+    apart = [abs(later - earlier) for earlier, later in itertools.pairwise(dates[:1000])]
+    usual = sorted(apart)[len(apart) // 2] if apart else datetime.timedelta(days=1)
+    for length, shown in ((27 * 86_400, -12), (86_400, -9), (60, -3)):
+        if usual >= datetime.timedelta(seconds=length):
+            return text[:shown]
+    return text
 
 
 def _present(cells: xr.DataArray) -> list[str]:

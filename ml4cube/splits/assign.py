@@ -270,7 +270,8 @@ def assign_time_split(
         plan = SplitPlan.in_order(grid, weights, fractions, forward=forward, buffer=keep_away)
     else:
         plan = _in_order_of_times(grid, weights, fractions, moment, dim, keep_away)
-    check_train_left(plan, reaches, weights, mask)
+    advice = f"use a smaller gap than {gap!r}, or a larger train fraction"
+    check_train_left(plan, reaches, weights, mask, advice)
     return with_label(view, plan, reaches, name, "assign_time_split")
 
 
@@ -347,7 +348,11 @@ def check_seed(seed: int) -> int:
 
 
 def check_train_left(
-    plan: SplitPlan, reaches: tuple[Reach, ...], weights: Any, mask: xr.DataArray | None
+    plan: SplitPlan,
+    reaches: tuple[Reach, ...],
+    weights: Any,
+    mask: xr.DataArray | None,
+    advice: str = "use a smaller buffer, larger blocks or a smaller test fraction",
 ) -> None:
     """Refuse a buffer that takes every valid cell of the train part.
 
@@ -361,6 +366,8 @@ def check_train_left(
         Valid cells of each block.
     mask : DataArray of bool or None
         Valid cells; None if all are.
+    advice : str
+        What to do, for the message.
 
     Raises
     ------
@@ -382,9 +389,10 @@ def check_train_left(
             if left.any():
                 return
     if train.size:
+        kept_off = " and ".join(f"{value!r} along {dim!r}" for dim, value in plan.buffer)
         raise EmptyPartError(
-            f"the buffer {dict(plan.buffer)} takes every cell of the {train.size} train blocks; "
-            "use a smaller buffer, larger blocks or a smaller test fraction"
+            f"{kept_off} between train and the other parts takes every cell of the {train.size} "
+            f"train blocks; {advice}"
         )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ml4cube.core.axes import is_time
 from ml4cube.core.buffer import AxisReach, Reach, SphereReach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_pairs
-from ml4cube.splits.cube import CubeView, is_time, microseconds
+from ml4cube.splits.cube import CubeView, microseconds
 
 BufferLike = int | str | datetime.timedelta | np.timedelta64 | SizesLike
 Buffer = tuple[tuple[str, int | str], ...]
@@ -23,6 +26,7 @@ _KILOMETRES = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*km\s*", re.IGNORECASE)
 _BARE = re.compile(r"[-+\d.\s]*\d[-+\d.\s]*")
 # letters that pandas takes with a warning, in the case that it asks for; ISO 8601 has its own
 _ODD_CASE = re.compile(r"(?<![A-Za-z])[wdHS](?![A-Za-z])")
+_NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d*)?)\s*([A-Za-z]+)")
 _METRES_OR_MINUTES = re.compile(r"[-+\d.\s]+m\s*|\s*P[^T]*M\s*", re.IGNORECASE)
 
 
@@ -210,7 +214,7 @@ def _resolve(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
         lat, lon = view.sphere(value)
         return SphereReach(*_sphere_dims(view, value), lat.values, lon.values, _km(value))
     times = microseconds(_time_coord(dim, value, view))
-    return AxisReach.of_distance(dim, times, _timedelta(value) // pd.Timedelta("1us"))
+    return AxisReach.of_distance(dim, times, _microseconds_of(value))
 
 
 def _check(argument: str, dim: str, value: Any, view: CubeView) -> int | str:
@@ -227,10 +231,10 @@ def _check(argument: str, dim: str, value: Any, view: CubeView) -> int | str:
         return str(value).strip() if _km(value) > 0 else 0
     if _is_duration(value):
         _time_coord(dim, value, view)
-        length = _timedelta(value)
-        if length < pd.Timedelta(0):
+        length = _microseconds_of(value)
+        if length < 0:
             raise InvalidValueError(f"{argument} of {dim!r} is {value!r}; give a time of 0 or more")
-        text = value if isinstance(value, str) else f"{length.total_seconds()}s"
+        text = value if isinstance(value, str) else _said(length)
         return text.strip() if length else 0
     raise _no_buffer(f"{argument} of {dim!r}", value)
 
@@ -287,18 +291,45 @@ def _is_duration(value: Any) -> bool:
         return False
     if isinstance(value, str) and (_BARE.fullmatch(value) or _METRES_OR_MINUTES.fullmatch(value)):
         return False
-    if isinstance(value, np.timedelta64) and np.datetime_data(value)[0] == "generic":
-        return False  # a number without a unit, read as nanoseconds
+    if isinstance(value, np.timedelta64) and np.datetime_data(value)[0] in ("generic", "M", "Y"):
+        return False  # a number without a unit, or of no fixed length
     try:
-        return not pd.isna(_timedelta(value))
+        _microseconds_of(value)
     except ValueError:
         return False
+    return True
 
 
-def _timedelta(value: Any) -> pd.Timedelta:
-    if isinstance(value, str) and not value.strip().startswith("P"):
-        value = _ODD_CASE.sub(lambda unit: unit.group().swapcase(), value)
-    return pd.Timedelta(value)
+def _microseconds_of(value: str | datetime.timedelta | np.timedelta64) -> int:
+    """A length of time, rounded up: times are told apart to the microsecond."""
+    if pd.isna(value):
+        raise ValueError("no time at all")
+    if isinstance(value, np.timedelta64):
+        whole = value.astype("timedelta64[us]")
+        return int(whole.astype(np.int64)) + int(whole < value)
+    if isinstance(value, str):
+        text = value.strip()
+        if not text.startswith("P"):
+            text = _ODD_CASE.sub(lambda unit: unit.group().swapcase(), text)
+        try:
+            value = pd.Timedelta(text)
+        except pd.errors.OutOfBoundsTimedelta:  # three centuries, in nanoseconds
+            long = _NUMBER_AND_UNIT.fullmatch(text)
+            if long is None:
+                raise
+            number, unit = long.groups()
+            return math.ceil(Fraction(number) * _microseconds_of(f"1{unit}"))
+        if pd.isna(value):
+            raise ValueError("no time at all")
+    return -(-value // datetime.timedelta(microseconds=1))
+
+
+def _said(microseconds: int) -> str:
+    """A length of time in the largest unit in which it is a whole number."""
+    for unit, length in (("D", 86_400_000_000), ("s", 1_000_000)):
+        if microseconds % length == 0:
+            return f"{microseconds // length}{unit}"
+    return f"{microseconds}us"
 
 
 def _sphere_dims(view: CubeView, value: Any) -> tuple[str, str]:
@@ -308,19 +339,17 @@ def _sphere_dims(view: CubeView, value: Any) -> tuple[str, str]:
 
 def _time_coord(dim: str, value: Any, view: CubeView) -> Any:
     """Dates along `dim`, checked to be in order."""
-    coord = view.ds.coords.get(dim)
+    coord = view.steps_of(dim)
     if coord is None or not is_time(coord):
-        found = view.axis_of("time")
-        if found is None or found.dims[0] != dim:
-            raise InvalidValueError(
-                f"{value!r} along {dim!r} needs dates there, found "
-                f"{'no coordinate' if coord is None else coord.dtype}; decode the times "
-                "(xarray.decode_cf) or give the buffer in cells"
-            )
-        coord = found
+        raise InvalidValueError(
+            f"{value!r} along {dim!r} needs dates there, found "
+            f"{'no coordinate' if coord is None else coord.dtype}; decode the times "
+            "(xarray.decode_cf) or give the buffer in cells"
+        )
     steps = np.diff(microseconds(coord))
     if not ((steps >= 0).all() or (steps <= 0).all()):
         raise InvalidValueError(
-            f"{value!r} along {dim!r} needs times in order; sort them with ds.sortby({dim!r})"
+            f"{value!r} along {dim!r} needs times in order; sort them with "
+            f"ds.sortby({coord.name!r})"
         )
     return coord

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import cftime
 import numpy as np
 import xarray as xr
 from dask.array.core import normalize_chunks
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core import roles
 from ml4cube.core.angles import MOST_LAT, in_degrees, is_latitude, is_longitude
+from ml4cube.core.axes import TIME_NAMES, is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_names
 
 # Degrees that are places on the globe: a longitude may be counted once more around.
@@ -25,8 +25,6 @@ _CELLS_IN_MEMORY, _CELLS_IN_CHUNK = 1 << 24, 1 << 21
 
 # Labels, of one byte, that are made together where a cube was opened without dask.
 _LABELS_AT_ONCE = 1 << 24
-
-TIME_NAMES = {"time", "t", "date"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,19 +105,48 @@ class CubeView:
         Returns
         -------
         DataArray or None
-            A coordinate along one dim of the cube; the dim's own coordinate goes first.
-            Latitudes and longitudes are in degrees, also where the cube has radians.
+            A coordinate along one dim of the cube; a dim's own coordinate goes first, then one
+            that is called as times mostly are, then the first by name. Latitudes and longitudes
+            are in degrees, also where the cube has radians.
         """
+        first = next(iter(self._axes(kind)), None)
+        if first is None or kind == "time":
+            return first
+        degrees = in_degrees(first.values, first.attrs.get("units"))
+        return xr.DataArray(degrees, dims=first.dims, name=first.name)
+
+    def _axes(self, kind: str) -> list[xr.DataArray]:
+        """All 1-D coordinates of a kind, in an order that the cube's does not change."""
         found = [
             coord
             for coord in self.ds.coords.values()
             if coord.ndim == 1 and coord.dims[0] in self.dims and is_kind(coord, kind)
         ]
-        first = min(found, key=lambda c: c.name != c.dims[0], default=None)
-        if first is None or kind == "time":
-            return first
-        degrees = in_degrees(first.values, first.attrs.get("units"))
-        return xr.DataArray(degrees, dims=first.dims, name=first.name)
+
+        def rank(coord: xr.DataArray) -> tuple[bool, bool, str]:
+            name = str(coord.name)
+            return name != coord.dims[0], name.lower() not in TIME_NAMES, name
+
+        return sorted(found, key=rank)
+
+    def steps_of(self, dim: str) -> xr.DataArray | None:
+        """The coordinate that says where the steps along a dim lie.
+
+        Parameters
+        ----------
+        dim : str
+            A dim of the cube.
+
+        Returns
+        -------
+        DataArray or None
+            Dates along the dim, its own or of another name; else its own coordinate, if any.
+        """
+        dates = [coord for coord in self._axes("time") if coord.dims == (dim,)]
+        # coords.get() would make up numbers for a dim without a coordinate
+        if not dates and dim in self.ds.coords:
+            return self.ds.coords[dim]
+        return next(iter(dates), None)
 
     def time_dim(self, argument: str) -> str:
         """Name of the time dim.
@@ -169,16 +196,14 @@ class CubeView:
         InvalidValueError
             If the values are in no order, or one is missing.
         """
-        coord = self.ds.coords.get(dim)
-        if coord is None:
-            coord = self.axis_of("time")
-        if coord is None or coord.dims != (dim,) or coord.size < 2:
+        coord = self.steps_of(dim)
+        if coord is None or coord.size < 2:
             return True
         if is_time(coord):
             steps = np.diff(microseconds(coord))
         elif coord.dtype.kind in "fiu":
             if np.isnan(values := coord.values.astype(float)).any():
-                raise InvalidValueError(f"{dim!r} has missing values; fill or drop them")
+                raise InvalidValueError(f"{coord.name!r} has missing values; fill or drop them")
             steps = np.diff(values)
         else:
             return True
@@ -187,7 +212,8 @@ class CubeView:
         if (steps <= 0).all():
             return False
         raise InvalidValueError(
-            f"the values of {dim!r} are in no order; sort them with ds.sortby({dim!r})"
+            f"the values of {coord.name!r} are in no order; sort them with "
+            f"ds.sortby({coord.name!r})"
         )
 
     def moments(self, dim: str) -> NDArray[np.intp]:
@@ -209,14 +235,14 @@ class CubeView:
             If the values of its coordinate are in no order.
         """
         forward = self.is_forward(dim)
-        coord = self.ds.coords.get(dim)
+        coord = self.steps_of(dim)
         if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
             steps = np.arange(self.sizes[dim])
             return steps if forward else steps[::-1]
         return _ranks(coord)
 
     def has_times(self, dim: str) -> bool:
-        """Whether the steps along `dim` are those of time, by the dim's own coordinate.
+        """Whether the steps along `dim` are those of time, by a coordinate along it.
 
         Parameters
         ----------
@@ -226,10 +252,11 @@ class CubeView:
         Returns
         -------
         bool
-            True for dates, and for numbers along a dim of that name.
+            True for dates, and for numbers along a dim of that name; False where the dim is one of
+            stations or soundings, which have a place as well as a date.
         """
-        coord = self.ds.coords.get(dim)
-        if coord is None:
+        coord = self.steps_of(dim)
+        if coord is None or (coord.name != dim and self._holds_places(dim)):
             return False
         return is_time(coord) or (dim.lower() in TIME_NAMES and coord.dtype.kind in "fiu")
 
@@ -246,13 +273,18 @@ class CubeView:
         list of ndarray of int
             Empty where the dim holds no times, or one place after the other (a track).
         """
-        places = [axis.dims for kind in ("lat", "lon") if (axis := self.axis_of(kind)) is not None]
-        if not self.has_times(dim) or (dim,) in places:
+        coord = self.steps_of(dim)
+        if coord is None or not self.has_times(dim) or self._holds_places(dim):
             return []
-        rank = _ranks(self.ds.coords[dim])
+        rank = _ranks(coord)
         order = np.argsort(rank, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(rank[order])) + 1)
         return [steps for steps in groups if steps.size > 1]
+
+    def _holds_places(self, dim: str) -> bool:
+        """Whether latitudes or longitudes lie along `dim`."""
+        axes = [self.axis_of(kind) for kind in ("lat", "lon")]
+        return any(axis is not None and axis.dims == (dim,) for axis in axes)
 
     def sphere(self, asked: object) -> tuple[xr.DataArray, xr.DataArray]:
         """Latitude and longitude, 1-D along two dims of the cube.
@@ -511,28 +543,6 @@ def is_kind(coord: xr.DataArray, kind: str) -> bool:
         return is_time(coord)
     known = is_longitude if kind == "lon" else is_latitude
     return coord.dtype.kind in "fiu" and known(coord.name, coord.attrs)
-
-
-def is_time(coord: xr.DataArray | xr.Variable) -> bool:
-    """Whether a coordinate holds dates (datetime64 or cftime).
-
-    Parameters
-    ----------
-    coord : DataArray or Variable
-        A coordinate.
-
-    Returns
-    -------
-    bool
-        True for dates; False for undecoded numbers.
-    """
-    if coord.dtype.kind == "M":
-        return True
-    return (
-        coord.dtype == object
-        and coord.size > 0
-        and isinstance(coord.values.ravel()[0], cftime.datetime)
-    )
 
 
 def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:

@@ -378,7 +378,12 @@ def _positions(
             place = _look_up(values, view.ds.coords[dim].values)
         except TypeError:  # what cannot be sorted
             place = None
-        if place is None:
+        if place is None and not view.ds.coords[dim].to_index().is_unique:
+            troubles.append(
+                f"the cube has some {dim!r} more than once, so that {dim!r} of X does not tell its "
+                f"cells; give their positions as {dim}_index"
+            )
+        elif place is None:
             troubles.append(f"some {dim!r} of X are not among those of the cube")
         else:
             found[dim] = place

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.axes import TIME_NAMES
 from ml4cube.core.buffer import Reach
 from ml4cube.core.errors import (
     EmptyPartError,
@@ -23,7 +24,7 @@ from ml4cube.core.partition import cut_in_order, hash_ids, partition
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan, check_fractions
 from ml4cube.splits.assign import block_sizes, check_seed
 from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
-from ml4cube.splits.cube import TIME_NAMES, CubeView
+from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import Cube
 from ml4cube.splits.protocol import CubeSplitter, Fold, Ints, Weigh
 from ml4cube.splits.regions import RegionMap

@@ -11,11 +11,12 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import check_decoded
-from ml4cube.splits.cube import CubeView, is_time
+from ml4cube.splits.cube import CubeView
 from ml4cube.splits.tally import Tally, key_names, tally
 from ml4cube.splits.validity import Counts, on_cube, repeat_along_missing
 
@@ -113,7 +114,7 @@ def class_counts(
     keys = np.unique(found.key)
     if bins is not None:
         label, names = _quantile_bins(found, keys, bins)
-    elif said in ("season", "month") and values.name == said:
+    elif _is_of_time(stratify, view):
         label = np.searchsorted(keys, found.key)
         names = tuple(_SEASONS[key] if said == "season" else f"month {key}" for key in keys)
     else:
@@ -157,7 +158,7 @@ def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int |
     elif isinstance(stratify, xr.DataArray):
         said, array = str("regions" if stratify.name is None else stratify.name), stratify
     elif isinstance(stratify, str):
-        if stratify in ("season", "month") and stratify not in view.ds:
+        if _is_of_time(stratify, view):
             return _of_time(stratify, view), None, stratify
         said, array = stratify, _variable(stratify, view)
     else:
@@ -166,6 +167,11 @@ def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int |
             "DataArray of classes, 'season', 'month', or {'t2m': 4} for quantile bins"
         )
     return on_cube(array, view, "stratify").rename(said), bins, said
+
+
+def _is_of_time(stratify: StratifyLike, view: CubeView) -> bool:
+    """Whether the user means seasons or months of the dates, not a variable of that name."""
+    return isinstance(stratify, str) and stratify in ("season", "month") and stratify not in view.ds
 
 
 def _variable(name: Any, view: CubeView) -> xr.DataArray:
