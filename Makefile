@@ -27,7 +27,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # whole files to a process, so that what the tests of a file share is made once; in their order, since
 # the files of few tests, which the other order would leave for last, take longest
-test: lint docs
+test: setup
+	$(MAKE) --no-print-directory --jobs=2 --output-sync lint docs
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-faults: setup

@@ -25,6 +25,7 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 # hold them; the others, by chance, are there to be had in return.
 _CANDIDATES = 512
 _CANDIDATES_OF_CLASSES = 128
+_LOOKED_THROUGH = 65_536
 _MAX_EXCHANGES = 200
 
 
@@ -261,10 +262,9 @@ def _refine(
     wanted = fractions[:, None] * shares.sum(axis=0)
     pairs = list(itertools.combinations(range(fractions.size), 2))
     found: dict[tuple[int, int], _Exchange] = {}
+    error = np.stack([shares[parts == p].sum(axis=0) for p in range(fractions.size)]) - wanted
     # an exchange takes as long as there are classes: many classes get fewer of them
     for _ in range(min(_MAX_EXCHANGES, 10_000 // shares.shape[1])):
-        held = np.stack([shares[parts == p].sum(axis=0) for p in range(fractions.size)])
-        error = held - wanted
         for a, b in pairs:
             if (a, b) not in found:
                 found[a, b] = _best_exchange(parts, shares, error[a] - error[b], a, b)
@@ -272,10 +272,11 @@ def _refine(
         if best is None or best.change >= 0:
             break
         found = {pair: e for pair, e in found.items() if not {best.a, best.b} & set(pair)}
-        if best.i is not None:
-            parts[best.i] = best.b
-        if best.j is not None:
-            parts[best.j] = best.a
+        for item, giver, taker in ((best.i, best.a, best.b), (best.j, best.b, best.a)):
+            if item is not None:
+                parts[item] = taker
+                error[giver] -= shares[item]
+                error[taker] += shares[item]
     return parts
 
 
@@ -323,9 +324,10 @@ def _candidates(
     if shares.shape[1] == 1 or items.size <= _CANDIDATES_OF_CLASSES:
         return items[:_CANDIDATES]
     half = _CANDIDATES_OF_CLASSES // 2
-    change = np.zeros(items.size)
+    items = items[:_LOOKED_THROUGH]
+    change, held = np.zeros(items.size), shares[items]
     for column, more in enumerate(surplus):
-        change += shares[items, column] * (shares[items, column] - more)
+        change += held[:, column] * (held[:, column] - more)
     change = np.round(change, 12)
     # the value is the same everywhere; which of equal items a partition puts first is not
     last = np.partition(change, half)[half]
