@@ -5,6 +5,7 @@ import sys
 
 import matplotlib.colors
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from matplotlib.figure import Figure
@@ -259,6 +260,8 @@ def test_one_step_is_drawn_without_a_warning(recwarn):
     ("options", "error", "says"),
     [
         ({"steps": 3}, InvalidTypeError, "no list of whole numbers"),
+        ({"steps": np.array(3)}, InvalidTypeError, "no list of whole numbers"),
+        ({"steps": [True]}, InvalidTypeError, "no list of whole numbers"),
         ({"steps": ["a"]}, InvalidTypeError, "no list of whole numbers"),
         ({"steps": [0, 12]}, InvalidValueError, r"\[12\], the label 12 time steps"),
         ({"valid": np.ones(3)}, InvalidTypeError, "valid is a ndarray"),
@@ -272,3 +275,34 @@ def test_wrong_steps_and_masks_are_named(options, error, says):
 def test_steps_of_a_label_without_time_are_refused():
     with pytest.raises(InvalidValueError, match="no dim of time"):
         split_map(label_of_blocks().isel(time=0, drop=True), steps=[0])
+
+
+def test_the_timeline_is_of_the_dim_of_times():
+    dates = np.datetime64("2000-01-01", "ns") + np.arange(12) * np.timedelta64(1, "D")
+    label = xr.DataArray(
+        np.ones((3, 12), "u1"),
+        {"time": dates, "installed": ("station", dates[[2, 0, 1]])},
+        dims=("station", "time"),
+        name="split",
+    )
+    assert len(rendered(split_timeline(label)).axes[0].patches) == 12 * 4
+    both = xr.DataArray(np.ones(12, "u1"), {"init": ("obs", dates[::-1])}, dims="obs", name="split")
+    both = both.assign_coords(time=("obs", dates + np.timedelta64(365, "D")))
+    assert ticks(split_timeline(both))[0] == "2000-12-31"
+
+
+@pytest.mark.parametrize("kind", ["datetime64", "cftime"])
+@pytest.mark.parametrize("missing", [1, 7, 11])
+def test_missing_dates_are_told_by_their_position(kind, missing):
+    dates = xr.date_range("2000-01-01", periods=12, use_cftime=kind == "cftime").values
+    dates = np.array(dates)
+    dates[1 : 1 + missing] = np.datetime64("NaT") if kind == "datetime64" else None
+    label = xr.DataArray(np.ones(12, "u1"), {"time": dates}, dims="time", name="split")
+    found = ticks(rendered(split_timeline(label)))
+    assert found[0] == "2000-01-01"
+    assert (found[1] == "step 2") == (missing > 1)
+
+
+def test_steps_may_be_any_list_of_numbers():
+    for steps in (np.array([0, 1]), {0, 1}, range(2), pd.Index([0, 1])):
+        assert len(split_map(label_of_time(), steps=steps).axes) == 3

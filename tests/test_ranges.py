@@ -373,3 +373,24 @@ def test_a_wide_hole_in_an_axis_takes_no_room(last):
     assert found.keys() == {"t"}
     suggest_block_size(cube)
     leakage_report(assign_block_split(cube, {"t": 20}))
+
+
+def test_a_long_axis_takes_no_more_than_its_values():
+    values = np.random.default_rng(0).normal(size=300_000)
+    cube = xr.Dataset({"a": ("x", values)}, {"x": np.arange(300_000.0)})
+    tracemalloc.start()
+    estimate_range(cube)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30 * values.nbytes
+
+
+def test_semivariances_of_an_axis_with_a_hole_are_those_of_all_pairs():
+    rng = np.random.default_rng(3)
+    positions = np.sort(np.append(rng.uniform(0, 20, 30), 1e6 + rng.uniform(0, 20, 30)))
+    line = rng.normal(size=60)
+    lags, half, pairs = semivariances(line[None], positions)
+    expected, counts = slow_semivariances(line, positions, float(np.ptp(positions)) / 2)
+    assert pairs.tolist() == [counts[lag] for lag in sorted(counts)]
+    assert half == pytest.approx([expected[lag] for lag in sorted(counts)])
+    assert (np.round(lags) == sorted(counts)).mean() > 0.9

@@ -642,7 +642,59 @@ def test_dates_beside_a_dim_that_are_in_no_order_are_refused():
     cube = observed(DAYS[[3, 0, 5, 2, 7, 9, 1, 4, 6, 8]])
     with pytest.raises(InvalidValueError, match=r"'time' are in no order.*sortby\('time'\)"):
         assign_time_split(cube)
-    assign_block_split(cube, {"obs": 2}, buffer=0)  # blocks of soundings need no order
+    # blocks of soundings, and what lies beside them, need no order
+    label = assign_block_split(cube, {"obs": 2}, 0.6, buffer=1).split
+    bare = assign_block_split(cube.drop_vars("time"), {"obs": 2}, 0.6, buffer=1).split
+    assert label.values.tolist() == bare.values.tolist()
+
+
+def test_dates_of_something_else_are_no_times():
+    stations = xr.Dataset(
+        {"a": (("time", "station"), np.zeros((10, 10)))},
+        {"time": DAYS, "installed": ("station", DAYS[[3, 0, 5, 2, 7, 9, 1, 4, 6, 8]])},
+    )
+    label = assign_block_split(stations, {"station": 3}, 0.5, buffer=1)
+    xr.testing.assert_equal(
+        label.split.drop_vars("installed"),
+        assign_block_split(stations.drop_vars("installed"), {"station": 3}, 0.5, buffer=1).split,
+    )
+    assert set(assign_time_split(stations).split.dims) == {"time"} | {"station"} & set(label.dims)
+    lead = xr.Dataset({"a": ("lead", np.zeros(10))}, {"start": ("lead", DAYS[:1].repeat(10))})
+    for cube in (lead, lead.assign_coords(lead=np.arange(10) * 6)):
+        assert assign_time_split(cube, 0.7, dim="lead").split.values.tolist() == [1] * 7 + [0] * 3
+    numbered = lead.rename(lead="time").assign_coords(time=np.arange(10)[::-1])
+    numbered = numbered.assign_coords(start=("time", DAYS[[3, 0, 5, 2, 7, 9, 1, 4, 6, 8]]))
+    assert assign_time_split(numbered, 0.7).split.values.tolist() == [0] * 3 + [1] * 7
+
+
+@pytest.mark.parametrize(
+    ("names", "taken"),
+    [
+        (("time", "date"), "time"),
+        (("analysis", "valid"), "valid"),
+        (("date", "valid"), "valid"),
+        (("run", "begin"), "begin"),
+    ],
+)
+def test_of_dates_beside_a_dim_those_are_taken_that_are_its_times(names, taken):
+    hours = np.datetime64("2000-01-01", "ns") + np.arange(12) * np.timedelta64(6, "h")
+    days = hours.astype("M8[D]").astype("M8[ns]")
+    for order in (names, names[::-1]):
+        coords = {n: ("obs", hours if n == taken else days) for n in order}
+        cube = xr.Dataset({"a": ("obs", np.zeros(12))}, coords)
+        if "valid" in names:
+            cube["valid"].attrs["standard_name"] = "time"
+        label = assign_time_split(cube, 0.6, gap="12h").split.values
+        assert label.tolist() == [1] * 5 + [255] * 2 + [0] * 5
+
+
+@pytest.mark.parametrize("gap", [4, 10, "10D"])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_gap_that_takes_all_of_train_is_refused(gap, own):
+    cube = observed(DAYS[np.arange(10) // 2])
+    cube = cube.swap_dims(obs="time") if own else cube
+    with pytest.raises(EmptyPartError, match="smaller gap"):
+        assign_time_split(cube, 0.6, gap=gap)
 
 
 @pytest.mark.parametrize("names", [("time", "init"), ("init", "run")])
@@ -670,6 +722,10 @@ def test_of_two_time_axes_the_same_is_taken_in_any_order(names):
         (100 * 360, "72000D", 2),
         (100 * 360, "400000 days", 11),
         (100 * 360, "57142.857W", 11),
+        (100 * 360, datetime.timedelta.max, 10),
+        (100 * 360, "107000000000D", 10),
+        (100 * 360, np.timedelta64(2**62, "D"), 10),
+        (100 * 360, np.timedelta64(10**15, "s"), 10),
     ],
 )
 def test_gaps_of_any_length_are_kept(step, gap, taken):
@@ -690,4 +746,10 @@ def test_gaps_of_any_length_are_kept(step, gap, taken):
 @pytest.mark.parametrize("gap", [np.timedelta64("NaT"), "NaT", "999999999999Q"])
 def test_what_is_no_length_of_time_is_refused(gap):
     with pytest.raises(InvalidTypeError, match="neither cells"):
+        assign_time_split(observed(DAYS), gap=gap)
+
+
+@pytest.mark.parametrize("gap", [np.timedelta64(-1, "ps"), np.timedelta64(-1, "D"), "-1s"])
+def test_lengths_below_nothing_are_refused(gap):
+    with pytest.raises(InvalidValueError, match="give a time of 0 or more"):
         assign_time_split(observed(DAYS), gap=gap)

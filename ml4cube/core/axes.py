@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import cftime
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: What dims of time are called, in small letters.
-TIME_NAMES = {"time", "t", "date"}
+TIME_NAMES = ("time", "t", "date")
 
 
 def rounding_of(axis: NDArray[Any]) -> float:
@@ -95,3 +96,55 @@ def is_time(coord: Any) -> bool:
     if coord.dtype != object or not coord.size:
         return False
     return isinstance(np.ravel(coord)[0], cftime.datetime)
+
+
+def by_rank(coords: Iterable[Any]) -> list[Any]:
+    """Sort coordinates of one kind, those that a cube most likely lies on first.
+
+    Parameters
+    ----------
+    coords : iterable of DataArray
+        1-D, with names and attributes.
+
+    Returns
+    -------
+    list of DataArray
+        A dim's own coordinate first, then one called ``time``, then what CF calls so, then other
+        names of times, then by name: the order in which they were given does not matter.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> ds = xr.Dataset(coords={"date": ("obs", [1]), "time": ("obs", [2]), "x": [3]})
+    >>> [coord.name for coord in by_rank(ds.coords.values())]
+    ['x', 'time', 'date']
+    """
+
+    def rank(coord: Any) -> tuple[bool, bool, bool, bool, str]:
+        name = str(coord.name)
+        by_cf = coord.attrs.get("standard_name") == "time" or coord.attrs.get("axis") == "T"
+        small = name.lower()
+        return name != coord.dims[0], small != "time", not by_cf, small not in TIME_NAMES, name
+
+    return sorted(coords, key=rank)
+
+
+def dates_along(coords: Iterable[Any], dim: str) -> Any:
+    """Find the dates that say where the steps along a dim lie.
+
+    Parameters
+    ----------
+    coords : iterable of DataArray
+        All coordinates of a cube.
+    dim : str
+        A dim.
+
+    Returns
+    -------
+    DataArray or None
+        The dim's own, or others of which two differ: one date for all steps, as of a forecast's
+        start, tells none of them from the others.
+    """
+    found = by_rank(c for c in coords if c.dims == (dim,) and is_time(c))
+    told = (c for c in found if c.name == dim or bool((c.values != c.values[0]).any()))
+    return next(told, None)

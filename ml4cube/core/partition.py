@@ -21,11 +21,11 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 
 # How many items of each part the refinement looks at: 512 x 512 exchanges find one that is
 # closer than any tolerance of interest, and the cost stays flat in the number of items. With
-# classes, half of the items are those whose classes the part has most too many of, since few may
-# hold them; the others, by chance, are there to be had in return.
+# classes, some are those of whose classes the part has too much, found among the first so many,
+# since few blocks may hold a class; the others, any, are there to be had in return.
 _CANDIDATES = 512
-_CANDIDATES_OF_CLASSES = 128
-_LOOKED_THROUGH = 65_536
+_CANDIDATES_OF_CLASSES = 144
+_BY_NEED, _LOOKED_THROUGH = 16, 65_536
 _MAX_EXCHANGES = 200
 
 
@@ -323,15 +323,16 @@ def _candidates(
     """Items of a part that are worth looking at, in the order of all."""
     if shares.shape[1] == 1 or items.size <= _CANDIDATES_OF_CLASSES:
         return items[:_CANDIDATES]
-    half = _CANDIDATES_OF_CLASSES // 2
     items = items[:_LOOKED_THROUGH]
     change, held = np.zeros(items.size), shares[items]
     for column, more in enumerate(surplus):
         change += held[:, column] * (held[:, column] - more)
     change = np.round(change, 12)
-    # the value is the same everywhere; which of equal items a partition puts first is not
-    last = np.partition(change, half)[half]
-    near = np.flatnonzero(change < last)
-    equal = np.flatnonzero(change == last)[: half - near.size]
-    chosen: NDArray[np.intp] = np.unique(np.concatenate([near, equal, np.arange(half)]))
+    # of equal items those that come first, which np.argpartition would not promise
+    last = np.partition(change, _BY_NEED)[_BY_NEED]
+    better, equal = np.flatnonzero(change < last), np.flatnonzero(change == last)
+    any_ = np.arange(_CANDIDATES_OF_CLASSES - _BY_NEED)
+    chosen: NDArray[np.intp] = np.unique(
+        np.concatenate([better, equal[: _BY_NEED - better.size], any_])
+    )
     return items[chosen]

@@ -39,7 +39,7 @@ def _explaining(what: str) -> Iterator[None]:
 
 
 # Fractions that add up to 1 but for this, as those of float32, leave nothing for the test part.
-_ROUNDING = 1e-6
+_ROUNDING = 1e-7
 
 
 def check_fractions(
@@ -86,9 +86,9 @@ def check_fractions(
             f"{names[0]}={split} and {names[1]}={val} add up to {1 - rest:.9g}; together they may "
             "be 1 at most, and the test part gets the rest"
         )
-    whole = 1.0
-    if abs(rest) < _ROUNDING:
-        whole, rest = 1 - rest, 0.0
+    # what float64 itself rounds off is left as the user wrote it
+    whole = 1 - rest if 1e-12 < abs(rest) < _ROUNDING else 1.0
+    rest = 0.0 if abs(rest) < _ROUNDING else rest
     wanted = {"train": float(split) / whole, "val": float(val) / whole, "test": rest}
     return {part: fraction for part, fraction in wanted.items() if fraction > 0}
 

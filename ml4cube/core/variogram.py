@@ -19,6 +19,8 @@ Floats = NDArray[np.float64]
 _DENSE_LAGS = 24
 _SPARSE_LAGS = 24
 FEWEST_LAGS = 3
+# Classes of a cell's width that there is room for, whether or not they occur.
+_CLASSES_PER_CELL = 10
 # Share of the misfit at which a model that is rarer is preferred.
 _CLEARLY = 0.35
 _RANGES_TRIED = 80
@@ -134,32 +136,36 @@ def semivariances(
     n = positions.size
     span = float(positions[-1] - positions[0]) if n else 0.0
     longest = span / 2 if longest is None else longest
+    steps = _steps(n, positions, longest)
     farthest = np.floor(longest + 0.5)
-    classes: list[Floats] = []
-    sums: list[tuple[Floats, Floats]] = []
-    counts: list[NDArray[np.int64]] = []
-    for step in _steps(n, positions, longest):
+
+    def classes(step: int) -> tuple[Floats, NDArray[np.bool_]]:
+        # two cells at nearly one place, on an irregular axis, are a pair of neighbours
+        which = np.maximum(np.floor(positions[step:] - positions[:-step] + 0.5), 1.0)
+        return which, which <= farthest
+
+    # an axis with a wide hole has no room for all classes that might occur
+    crowded = farthest <= _CLASSES_PER_CELL * n
+    if crowded:
+        of_class = np.arange(farthest + 1)
+    else:
+        seen = [np.unique(which[use]) for which, use in map(classes, steps)]
+        of_class = np.unique(np.concatenate([np.empty(0), *seen]))
+    total, distance = np.zeros(of_class.size), np.zeros(of_class.size)
+    pairs = np.zeros(of_class.size, dtype=np.int64)
+    for step in steps:
         apart = positions[step:] - positions[:-step]
         difference = lines[:, step:] - lines[:, :-step]
         known = np.isfinite(difference)
         squares = np.where(known, difference, 0.0) ** 2
         count = known.sum(axis=0)
-        # two cells at nearly one place, on an irregular axis, are a pair of neighbours
-        which = np.maximum(np.floor(apart + 0.5), 1.0)
-        use = (which <= farthest) & (count > 0)
-        classes.append(which[use])
-        sums.append(((apart * count)[use], squares.sum(axis=0)[use]))
-        counts.append(count[use])
-    if not classes:
-        return np.empty(0), np.empty(0), np.empty(0, dtype=np.int64)
-    # only those that occur: an axis with a wide hole has no room for all that might
-    of_class, place = np.unique(np.concatenate(classes), return_inverse=True)
-    distance, total = np.zeros((2, of_class.size))
-    pairs = np.zeros(of_class.size, dtype=np.int64)
-    np.add.at(distance, place, np.concatenate([apart for apart, _ in sums]))
-    np.add.at(total, place, np.concatenate([squares for _, squares in sums]))
-    np.add.at(pairs, place, np.concatenate(counts))
-    return distance / pairs, total / pairs / 2, pairs
+        which, use = classes(step)
+        place = which[use].astype(np.int64) if crowded else np.searchsorted(of_class, which[use])
+        np.add.at(total, place, squares.sum(axis=0)[use])
+        np.add.at(distance, place, (apart * count)[use])
+        np.add.at(pairs, place, count[use])
+    found = pairs > 0
+    return distance[found] / pairs[found], total[found] / pairs[found] / 2, pairs[found]
 
 
 def _steps(n: int, positions: Floats, longest: float) -> list[int]:

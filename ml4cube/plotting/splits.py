@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColor
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ml4cube.core.axes import TIME_NAMES, is_time
+from ml4cube.core.axes import TIME_NAMES, by_rank, dates_along, is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.plotting.fields import GAP_COLOR, axis_name, draw_field
@@ -252,18 +251,16 @@ def _label_of(fold: xr.DataArray | xr.Dataset, name: str) -> xr.DataArray:
 
 def _time_dim(label: xr.DataArray) -> str | None:
     """The dim of dates, or the one that is called like one of time."""
-    dated = [
-        dim for dim in label.dims if (c := _steps_of(label, str(dim))) is not None and is_time(c)
-    ]
+    dated = by_rank(c for c in label.coords.values() if c.ndim == 1 and is_time(c))
     called = [dim for dim in label.dims if str(dim).lower() in TIME_NAMES]
-    return next((str(dim) for dim in (*dated, *called)), None)
+    return next((str(dim) for dim in (*(c.dims[0] for c in dated), *called)), None)
 
 
 def _steps_of(label: xr.DataArray, dim: str) -> xr.DataArray | None:
-    """The coordinate along a dim: its own, or dates of another name."""
-    along = [coord for coord in label.coords.values() if coord.dims == (dim,)]
-    along.sort(key=lambda coord: (not is_time(coord), coord.name != dim))
-    return next((coord for coord in along if is_time(coord) or coord.name == dim), None)
+    """The coordinate along a dim: dates, or else its own."""
+    dates: xr.DataArray | None = dates_along(label.coords.values(), dim)
+    own = {str(name): coord for name, coord in label.coords.items()}
+    return own.get(dim) if dates is None else dates
 
 
 def _used(label: xr.DataArray, valid: object) -> xr.DataArray:
@@ -279,17 +276,17 @@ def _used(label: xr.DataArray, valid: object) -> xr.DataArray:
 
 def _checked(steps: Sequence[int], label: xr.DataArray, time: str | None) -> list[int]:
     """Positions along time."""
-    whole = isinstance(steps, Sequence | np.ndarray) and not isinstance(steps, str)
-    if not whole or not all(isinstance(step, int | np.integer) for step in steps):
+    positions = np.asarray(list(steps) if np.ndim(steps) or isinstance(steps, Set) else steps)
+    if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
         raise InvalidTypeError(f"steps={steps!r} is no list of whole numbers, as in steps=[0, 6]")
     n = 0 if time is None else label.sizes[time]
-    if beyond := [int(step) for step in steps if not -n <= step < n]:
+    if beyond := [int(step) for step in positions if not -n <= step < n]:
         raise InvalidValueError(
             f"steps has {beyond}, the label {n} time steps; give positions from 0 to {n - 1}"
             if n
             else f"steps has {beyond}, but the label has no dim of time; leave steps out"
         )
-    return [int(step) for step in steps]
+    return [int(step) for step in positions]
 
 
 def _shares_of_places(cells: xr.DataArray, time: str, rest: list[str]) -> dict[str, xr.DataArray]:
@@ -337,7 +334,10 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) 
     axes.set_yticks([0, 50, 100])
     places = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
     names = [_step_name(cells, time, i) for i in places]
-    axes.set_xticks(places, [name.replace(" ", "\n") if ":" in name else name for name in names])
+    coord = _steps_of(cells, time)
+    if coord is not None and is_time(coord):  # the hour below the day
+        names = [name.replace(" ", "\n") if ":" in name else name for name in names]
+    axes.set_xticks(places, names)
 
 
 def _step_name(array: xr.DataArray, time: str, step: int) -> str:
@@ -347,12 +347,15 @@ def _step_name(array: xr.DataArray, time: str, step: int) -> str:
         return f"step {step}"
     if not is_time(coord):
         return f"{coord.values[step]}"
-    dates = coord.values.astype("datetime64[s]") if coord.dtype.kind == "M" else coord.values
-    text = str(dates[step]).replace("T", " ").split(".")[0]
-    apart = [abs(later - earlier) for earlier, later in itertools.pairwise(dates[:1000])]
-    usual = sorted(apart)[len(apart) // 2] if apart else datetime.timedelta(days=1)
+    known = coord.values[coord.notnull().values]
+    if coord.isnull()[step]:
+        return f"step {step}"
+    text = str(coord.values[step]).replace("T", " ").split(".")[0]
+    apart = np.diff(np.unique(known[:1000]))
+    second: Any = np.timedelta64(1, "s") if known.dtype.kind == "M" else datetime.timedelta(0, 1)
+    usual = np.sort(apart)[apart.size // 2] / second if apart.size else 86_400
     for length, shown in ((27 * 86_400, -12), (86_400, -9), (60, -3)):
-        if usual >= datetime.timedelta(seconds=length):
+        if usual >= length:
             return text[:shown]
     return text
 

@@ -374,9 +374,11 @@ def check_train_left(
     EmptyPartError
         If nothing is left.
     """
+    train = np.flatnonzero((plan.table.ravel() == TRAIN) & (np.ravel(weights) > 0))
+    if not train.size and dict(plan.fractions).get("train"):
+        raise EmptyPartError(f"what is kept free beside the train part leaves none of it; {advice}")
     if not reaches:
         return
-    train = np.flatnonzero((plan.table.ravel() == TRAIN) & (np.ravel(weights) > 0))
     # of many blocks the whole cube is looked through, which takes fewer steps
     boxes = [plan.grid.block(int(id)).slices for id in train] if train.size < 1000 else [{}]
     for within in boxes:

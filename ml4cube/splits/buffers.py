@@ -27,6 +27,11 @@ _BARE = re.compile(r"[-+\d.\s]*\d[-+\d.\s]*")
 # letters that pandas takes with a warning, in the case that it asks for; ISO 8601 has its own
 _ODD_CASE = re.compile(r"(?<![A-Za-z])[wdHS](?![A-Za-z])")
 _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d*)?)\s*([A-Za-z]+)")
+_MICROSECONDS: dict[str, int | Fraction] = {
+    **{"W": 604_800_000_000, "D": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000},
+    **{"s": 1_000_000, "ms": 1_000, "us": 1},
+    **{unit: Fraction(1, 1_000**power) for power, unit in enumerate(("ns", "ps", "fs", "as"), 1)},
+}
 _METRES_OR_MINUTES = re.compile(r"[-+\d.\s]+m\s*|\s*P[^T]*M\s*", re.IGNORECASE)
 
 
@@ -214,7 +219,8 @@ def _resolve(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
         lat, lon = view.sphere(value)
         return SphereReach(*_sphere_dims(view, value), lat.values, lon.values, _km(value))
     times = microseconds(_time_coord(dim, value, view))
-    return AxisReach.of_distance(dim, times, _microseconds_of(value))
+    whole = int(times.max()) - int(times.min())
+    return AxisReach.of_distance(dim, times, min(_microseconds_of(value), whole))
 
 
 def _check(argument: str, dim: str, value: Any, view: CubeView) -> int | str:
@@ -304,24 +310,26 @@ def _microseconds_of(value: str | datetime.timedelta | np.timedelta64) -> int:
     """A length of time, rounded up: times are told apart to the microsecond."""
     if pd.isna(value):
         raise ValueError("no time at all")
-    if isinstance(value, np.timedelta64):
-        whole = value.astype("timedelta64[us]")
-        return int(whole.astype(np.int64)) + int(whole < value)
     if isinstance(value, str):
         text = value.strip()
         if not text.startswith("P"):
             text = _ODD_CASE.sub(lambda unit: unit.group().swapcase(), text)
         try:
-            value = pd.Timedelta(text)
+            return _microseconds_of(pd.Timedelta(text))
         except pd.errors.OutOfBoundsTimedelta:  # three centuries, in nanoseconds
             long = _NUMBER_AND_UNIT.fullmatch(text)
             if long is None:
                 raise
             number, unit = long.groups()
             return math.ceil(Fraction(number) * _microseconds_of(f"1{unit}"))
-        if pd.isna(value):
-            raise ValueError("no time at all")
-    return -(-value // datetime.timedelta(microseconds=1))
+    if isinstance(value, pd.Timedelta):
+        value = value.to_timedelta64()
+    if isinstance(value, np.timedelta64):
+        unit, count = np.datetime_data(value)
+        # Python's integers: numpy's would wrap around
+        length = int(value.astype(np.int64)) * count * _MICROSECONDS[unit]
+        return math.ceil(length) if length > 0 else math.floor(length)
+    return value // datetime.timedelta(microseconds=1)
 
 
 def _said(microseconds: int) -> str:

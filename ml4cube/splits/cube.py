@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core import roles
 from ml4cube.core.angles import MOST_LAT, in_degrees, is_latitude, is_longitude
-from ml4cube.core.axes import TIME_NAMES, is_time
+from ml4cube.core.axes import TIME_NAMES, by_rank, dates_along, is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_names
 
 # Degrees that are places on the globe: a longitude may be counted once more around.
@@ -105,32 +105,36 @@ class CubeView:
         Returns
         -------
         DataArray or None
-            A coordinate along one dim of the cube; a dim's own coordinate goes first, then one
-            that is called as times mostly are, then the first by name. Latitudes and longitudes
-            are in degrees, also where the cube has radians.
+            A coordinate along one dim of the cube, the first by `core.axes.by_rank`. Latitudes
+            and longitudes are in degrees, also where the cube has radians.
         """
-        first = next(iter(self._axes(kind)), None)
-        if first is None or kind == "time":
-            return first
-        degrees = in_degrees(first.values, first.attrs.get("units"))
-        return xr.DataArray(degrees, dims=first.dims, name=first.name)
-
-    def _axes(self, kind: str) -> list[xr.DataArray]:
-        """All 1-D coordinates of a kind, in an order that the cube's does not change."""
-        found = [
+        found = by_rank(
             coord
             for coord in self.ds.coords.values()
             if coord.ndim == 1 and coord.dims[0] in self.dims and is_kind(coord, kind)
-        ]
+        )
+        if not found or kind == "time":
+            return next(iter(found), None)
+        degrees = in_degrees(found[0].values, found[0].attrs.get("units"))
+        return xr.DataArray(degrees, dims=found[0].dims, name=found[0].name)
 
-        def rank(coord: xr.DataArray) -> tuple[bool, bool, str]:
-            name = str(coord.name)
-            return name != coord.dims[0], name.lower() not in TIME_NAMES, name
+    def own(self, dim: str) -> xr.DataArray | None:
+        """The coordinate that is called like a dim, or None.
 
-        return sorted(found, key=rank)
+        Parameters
+        ----------
+        dim : str
+            A dim of the cube.
+
+        Returns
+        -------
+        DataArray or None
+            None where there is none; xarray itself would make numbers up.
+        """
+        return self.ds.coords[dim] if dim in self.ds.coords else None  # noqa: SIM401
 
     def steps_of(self, dim: str) -> xr.DataArray | None:
-        """The coordinate that says where the steps along a dim lie.
+        """The coordinate that says in which order the steps along a dim come.
 
         Parameters
         ----------
@@ -141,12 +145,13 @@ class CubeView:
         -------
         DataArray or None
             Dates along the dim, its own or of another name; else its own coordinate, if any.
+            Numbers of a dim that is called like one of time are times, whatever dates there are.
         """
-        dates = [coord for coord in self._axes("time") if coord.dims == (dim,)]
-        # coords.get() would make up numbers for a dim without a coordinate
-        if not dates and dim in self.ds.coords:
-            return self.ds.coords[dim]
-        return next(iter(dates), None)
+        own = self.own(dim)
+        if own is not None and dim.lower() in TIME_NAMES:
+            return own
+        dates: xr.DataArray | None = dates_along(self.ds.coords.values(), dim)
+        return own if dates is None else dates
 
     def time_dim(self, argument: str) -> str:
         """Name of the time dim.
@@ -213,7 +218,8 @@ class CubeView:
             return False
         raise InvalidValueError(
             f"the values of {coord.name!r} are in no order; sort them with "
-            f"ds.sortby({coord.name!r})"
+            f"ds.sortby({coord.name!r}), or, if they say nothing of the order, leave them out with "
+            f"ds.drop_vars({coord.name!r})"
         )
 
     def moments(self, dim: str) -> NDArray[np.intp]:
@@ -242,7 +248,7 @@ class CubeView:
         return _ranks(coord)
 
     def has_times(self, dim: str) -> bool:
-        """Whether the steps along `dim` are those of time, by a coordinate along it.
+        """Whether the steps along `dim` are those of time, by the dim's own coordinate.
 
         Parameters
         ----------
@@ -252,13 +258,12 @@ class CubeView:
         Returns
         -------
         bool
-            True for dates, and for numbers along a dim of that name; False where the dim is one of
-            stations or soundings, which have a place as well as a date.
+            True for dates, and for numbers along a dim that is called like one of time.
         """
-        coord = self.steps_of(dim)
-        if coord is None or (coord.name != dim and self._holds_places(dim)):
+        own = self.own(dim)
+        if own is None:
             return False
-        return is_time(coord) or (dim.lower() in TIME_NAMES and coord.dtype.kind in "fiu")
+        return is_time(own) or (dim.lower() in TIME_NAMES and own.dtype.kind in "fiu")
 
     def repeated_times(self, dim: str) -> list[NDArray[np.intp]]:
         """Steps of one time along `dim`, for each time that stands on the axis more than once.
@@ -273,18 +278,13 @@ class CubeView:
         list of ndarray of int
             Empty where the dim holds no times, or one place after the other (a track).
         """
-        coord = self.steps_of(dim)
-        if coord is None or not self.has_times(dim) or self._holds_places(dim):
+        places = [axis.dims for kind in ("lat", "lon") if (axis := self.axis_of(kind)) is not None]
+        if not self.has_times(dim) or (dim,) in places:
             return []
-        rank = _ranks(coord)
+        rank = _ranks(self.ds.coords[dim])
         order = np.argsort(rank, kind="stable")
         groups = np.split(order, np.flatnonzero(np.diff(rank[order])) + 1)
         return [steps for steps in groups if steps.size > 1]
-
-    def _holds_places(self, dim: str) -> bool:
-        """Whether latitudes or longitudes lie along `dim`."""
-        axes = [self.axis_of(kind) for kind in ("lat", "lon")]
-        return any(axis is not None and axis.dims == (dim,) for axis in axes)
 
     def sphere(self, asked: object) -> tuple[xr.DataArray, xr.DataArray]:
         """Latitude and longitude, 1-D along two dims of the cube.

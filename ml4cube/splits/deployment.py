@@ -14,7 +14,7 @@ from dask.array.core import slices_from_chunks
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT, in_degrees
-from ml4cube.core.axes import is_time
+from ml4cube.core.axes import TIME_NAMES, is_time
 from ml4cube.core.buffer import EARTH_RADIUS_KM
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
@@ -89,7 +89,7 @@ class Ground:
             If latitude or longitude are missing at some cells, or are no degrees.
         """
         time = view.axis_of("time")
-        named = [dim for dim in view.dims if dim.lower() in ("time", "t", "date")]
+        named = [dim for dim in view.dims if dim.lower() in TIME_NAMES]
         time_dim = str(time.dims[0]) if time is not None else (named[0] if named else None)
         space = tuple(sorted(dim for dim in map_dims if dim != time_dim))
         lat, lon = view.axis_of("lat"), view.axis_of("lon")

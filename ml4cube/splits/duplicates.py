@@ -17,6 +17,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.axes import TIME_NAMES
 from ml4cube.core.fingerprint import (
     COLUMNS,
     FIRST,
@@ -238,7 +239,7 @@ def map_dims(view: CubeView) -> tuple[str, ...]:
         found = {str(lat.dims[0]), str(lon.dims[0])}
     else:
         time = view.axis_of("time")
-        named = {"time", "t", "date"} if time is None else {str(time.dims[0])}
+        named = set(TIME_NAMES) if time is None else {str(time.dims[0])}
         rest = [dim for dim in view.dims if dim.lower() not in named and dim not in named]
         if len(rest) == len(view.dims) and len(rest) > 2:
             rest = rest[1:]  # nothing is known: the first dim counts fields

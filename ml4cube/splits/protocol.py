@@ -197,8 +197,8 @@ class CubeSplitter:
             if isinstance(value, xr.Dataset | xr.DataArray):
                 sizes = ", ".join(f"{dim}: {n}" for dim, n in value.sizes.items())
                 shown.append(f"{name}=<{type(value).__name__} {sizes}>")
-            elif isinstance(value, np.ndarray):
-                shown.append(f"{name}=<ndarray {value.shape}>")
+            elif np.ndim(value) and hasattr(value, "dtype"):
+                shown.append(f"{name}=<{type(value).__name__} {np.shape(value)}>")
             elif parameter.default is inspect.Parameter.empty or value != parameter.default:
                 shown.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"

@@ -302,7 +302,7 @@ class ForwardChaining(CubeSplitter):
         check_whole("n_splits", self.n_splits, 1)
 
     def _dims(self) -> tuple[str, ...]:
-        return tuple(sorted(TIME_NAMES, reverse=True)) if self.dim is None else (self.dim,)
+        return TIME_NAMES if self.dim is None else (self.dim,)
 
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
         dim = view.time_dim("dim") if self.dim is None else self.dim
