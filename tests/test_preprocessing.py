@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import tracemalloc
 import warnings
 from pathlib import Path
 from typing import Any
@@ -768,6 +769,114 @@ def test_gaps_of_a_static_variable_drop_all_samples(lazy: bool) -> None:
     assert dropped.sizes == {"samples": 0, "x": 4}
     assert pp.accounting(dropped) == {"total": 3, "kept": 0, "gap": 3}
     assert pp.drop_nan_values(ds, ["elev"], "if_all_nan").sizes["samples"] == 3
+
+
+def made_years(lazy: bool) -> xr.Dataset:
+    """Six years with gaps and a mask."""
+    rng = np.random.default_rng(1)
+    cells = {
+        name: (("time", "x"), np.where(rng.random((6, 5)) < share, np.nan, 1.0))
+        for name, share in {"t": 0.3, "s": 0.1}.items()
+    }
+    ds = xr.Dataset(cells, {"time": np.arange(6)})
+    ds["t"][0] = ds["t"][1]  # two years of the same counts
+    mask = rng.random((6, 5)) < 0.7
+    mask[0] = mask[1]
+    ds = pp.assign_mask(ds.assign(s=ds.s.where(ds.time > 1, 1.0)), mask)
+    return ds.chunk(time=2) if lazy else ds
+
+
+@pytest.mark.parametrize(("years", "lazy"), [(6, False), (6, True), (2, False)])
+@pytest.mark.parametrize("how", [("different", "equals"), ("minimal", "override")])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        (functools.partial(pp.drop_nan_values, vars=["t", "s"]),),
+        (functools.partial(pp.drop_nan_values, vars=["t", "s"], mode="masked"),),
+        (pp.apply_filter,),
+        (pp.apply_filter, functools.partial(pp.drop_nan_values, vars=["t", "s"])),
+    ],
+    ids=["drop", "masked", "filter", "both"],
+)
+def test_cubes_joined_from_pieces_are_counted_as_the_whole(
+    chain: Any, how: Any, years: int, lazy: bool
+) -> None:
+    def run(ds: xr.Dataset) -> xr.Dataset:
+        for stage in chain:
+            ds = stage(ds)
+        return ds
+
+    def join(ds: xr.Dataset, work: Any) -> xr.Dataset:
+        pieces = [work(ds.isel(time=[i])) for i in range(years)]
+        return xr.concat(pieces, "time", coords=how[0], compat=how[1])
+
+    ds = made_years(lazy).isel(time=slice(years))
+    whole, joined = run(ds), join(ds, run)
+    np.testing.assert_array_equal(joined.t, whole.t)
+    assert pp.accounting(joined) == pp.accounting(whole)
+    for stage in (pp.drop_nan_values, functools.partial(pp.fill_nan_values, vars=["t"])):
+        after = stage(joined)
+        assert {after[name].ndim for name in after.coords if "accounting" in str(name)} == {0}
+        assert pp.accounting(after) == pp.accounting(stage(whole))
+    filled = join(ds, lambda year: pp.fill_nan_values(run(year), method="constant", const=0))
+    assert "filled" not in pp.accounting(filled)
+    # without the mask, or the other variable, nothing tells what was removed
+    assert pp.accounting(joined[["t"]]) == {}
+
+
+def test_groups_that_are_put_together_are_counted_as_the_whole() -> None:
+    ds = made_years(False)
+    grouped = ds.groupby("time").map(pp.drop_nan_values)
+    assert pp.accounting(grouped) == pp.accounting(pp.drop_nan_values(ds))
+    assert pp.accounting(grouped.t) == {}
+
+
+@pytest.mark.parametrize("pieces", [(0, 1), (1, 1)], ids=["unequal", "equal"])
+def test_joined_samples_are_counted_from_there_on(pieces: tuple[int, ...]) -> None:
+    t = np.array([[1.0, np.nan, 3.0, 4.0], [np.nan, np.nan, 1.0, 1.0]])
+    each = [pp.drop_nan_values(xr.Dataset({"t": ("samples", t[i])})) for i in pieces]
+    joined = xr.concat(each, "samples", coords="different", compat="equals")
+    n = joined.sizes["samples"]
+    assert pp.accounting(joined) == {}
+    assert pp.accounting(pp.drop_nan_values(joined)) == {"total": n, "kept": n}
+    assert pp.accounting(pp.fill_nan_values(joined)) == {"filled": 0}
+
+
+@pytest.mark.parametrize("mode", ["auto", "if_all_nan", "masked"])
+def test_gaps_on_grids_of_their_own_are_refused_before_any_work(mode: str) -> None:
+    ds = xr.Dataset(
+        {"t": (("time", "lat"), np.ones((4, 3))), "s": (("time", "depth"), np.ones((4, 2)))}
+    )
+    ds["filter_mask"] = ("time", np.ones(4, bool))
+    ds["deep"] = ("depth", [np.nan, 1.0])
+    with dask.config.set(scheduler=no_compute):
+        for cube in (ds, ds.chunk()):
+            with pytest.raises(InvalidValueError, match=r"no variable has all.*share a grid"):
+                pp.drop_nan_values(cube, mode=mode)
+    assert pp.accounting(pp.drop_nan_values(ds, ["s", "deep"]))["kept"] == 4
+
+
+@pytest.mark.parametrize("mode", ["auto", "if_all_nan", "masked"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_windows_of_different_dims_are_judged_each_by_itself(mode: str, lazy: bool) -> None:
+    rng = np.random.default_rng(0)
+    lost = rng.choice([0.0, 0.0005, 1.0], (2, 20))
+    samples = {
+        name: np.where(rng.random((20, 2000)) < share[:, None], np.nan, 1.0)
+        for name, share in zip("ab", lost, strict=True)
+    }
+    samples["filter_mask"] = rng.random(20) < 0.9
+    ds = xr.Dataset(
+        {name: (("samples", f"cells_{name}")[: a.ndim], a) for name, a in samples.items()}
+    )
+    tracemalloc.start()
+    found = pp.drop_nan_values(ds.chunk(samples=20) if lazy else ds, mode=mode)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e7  # the product of the windows is 80 MB
+    expected = pp.drop_nan_values(samples, mode=mode)
+    np.testing.assert_array_equal(found.a, expected["a"])
+    assert pp.accounting(found) == expected.accounting
 
 
 def test_wrong_modes_names_and_masks_are_refused() -> None:

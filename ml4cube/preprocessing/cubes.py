@@ -16,6 +16,7 @@ from ml4cube.core import statistics as core
 from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, check_names
 from ml4cube.core.grid import Grid
+from ml4cube.core.missing import check_mask
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 
 logger = logging.getLogger(__name__)
@@ -477,6 +478,30 @@ def spread(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:
     sizes = {dim: n for dim, n in variable.sizes.items() if dim not in cells.dims}
     full: xr.Variable = cells.set_dims({**sizes, **cells.sizes})  # type: ignore[no-untyped-call]
     return full.transpose(*variable.dims)
+
+
+def flags(mask: xr.Variable) -> xr.Variable:
+    """Turn a mask's numbers into flags.
+
+    Parameters
+    ----------
+    mask : Variable
+        Of booleans or numbers.
+
+    Returns
+    -------
+    Variable of bool
+        False where it is NaN or 0; lazy if the mask is, or was not read yet and is large.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it holds neither booleans nor numbers.
+    """
+    check_mask("the mask", mask.dtype)
+    mask = read_in_blocks(mask)
+    present: xr.Variable = mask.notnull()
+    return present & mask.astype(bool)
 
 
 def is_lazy(*arrays: Any) -> bool:

@@ -7,7 +7,6 @@ so a cell that is dropped becomes a gap in every floating-point variable.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,9 +29,7 @@ from ml4cube.core.missing import (
     FILL_METHODS,
     KEPT,
     MASK,
-    REASONS,
     blank,
-    check_mask,
     fill_gaps,
     find_gaps,
     flags_of,
@@ -41,19 +38,23 @@ from ml4cube.core.missing import (
 )
 from ml4cube.core.statistics import scaled_dtype
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.samples import PREFIX, STAGES, Samples, record, recorded, sample_arrays
+from ml4cube.preprocessing.counts import (
+    Stage,
+    add,
+    carried,
+    like_of,
+    outside,
+    reasons,
+    record,
+    record_stage,
+)
+from ml4cube.preprocessing.samples import SAMPLES, Samples, sample_arrays
 from ml4cube.preprocessing.statistics import Statistics
 
 logger = logging.getLogger(__name__)
 
-#: Dim along which a Dataset holds samples.
-SAMPLES = "samples"
-
 # Kinds of dtypes of which it is known which values are gaps; integers have none.
 _GAP_KINDS = "fciubmM"
-
-# What a stage looked at: variables, mode and mask; apply_filter looks at no variables.
-Stage = tuple[list[str], str, str | None]
 
 
 def assign_mask(
@@ -97,7 +98,7 @@ def assign_mask(
         raise InvalidTypeError(f"ds is a {type(ds).__name__}; a mask is added to a Dataset")
     check_names((*ds.variables, *ds.dims))
     like = _largest(ds)
-    flags = _flags(_mask_variable(mask, like, stack_dim, ds))
+    flags = cubes.flags(_mask_variable(mask, like, stack_dim, ds))
     full = cubes.spread(flags, like)
     if like.chunks is not None:
         full = full.chunk(dict(zip(like.dims, like.chunks, strict=True)))
@@ -138,14 +139,6 @@ def _mask_variable(
             "give a DataArray, which is matched by name"
         )
     return xr.Variable(dims, array)
-
-
-def _flags(mask: xr.Variable) -> xr.Variable:
-    """Turn numbers into flags: NaN and 0 are False."""
-    check_mask("the mask", mask.dtype)
-    mask = cubes.read_in_blocks(mask)
-    present: xr.Variable = mask.notnull()
-    return present & mask.astype(bool)
 
 
 def apply_filter(
@@ -213,23 +206,9 @@ def _kept(
 ) -> Samples:
     """Keep the samples without a reason to drop them, and count the others."""
     keep = reason == KEPT
-    counts = _add(dict(getattr(given, "accounting", {})), reason)
+    counts = add(dict(getattr(given, "accounting", {})), reason)
     counts = {"total": counts.pop("total"), "kept": int(keep.sum()), **counts}
     return Samples({name: values[keep] for name, values in arrays.items()}, counts)
-
-
-def _add(before: dict[str, int], reason: NDArray[Any]) -> dict[str, int]:
-    """Add dropped samples to earlier counts, which end where other samples are given."""
-    counts = {name: n for name, n in before.items() if name != "kept"}
-    left = counts.get("total", 0) - sum(counts.get(name, 0) for name in REASONS.values())
-    if "total" not in counts or left != reason.size:
-        counts = {name: n for name, n in counts.items() if name == "filled"}
-        counts["total"] = reason.size
-    for code, name in REASONS.items():
-        if dropped := int((reason == code).sum()):
-            counts[name] = counts.get(name, 0) + dropped
-            logger.info("%d of %d samples dropped: %s", dropped, reason.size, name)
-    return counts
 
 
 def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
@@ -237,22 +216,22 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
     cube = cubes.as_dataset(ds)
     if not cubes.has_mask(cube.variables, filter_var):
         return ds
-    inside = _flags(cube.variables[str(filter_var)])
+    inside = cubes.flags(cube.variables[str(filter_var)])
     data = cubes.data_variables(cube, exclude=[str(filter_var)])
     if SAMPLES in cube.dims and (drop_sample or _largest(cube).dims == (SAMPLES,)):
         spare = [dim for dim in inside.dims if dim != SAMPLES]
-        outside = cubes.spread(
+        dropped = cubes.spread(
             ~inside.all(spare), xr.Variable((SAMPLES,), np.empty(cube.sizes[SAMPLES]))
         )
-        return cubes.like_given(_drop(cube, np.where(outside.values, MASK, KEPT)), ds)
+        return cubes.like_given(_drop(cube, np.where(dropped.values, MASK, KEPT)), ds)
     masked = {
         name: _blanked(cube[name], ~cubes.spread(inside, cube.variables[name])) for name in data
     }
     result = cube.assign(masked)
     if SAMPLES not in cube.dims:
         like = _largest(cube)
-        counts = _counts(cube, ([], "masked", str(filter_var)), _outside(inside, like), like)
-        result = record(result, *counts)
+        stage: Stage = ([], "masked", str(filter_var))
+        result = record_stage(result, cube, stage, outside(inside, like), like)
     return cubes.like_given(result, ds)
 
 
@@ -270,10 +249,8 @@ def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
 
 def _drop(cube: xr.Dataset, reason: NDArray[Any]) -> xr.Dataset:
     """Drop samples of a Dataset, whose counts add to those it carries."""
-    before = recorded(cube)
-    counts = _add({name: int(count.values) for name, count in before.items()}, reason)
-    ended = [PREFIX + name for name in before.keys() - counts.keys()]
-    return record(cube.drop_vars(ended).isel({SAMPLES: np.flatnonzero(reason == KEPT)}), counts)
+    before = {name: int(count.values) for name, count in carried(cube)[0].items()}
+    return record(cube.isel({SAMPLES: np.flatnonzero(reason == KEPT)}), add(before, reason))
 
 
 def drop_nan_values(
@@ -385,108 +362,27 @@ def _drop_nan_of_cube(
     wanted = _counting(dtypes, data, listed, mode)
     if not wanted or mode is None:
         return ds
-    inside = None if mask_name is None else _flags(cube.variables[mask_name])
+    stage = (wanted, mode, mask_name)
+    inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
     samples = cube.sizes.get(SAMPLES)
-    reason = _reasons([cube.variables[name] for name in wanted], inside, mode, samples)
-    if samples is not None:
+    like = like_of(cube, stage)
+    if samples is None and like is None:
+        looked_at = [*wanted, *([] if mask_name is None else [mask_name])]
+        dims = {name: cube[name].dims for name in looked_at}
+        raise InvalidValueError(
+            f"cells are dropped for the gaps of {dims}, but no variable has all of these dims; "
+            "name in vars such as share a grid, and drop for each grid by itself"
+        )
+    reason = reasons([cube.variables[name] for name in wanted], inside, mode, samples)
+    if samples is not None or like is None:
         return cubes.like_given(_drop(cube, reason.values), ds)
     dropped = reason != KEPT
-    with_cells = [name for name in data if set(reason.dims) <= set(cube[name].dims)]
     blanked = {
-        name: _blanked(cube[name], dropped) for name in with_cells if cube[name].dtype.kind == "f"
+        name: _blanked(cube[name], dropped)
+        for name in data
+        if set(reason.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
     }
-    like = max((cube.variables[name] for name in with_cells), key=lambda v: v.size, default=reason)
-    counts = _counts(cube, (wanted, mode, mask_name), reason, like)
-    return cubes.like_given(record(cube.assign(blanked), *counts), ds)
-
-
-def _outside(inside: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Code of `keep_samples` for the cells of a variable outside a mask."""
-    return ~cubes.fitted(inside, variable) * np.uint8(MASK)
-
-
-def _counts(
-    cube: xr.Dataset, stage: Stage, reason: xr.Variable, like: xr.Variable
-) -> tuple[dict[str, Any], list[Stage]]:
-    """Count the cells of a variable that are removed now and were before, and list the stages."""
-    total = recorded(cube).get("total")
-    stages: list[Stage] = [] if total is None else json.loads(total.attrs.get(STAGES, "[]"))
-    removed = _removed(cube, stages, like)
-    reason = reason * (removed == KEPT)
-    before = {name: n for name, n in recorded(cube).items() if name in REASONS.values()}
-    # they tell which stage was first, if the cells are still those that they count
-    hold = sum(before.values()) == _size(removed != KEPT, like)
-    names, _, mask = stage
-    counts = {"total": like.size}
-    for code, name in REASONS.items():
-        if name in before or (mask if code == MASK else names):
-            size = _size(removed == code, like)
-            earlier = before.get(name, size) * hold + size * ~hold
-            counts[name] = (earlier + _size(reason == code, like)).data
-    return counts, [*stages, stage]
-
-
-def _size(cells: xr.Variable, like: xr.Variable) -> xr.Variable:
-    """Number of cells of a variable that are flagged, also along dims that the flags lack."""
-    return cells.sum() * (like.size // max(cells.size, 1))
-
-
-def _removed(cube: xr.Dataset, stages: list[Stage], like: xr.Variable) -> xr.Variable:
-    """Code of `keep_samples` for the cells of a variable, told from what stages looked at."""
-    removed = xr.Variable((), np.uint8(KEPT))
-    for names, mode, mask in stages:
-        # nothing tells of a variable that was taken off since
-        if not {*names, *([] if mask is None else [mask])} <= set(cube.variables):
-            continue
-        inside = None if mask is None else _flags(cube.variables[mask])
-        if inside is not None and not names:
-            reason = _outside(inside, like)
-        else:
-            reason = _reasons([cube.variables[name] for name in names], inside, mode, None)
-        # cells along further dims were none of this variable
-        if set(reason.dims) <= set(like.dims):
-            removed = removed + reason * (removed == KEPT)
-    return removed
-
-
-def _reasons(
-    variables: list[xr.Variable], mask: xr.Variable | None, mode: str, samples: int | None
-) -> xr.Variable:
-    """Code of `keep_samples` for each sample of a Dataset, or for each cell of a cube."""
-    sizes = {dim: n for variable in variables for dim, n in variable.sizes.items()}
-    if samples is not None:  # maybe all variables are the same for every sample
-        sizes[SAMPLES] = samples
-    if mask is not None and SAMPLES not in sizes:
-        sizes |= mask.sizes
-    outer = [dim for dim in sizes if dim == SAMPLES or SAMPLES not in sizes]
-    window = [dim for dim in sizes if dim not in outer]
-    full = xr.Variable(
-        (*outer, *window), np.broadcast_to(False, tuple(sizes[d] for d in (*outer, *window)))
-    )
-    arrays = [cubes.spread(cubes.read_in_blocks(variable), full) for variable in variables]
-    if mask is not None:
-        arrays.append(cubes.spread(mask, full))
-    result: xr.Variable = xr.apply_ufunc(
-        _reasons_of_block,
-        *arrays,
-        input_core_dims=[window] * len(arrays),
-        kwargs={"mode": mode, "masked": mask is not None, "window": len(window)},
-        dask="parallelized",
-        dask_gufunc_kwargs={"allow_rechunk": True},
-        output_dtypes=[np.uint8],
-    )
-    return result
-
-
-def _reasons_of_block(
-    *arrays: NDArray[Any], mode: str, masked: bool, window: int
-) -> NDArray[np.uint8]:
-    """Code of `keep_samples` for the samples of one block, of any number of outer dims."""
-    outer = arrays[0].shape[: arrays[0].ndim - window]
-    flat = [array.reshape(-1, *array.shape[len(outer) :]) for array in arrays]
-    mask = flat.pop() if masked else None
-    gaps = {str(i): find_gaps(values) for i, values in enumerate(flat)}
-    return keep_samples(gaps, mask, mode)[1].reshape(outer)
+    return cubes.like_given(record_stage(cube.assign(blanked), cube, stage, reason, like), ds)
 
 
 def fill_nan_values(
@@ -632,16 +528,16 @@ def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, An
     cube = cubes.as_dataset(ds)
     gappy = {name: cubes.read_in_blocks(cube[name]) for name in options}
     filled = {name: _filled(gappy[name], chosen) for name, chosen in options.items()}
-    counts = recorded(cube)
+    counts, stages = carried(cube)
     if counts.keys() & {"gap", "mask"} and SAMPLES not in cube.dims:
         logger.warning(
             "cells of this cube were dropped by drop_nan_values or apply_filter, which made gaps "
             "of them, and they are filled as well; fill before dropping, or cut samples first"
         )
-    cells = {name: count.data for name, count in counts.items() if name == "filled"}
+    cells = {name: count.data for name, count in counts.items()}
     for array in gappy.values():
         cells["filled"] = cells.get("filled", 0) + _gap_count(array.variable).data
-    return cubes.like_given(record(cube.assign(filled), cells), ds)
+    return cubes.like_given(record(cube.assign(filled), cells, stages), ds)
 
 
 def _gap_count(variable: xr.Variable) -> xr.Variable:
