@@ -565,6 +565,69 @@ def test_statistics_that_keep_dims_fill_nothing() -> None:
         pp.fill_nan_values(ds, statistics=stats)
 
 
+@pytest.mark.parametrize("form", [{"weights": "area"}, {"quantiles": (0.5,)}])
+@pytest.mark.parametrize("method", ["mean", "sample_mean", "noise"])
+def test_weighted_statistics_and_those_with_quantiles_fill(form: Any, method: str) -> None:
+    ds = cell_id_cube(SHAPE, gaps=0.2)[["a"]]
+    stats = pp.Statistics.from_cube(ds, **form)
+    filled = pp.fill_nan_values(ds, method=method, statistics=stats).a.values[ds.a.isnull()]
+    low, high = (float(stats["a"].mean),) * 2 if method != "noise" else stats.range()["a"]
+    assert np.float32(low) <= filled.min() <= filled.max() <= np.float32(high)
+
+
+@pytest.mark.parametrize("method", ["mean", "noise"])
+def test_seeds_are_integers(method: str) -> None:
+    ds = cell_id_cube(SHAPE, gaps=0.2)
+    for seed in (None, "7", 1.5, True):
+        with pytest.raises(InvalidTypeError, match=r"seed=.*give an integer"):
+            pp.fill_nan_values(ds, method=method, seed=seed)  # type: ignore[arg-type]
+    for seed in (-3, 2**63 - 1):
+        one, other = (pp.fill_nan_values(ds, method=method, seed=s) for s in (seed, np.int64(seed)))
+        xr.testing.assert_identical(one, other)
+
+
+@pytest.mark.parametrize(
+    ("const", "error", "words"),
+    [
+        (10**400, InvalidValueError, "1329 bits, which no float"),
+        (1j, InvalidTypeError, "real"),
+        (np.complex64(1), InvalidTypeError, "real"),
+    ],
+)
+def test_constants_that_no_float_holds_are_refused(const: Any, error: Any, words: str) -> None:
+    for ds in (cell_id_cube(SHAPE), cell_id_cube(SHAPE).chunk(), {"a": np.ones(2)}):
+        with pytest.raises(error, match=words):
+            pp.fill_nan_values(ds, method="constant", const=const)
+
+
+def made_with_others() -> xr.Dataset:
+    """A cube with a variable of each role."""
+    ds = split_cube().assign(crs=0, time_bnds=(("time", "nv"), np.zeros((10, 2))))
+    ds = ds.assign_coords(height=(("lat", "lon"), np.ones((6, 8))))
+    return pp.assign_mask(pp.assign_mask(ds, np.ones((6, 8))), np.ones((6, 8)), "land")
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "in_dict"),
+    [
+        ("time", "a coordinate, no data variable; leave it out$", False),
+        ("height", r"a coordinate.*by ds.reset_coords\('height'\)", False),
+        ("filter_mask", "a mask", True),
+        ("land", "a mask", False),
+        ("split", "the split label", True),
+        ("crs", "a scalar", False),
+        ("time_bnds", "bounds or a grid mapping", False),
+    ],
+)
+@pytest.mark.parametrize("work", [pp.drop_nan_values, pp.fill_nan_values])
+def test_what_is_no_data_variable_is_named(work: Any, name: str, what: str, in_dict: bool) -> None:
+    ds = made_with_others()
+    samples = {other: ds[other].values for other in ("a", "filter_mask", "split")}
+    for form in (ds, samples) if in_dict else (ds,):
+        with pytest.raises(InvalidValueError, match=f"vars lists '{name}', which is {what}"):
+            work(form, ["a", name])
+
+
 @pytest.mark.parametrize("texts", [np.array(["a", "b"]), np.array(["a", None], object)])
 def test_gaps_of_texts_are_not_known(texts: np.ndarray) -> None:
     samples = {"t": np.array([1.0, np.nan]), "name": texts}

@@ -380,7 +380,7 @@ def fill_gaps(
     InvalidValueError
         If the method is unknown, or lacks the number it needs, finite in the values' dtype.
     InvalidTypeError
-        If `const` is no number, or the values are of a kind that cannot be filled.
+        If `const` is no real number, or the values are of a kind that cannot be filled.
 
     Examples
     --------
@@ -416,15 +416,48 @@ def fill_gaps(
     return filled
 
 
-def _given(value: object, argument: str, method: str, variable: str, dtype: np.dtype[Any]) -> float:
+def check_real_number(argument: str, value: object) -> None:
+    """Refuse what is no real number, or one that no float holds.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for messages.
+    value : object
+        What was given.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no real number.
+    InvalidValueError
+        If it is a whole number beyond the range of floats.
+
+    Examples
+    --------
+    >>> check_real_number("const", np.float32(0.5))
+    """
+    if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
+        raise InvalidTypeError(
+            f"{argument}={value!r} is a {type(value).__name__}; give a number that is real"
+        )
+    try:
+        float(value)
+    except OverflowError:
+        raise InvalidValueError(
+            f"{argument} is a whole number of {int(value).bit_length()} bits, which no float "
+            "holds; give a number in the range of the variable"
+        ) from None
+
+
+def _given(value: Any, argument: str, method: str, variable: str, dtype: np.dtype[Any]) -> float:
     """Return a number that a method needs, or say that it is missing or would be a gap itself."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InvalidValueError(
             f"fill_method={method!r} needs {argument} for {_named(variable)}, found {value!r}; "
             "give a number (the training part may be all gaps)"
         )
-    if not isinstance(value, int | float | np.number | np.bool_):
-        raise InvalidTypeError(f"{argument}={value!r} is a {type(value).__name__}; give a number")
+    check_real_number(argument, value)
     with np.errstate(over="ignore"):
         finite = np.isfinite(dtype.type(value))
     if not finite:

@@ -144,6 +144,61 @@ def check_known(argument: str, wanted: Iterable[str], known: Iterable[Any]) -> N
         check_choice(argument, name, listed)
 
 
+def check_data(
+    argument: str,
+    wanted: Iterable[str],
+    given: xr.Dataset | Mapping[str, Any],
+    filter_var: str | None = roles.FILTER_VAR,
+) -> None:
+    """Refuse names that are no data variables of a cube.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for messages.
+    wanted : iterable of str
+        Names the user gave.
+    given : Dataset or dict of arrays
+        The cube.
+    filter_var : str, optional
+        Name of the mask in use.
+
+    Raises
+    ------
+    InvalidValueError
+        If one is unknown, or a coordinate, mask, split label, scalar, bounds or a grid mapping.
+    """
+    cube = given if isinstance(given, xr.Dataset) else None
+    check_known(argument, wanted, given if cube is None else cube.variables)
+    others = {"split": "the split label", filter_var: "a mask"}
+    if cube is not None:
+        others = _others(cube, filter_var)
+    for name in wanted:
+        if name in others:
+            as_data = cube is not None and name in cube.coords and name not in cube.dims
+            hint = f", or make data of it by ds.reset_coords({name!r})" if as_data else ""
+            raise InvalidValueError(
+                f"{argument} lists {name!r}, which is {others[name]}, no data variable; leave it "
+                f"out{hint}"
+            )
+
+
+def _others(ds: xr.Dataset, filter_var: str | None = None) -> dict[Any, str]:
+    """What variables are that are no data; the dtype does not matter."""
+    label = split_label(ds)
+    found: dict[Any, str] = dict.fromkeys(_auxiliary(ds), "bounds or a grid mapping")
+    for name, variable in ds.variables.items():
+        if name == label or roles.is_label(name, variable.dtype, variable.attrs):
+            found[name] = "the split label"
+        elif is_mask(name, ds, filter_var):
+            found[name] = "a mask"
+        elif name in ds.coords:
+            found[name] = "a coordinate"
+        elif variable.ndim == 0:
+            found[name] = "a scalar"
+    return found
+
+
 def check_places(argument: str, array: xr.DataArray, cube: xr.Dataset | xr.DataArray) -> None:
     """Refuse an array whose cells, matched by position, would not be the cube's.
 
@@ -283,28 +338,16 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fi
     list of str
         Names in the order of the Dataset.
     """
-    label = split_label(ds)
-    auxiliary = _auxiliary(ds)
-    left_out = {str(n) for n, v in ds.data_vars.items() if v.dtype.kind not in kinds}
-    left_out |= auxiliary & {str(name) for name in ds.data_vars}
-    if left_out:
-        logger.debug("left out as auxiliary: %s", ", ".join(sorted(left_out)))
-    return [
-        str(name)
-        for name, var in ds.data_vars.items()
-        if name != label
-        and not roles.is_label(name, var.dtype, var.attrs)
-        and str(name) not in left_out
-        and str(name) not in exclude
-        and not is_mask(name, ds, None)
-    ]
+    others = _others(ds)
+    found = [n for n, v in ds.data_vars.items() if n not in others and v.dtype.kind in kinds]
+    if left_out := sorted(map(str, set(ds.data_vars).difference(found))):
+        logger.debug("left out: %s", ", ".join(left_out))
+    return [str(name) for name in found if str(name) not in exclude]
 
 
 def _auxiliary(ds: xr.Dataset) -> set[str]:
-    """Bounds, grid mappings and scalars: variables that describe the grid, not its cells."""
-    found = {
-        str(n) for n, v in ds.data_vars.items() if v.ndim == 0 or "grid_mapping_name" in v.attrs
-    }
+    """Bounds and grid mappings: variables that describe the grid, not its cells."""
+    found = {str(n) for n, v in ds.data_vars.items() if "grid_mapping_name" in v.attrs}
     for var in ds.variables.values():
         for key in ("bounds", "climatology", "grid_mapping"):
             # a grid mapping may be written "crs: x y"; bounds are one name

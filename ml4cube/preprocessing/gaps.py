@@ -23,6 +23,7 @@ from ml4cube.core.errors import (
     check_choice,
     check_flags,
     check_names,
+    check_seed,
 )
 from ml4cube.core.missing import (
     DROP_POLICIES,
@@ -30,6 +31,7 @@ from ml4cube.core.missing import (
     KEPT,
     MASK,
     blank,
+    check_real_number,
     fill_gaps,
     find_gaps,
     flags_of,
@@ -304,7 +306,7 @@ def drop_nan_values(
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return _drop_nan_of_cube(ds, listed, mode, filter_var)
     arrays, data, n = sample_arrays(ds, filter_var)
-    cubes.check_known("vars", listed or (), arrays)
+    cubes.check_data("vars", listed or (), arrays, filter_var)
     wanted = _counting({name: a.dtype for name, a in arrays.items()}, data, listed, mode)
     gaps = {name: find_gaps(arrays[name]) for name in wanted}
     reason = np.zeros(n, np.uint8)
@@ -351,7 +353,7 @@ def _drop_nan_of_cube(
 ) -> Any:
     """Drop samples of a Dataset of samples, or cells of any other cube."""
     cube = cubes.as_dataset(ds)
-    cubes.check_known("vars", listed or (), cube.variables)
+    cubes.check_data("vars", listed or (), cube, filter_var)
     mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
     kinds = "fiub" if listed is None else _GAP_KINDS
     data = cubes.data_variables(cube, [filter_var] if filter_var else [], kinds)
@@ -454,13 +456,14 @@ def fill_nan_values(
     """
     cubes.check_cube(ds)
     check_choice("method", method, FILL_METHODS)
-    if const is not None and not isinstance(const, int | float | np.number | np.bool_):
-        raise InvalidTypeError(f"const={const!r} is a {type(const).__name__}; give a number")
+    seed = check_seed(seed)
+    if const is not None:
+        check_real_number("const", const)
     if method == "constant" and const is None:
         raise InvalidValueError("method='constant' needs const, found None; give a number")
     listed = None if vars is None else cubes.names("vars", vars)
     given = cubes.as_dataset(ds) if isinstance(ds, xr.Dataset | xr.DataArray) else ds
-    cubes.check_known("vars", listed or (), given)
+    cubes.check_data("vars", listed or (), given)
     for name in listed or ():
         if np.dtype(getattr(given[name], "dtype", np.float64)).kind not in "fiub":
             raise InvalidTypeError(
@@ -508,7 +511,12 @@ def _fill_options(
                 f"the statistics of {name!r} keep dims, filling takes one number for all places; "
                 "compute them without dims and by"
             )
-        options |= {"mean": stats.mean, "low": stats.min, "high": stats.max}
+        # those of weighted cells, or with quantiles, are arrays without dims
+        options |= {
+            "mean": float(stats.mean),
+            "low": float(stats.min),
+            "high": float(stats.max),
+        }
     return options
 
 
