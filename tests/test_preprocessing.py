@@ -402,10 +402,25 @@ def test_options_of_the_wrong_kind_are_named(act: Any, says: str) -> None:
         act(split_cube())
 
 
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [(name, InvalidValueError) for name in ("a", "split", "lat", "height", "level")]
+    + [(name, InvalidTypeError) for name in (0, "", ("land",))],
+)
+def test_a_mask_takes_no_place_of_other_variables(name: Any, error: Any) -> None:
+    ds = split_cube().assign_coords(height=1.0).expand_dims(level=1)
+    with pytest.raises(error, match=r"mask_name=.*(choose another|give a text)"):
+        pp.assign_mask(ds, np.ones((6, 8)), name)
+    land = pp.assign_mask(ds.isel(level=0), np.ones((6, 8)), "land")
+    assert not pp.assign_mask(land, ~land.land, "land").land.any()
+
+
 def test_masks_that_do_not_fit_are_refused() -> None:
     ds = split_cube()
     with pytest.raises(InvalidValueError, match="transpose it"):
         pp.assign_mask(ds, np.ones((8, 6)))
+    with pytest.raises(InvalidTypeError, match=r"mask is a Dataset of \['a', 'b', 'split'\]"):
+        pp.assign_mask(ds, ds)
     with pytest.raises(InvalidValueError, match="stack_dim='level'"):
         pp.assign_mask(ds, np.ones((6, 8)), stack_dim="level")
     with pytest.raises(InvalidValueError, match="mask='level'"):

@@ -85,9 +85,10 @@ def assign_mask(
     Raises
     ------
     InvalidValueError
-        If a dim is unknown, or the shape or the coordinates do not fit.
+        If a dim is unknown, the shape or the coordinates do not fit, or something else of the
+        cube has the name.
     InvalidTypeError
-        If `ds` is no Dataset.
+        If `ds` is no Dataset, the mask is one, or the name is no text.
 
     Examples
     --------
@@ -99,12 +100,13 @@ def assign_mask(
     if not isinstance(ds, xr.Dataset):
         raise InvalidTypeError(f"ds is a {type(ds).__name__}; a mask is added to a Dataset")
     check_names((*ds.variables, *ds.dims))
+    name = roles.FILTER_VAR if mask_name is None else mask_name
+    _check_mask_name(name, ds)
     like = _largest(ds)
     flags = cubes.flags(_mask_variable(mask, like, stack_dim, ds))
     full = cubes.spread(flags, like)
     if like.chunks is not None:
         full = full.chunk(dict(zip(like.dims, like.chunks, strict=True)))
-    name = mask_name or roles.FILTER_VAR
     full.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
     return ds.assign({name: full})
 
@@ -117,10 +119,25 @@ def _largest(ds: xr.Dataset) -> xr.Variable:
     return max(candidates, key=lambda variable: (variable.ndim, variable.size))
 
 
+def _check_mask_name(name: object, ds: xr.Dataset) -> None:
+    """Refuse a name that would take the place of something else."""
+    if not isinstance(name, str) or not name:
+        raise InvalidTypeError(f"mask_name={name!r} is no name; give a text such as 'land'")
+    if name in ds.dims or (name in ds.variables and not cubes.is_mask(name, ds, None)):
+        raise InvalidValueError(
+            f"mask_name={name!r} is a dim or variable of the cube and no mask, and would be lost; "
+            "choose another name"
+        )
+
+
 def _mask_variable(
     mask: Any, like: xr.Variable, stack_dim: str | None, ds: xr.Dataset
 ) -> xr.Variable:
     """Give the mask named dims, and refuse one that does not fit."""
+    if isinstance(mask, xr.Dataset):
+        raise InvalidTypeError(
+            f"mask is a Dataset of {list(mask.data_vars)}; give one variable of it, as ds['land']"
+        )
     if isinstance(mask, xr.DataArray):
         cubes.check_known("mask", (str(dim) for dim in mask.dims), like.dims)
         cubes.check_places("mask", mask, ds)
