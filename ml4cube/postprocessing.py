@@ -126,7 +126,10 @@ def _undo_each(x: Any, pairs: Mapping[str, Any], argument: str, parameters: Any)
         name: _undo_array(name, x[name], *parameters(*_numbers((argument, argument), *pairs[name])))
         for name in found
     }
-    return x.assign(undone) if isinstance(x, xr.Dataset) else {**x, **undone}
+    if not isinstance(x, xr.Dataset):
+        return {**x, **undone}
+    # coordinates of the arrays would be merged, at which xarray warns of a MultiIndex
+    return x.assign({name: array.variable for name, array in undone.items()})
 
 
 def _numbers(arguments: tuple[str, str], first: Any, second: Any) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from hypothesis import given, settings
@@ -243,6 +244,55 @@ def test_integers_count_as_numbers_but_packed_ones_are_refused(dtype: str, packe
     ):
         with pytest.raises(InvalidValueError, match=r"'a'.*packed.*scale_factor"):
             act(ds)
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "Float64", "boolean"])
+@pytest.mark.parametrize(
+    "work",
+    [
+        pp.get_statistics,
+        lambda ds: pp.Statistics.from_cube(ds, ["x"]),
+        pp.drop_nan_values,
+        lambda ds: pp.drop_nan_values(ds, ["x"]),
+        pp.fill_nan_values,
+        lambda ds: pp.fill_nan_values(ds, ["x"]),
+        lambda ds: pp.standardize(ds, {"x": [0, 1]}),
+        lambda ds: undo_standardizing(ds, {"x": [0, 1]}),
+        lambda ds: undo_standardizing(ds.x, 0, 1),
+        lambda ds: pp.assign_mask(ds[["t"]], ds.x),
+        lambda ds: pp.apply_filter(ds.assign(filter_mask=ds.t == 1)),
+    ],
+)
+def test_numbers_of_dtypes_of_pandas_are_refused(work: Any, dtype: str) -> None:
+    frame = pd.DataFrame({"x": pd.array([1, None, 0], dtype), "t": [1.0, 2.0, 3.0]})
+    with pytest.raises(InvalidTypeError, match=rf'pandas\' dtype {dtype}.*astype\("float64"\)'):
+        work(frame.to_xarray())
+
+
+def test_categories_of_pandas_are_left_out() -> None:
+    ds = pd.DataFrame({"x": pd.Categorical(["a", "b"]), "t": [1.0, np.nan]}).to_xarray()
+    assert list(pp.get_statistics(ds)) == ["t"]
+    for work in (pp.drop_nan_values, pp.fill_nan_values, pp.CubeScaler().fit_transform):
+        assert work(ds).x.variable.identical(ds.x.variable)
+    with pytest.raises(InvalidTypeError, match="'x' is of dtype category"):
+        pp.standardize(ds, {"x": [0, 1]})
+
+
+def test_a_multiindex_is_kept_without_a_warning() -> None:
+    ds = split_cube()[["a"]].stack(p=("lat", "lon"))
+    masked = pp.assign_mask(ds, ds.a.isel(time=0) > 3)
+    stats = pp.get_statistics(ds)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for cube in (masked, masked.chunk()):
+            for done in (
+                pp.drop_nan_values(cube),
+                pp.apply_filter(cube),
+                pp.fill_nan_values(cube),
+                pp.standardize(cube, stats),
+                undo_standardizing(cube, stats),
+            ):
+                assert done.indexes["p"].equals(ds.indexes["p"])
 
 
 @pytest.mark.parametrize("form", [xr.Dataset, dict])

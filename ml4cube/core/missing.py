@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
-from ml4cube.core.statistics import scaled_dtype
+from ml4cube.core.statistics import check_numpy, scaled_dtype
 
 #: Rules for dropping samples.
 DROP_POLICIES = ("auto", "if_all_nan", "masked", None)
@@ -109,6 +109,7 @@ def check_mask(name: str, dtype: np.dtype[Any]) -> None:
     --------
     >>> check_mask("land", np.dtype(bool))
     """
+    check_numpy(name, dtype)
     if dtype.kind not in "biuf":
         raise InvalidTypeError(
             f"{name} is of dtype {dtype}; a mask holds booleans, or numbers, of which 0 and NaN "

@@ -55,6 +55,32 @@ def check_decoded(name: str, dtype: DTypeLike, attrs: Mapping[str, Any]) -> None
     )
 
 
+def check_numpy(name: str, dtype: Any) -> None:
+    """Refuse numbers of a dtype that only pandas knows, as ``Int64``, whose gaps numpy misses.
+
+    Parameters
+    ----------
+    name : str
+        Name of the variable.
+    dtype : dtype
+        Of its values.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is an extension dtype of numbers or booleans.
+
+    Examples
+    --------
+    >>> check_numpy("t2m", np.dtype("float32"))
+    """
+    if not isinstance(dtype, np.dtype) and getattr(dtype, "kind", "") in ("f", "i", "u", "b", "c"):
+        raise InvalidTypeError(
+            f"variable {name!r} is of pandas' dtype {dtype}, whose gaps numpy does not know; "
+            'convert it by astype("float64")'
+        )
+
+
 def check_real(name: str, dtype: DTypeLike) -> None:
     """Refuse to scale what holds no real numbers.
 
@@ -74,9 +100,11 @@ def check_real(name: str, dtype: DTypeLike) -> None:
     --------
     >>> check_real("t2m", "float32")
     """
-    if np.dtype(dtype).kind not in "fiub":
+    check_numpy(name, dtype)
+    kind = getattr(dtype, "kind", None) or np.dtype(dtype).kind
+    if kind not in "fiub":
         raise InvalidTypeError(
-            f"variable {name!r} is of dtype {np.dtype(dtype)}, only real numbers can be scaled; "
+            f"variable {name!r} is of dtype {dtype}, only real numbers can be scaled; "
             "leave it out of the statistics or convert it"
         )
 

@@ -337,12 +337,39 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fi
     -------
     list of str
         Names in the order of the Dataset.
+
+    Raises
+    ------
+    InvalidTypeError
+        If one is of an extension dtype of pandas, as ``Int64``.
     """
     others = _others(ds)
     found = [n for n, v in ds.data_vars.items() if n not in others and v.dtype.kind in kinds]
     if left_out := sorted(map(str, set(ds.data_vars).difference(found))):
         logger.debug("left out: %s", ", ".join(left_out))
-    return [str(name) for name in found if str(name) not in exclude]
+    wanted = [str(name) for name in found if str(name) not in exclude]
+    for name in wanted:
+        core.check_numpy(name, ds[name].dtype)
+    return wanted
+
+
+def with_arrays(cube: xr.Dataset, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
+    """Put arrays in the place of variables that they were made from.
+
+    Parameters
+    ----------
+    cube : Dataset
+        A cube.
+    arrays : mapping of str to DataArray
+        By name, at the places of the cube.
+
+    Returns
+    -------
+    Dataset
+        A new one, with the coordinates of the cube: those of an array would be merged, at which
+        xarray warns of a MultiIndex.
+    """
+    return cube.assign({name: array.variable for name, array in arrays.items()})
 
 
 def _auxiliary(ds: xr.Dataset) -> set[str]:

@@ -246,7 +246,7 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
     masked = {
         name: _blanked(cube[name], ~cubes.spread(inside, cube.variables[name])) for name in data
     }
-    result = cube.assign(masked)
+    result = cubes.with_arrays(cube, masked)
     if SAMPLES not in cube.dims:
         like = _largest(cube)
         stage: Stage = ([], "masked", str(filter_var))
@@ -401,7 +401,9 @@ def _drop_nan_of_cube(
         for name in data
         if set(reason.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
     }
-    return cubes.like_given(record_stage(cube.assign(blanked), cube, stage, reason, like), ds)
+    return cubes.like_given(
+        record_stage(cubes.with_arrays(cube, blanked), cube, stage, reason, like), ds
+    )
 
 
 def fill_nan_values(
@@ -482,7 +484,7 @@ def fill_nan_values(
     given = cubes.as_dataset(ds) if isinstance(ds, xr.Dataset | xr.DataArray) else ds
     cubes.check_data("vars", listed or (), given)
     for name in listed or ():
-        if np.dtype(getattr(given[name], "dtype", np.float64)).kind not in "fiub":
+        if getattr(given[name], "dtype", np.dtype(float)).kind not in "fiub":
             raise InvalidTypeError(
                 f"variable {name!r} is of dtype {given[name].dtype}, only numbers can be filled; "
                 "leave it out of vars"
@@ -562,7 +564,7 @@ def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, An
     cells = {name: count.data for name, count in counts.items()}
     for array in gappy.values():
         cells["filled"] = cells.get("filled", 0) + _gap_count(array.variable).data
-    return cubes.like_given(record(cube.assign(filled), cells, stages), ds)
+    return cubes.like_given(record(cubes.with_arrays(cube, filled), cells, stages), ds)
 
 
 def _gap_count(variable: xr.Variable) -> xr.Variable:

@@ -237,7 +237,7 @@ def rescale(
     scaled_vars = {
         name: rescale_array(cube[name], *parameters[name], arithmetic) for name in wanted
     }
-    return cubes.like_given(cube.assign(scaled_vars), ds)
+    return cubes.like_given(cubes.with_arrays(cube, scaled_vars), ds)
 
 
 def _numbers(name: str, pair: tuple[Any, Any]) -> tuple[float, float]:

@@ -285,11 +285,12 @@ def _chosen(
     cubes.check_known("variables", wanted or (), cube.variables)
     if wanted is None and single:
         wanted = tuple(str(name) for name in cube.data_vars)
-    listed = cubes.data_variables(cube) if wanted is None else list(wanted)
+    listed = cubes.data_variables(cube, excluded) if wanted is None else list(wanted)
     chosen = [name for name in listed if name not in excluded]
     if not chosen:
         raise InvalidValueError(_nothing_left(cube.data_vars, excluded))
     for name in chosen:
+        core.check_numpy(name, cube.variables[name].dtype)
         cubes.check_decoded(name, cube.variables[name])
         if cube.variables[name].dtype.kind not in "fiub":
             raise InvalidTypeError(
