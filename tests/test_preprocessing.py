@@ -309,6 +309,14 @@ def test_a_scalar_alone_is_named() -> None:
         pp.get_statistics(xr.Dataset({"z": 1.0}))
 
 
+@pytest.mark.parametrize("name", ["x", "height"])
+def test_an_array_called_like_its_dim_or_coordinate_is_refused(name: str) -> None:
+    array = xr.DataArray(np.ones(3), {"height": 2.0}, ["x"], name)
+    for work in (pp.get_statistics, pp.drop_nan_values, pp.fill_nan_values, pp.CubeScaler().fit):
+        with pytest.raises(InvalidValueError, match=rf"called '{name}'.*by ds.rename"):
+            work(array)
+
+
 def test_wrong_names_and_parts_are_refused() -> None:
     ds = split_cube()
     with pytest.raises(InvalidValueError, match=r"split='trian'.*did you mean 'train'"):
@@ -463,6 +471,18 @@ def test_a_mask_takes_no_place_of_other_variables(name: Any, error: Any) -> None
         pp.assign_mask(ds, np.ones((6, 8)), name)
     land = pp.assign_mask(ds.isel(level=0), np.ones((6, 8)), "land")
     assert not pp.assign_mask(land, ~land.land, "land").land.any()
+
+
+@pytest.mark.parametrize("dtype", ["M8[s]", "c8", "U3", object, "i2", "?", ">f4"])
+def test_masks_blank_the_numbers_of_samples_in_any_form(dtype: Any) -> None:
+    samples = {"x": np.ones((3, 2)).astype(int).astype(dtype), "t": np.ones((3, 2))}
+    samples["filter_mask"] = np.array([[True, False]] * 3)
+    ds = xr.Dataset({name: (("samples", "w"), values) for name, values in samples.items()})
+    found = pp.apply_filter(samples)
+    for form in (pp.apply_filter(ds), pp.apply_filter(ds.chunk()).compute()):
+        for name in samples:
+            np.testing.assert_array_equal(form[name], found[name])
+            assert form[name].dtype == found[name].dtype
 
 
 def test_masks_that_do_not_fit_are_refused() -> None:

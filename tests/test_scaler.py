@@ -302,6 +302,17 @@ def test_statistics_are_matched_by_coordinates_not_by_position() -> None:
     assert summer.transform(ds.isel(time=[5, 18])).t.notnull().any()
 
 
+def test_coordinates_rounded_to_float32_are_the_same_places() -> None:
+    ds = made_cube()
+    ds["lat"] = [0.1, 0.2, 0.3]
+    scaler = pp.CubeScaler(per="lat").fit(ds)
+    rounded = ds.assign_coords(lat=ds.lat.astype("f4"))
+    expected = scaler.transform(ds)
+    np.testing.assert_array_equal(scaler.transform(rounded).t, expected.t)
+    with pytest.raises(InvalidValueError, match="no statistics of 't' at lat"):
+        scaler.transform(ds.assign_coords(lat=ds.lat + 0.05))
+
+
 def test_places_that_stand_twice_are_matched_only_as_they_were() -> None:
     values = np.random.default_rng(0).normal(size=(9, 4))
     ds = xr.Dataset({"a": (("time", "lat"), values)}, {"lat": [1.0, 1.0, 2.0, 3.0]})

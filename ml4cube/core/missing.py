@@ -87,7 +87,11 @@ def blank(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
         gap = values.dtype.type(np.nan)
     else:
         raise InvalidTypeError(f"values of dtype {values.dtype} have no gaps; leave them out")
-    return np.where(cells, gap, values)
+    # into a copy: np.where would give values of another byte order back in this one's
+    shape = np.broadcast_shapes(values.shape, np.shape(cells))
+    blanked = np.array(np.broadcast_to(values, shape))
+    np.copyto(blanked, gap, where=cells)
+    return blanked
 
 
 def check_mask(name: str, dtype: np.dtype[Any]) -> None:

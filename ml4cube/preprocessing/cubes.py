@@ -65,10 +65,17 @@ def as_dataset(ds: xr.Dataset | xr.DataArray) -> xr.Dataset:
     ------
     InvalidTypeError
         If variables or dims have names that are no texts.
+    InvalidValueError
+        If a DataArray is called like one of its dims or coordinates.
     """
     if isinstance(ds, xr.Dataset):
         check_names((*ds.variables, *ds.dims))
         return ds
+    if ds.name is not None and (ds.name in ds.dims or ds.name in ds.coords):
+        raise InvalidValueError(
+            f"the DataArray is called {ds.name!r}, as one of its dims or coordinates; give it a "
+            "name of its own, by ds.rename('t2m')"
+        )
     return ds.to_dataset(name=roles.DATA_VAR if ds.name is None else str(ds.name))
 
 

@@ -210,7 +210,7 @@ def apply_filter(
             out = ~cubes.to_shape(mask, arrays[name].shape, "mask")
             if drop_sample or out.ndim == 1:
                 outside |= out.reshape(n, -1).any(axis=1)
-            else:
+            elif arrays[name].dtype.kind in "fiub":
                 arrays[name] = blank(arrays[name], out)
     return _kept(ds, arrays, np.where(outside, MASK, KEPT).astype(np.uint8))
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
+from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
 from ml4cube.core.statistics import scale_values, scaled_dtype
@@ -330,7 +331,8 @@ def _matched(field: xr.DataArray, array: xr.DataArray, by: Any) -> xr.Variable:
                 f"{list(array.dims)}; compute them of this cube, or without {dim!r}"
             )
         if dim in field.indexes and dim in array.indexes:
-            if field.indexes[dim].equals(array.indexes[dim]):
+            # those that are equal but for rounding, as of float32, are matched by position
+            if same_coordinate(field[dim].values, array[dim].values):
                 continue
             if not field.indexes[dim].is_unique:
                 raise InvalidValueError(
