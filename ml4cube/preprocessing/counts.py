@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.chunks.blocks import read_in_blocks
 from ml4cube.core.missing import KEPT, MASK, REASONS, find_gaps, keep_samples
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import SAMPLES
@@ -347,7 +348,7 @@ def _reasons(
     full = xr.Variable(
         (*outer, *window), np.broadcast_to(False, tuple(sizes[d] for d in (*outer, *window)))
     )
-    arrays = [cubes.spread(cubes.read_in_blocks(variable), full) for variable in variables]
+    arrays = [cubes.spread(read_in_blocks(variable), full) for variable in variables]
     if mask is not None:
         arrays.append(cubes.spread(mask, full))
     result: xr.Variable = xr.apply_ufunc(

@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.chunks.blocks import read_in_blocks
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import (
@@ -258,7 +259,7 @@ def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
     """Turn cells of one variable into gaps, lazily if it is lazy."""
     return xr.apply_ufunc(
         blank,
-        cubes.read_in_blocks(array),
+        read_in_blocks(array),
         cells,
         dask="parallelized",
         output_dtypes=[_blanked_dtype(array.dtype)],
@@ -553,7 +554,7 @@ def _fill_samples(samples: Mapping[str, Any], options: Mapping[str, dict[str, An
 def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, Any]]) -> Any:
     """Fill a Dataset or DataArray, lazily if it is lazy."""
     cube = cubes.as_dataset(ds)
-    gappy = {name: cubes.read_in_blocks(cube[name]) for name in options}
+    gappy = {name: read_in_blocks(cube[name]) for name in options}
     filled = {name: _filled(gappy[name], chosen) for name, chosen in options.items()}
     counts, stages = carried(cube)
     if counts.keys() & {"gap", "mask"} and SAMPLES not in cube.dims:
