@@ -977,6 +977,14 @@ def test_groups_that_are_put_together_are_counted_as_the_whole() -> None:
     grouped = ds.groupby("time").map(pp.drop_nan_values)
     assert pp.accounting(grouped) == pp.accounting(pp.drop_nan_values(ds))
     assert pp.accounting(grouped.t) == {}
+    whole = pp.drop_nan_values(ds)
+    assert pp.accounting(whole.drop_attrs()) == pp.accounting(whole)
+    assert pp.accounting(grouped.reindex(time=range(7)).isel(time=[6])) == {
+        "total": 5,
+        "kept": 0,
+        "gap": 5,
+    }
+    assert pp.accounting(grouped[["t"]].reindex(time=range(7)).isel(time=6)) == {}
 
 
 @pytest.mark.parametrize("pieces", [(0, 1), (1, 1)], ids=["unequal", "equal"])

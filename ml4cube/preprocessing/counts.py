@@ -121,16 +121,16 @@ def _joined(
     like: xr.Variable | None,
 ) -> bool:
     """Whether counts are those of pieces: xarray lines up unequal ones, and keeps equal ones."""
-    if any(count.ndim for count in counts.values()):
+    # floats have been lined up with cells that had none, as by reindex
+    if any(count.ndim or count.dtype.kind == "f" for count in counts.values()):
         return True
     if "total" not in counts:
         return False
     known = int(counts["total"].values)
-    if SAMPLES not in cube.dims:
-        return like is not None and like.size > known
-    if not stages:  # samples are gone where they were dropped, cells are not
+    if SAMPLES in cube.dims and not stages:  # samples are gone where dropped, cells are not
         known -= sum(int(n.values) for name, n in counts.items() if name in REASONS.values())
-    return cube.sizes[SAMPLES] > known
+    there = cube.sizes.get(SAMPLES, 0 if like is None else like.size)
+    return there > known
 
 
 def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = ()) -> xr.Dataset:

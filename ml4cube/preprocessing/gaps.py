@@ -305,7 +305,8 @@ def drop_nan_values(
     Raises
     ------
     InvalidValueError
-        If a name or the mode is unknown, ``"masked"`` finds no mask, or a variable holds packed
+        If a name or the mode is unknown, `vars` lists what is no data variable, no variable has
+        all dims of those whose gaps count, ``"masked"`` finds no mask, or a variable holds packed
         integers that were not decoded, whose gaps are numbers.
     InvalidTypeError
         If a variable listed holds texts or other objects.
@@ -448,11 +449,12 @@ def fill_nan_values(
     Raises
     ------
     InvalidValueError
-        If a name or the method is unknown, ``"constant"`` has no `const` or one that is not finite
-        in the variable's dtype (told when a gap is filled), or a variable holds packed integers
-        that were not decoded, whose gaps are numbers.
+        If a name or the method is unknown, `vars` lists what is no data variable, ``"constant"``
+        has no `const` or one that is not finite in the variable's dtype (told when a gap is
+        filled), or a variable holds packed integers that were not decoded, whose gaps are numbers.
     InvalidTypeError
-        If a variable listed holds no numbers, or `statistics` keep dims.
+        If a variable listed holds no numbers, `const` is no real number, `seed` no integer, or
+        `statistics` keep dims.
 
     Notes
     -----
