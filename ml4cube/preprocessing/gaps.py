@@ -384,18 +384,18 @@ def _drop_nan_of_cube(
     if not wanted or mode is None:
         return ds
     stage = (wanted, mode, mask_name)
-    inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
-    samples = cube.sizes.get(SAMPLES)
     like = like_of(cube, stage)
-    if samples is None and like is None:
-        looked_at = [*wanted, *([] if mask_name is None else [mask_name])]
-        dims = {name: cube[name].dims for name in looked_at}
+    if SAMPLES not in cube.dims and like is None:
+        grids = [*wanted, *([] if mask_name is None else [mask_name])]
+        dims = {name: cube[name].dims for name in grids}
         raise InvalidValueError(
             f"cells are dropped for the gaps of {dims}, but no variable has all of these dims; "
             "name in vars such as share a grid, and drop for each grid by itself"
         )
-    reason = reasons([cube.variables[name] for name in wanted], inside, mode, samples)
-    if samples is not None or like is None:
+    inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
+    variables = [cube.variables[name] for name in wanted]
+    reason = reasons(variables, inside, mode, cube.sizes.get(SAMPLES))
+    if SAMPLES in cube.dims or like is None:
         return cubes.like_given(_drop(cube, reason.values), ds)
     dropped = reason != KEPT
     blanked = {
