@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from ml4cube.chunks.blocks import read_in_blocks
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
-from ml4cube.core.statistics import check_real, scaled_dtype, unscale_values
+from ml4cube.core.statistics import check_real, offset_and_scale, scaled_dtype, unscale_values
 
 Pairs = Mapping[str, Sequence[float]] | core.Statistics
 
@@ -41,7 +41,7 @@ def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) 
     InvalidTypeError
         If the numbers do not suit the kind of `x`, or it holds no real numbers.
     InvalidValueError
-        If a number is NaN or infinite, or no variable has statistics.
+        If a number is NaN or infinite, a std is negative, or no variable has statistics.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) 
     """
     if isinstance(xmean, core.Statistics):
         xmean = xmean.mean_std()
-    return _undo(x, xmean, xstd, ("xmean", "xstd"), lambda mean, std: (mean, std or 1.0))
+    return _undo(x, xmean, xstd, ("xmean", "xstd"), lambda mean, std: std or 1.0)
 
 
 def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> Any:
@@ -77,7 +77,8 @@ def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> 
     InvalidTypeError
         If the numbers do not suit the kind of `x`, or it holds no real numbers.
     InvalidValueError
-        If a number is NaN or infinite, or no variable has a range.
+        If a number is NaN or infinite, a least value is above the greatest, or no variable has a
+        range.
 
     Examples
     --------
@@ -86,34 +87,34 @@ def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> 
     """
     if isinstance(xmin, core.Statistics):
         xmin = xmin.range()
-    return _undo(x, xmin, xmax, ("xmin", "xmax"), lambda low, high: (low, (high - low) or 1.0))
+    return _undo(x, xmin, xmax, ("xmin", "xmax"), lambda low, high: (high - low) or 1.0)
 
 
-def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], parameters: Any) -> Any:
+def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], spread: Any) -> Any:
     """Unscale one array, or every variable that has statistics."""
     if isinstance(first, Mapping):
         if second is not None:
             raise InvalidTypeError(
                 f"{arguments[1]}={second!r} beside a mapping of pairs; leave it out"
             )
-        return _undo_each(x, first, arguments[0], parameters)
+        return _undo_each(x, first, arguments[0], spread)
     if isinstance(x, Mapping):
         raise InvalidTypeError(
             f"x is a {type(x).__name__} of several variables; give {arguments[0]} as a mapping "
             f"{{variable: [..., ...]}}, not {first!r}"
         )
     name = str(x.name) if isinstance(x, xr.DataArray) and x.name is not None else "x"
-    return _undo_array(name, x, *parameters(*_numbers(arguments, first, second)))
+    return _undo_array(name, x, *_parameters(", ".join(arguments), (first, second), spread))
 
 
-def _undo_each(x: Any, pairs: Mapping[str, Any], argument: str, parameters: Any) -> Any:
+def _undo_each(x: Any, pairs: Mapping[str, Any], argument: str, spread: Any) -> Any:
     """Unscale every variable that has statistics."""
     if isinstance(x, xr.DataArray):
         name = next(iter(pairs)) if x.name is None and len(pairs) == 1 else x.name
         if name not in pairs:
             raise InvalidValueError(f"{argument} has {list(pairs)}, x is called {x.name!r}")
-        numbers = _numbers((argument, argument), *pairs[str(name)])
-        return _undo_array(str(name), x, *parameters(*numbers))
+        numbers = _parameters(f"{argument}[{name!r}]", pairs[str(name)], spread)
+        return _undo_array(str(name), x, *numbers)
     if not isinstance(x, Mapping):
         raise InvalidTypeError(
             f"x is a {type(x).__name__}, but {argument} names variables {list(pairs)}; "
@@ -122,33 +123,25 @@ def _undo_each(x: Any, pairs: Mapping[str, Any], argument: str, parameters: Any)
     found = [name for name in pairs if name in x]
     if not found:
         raise InvalidValueError(f"{argument} has {list(pairs)}, x has none of them: {list(x)}")
-    undone = {
-        name: _undo_array(name, x[name], *parameters(*_numbers((argument, argument), *pairs[name])))
-        for name in found
-    }
-    return x.assign(undone) if isinstance(x, xr.Dataset) else {**x, **undone}
+    parameters = {name: _parameters(f"{argument}[{name!r}]", pairs[name], spread) for name in found}
+    undone = {name: _undo_array(name, x[name], *parameters[name]) for name in found}
+    if not isinstance(x, xr.Dataset):
+        return {**x, **undone}
+    # coordinates of the arrays would be merged, at which xarray warns of a MultiIndex
+    return x.assign({name: array.variable for name, array in undone.items()})
 
 
-def _numbers(arguments: tuple[str, str], first: Any, second: Any) -> tuple[float, float]:
-    """Read two finite numbers."""
-    if np.ndim(first) or np.ndim(second):
-        raise InvalidTypeError(
-            f"{arguments[0]} keeps dims {getattr(first, 'dims', np.shape(first))}, which are not "
-            "undone here; use CubeScaler and its inverse_transform"
-        )
-    try:
-        if isinstance(first, str) or isinstance(second, str):
-            raise TypeError
-        a, b = float(first), float(second)
-    except (TypeError, ValueError):
-        raise InvalidTypeError(
-            f"{arguments[0]}={first!r}, {arguments[1]}={second!r}; give two numbers"
-        ) from None
-    if not (math.isfinite(a) and math.isfinite(b)):
-        raise InvalidValueError(
-            f"{arguments[0]}={a}, {arguments[1]}={b}; statistics of gaps only undo nothing"
-        )
-    return a, b
+def _parameters(called: str, entry: Any, spread: Any) -> tuple[float, float]:
+    """Offset and scale from two numbers, not from fields of them."""
+    if isinstance(entry, list | tuple):
+        for one in entry:
+            if getattr(one, "ndim", 0):
+                raise InvalidTypeError(
+                    f"{called} keeps dims {getattr(one, 'dims', np.shape(one))}, which are not "
+                    "undone here; use CubeScaler and its inverse_transform"
+                )
+    offset, scale = offset_and_scale(called, entry, spread)
+    return offset, scale
 
 
 def _undo_array(name: str, x: Any, offset: float, scale: float) -> Any:
@@ -161,7 +154,7 @@ def _undo_array(name: str, x: Any, offset: float, scale: float) -> Any:
         return unscale_values(x, offset, scale)
     return xr.apply_ufunc(
         unscale_values,
-        x,
+        read_in_blocks(x),
         kwargs={"offset": offset, "scale": scale},
         dask="parallelized",
         output_dtypes=[scaled_dtype(x.dtype)],

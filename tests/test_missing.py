@@ -14,6 +14,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import (
     KEPT,
     REASONS,
+    blank,
     fill_gaps,
     find_gaps,
     keep_samples,
@@ -181,6 +182,15 @@ def test_constants_and_means_keep_the_dtype_and_other_kinds_are_refused() -> Non
         fill_gaps(np.array(["NaT"], "M8[D]"), "constant", const=0)
     with pytest.raises(InvalidValueError, match="did you mean 'sample_mean'"):
         fill_gaps(values, "samplemean")
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">c16", ">M8[s]", "f2", "m8[D]"])
+def test_blanked_cells_keep_dtype_and_byte_order(dtype: str) -> None:
+    values = np.array([1, 2], dtype)
+    found = blank(values, np.array([[True, False]]))
+    assert (found.dtype, found.shape) == (values.dtype, (1, 2))
+    assert find_gaps(found).tolist() == [[True, False]]
+    assert found[0, 1] == values[1]
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c16", "i2", "i8", "u1", "?", "M8[s]", "m8[D]"])

@@ -54,7 +54,26 @@ def test_a_dask_array_stays_lazy() -> None:
         ({"a": np.ones(2)}, {"a": [0, 1]}, 1.0, InvalidTypeError, "leave it out"),
         (np.ones(2), 0.0, None, InvalidTypeError, "two numbers"),
         (np.ones(2), xr.DataArray([0.0, 1.0], dims="level"), 1.0, InvalidTypeError, "CubeScaler"),
-        (np.ones(2), 0.0, float("nan"), InvalidValueError, "gaps only"),
+        (np.ones(2), 0.0, float("nan"), InvalidValueError, "all gaps"),
+        (
+            {"a": np.ones(2)},
+            {"a": [0]},
+            None,
+            InvalidTypeError,
+            r"\['a'\] is \[0\]; give",
+        ),
+        ({"a": np.ones(2)}, {"a": [1, 2, 3]}, None, InvalidTypeError, "give two numbers"),
+        (
+            xr.DataArray(np.ones(2), name="a"),
+            {"a": None},
+            None,
+            InvalidTypeError,
+            "give two numbers",
+        ),
+        ({"a": np.ones(2)}, {"a": "12"}, None, InvalidTypeError, "give two numbers"),
+        ({"a": np.ones(2)}, {"a": ["1", "2"]}, None, InvalidTypeError, "give two numbers"),
+        ({"a": np.ones(2)}, {"a": [1, -1]}, None, InvalidValueError, "not negative, or .min, max."),
+        (np.ones(2), 1, -1, InvalidValueError, "not negative, or .min, max."),
     ],
 )
 def test_numbers_that_do_not_suit_are_refused(
@@ -63,6 +82,11 @@ def test_numbers_that_do_not_suit_are_refused(
     for undo in (post.undo_standardizing, post.undo_normalizing):
         with pytest.raises(error, match=words):
             undo(x, first, second)
+    # scaling says the same of pairs
+    if isinstance(x, dict) and isinstance(first, dict) and "a" in first and second is None:
+        for scale in (pp.standardize, pp.normalize):
+            with pytest.raises(error, match=words):
+                scale({"a": np.ones(2)}, first)
 
 
 @pytest.mark.parametrize("dtype", ["c8", "M8[s]", "m8[s]", "U3", object])

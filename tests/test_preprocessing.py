@@ -9,12 +9,14 @@ import pickle
 import re
 import subprocess
 import sys
+import tracemalloc
 import warnings
 from pathlib import Path
 from typing import Any
 
 import dask
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from hypothesis import given, settings
@@ -244,6 +246,55 @@ def test_integers_count_as_numbers_but_packed_ones_are_refused(dtype: str, packe
             act(ds)
 
 
+@pytest.mark.parametrize("dtype", ["Int64", "Float64", "boolean"])
+@pytest.mark.parametrize(
+    "work",
+    [
+        pp.get_statistics,
+        lambda ds: pp.Statistics.from_cube(ds, ["x"]),
+        pp.drop_nan_values,
+        lambda ds: pp.drop_nan_values(ds, ["x"]),
+        pp.fill_nan_values,
+        lambda ds: pp.fill_nan_values(ds, ["x"]),
+        lambda ds: pp.standardize(ds, {"x": [0, 1]}),
+        lambda ds: undo_standardizing(ds, {"x": [0, 1]}),
+        lambda ds: undo_standardizing(ds.x, 0, 1),
+        lambda ds: pp.assign_mask(ds[["t"]], ds.x),
+        lambda ds: pp.apply_filter(ds.assign(filter_mask=ds.t == 1)),
+    ],
+)
+def test_numbers_of_dtypes_of_pandas_are_refused(work: Any, dtype: str) -> None:
+    frame = pd.DataFrame({"x": pd.array([1, None, 0], dtype), "t": [1.0, 2.0, 3.0]})
+    with pytest.raises(InvalidTypeError, match=rf'pandas\' dtype {dtype}.*astype\("float64"\)'):
+        work(frame.to_xarray())
+
+
+def test_categories_of_pandas_are_left_out() -> None:
+    ds = pd.DataFrame({"x": pd.Categorical(["a", "b"]), "t": [1.0, np.nan]}).to_xarray()
+    assert list(pp.get_statistics(ds)) == ["t"]
+    for work in (pp.drop_nan_values, pp.fill_nan_values, pp.CubeScaler().fit_transform):
+        assert work(ds).x.variable.identical(ds.x.variable)
+    with pytest.raises(InvalidTypeError, match="'x' is of dtype category"):
+        pp.standardize(ds, {"x": [0, 1]})
+
+
+def test_a_multiindex_is_kept_without_a_warning() -> None:
+    ds = split_cube()[["a"]].stack(p=("lat", "lon"))
+    masked = pp.assign_mask(ds, ds.a.isel(time=0) > 3)
+    stats = pp.get_statistics(ds)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for cube in (masked, masked.chunk()):
+            for done in (
+                pp.drop_nan_values(cube),
+                pp.apply_filter(cube),
+                pp.fill_nan_values(cube),
+                pp.standardize(cube, stats),
+                undo_standardizing(cube, stats),
+            ):
+                assert done.indexes["p"].equals(ds.indexes["p"])
+
+
 @pytest.mark.parametrize("form", [xr.Dataset, dict])
 @pytest.mark.parametrize("dtype", ["complex128", "m8[ns]", "O"])
 def test_what_is_left_out_for_its_dtype_is_named(dtype: str, form: Any) -> None:
@@ -256,6 +307,14 @@ def test_what_is_left_out_for_its_dtype_is_named(dtype: str, form: Any) -> None:
 def test_a_scalar_alone_is_named() -> None:
     with pytest.raises(InvalidValueError, match=r"'z' \(float64, 0 dims\).*scalars"):
         pp.get_statistics(xr.Dataset({"z": 1.0}))
+
+
+@pytest.mark.parametrize("name", ["x", "height"])
+def test_an_array_called_like_its_dim_or_coordinate_is_refused(name: str) -> None:
+    array = xr.DataArray(np.ones(3), {"height": 2.0}, ["x"], name)
+    for work in (pp.get_statistics, pp.drop_nan_values, pp.fill_nan_values, pp.CubeScaler().fit):
+        with pytest.raises(InvalidValueError, match=rf"called '{name}'.*by ds.rename"):
+            work(array)
 
 
 def test_wrong_names_and_parts_are_refused() -> None:
@@ -401,10 +460,37 @@ def test_options_of_the_wrong_kind_are_named(act: Any, says: str) -> None:
         act(split_cube())
 
 
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [(name, InvalidValueError) for name in ("a", "split", "lat", "height", "level")]
+    + [(name, InvalidTypeError) for name in (0, "", ("land",))],
+)
+def test_a_mask_takes_no_place_of_other_variables(name: Any, error: Any) -> None:
+    ds = split_cube().assign_coords(height=1.0).expand_dims(level=1)
+    with pytest.raises(error, match=r"mask_name=.*(choose another|give a text)"):
+        pp.assign_mask(ds, np.ones((6, 8)), name)
+    land = pp.assign_mask(ds.isel(level=0), np.ones((6, 8)), "land")
+    assert not pp.assign_mask(land, ~land.land, "land").land.any()
+
+
+@pytest.mark.parametrize("dtype", ["M8[s]", "c8", "U3", object, "i2", "?", ">f4"])
+def test_masks_blank_the_numbers_of_samples_in_any_form(dtype: Any) -> None:
+    samples = {"x": np.ones((3, 2)).astype(int).astype(dtype), "t": np.ones((3, 2))}
+    samples["filter_mask"] = np.array([[True, False]] * 3)
+    ds = xr.Dataset({name: (("samples", "w"), values) for name, values in samples.items()})
+    found = pp.apply_filter(samples)
+    for form in (pp.apply_filter(ds), pp.apply_filter(ds.chunk()).compute()):
+        for name in samples:
+            np.testing.assert_array_equal(form[name], found[name])
+            assert form[name].dtype == found[name].dtype
+
+
 def test_masks_that_do_not_fit_are_refused() -> None:
     ds = split_cube()
     with pytest.raises(InvalidValueError, match="transpose it"):
         pp.assign_mask(ds, np.ones((8, 6)))
+    with pytest.raises(InvalidTypeError, match=r"mask is a Dataset of \['a', 'b', 'split'\]"):
+        pp.assign_mask(ds, ds)
     with pytest.raises(InvalidValueError, match="stack_dim='level'"):
         pp.assign_mask(ds, np.ones((6, 8)), stack_dim="level")
     with pytest.raises(InvalidValueError, match="mask='level'"):
@@ -562,6 +648,69 @@ def test_statistics_that_keep_dims_fill_nothing() -> None:
     stats = pp.Statistics.from_cube(ds, dims="time")
     with pytest.raises(InvalidTypeError, match="the statistics of 'a' keep dims, filling"):
         pp.fill_nan_values(ds, statistics=stats)
+
+
+@pytest.mark.parametrize("form", [{"weights": "area"}, {"quantiles": (0.5,)}])
+@pytest.mark.parametrize("method", ["mean", "sample_mean", "noise"])
+def test_weighted_statistics_and_those_with_quantiles_fill(form: Any, method: str) -> None:
+    ds = cell_id_cube(SHAPE, gaps=0.2)[["a"]]
+    stats = pp.Statistics.from_cube(ds, **form)
+    filled = pp.fill_nan_values(ds, method=method, statistics=stats).a.values[ds.a.isnull()]
+    low, high = (float(stats["a"].mean),) * 2 if method != "noise" else stats.range()["a"]
+    assert np.float32(low) <= filled.min() <= filled.max() <= np.float32(high)
+
+
+@pytest.mark.parametrize("method", ["mean", "noise"])
+def test_seeds_are_integers(method: str) -> None:
+    ds = cell_id_cube(SHAPE, gaps=0.2)
+    for seed in (None, "7", 1.5, True):
+        with pytest.raises(InvalidTypeError, match=r"seed=.*give an integer"):
+            pp.fill_nan_values(ds, method=method, seed=seed)  # type: ignore[arg-type]
+    for seed in (-3, 2**63 - 1):
+        one, other = (pp.fill_nan_values(ds, method=method, seed=s) for s in (seed, np.int64(seed)))
+        xr.testing.assert_identical(one, other)
+
+
+@pytest.mark.parametrize(
+    ("const", "error", "words"),
+    [
+        (10**400, InvalidValueError, "1329 bits, which no float"),
+        (1j, InvalidTypeError, "real"),
+        (np.complex64(1), InvalidTypeError, "real"),
+    ],
+)
+def test_constants_that_no_float_holds_are_refused(const: Any, error: Any, words: str) -> None:
+    for ds in (cell_id_cube(SHAPE), cell_id_cube(SHAPE).chunk(), {"a": np.ones(2)}):
+        with pytest.raises(error, match=words):
+            pp.fill_nan_values(ds, method="constant", const=const)
+
+
+def made_with_others() -> xr.Dataset:
+    """A cube with a variable of each role."""
+    ds = split_cube().assign(crs=0, time_bnds=(("time", "nv"), np.zeros((10, 2))))
+    ds = ds.assign_coords(height=(("lat", "lon"), np.ones((6, 8))))
+    return pp.assign_mask(pp.assign_mask(ds, np.ones((6, 8))), np.ones((6, 8)), "land")
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "in_dict"),
+    [
+        ("time", "a coordinate, no data variable; leave it out$", False),
+        ("height", r"a coordinate.*by ds.reset_coords\('height'\)", False),
+        ("filter_mask", "a mask", True),
+        ("land", "a mask", False),
+        ("split", "the split label", True),
+        ("crs", "a scalar", False),
+        ("time_bnds", "bounds or a grid mapping", False),
+    ],
+)
+@pytest.mark.parametrize("work", [pp.drop_nan_values, pp.fill_nan_values])
+def test_what_is_no_data_variable_is_named(work: Any, name: str, what: str, in_dict: bool) -> None:
+    ds = made_with_others()
+    samples = {other: ds[other].values for other in ("a", "filter_mask", "split")}
+    for form in (ds, samples) if in_dict else (ds,):
+        with pytest.raises(InvalidValueError, match=f"vars lists '{name}', which is {what}"):
+            work(form, ["a", name])
 
 
 @pytest.mark.parametrize("texts", [np.array(["a", "b"]), np.array(["a", None], object)])
@@ -770,6 +919,122 @@ def test_gaps_of_a_static_variable_drop_all_samples(lazy: bool) -> None:
     assert pp.drop_nan_values(ds, ["elev"], "if_all_nan").sizes["samples"] == 3
 
 
+def made_years(lazy: bool) -> xr.Dataset:
+    """Six years with gaps and a mask."""
+    rng = np.random.default_rng(1)
+    cells = {
+        name: (("time", "x"), np.where(rng.random((6, 5)) < share, np.nan, 1.0))
+        for name, share in {"t": 0.3, "s": 0.1}.items()
+    }
+    ds = xr.Dataset(cells, {"time": np.arange(6)})
+    ds["t"][0] = ds["t"][1]  # two years of the same counts
+    mask = rng.random((6, 5)) < 0.7
+    mask[0] = mask[1]
+    ds = pp.assign_mask(ds.assign(s=ds.s.where(ds.time > 1, 1.0)), mask)
+    return ds.chunk(time=2) if lazy else ds
+
+
+@pytest.mark.parametrize(("years", "lazy"), [(6, False), (6, True), (2, False)])
+@pytest.mark.parametrize("how", [("different", "equals"), ("minimal", "override")])
+@pytest.mark.parametrize(
+    "chain",
+    [
+        (functools.partial(pp.drop_nan_values, vars=["t", "s"]),),
+        (functools.partial(pp.drop_nan_values, vars=["t", "s"], mode="masked"),),
+        (pp.apply_filter,),
+        (pp.apply_filter, functools.partial(pp.drop_nan_values, vars=["t", "s"])),
+    ],
+    ids=["drop", "masked", "filter", "both"],
+)
+def test_cubes_joined_from_pieces_are_counted_as_the_whole(
+    chain: Any, how: Any, years: int, lazy: bool
+) -> None:
+    def run(ds: xr.Dataset) -> xr.Dataset:
+        for stage in chain:
+            ds = stage(ds)
+        return ds
+
+    def join(ds: xr.Dataset, work: Any) -> xr.Dataset:
+        pieces = [work(ds.isel(time=[i])) for i in range(years)]
+        return xr.concat(pieces, "time", coords=how[0], compat=how[1])
+
+    ds = made_years(lazy).isel(time=slice(years))
+    whole, joined = run(ds), join(ds, run)
+    np.testing.assert_array_equal(joined.t, whole.t)
+    assert pp.accounting(joined) == pp.accounting(whole)
+    for stage in (pp.drop_nan_values, functools.partial(pp.fill_nan_values, vars=["t"])):
+        after = stage(joined)
+        assert {after[name].ndim for name in after.coords if "accounting" in str(name)} == {0}
+        assert pp.accounting(after) == pp.accounting(stage(whole))
+    filled = join(ds, lambda year: pp.fill_nan_values(run(year), method="constant", const=0))
+    assert "filled" not in pp.accounting(filled)
+    # without the mask, or the other variable, nothing tells what was removed
+    assert pp.accounting(joined[["t"]]) == {}
+
+
+def test_groups_that_are_put_together_are_counted_as_the_whole() -> None:
+    ds = made_years(False)
+    grouped = ds.groupby("time").map(pp.drop_nan_values)
+    assert pp.accounting(grouped) == pp.accounting(pp.drop_nan_values(ds))
+    assert pp.accounting(grouped.t) == {}
+    whole = pp.drop_nan_values(ds)
+    assert pp.accounting(whole.drop_attrs()) == pp.accounting(whole)
+    assert pp.accounting(grouped.reindex(time=range(7)).isel(time=[6])) == {
+        "total": 5,
+        "kept": 0,
+        "gap": 5,
+    }
+    assert pp.accounting(grouped[["t"]].reindex(time=range(7)).isel(time=6)) == {}
+
+
+@pytest.mark.parametrize("pieces", [(0, 1), (1, 1)], ids=["unequal", "equal"])
+def test_joined_samples_are_counted_from_there_on(pieces: tuple[int, ...]) -> None:
+    t = np.array([[1.0, np.nan, 3.0, 4.0], [np.nan, np.nan, 1.0, 1.0]])
+    each = [pp.drop_nan_values(xr.Dataset({"t": ("samples", t[i])})) for i in pieces]
+    joined = xr.concat(each, "samples", coords="different", compat="equals")
+    n = joined.sizes["samples"]
+    assert pp.accounting(joined) == {}
+    assert pp.accounting(pp.drop_nan_values(joined)) == {"total": n, "kept": n}
+    assert pp.accounting(pp.fill_nan_values(joined)) == {"filled": 0}
+
+
+@pytest.mark.parametrize("mode", ["auto", "if_all_nan", "masked"])
+def test_gaps_on_grids_of_their_own_are_refused_before_any_work(mode: str) -> None:
+    ds = xr.Dataset(
+        {"t": (("time", "lat"), np.ones((4, 3))), "s": (("time", "depth"), np.ones((4, 2)))}
+    )
+    ds["filter_mask"] = ("time", np.ones(4, bool))
+    ds["deep"] = ("depth", [np.nan, 1.0])
+    with dask.config.set(scheduler=no_compute):
+        for cube in (ds, ds.chunk()):
+            with pytest.raises(InvalidValueError, match=r"no variable has all.*share a grid"):
+                pp.drop_nan_values(cube, mode=mode)
+    assert pp.accounting(pp.drop_nan_values(ds, ["s", "deep"]))["kept"] == 4
+
+
+@pytest.mark.parametrize("mode", ["auto", "if_all_nan", "masked"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_windows_of_different_dims_are_judged_each_by_itself(mode: str, lazy: bool) -> None:
+    rng = np.random.default_rng(0)
+    lost = rng.choice([0.0, 0.0005, 1.0], (2, 20))
+    samples = {
+        name: np.where(rng.random((20, 2000)) < share[:, None], np.nan, 1.0)
+        for name, share in zip("ab", lost, strict=True)
+    }
+    samples["filter_mask"] = rng.random(20) < 0.9
+    ds = xr.Dataset(
+        {name: (("samples", f"cells_{name}")[: a.ndim], a) for name, a in samples.items()}
+    )
+    tracemalloc.start()
+    found = pp.drop_nan_values(ds.chunk(samples=20) if lazy else ds, mode=mode)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e7  # the product of the windows is 80 MB
+    expected = pp.drop_nan_values(samples, mode=mode)
+    np.testing.assert_array_equal(found.a, expected["a"])
+    assert pp.accounting(found) == expected.accounting
+
+
 def test_wrong_modes_names_and_masks_are_refused() -> None:
     samples = {"a": np.ones((3, 2))}
     for data in (samples, split_cube()):
@@ -928,6 +1193,8 @@ UNREAD = [
     lambda ds: pp.assign_mask(ds[["a"]], ds["mask"]),
     lambda ds: pp.apply_filter(ds, "mask"),
     lambda ds: pp.drop_nan_values(ds, ["a"]),
+    lambda ds: undo_standardizing(ds, {"a": [1.0, 3.0]}),
+    lambda ds: undo_standardizing(ds["a"], 1.0, 3.0).to_dataset(),
 ]
 
 
@@ -939,7 +1206,7 @@ def test_a_cube_opened_without_dask_is_not_read_as_a_whole(
     ds["mask"] = ds["a"].fillna(1) % 3 != 0
     ds.chunk({"time": 3}).to_zarr(tmp_path / "c.zarr", consolidated=False)
     expected = act(ds)
-    monkeypatch.setattr(cubes, "_BLOCK_CELLS", 100)  # a file chunk has 72 cells
+    monkeypatch.setattr("ml4cube.chunks.blocks._BLOCK_CELLS", 100)  # a file chunk has 72 cells
     with xr.open_zarr(tmp_path / "c.zarr", chunks=None, consolidated=False) as unread:
         made = act(unread)
         assert not unread["a"].variable._in_memory

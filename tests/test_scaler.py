@@ -247,7 +247,16 @@ def test_parameters_stay_those_of_the_first_fit() -> None:
             scaler = pickle.loads(pickle.dumps(fitted)).set_params(**changed)  # noqa: S301
             with pytest.raises(InvalidValueError, match="was fitted as CubeScaler"):
                 scaler.partial_fit(ds)
-            scaler.fit(ds).partial_fit(ds)
+            for work in (scaler.transform, scaler.inverse_transform):
+                with pytest.raises(InvalidValueError, match="set its parameters back"):
+                    work(ds)
+            scaler.fit(ds).partial_fit(ds).transform(ds)
+    levels = pp.CubeScaler(per=["level"]).fit(ds)
+    levels.per.append("lat")  # type: ignore[attr-defined]
+    with pytest.raises(InvalidValueError, match=r"fitted as CubeScaler.*per=\('level',\)"):
+        levels.partial_fit(ds)
+    with pytest.raises(InvalidTypeError, match="other is a Statistics; give a fitted CubeScaler"):
+        levels.merge(levels.statistics_)  # type: ignore[arg-type]
     other = pp.CubeScaler(weights=weights).fit(ds).set_params(weights=2 * weights)
     with pytest.raises(InvalidValueError, match="call fit to start anew"):
         other.partial_fit(ds)
@@ -291,6 +300,17 @@ def test_statistics_are_matched_by_coordinates_not_by_position() -> None:
     with pytest.raises(InvalidValueError, match=r"no statistics of month \[1, 2, 3, 4, 5, 8\]"):
         summer.transform(ds)
     assert summer.transform(ds.isel(time=[5, 18])).t.notnull().any()
+
+
+def test_coordinates_rounded_to_float32_are_the_same_places() -> None:
+    ds = made_cube()
+    ds["lat"] = [0.1, 0.2, 0.3]
+    scaler = pp.CubeScaler(per="lat").fit(ds)
+    rounded = ds.assign_coords(lat=ds.lat.astype("f4"))
+    expected = scaler.transform(ds)
+    np.testing.assert_array_equal(scaler.transform(rounded).t, expected.t)
+    with pytest.raises(InvalidValueError, match="no statistics of 't' at lat"):
+        scaler.transform(ds.assign_coords(lat=ds.lat + 0.05))
 
 
 def test_places_that_stand_twice_are_matched_only_as_they_were() -> None:
@@ -379,3 +399,16 @@ def test_samples_without_names_of_dims_are_scaled_per_variable() -> None:
 def test_wrong_parameters_are_refused_by_fit(options: Any, words: str) -> None:
     with pytest.raises(InvalidValueError, match=words):
         pp.CubeScaler(**options).fit(made_cube())
+
+
+def test_a_dim_called_like_the_climatology_is_refused() -> None:
+    ds = made_cube()
+    leads = ds.expand_dims(month=np.arange(12))
+    scaler = pp.CubeScaler(climatology="month").fit(ds)
+    acts = (pp.CubeScaler(climatology="month").fit, scaler.transform, scaler.inverse_transform)
+    for work in (*acts, lambda cube: pp.get_range(cube, by="month")):
+        for cube in (leads, leads.t, leads.chunk()):
+            with pytest.raises(InvalidValueError, match=r"has one already.*month='lead_month'"):
+                work(cube)
+    pp.CubeScaler(climatology="month").fit_transform(leads.rename(month="lead_month"))
+    pp.CubeScaler(climatology="season").fit_transform(leads)

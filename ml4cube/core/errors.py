@@ -120,6 +120,34 @@ def check_whole(name: str, value: object, least: int) -> None:
         raise InvalidValueError(f"{name}={value}; give at least {least}")
 
 
+def check_seed(seed: object) -> int:
+    """Refuse a seed that is no integer.
+
+    Parameters
+    ----------
+    seed : int
+        The seed.
+
+    Returns
+    -------
+    int
+        The same, as Python's own.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no integer.
+
+    Examples
+    --------
+    >>> check_seed(np.int64(-3))
+    -3
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise InvalidTypeError(f"seed={seed!r} is a {type(seed).__name__}; give an integer")
+    return int(seed)
+
+
 @contextmanager
 def needs_torch(module: str) -> Iterator[None]:
     """Say what to install where importing torch fails because there is none.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
-from ml4cube.core.statistics import scaled_dtype
+from ml4cube.core.statistics import check_numpy, scaled_dtype
 
 #: Rules for dropping samples.
 DROP_POLICIES = ("auto", "if_all_nan", "masked", None)
@@ -87,7 +87,11 @@ def blank(values: NDArray[Any], cells: NDArray[np.bool_]) -> NDArray[Any]:
         gap = values.dtype.type(np.nan)
     else:
         raise InvalidTypeError(f"values of dtype {values.dtype} have no gaps; leave them out")
-    return np.where(cells, gap, values)
+    # into a copy: np.where would give values of another byte order back in this one's
+    shape = np.broadcast_shapes(values.shape, np.shape(cells))
+    blanked = np.array(np.broadcast_to(values, shape))
+    np.copyto(blanked, gap, where=cells)
+    return blanked
 
 
 def check_mask(name: str, dtype: np.dtype[Any]) -> None:
@@ -109,6 +113,7 @@ def check_mask(name: str, dtype: np.dtype[Any]) -> None:
     --------
     >>> check_mask("land", np.dtype(bool))
     """
+    check_numpy(name, dtype)
     if dtype.kind not in "biuf":
         raise InvalidTypeError(
             f"{name} is of dtype {dtype}; a mask holds booleans, or numbers, of which 0 and NaN "
@@ -380,7 +385,7 @@ def fill_gaps(
     InvalidValueError
         If the method is unknown, or lacks the number it needs, finite in the values' dtype.
     InvalidTypeError
-        If `const` is no number, or the values are of a kind that cannot be filled.
+        If `const` is no real number, or the values are of a kind that cannot be filled.
 
     Examples
     --------
@@ -416,15 +421,48 @@ def fill_gaps(
     return filled
 
 
-def _given(value: object, argument: str, method: str, variable: str, dtype: np.dtype[Any]) -> float:
+def check_real_number(argument: str, value: object) -> None:
+    """Refuse what is no real number, or one that no float holds.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for messages.
+    value : object
+        What was given.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no real number.
+    InvalidValueError
+        If it is a whole number beyond the range of floats.
+
+    Examples
+    --------
+    >>> check_real_number("const", np.float32(0.5))
+    """
+    if not isinstance(value, int | float | np.integer | np.floating | np.bool_):
+        raise InvalidTypeError(
+            f"{argument}={value!r} is a {type(value).__name__}; give a number that is real"
+        )
+    try:
+        float(value)
+    except OverflowError:
+        raise InvalidValueError(
+            f"{argument} is a whole number of {int(value).bit_length()} bits, which no float "
+            "holds; give a number in the range of the variable"
+        ) from None
+
+
+def _given(value: Any, argument: str, method: str, variable: str, dtype: np.dtype[Any]) -> float:
     """Return a number that a method needs, or say that it is missing or would be a gap itself."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InvalidValueError(
             f"fill_method={method!r} needs {argument} for {_named(variable)}, found {value!r}; "
             "give a number (the training part may be all gaps)"
         )
-    if not isinstance(value, int | float | np.number | np.bool_):
-        raise InvalidTypeError(f"{argument}={value!r} is a {type(value).__name__}; give a number")
+    check_real_number(argument, value)
     with np.errstate(over="ignore"):
         finite = np.isfinite(dtype.type(value))
     if not finite:

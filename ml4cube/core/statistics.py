@@ -55,6 +55,32 @@ def check_decoded(name: str, dtype: DTypeLike, attrs: Mapping[str, Any]) -> None
     )
 
 
+def check_numpy(name: str, dtype: Any) -> None:
+    """Refuse numbers of a dtype that only pandas knows, as ``Int64``, whose gaps numpy misses.
+
+    Parameters
+    ----------
+    name : str
+        Name of the variable.
+    dtype : dtype
+        Of its values.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is an extension dtype of numbers or booleans.
+
+    Examples
+    --------
+    >>> check_numpy("t2m", np.dtype("float32"))
+    """
+    if not isinstance(dtype, np.dtype) and getattr(dtype, "kind", "") in ("f", "i", "u", "b", "c"):
+        raise InvalidTypeError(
+            f"variable {name!r} is of pandas' dtype {dtype}, whose gaps numpy does not know; "
+            'convert it by astype("float64")'
+        )
+
+
 def check_real(name: str, dtype: DTypeLike) -> None:
     """Refuse to scale what holds no real numbers.
 
@@ -74,11 +100,80 @@ def check_real(name: str, dtype: DTypeLike) -> None:
     --------
     >>> check_real("t2m", "float32")
     """
-    if np.dtype(dtype).kind not in "fiub":
+    check_numpy(name, dtype)
+    kind = getattr(dtype, "kind", None) or np.dtype(dtype).kind
+    if kind not in "fiub":
         raise InvalidTypeError(
-            f"variable {name!r} is of dtype {np.dtype(dtype)}, only real numbers can be scaled; "
+            f"variable {name!r} is of dtype {dtype}, only real numbers can be scaled; "
             "leave it out of the statistics or convert it"
         )
+
+
+def offset_and_scale(
+    called: str, entry: Any, spread: Callable[[Any, Any], Any], fields: tuple[type, ...] = ()
+) -> tuple[Any, Any]:
+    """Turn a user's ``[mean, std]`` or ``[min, max]`` into an offset and a scale.
+
+    Parameters
+    ----------
+    called : str
+        What the two are called in messages.
+    entry : sequence of two numbers
+        What the user gave.
+    spread : callable
+        Gives the scale from the two; not 0.
+    fields : tuple of type
+        Types of labelled arrays that may stand for a number, one value at each place.
+
+    Returns
+    -------
+    offset, scale : float or one of `fields`
+        The first of the two, and the scale.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no pair of numbers.
+    InvalidValueError
+        If a number is NaN or infinite, of a field, if all are; or a scale is negative.
+
+    Examples
+    --------
+    >>> offset_and_scale("range_dict['t']", [1, 5], lambda low, high: high - low)
+    (1.0, 4.0)
+    """
+    try:
+        if isinstance(entry, str | bytes):
+            raise TypeError
+        numbers: list[Any] = [one if isinstance(one, fields) else _number(one) for one in entry]
+        first, second = numbers
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{called} is {entry!r}; give two numbers") from None
+    shown = f"{called} is [{_shown(first)}, {_shown(second)}]"
+    if not np.any(np.isfinite(first) & np.isfinite(second)):
+        raise InvalidValueError(
+            f"{shown}, as of a variable that is all gaps; drop the variable or take it out of the "
+            "statistics"
+        )
+    scale = spread(first, second)
+    if np.any(scale < 0):
+        raise InvalidValueError(
+            f"{shown}; give [mean, std] with a std that is not negative, or [min, max] in this "
+            "order"
+        )
+    return first, scale
+
+
+def _number(given: Any) -> float:
+    """A number; a text is none, though it may look like one."""
+    if isinstance(given, str | bytes):
+        raise TypeError
+    return float(given)
+
+
+def _shown(number: Any) -> str:
+    """A number in a message, or what stands for many."""
+    return f"{number.sizes} numbers" if hasattr(number, "sizes") else str(number)
 
 
 class Statistics(Mapping[str, VariableStatistics]):

@@ -22,6 +22,7 @@ from ml4cube.core.errors import (
     StoreExistsError,
     check_choice,
     check_flags,
+    check_seed,
     check_whole,
 )
 from ml4cube.core.grid import SizesLike
@@ -57,7 +58,6 @@ from ml4cube.datasets.store import (
 )
 from ml4cube.datasets.targets import is_in_memory, targets_of
 from ml4cube.datasets.write_errors import WriteErrors
-from ml4cube.splits.assign import check_seed
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_flags, check_whole
+from ml4cube.core.errors import (
+    EmptyPartError,
+    InvalidValueError,
+    check_flags,
+    check_seed,
+    check_whole,
+)
 from ml4cube.core.grid import Block, SizesLike
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics, scale_values
@@ -26,7 +32,6 @@ from ml4cube.datasets.extractor import (
 from ml4cube.datasets.sample_plan import fill_statistics
 from ml4cube.datasets.sampling import Sampling, block_order, check_targets
 from ml4cube.datasets.shard_layout import scaling_of
-from ml4cube.splits.assign import check_seed
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 

@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.chunks.blocks import block_shape, blocks
 from ml4cube.chunks.opened import straight
 from ml4cube.preprocessing import cubes
 
@@ -73,7 +74,7 @@ def each_block(
     count = threads()
     with ThreadPoolExecutor(count) as pool:
         waiting: deque[tuple[Slices, Future[T]]] = deque()
-        for slices in cubes.blocks(variable):
+        for slices in blocks(variable):
             waiting.append((slices, pool.submit(read, slices)))
             if len(waiting) > 2 * count:
                 done, future = waiting.popleft()
@@ -125,7 +126,7 @@ def _each_dask_block(
     import dask
 
     if variable.chunks is None:
-        variable = variable.chunk(cubes.block_shape(variable))
+        variable = variable.chunk(block_shape(variable))
     chunks = dict(zip(variable.dims, variable.chunks or (), strict=True))
     values = variable.data.to_delayed()
     cut = [_delayed_parts(one, chunks) for one in others]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,32 @@ def check_group(argument: str, by: str | None) -> None:
         If it is not None, ``"month"``, ``"season"`` or ``"dayofyear"``.
     """
     check_choice(argument, by, (*GROUPS, None))
+
+
+def check_free(by: str | None, dims: Iterable[Hashable]) -> None:
+    """Refuse a cube with a dim that is called like the one of a climatology.
+
+    Parameters
+    ----------
+    by : str or None
+        Kind of climatology, whose statistics have a dim of that name.
+    dims : iterable of hashable
+        Those of the cube.
+
+    Raises
+    ------
+    InvalidValueError
+        If `by` is among them.
+
+    Examples
+    --------
+    >>> check_free("month", ["time", "lead_month"])
+    """
+    if by is not None and by in dims:
+        raise InvalidValueError(
+            f"a climatology by {by!r} makes a dim of that name, but the cube has one already, of "
+            f"{list(dims)}; rename it, as by ds.rename({by}='lead_{by}')"
+        )
 
 
 def time_dim(cube: xr.Dataset) -> str:

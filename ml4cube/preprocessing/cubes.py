@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.chunks.blocks import read_in_blocks
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, check_names
-from ml4cube.core.grid import Grid
+from ml4cube.core.missing import check_mask
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 
 logger = logging.getLogger(__name__)
 
-# Cells read at a time from an array without chunks, or of tiny ones: 8 MiB of float32.
-_BLOCK_CELLS = 2**21
-
 Cube = xr.Dataset | xr.DataArray | Mapping[str, Any]
-V = TypeVar("V", xr.Variable, xr.DataArray)
 
 
 def check_cube(ds: object) -> None:
@@ -64,10 +60,17 @@ def as_dataset(ds: xr.Dataset | xr.DataArray) -> xr.Dataset:
     ------
     InvalidTypeError
         If variables or dims have names that are no texts.
+    InvalidValueError
+        If a DataArray is called like one of its dims or coordinates.
     """
     if isinstance(ds, xr.Dataset):
         check_names((*ds.variables, *ds.dims))
         return ds
+    if ds.name is not None and (ds.name in ds.dims or ds.name in ds.coords):
+        raise InvalidValueError(
+            f"the DataArray is called {ds.name!r}, as one of its dims or coordinates; give it a "
+            "name of its own, by ds.rename('t2m')"
+        )
     return ds.to_dataset(name=roles.DATA_VAR if ds.name is None else str(ds.name))
 
 
@@ -141,6 +144,61 @@ def check_known(argument: str, wanted: Iterable[str], known: Iterable[Any]) -> N
     listed = [str(name) for name in known]
     for name in wanted:
         check_choice(argument, name, listed)
+
+
+def check_data(
+    argument: str,
+    wanted: Iterable[str],
+    given: xr.Dataset | Mapping[str, Any],
+    filter_var: str | None = roles.FILTER_VAR,
+) -> None:
+    """Refuse names that are no data variables of a cube.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for messages.
+    wanted : iterable of str
+        Names the user gave.
+    given : Dataset or dict of arrays
+        The cube.
+    filter_var : str, optional
+        Name of the mask in use.
+
+    Raises
+    ------
+    InvalidValueError
+        If one is unknown, or a coordinate, mask, split label, scalar, bounds or a grid mapping.
+    """
+    cube = given if isinstance(given, xr.Dataset) else None
+    check_known(argument, wanted, given if cube is None else cube.variables)
+    others = {"split": "the split label", filter_var: "a mask"}
+    if cube is not None:
+        others = _others(cube, filter_var)
+    for name in wanted:
+        if name in others:
+            as_data = cube is not None and name in cube.coords and name not in cube.dims
+            hint = f", or make data of it by ds.reset_coords({name!r})" if as_data else ""
+            raise InvalidValueError(
+                f"{argument} lists {name!r}, which is {others[name]}, no data variable; leave it "
+                f"out{hint}"
+            )
+
+
+def _others(ds: xr.Dataset, filter_var: str | None = None) -> dict[Any, str]:
+    """What variables are that are no data; the dtype does not matter."""
+    label = split_label(ds)
+    found: dict[Any, str] = dict.fromkeys(_auxiliary(ds), "bounds or a grid mapping")
+    for name, variable in ds.variables.items():
+        if name == label or roles.is_label(name, variable.dtype, variable.attrs):
+            found[name] = "the split label"
+        elif is_mask(name, ds, filter_var):
+            found[name] = "a mask"
+        elif name in ds.coords:
+            found[name] = "a coordinate"
+        elif variable.ndim == 0:
+            found[name] = "a scalar"
+    return found
 
 
 def check_places(argument: str, array: xr.DataArray, cube: xr.Dataset | xr.DataArray) -> None:
@@ -281,29 +339,44 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fi
     -------
     list of str
         Names in the order of the Dataset.
+
+    Raises
+    ------
+    InvalidTypeError
+        If one is of an extension dtype of pandas, as ``Int64``.
     """
-    label = split_label(ds)
-    auxiliary = _auxiliary(ds)
-    left_out = {str(n) for n, v in ds.data_vars.items() if v.dtype.kind not in kinds}
-    left_out |= auxiliary & {str(name) for name in ds.data_vars}
-    if left_out:
-        logger.debug("left out as auxiliary: %s", ", ".join(sorted(left_out)))
-    return [
-        str(name)
-        for name, var in ds.data_vars.items()
-        if name != label
-        and not roles.is_label(name, var.dtype, var.attrs)
-        and str(name) not in left_out
-        and str(name) not in exclude
-        and not is_mask(name, ds, None)
-    ]
+    others = _others(ds)
+    found = [n for n, v in ds.data_vars.items() if n not in others and v.dtype.kind in kinds]
+    if left_out := sorted(map(str, set(ds.data_vars).difference(found))):
+        logger.debug("left out: %s", ", ".join(left_out))
+    wanted = [str(name) for name in found if str(name) not in exclude]
+    for name in wanted:
+        core.check_numpy(name, ds[name].dtype)
+    return wanted
+
+
+def with_arrays(cube: xr.Dataset, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
+    """Put arrays in the place of variables that they were made from.
+
+    Parameters
+    ----------
+    cube : Dataset
+        A cube.
+    arrays : mapping of str to DataArray
+        By name, at the places of the cube.
+
+    Returns
+    -------
+    Dataset
+        A new one, with the coordinates of the cube: those of an array would be merged, at which
+        xarray warns of a MultiIndex.
+    """
+    return cube.assign({name: array.variable for name, array in arrays.items()})
 
 
 def _auxiliary(ds: xr.Dataset) -> set[str]:
-    """Bounds, grid mappings and scalars: variables that describe the grid, not its cells."""
-    found = {
-        str(n) for n, v in ds.data_vars.items() if v.ndim == 0 or "grid_mapping_name" in v.attrs
-    }
+    """Bounds and grid mappings: variables that describe the grid, not its cells."""
+    found = {str(n) for n, v in ds.data_vars.items() if "grid_mapping_name" in v.attrs}
     for var in ds.variables.values():
         for key in ("bounds", "climatology", "grid_mapping"):
             # a grid mapping may be written "crs: x y"; bounds are one name
@@ -479,6 +552,30 @@ def spread(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:
     return full.transpose(*variable.dims)
 
 
+def flags(mask: xr.Variable) -> xr.Variable:
+    """Turn a mask's numbers into flags.
+
+    Parameters
+    ----------
+    mask : Variable
+        Of booleans or numbers.
+
+    Returns
+    -------
+    Variable of bool
+        False where it is NaN or 0; lazy if the mask is, or was not read yet and is large.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it holds neither booleans nor numbers.
+    """
+    check_mask("the mask", mask.dtype)
+    mask = read_in_blocks(mask)
+    present: xr.Variable = mask.notnull()
+    return present & mask.astype(bool)
+
+
 def is_lazy(*arrays: Any) -> bool:
     """Tell whether any array is a dask array.
 
@@ -493,84 +590,6 @@ def is_lazy(*arrays: Any) -> bool:
         Whether one of them has dask chunks.
     """
     return any(array is not None and array.chunks is not None for array in arrays)
-
-
-def block_shape(variable: xr.Variable) -> dict[str, int]:
-    """Choose the blocks in which an array without dask chunks is read.
-
-    Parameters
-    ----------
-    variable : Variable
-        In memory, or lazily opened from a file.
-
-    Returns
-    -------
-    dict of str to int
-        Whole multiples of the file's chunks, of about two million cells or one chunk.
-    """
-    sizes = {str(dim): n for dim, n in variable.sizes.items()}
-    stored = _file_chunks(variable) or {}
-    tile = {dim: min(stored.get(dim, 1), n) for dim, n in sizes.items()}
-    # grow from the last dim, in which cells lie side by side
-    for dim in reversed(sizes):
-        room = _BLOCK_CELLS // math.prod(tile.values())
-        whole = -(-sizes[dim] // tile[dim])
-        tile[dim] = min(tile[dim] * max(min(room, whole), 1), sizes[dim])
-    return tile
-
-
-def _file_chunks(variable: xr.Variable) -> dict[str, int] | None:
-    """Chunks of the file that a variable was opened from."""
-    preferred = variable.encoding.get("preferred_chunks")
-    if isinstance(preferred, Mapping):
-        chunks: Mapping[Any, Any] = preferred
-    else:
-        stored = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
-        if not isinstance(stored, Sequence) or len(stored) != variable.ndim:
-            return None
-        chunks = dict(zip(variable.dims, stored, strict=True))
-    return {str(dim): n for dim, n in chunks.items() if isinstance(n, int)}
-
-
-def read_in_blocks(array: V) -> V:
-    """Put an array that was opened without dask, and not read yet, into dask's hands.
-
-    Parameters
-    ----------
-    array : Variable or DataArray
-        Any.
-
-    Returns
-    -------
-    Variable or DataArray
-        In chunks of `block_shape`, if it is lazy without dask and more than one block; so it is
-        never in memory as a whole. Else the array itself.
-    """
-    variable = array.variable if isinstance(array, xr.DataArray) else array
-    if variable.chunks is not None or variable._in_memory:
-        return array
-    shape = block_shape(variable)
-    if all(shape[str(dim)] == n for dim, n in variable.sizes.items()):
-        return array
-    return array.chunk(shape)
-
-
-def blocks(variable: xr.Variable) -> Iterator[dict[str, slice]]:
-    """Slices of the blocks in which an array without dask chunks is read, in fixed order.
-
-    Parameters
-    ----------
-    variable : Variable
-        At least one cell along every dim.
-
-    Yields
-    ------
-    dict of str to slice
-        For ``variable.isel``; together they cover each cell once.
-    """
-    sizes = {str(dim): n for dim, n in variable.sizes.items()}
-    for block in Grid.blocks(sizes, block_shape(variable)):
-        yield block.slices
 
 
 def with_samples(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from ml4cube.core.fields import FieldStatistics, Moments
 from ml4cube.core.moments import VariableStatistics
 from ml4cube.core.quantiles import Histogram, default_bins
 from ml4cube.preprocessing.blocks import Slices, each_block
-from ml4cube.preprocessing.climatology import GROUPS, check_group, group_ids, time_dim
+from ml4cube.preprocessing.climatology import GROUPS, check_free, check_group, group_ids, time_dim
 from ml4cube.preprocessing.cubes import check_known
 from ml4cube.preprocessing.weights import Weights, cell_weights, fitted_weights
 
@@ -91,9 +91,11 @@ def form_of(
     Raises
     ------
     InvalidValueError
-        If a dim or climatology is unknown, or time is kept where a climatology sums along it.
+        If a dim or climatology is unknown, time is kept where a climatology sums along it, or the
+        cube has a dim that is called like the climatology's.
     """
     check_group("by", by)
+    check_free(by, cube.dims)
     if dims is not None:
         check_known("dims", dims, cube.dims)
     groups = None

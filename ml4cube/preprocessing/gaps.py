@@ -7,7 +7,6 @@ so a cell that is dropped becomes a gap in every floating-point variable.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.chunks.blocks import read_in_blocks
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import (
@@ -24,15 +24,15 @@ from ml4cube.core.errors import (
     check_choice,
     check_flags,
     check_names,
+    check_seed,
 )
 from ml4cube.core.missing import (
     DROP_POLICIES,
     FILL_METHODS,
     KEPT,
     MASK,
-    REASONS,
     blank,
-    check_mask,
+    check_real_number,
     fill_gaps,
     find_gaps,
     flags_of,
@@ -41,19 +41,23 @@ from ml4cube.core.missing import (
 )
 from ml4cube.core.statistics import scaled_dtype
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.samples import PREFIX, STAGES, Samples, record, recorded, sample_arrays
+from ml4cube.preprocessing.counts import (
+    Stage,
+    add,
+    carried,
+    like_of,
+    outside,
+    reasons,
+    record,
+    record_stage,
+)
+from ml4cube.preprocessing.samples import SAMPLES, Samples, sample_arrays
 from ml4cube.preprocessing.statistics import Statistics
 
 logger = logging.getLogger(__name__)
 
-#: Dim along which a Dataset holds samples.
-SAMPLES = "samples"
-
 # Kinds of dtypes of which it is known which values are gaps; integers have none.
 _GAP_KINDS = "fciubmM"
-
-# What a stage looked at: variables, mode and mask; apply_filter looks at no variables.
-Stage = tuple[list[str], str, str | None]
 
 
 def assign_mask(
@@ -82,9 +86,10 @@ def assign_mask(
     Raises
     ------
     InvalidValueError
-        If a dim is unknown, or the shape or the coordinates do not fit.
+        If a dim is unknown, the shape or the coordinates do not fit, or something else of the
+        cube has the name.
     InvalidTypeError
-        If `ds` is no Dataset.
+        If `ds` is no Dataset, the mask is one, or the name is no text.
 
     Examples
     --------
@@ -96,12 +101,13 @@ def assign_mask(
     if not isinstance(ds, xr.Dataset):
         raise InvalidTypeError(f"ds is a {type(ds).__name__}; a mask is added to a Dataset")
     check_names((*ds.variables, *ds.dims))
+    name = roles.FILTER_VAR if mask_name is None else mask_name
+    _check_mask_name(name, ds)
     like = _largest(ds)
-    flags = _flags(_mask_variable(mask, like, stack_dim, ds))
+    flags = cubes.flags(_mask_variable(mask, like, stack_dim, ds))
     full = cubes.spread(flags, like)
     if like.chunks is not None:
         full = full.chunk(dict(zip(like.dims, like.chunks, strict=True)))
-    name = mask_name or roles.FILTER_VAR
     full.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
     return ds.assign({name: full})
 
@@ -114,10 +120,25 @@ def _largest(ds: xr.Dataset) -> xr.Variable:
     return max(candidates, key=lambda variable: (variable.ndim, variable.size))
 
 
+def _check_mask_name(name: object, ds: xr.Dataset) -> None:
+    """Refuse a name that would take the place of something else."""
+    if not isinstance(name, str) or not name:
+        raise InvalidTypeError(f"mask_name={name!r} is no name; give a text such as 'land'")
+    if name in ds.dims or (name in ds.variables and not cubes.is_mask(name, ds, None)):
+        raise InvalidValueError(
+            f"mask_name={name!r} is a dim or variable of the cube and no mask, and would be lost; "
+            "choose another name"
+        )
+
+
 def _mask_variable(
     mask: Any, like: xr.Variable, stack_dim: str | None, ds: xr.Dataset
 ) -> xr.Variable:
     """Give the mask named dims, and refuse one that does not fit."""
+    if isinstance(mask, xr.Dataset):
+        raise InvalidTypeError(
+            f"mask is a Dataset of {list(mask.data_vars)}; give one variable of it, as ds['land']"
+        )
     if isinstance(mask, xr.DataArray):
         cubes.check_known("mask", (str(dim) for dim in mask.dims), like.dims)
         cubes.check_places("mask", mask, ds)
@@ -138,14 +159,6 @@ def _mask_variable(
             "give a DataArray, which is matched by name"
         )
     return xr.Variable(dims, array)
-
-
-def _flags(mask: xr.Variable) -> xr.Variable:
-    """Turn numbers into flags: NaN and 0 are False."""
-    check_mask("the mask", mask.dtype)
-    mask = cubes.read_in_blocks(mask)
-    present: xr.Variable = mask.notnull()
-    return present & mask.astype(bool)
 
 
 def apply_filter(
@@ -198,7 +211,7 @@ def apply_filter(
             out = ~cubes.to_shape(mask, arrays[name].shape, "mask")
             if drop_sample or out.ndim == 1:
                 outside |= out.reshape(n, -1).any(axis=1)
-            else:
+            elif arrays[name].dtype.kind in "fiub":
                 arrays[name] = blank(arrays[name], out)
     return _kept(ds, arrays, np.where(outside, MASK, KEPT).astype(np.uint8))
 
@@ -213,23 +226,9 @@ def _kept(
 ) -> Samples:
     """Keep the samples without a reason to drop them, and count the others."""
     keep = reason == KEPT
-    counts = _add(dict(getattr(given, "accounting", {})), reason)
+    counts = add(dict(getattr(given, "accounting", {})), reason)
     counts = {"total": counts.pop("total"), "kept": int(keep.sum()), **counts}
     return Samples({name: values[keep] for name, values in arrays.items()}, counts)
-
-
-def _add(before: dict[str, int], reason: NDArray[Any]) -> dict[str, int]:
-    """Add dropped samples to earlier counts, which end where other samples are given."""
-    counts = {name: n for name, n in before.items() if name != "kept"}
-    left = counts.get("total", 0) - sum(counts.get(name, 0) for name in REASONS.values())
-    if "total" not in counts or left != reason.size:
-        counts = {name: n for name, n in counts.items() if name == "filled"}
-        counts["total"] = reason.size
-    for code, name in REASONS.items():
-        if dropped := int((reason == code).sum()):
-            counts[name] = counts.get(name, 0) + dropped
-            logger.info("%d of %d samples dropped: %s", dropped, reason.size, name)
-    return counts
 
 
 def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
@@ -237,22 +236,22 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
     cube = cubes.as_dataset(ds)
     if not cubes.has_mask(cube.variables, filter_var):
         return ds
-    inside = _flags(cube.variables[str(filter_var)])
+    inside = cubes.flags(cube.variables[str(filter_var)])
     data = cubes.data_variables(cube, exclude=[str(filter_var)])
     if SAMPLES in cube.dims and (drop_sample or _largest(cube).dims == (SAMPLES,)):
         spare = [dim for dim in inside.dims if dim != SAMPLES]
-        outside = cubes.spread(
+        dropped = cubes.spread(
             ~inside.all(spare), xr.Variable((SAMPLES,), np.empty(cube.sizes[SAMPLES]))
         )
-        return cubes.like_given(_drop(cube, np.where(outside.values, MASK, KEPT)), ds)
+        return cubes.like_given(_drop(cube, np.where(dropped.values, MASK, KEPT)), ds)
     masked = {
         name: _blanked(cube[name], ~cubes.spread(inside, cube.variables[name])) for name in data
     }
-    result = cube.assign(masked)
+    result = cubes.with_arrays(cube, masked)
     if SAMPLES not in cube.dims:
         like = _largest(cube)
-        counts = _counts(cube, ([], "masked", str(filter_var)), _outside(inside, like), like)
-        result = record(result, *counts)
+        stage: Stage = ([], "masked", str(filter_var))
+        result = record_stage(result, cube, stage, outside(inside, like), like)
     return cubes.like_given(result, ds)
 
 
@@ -260,7 +259,7 @@ def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
     """Turn cells of one variable into gaps, lazily if it is lazy."""
     return xr.apply_ufunc(
         blank,
-        cubes.read_in_blocks(array),
+        read_in_blocks(array),
         cells,
         dask="parallelized",
         output_dtypes=[_blanked_dtype(array.dtype)],
@@ -270,10 +269,8 @@ def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
 
 def _drop(cube: xr.Dataset, reason: NDArray[Any]) -> xr.Dataset:
     """Drop samples of a Dataset, whose counts add to those it carries."""
-    before = recorded(cube)
-    counts = _add({name: int(count.values) for name, count in before.items()}, reason)
-    ended = [PREFIX + name for name in before.keys() - counts.keys()]
-    return record(cube.drop_vars(ended).isel({SAMPLES: np.flatnonzero(reason == KEPT)}), counts)
+    before = {name: int(count.values) for name, count in carried(cube)[0].items()}
+    return record(cube.isel({SAMPLES: np.flatnonzero(reason == KEPT)}), add(before, reason))
 
 
 def drop_nan_values(
@@ -308,7 +305,8 @@ def drop_nan_values(
     Raises
     ------
     InvalidValueError
-        If a name or the mode is unknown, ``"masked"`` finds no mask, or a variable holds packed
+        If a name or the mode is unknown, `vars` lists what is no data variable, no variable has
+        all dims of those whose gaps count, ``"masked"`` finds no mask, or a variable holds packed
         integers that were not decoded, whose gaps are numbers.
     InvalidTypeError
         If a variable listed holds texts or other objects.
@@ -327,7 +325,7 @@ def drop_nan_values(
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return _drop_nan_of_cube(ds, listed, mode, filter_var)
     arrays, data, n = sample_arrays(ds, filter_var)
-    cubes.check_known("vars", listed or (), arrays)
+    cubes.check_data("vars", listed or (), arrays, filter_var)
     wanted = _counting({name: a.dtype for name, a in arrays.items()}, data, listed, mode)
     gaps = {name: find_gaps(arrays[name]) for name in wanted}
     reason = np.zeros(n, np.uint8)
@@ -374,7 +372,7 @@ def _drop_nan_of_cube(
 ) -> Any:
     """Drop samples of a Dataset of samples, or cells of any other cube."""
     cube = cubes.as_dataset(ds)
-    cubes.check_known("vars", listed or (), cube.variables)
+    cubes.check_data("vars", listed or (), cube, filter_var)
     mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
     kinds = "fiub" if listed is None else _GAP_KINDS
     data = cubes.data_variables(cube, [filter_var] if filter_var else [], kinds)
@@ -385,108 +383,29 @@ def _drop_nan_of_cube(
     wanted = _counting(dtypes, data, listed, mode)
     if not wanted or mode is None:
         return ds
-    inside = None if mask_name is None else _flags(cube.variables[mask_name])
-    samples = cube.sizes.get(SAMPLES)
-    reason = _reasons([cube.variables[name] for name in wanted], inside, mode, samples)
-    if samples is not None:
+    stage = (wanted, mode, mask_name)
+    like = like_of(cube, stage)
+    if SAMPLES not in cube.dims and like is None:
+        grids = [*wanted, *([] if mask_name is None else [mask_name])]
+        dims = {name: cube[name].dims for name in grids}
+        raise InvalidValueError(
+            f"cells are dropped for the gaps of {dims}, but no variable has all of these dims; "
+            "name in vars such as share a grid, and drop for each grid by itself"
+        )
+    inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
+    variables = [cube.variables[name] for name in wanted]
+    reason = reasons(variables, inside, mode, cube.sizes.get(SAMPLES))
+    if SAMPLES in cube.dims or like is None:
         return cubes.like_given(_drop(cube, reason.values), ds)
     dropped = reason != KEPT
-    with_cells = [name for name in data if set(reason.dims) <= set(cube[name].dims)]
     blanked = {
-        name: _blanked(cube[name], dropped) for name in with_cells if cube[name].dtype.kind == "f"
+        name: _blanked(cube[name], dropped)
+        for name in data
+        if set(reason.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
     }
-    like = max((cube.variables[name] for name in with_cells), key=lambda v: v.size, default=reason)
-    counts = _counts(cube, (wanted, mode, mask_name), reason, like)
-    return cubes.like_given(record(cube.assign(blanked), *counts), ds)
-
-
-def _outside(inside: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Code of `keep_samples` for the cells of a variable outside a mask."""
-    return ~cubes.fitted(inside, variable) * np.uint8(MASK)
-
-
-def _counts(
-    cube: xr.Dataset, stage: Stage, reason: xr.Variable, like: xr.Variable
-) -> tuple[dict[str, Any], list[Stage]]:
-    """Count the cells of a variable that are removed now and were before, and list the stages."""
-    total = recorded(cube).get("total")
-    stages: list[Stage] = [] if total is None else json.loads(total.attrs.get(STAGES, "[]"))
-    removed = _removed(cube, stages, like)
-    reason = reason * (removed == KEPT)
-    before = {name: n for name, n in recorded(cube).items() if name in REASONS.values()}
-    # they tell which stage was first, if the cells are still those that they count
-    hold = sum(before.values()) == _size(removed != KEPT, like)
-    names, _, mask = stage
-    counts = {"total": like.size}
-    for code, name in REASONS.items():
-        if name in before or (mask if code == MASK else names):
-            size = _size(removed == code, like)
-            earlier = before.get(name, size) * hold + size * ~hold
-            counts[name] = (earlier + _size(reason == code, like)).data
-    return counts, [*stages, stage]
-
-
-def _size(cells: xr.Variable, like: xr.Variable) -> xr.Variable:
-    """Number of cells of a variable that are flagged, also along dims that the flags lack."""
-    return cells.sum() * (like.size // max(cells.size, 1))
-
-
-def _removed(cube: xr.Dataset, stages: list[Stage], like: xr.Variable) -> xr.Variable:
-    """Code of `keep_samples` for the cells of a variable, told from what stages looked at."""
-    removed = xr.Variable((), np.uint8(KEPT))
-    for names, mode, mask in stages:
-        # nothing tells of a variable that was taken off since
-        if not {*names, *([] if mask is None else [mask])} <= set(cube.variables):
-            continue
-        inside = None if mask is None else _flags(cube.variables[mask])
-        if inside is not None and not names:
-            reason = _outside(inside, like)
-        else:
-            reason = _reasons([cube.variables[name] for name in names], inside, mode, None)
-        # cells along further dims were none of this variable
-        if set(reason.dims) <= set(like.dims):
-            removed = removed + reason * (removed == KEPT)
-    return removed
-
-
-def _reasons(
-    variables: list[xr.Variable], mask: xr.Variable | None, mode: str, samples: int | None
-) -> xr.Variable:
-    """Code of `keep_samples` for each sample of a Dataset, or for each cell of a cube."""
-    sizes = {dim: n for variable in variables for dim, n in variable.sizes.items()}
-    if samples is not None:  # maybe all variables are the same for every sample
-        sizes[SAMPLES] = samples
-    if mask is not None and SAMPLES not in sizes:
-        sizes |= mask.sizes
-    outer = [dim for dim in sizes if dim == SAMPLES or SAMPLES not in sizes]
-    window = [dim for dim in sizes if dim not in outer]
-    full = xr.Variable(
-        (*outer, *window), np.broadcast_to(False, tuple(sizes[d] for d in (*outer, *window)))
+    return cubes.like_given(
+        record_stage(cubes.with_arrays(cube, blanked), cube, stage, reason, like), ds
     )
-    arrays = [cubes.spread(cubes.read_in_blocks(variable), full) for variable in variables]
-    if mask is not None:
-        arrays.append(cubes.spread(mask, full))
-    result: xr.Variable = xr.apply_ufunc(
-        _reasons_of_block,
-        *arrays,
-        input_core_dims=[window] * len(arrays),
-        kwargs={"mode": mode, "masked": mask is not None, "window": len(window)},
-        dask="parallelized",
-        dask_gufunc_kwargs={"allow_rechunk": True},
-        output_dtypes=[np.uint8],
-    )
-    return result
-
-
-def _reasons_of_block(
-    *arrays: NDArray[Any], mode: str, masked: bool, window: int
-) -> NDArray[np.uint8]:
-    """Code of `keep_samples` for the samples of one block, of any number of outer dims."""
-    outer = arrays[0].shape[: arrays[0].ndim - window]
-    flat = [array.reshape(-1, *array.shape[len(outer) :]) for array in arrays]
-    mask = flat.pop() if masked else None
-    gaps = {str(i): find_gaps(values) for i, values in enumerate(flat)}
-    return keep_samples(gaps, mask, mode)[1].reshape(outer)
 
 
 def fill_nan_values(
@@ -530,11 +449,12 @@ def fill_nan_values(
     Raises
     ------
     InvalidValueError
-        If a name or the method is unknown, ``"constant"`` has no `const` or one that is not finite
-        in the variable's dtype (told when a gap is filled), or a variable holds packed integers
-        that were not decoded, whose gaps are numbers.
+        If a name or the method is unknown, `vars` lists what is no data variable, ``"constant"``
+        has no `const` or one that is not finite in the variable's dtype (told when a gap is
+        filled), or a variable holds packed integers that were not decoded, whose gaps are numbers.
     InvalidTypeError
-        If a variable listed holds no numbers, or `statistics` keep dims.
+        If a variable listed holds no numbers, `const` is no real number, `seed` no integer, or
+        `statistics` keep dims.
 
     Notes
     -----
@@ -558,15 +478,16 @@ def fill_nan_values(
     """
     cubes.check_cube(ds)
     check_choice("method", method, FILL_METHODS)
-    if const is not None and not isinstance(const, int | float | np.number | np.bool_):
-        raise InvalidTypeError(f"const={const!r} is a {type(const).__name__}; give a number")
+    seed = check_seed(seed)
+    if const is not None:
+        check_real_number("const", const)
     if method == "constant" and const is None:
         raise InvalidValueError("method='constant' needs const, found None; give a number")
     listed = None if vars is None else cubes.names("vars", vars)
     given = cubes.as_dataset(ds) if isinstance(ds, xr.Dataset | xr.DataArray) else ds
-    cubes.check_known("vars", listed or (), given)
+    cubes.check_data("vars", listed or (), given)
     for name in listed or ():
-        if np.dtype(getattr(given[name], "dtype", np.float64)).kind not in "fiub":
+        if getattr(given[name], "dtype", np.dtype(float)).kind not in "fiub":
             raise InvalidTypeError(
                 f"variable {name!r} is of dtype {given[name].dtype}, only numbers can be filled; "
                 "leave it out of vars"
@@ -612,7 +533,12 @@ def _fill_options(
                 f"the statistics of {name!r} keep dims, filling takes one number for all places; "
                 "compute them without dims and by"
             )
-        options |= {"mean": stats.mean, "low": stats.min, "high": stats.max}
+        # those of weighted cells, or with quantiles, are arrays without dims
+        options |= {
+            "mean": float(stats.mean),
+            "low": float(stats.min),
+            "high": float(stats.max),
+        }
     return options
 
 
@@ -630,18 +556,18 @@ def _fill_samples(samples: Mapping[str, Any], options: Mapping[str, dict[str, An
 def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, Any]]) -> Any:
     """Fill a Dataset or DataArray, lazily if it is lazy."""
     cube = cubes.as_dataset(ds)
-    gappy = {name: cubes.read_in_blocks(cube[name]) for name in options}
+    gappy = {name: read_in_blocks(cube[name]) for name in options}
     filled = {name: _filled(gappy[name], chosen) for name, chosen in options.items()}
-    counts = recorded(cube)
+    counts, stages = carried(cube)
     if counts.keys() & {"gap", "mask"} and SAMPLES not in cube.dims:
         logger.warning(
             "cells of this cube were dropped by drop_nan_values or apply_filter, which made gaps "
             "of them, and they are filled as well; fill before dropping, or cut samples first"
         )
-    cells = {name: count.data for name, count in counts.items() if name == "filled"}
+    cells = {name: count.data for name, count in counts.items()}
     for array in gappy.values():
         cells["filled"] = cells.get("filled", 0) + _gap_count(array.variable).data
-    return cubes.like_given(record(cube.assign(filled), cells), ds)
+    return cubes.like_given(record(cubes.with_arrays(cube, filled), cells, stages), ds)
 
 
 def _gap_count(variable: xr.Variable) -> xr.Variable:

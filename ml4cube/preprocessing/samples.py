@@ -1,22 +1,18 @@
-"""Samples and cubes that carry the count of what each stage removed."""
+"""Samples: dicts of arrays that carry the count of what each stage removed."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.missing import plain
 from ml4cube.preprocessing import cubes
 
-#: Prefix of the scalar coordinates that hold a Dataset's counts.
-PREFIX = "accounting_"
-#: Attribute of the total: what removed cells of a cube so far, as JSON.
-STAGES = "ml4cube_stages"
+#: Dim along which a Dataset holds samples.
+SAMPLES = "samples"
 
 
 class Samples(dict[str, NDArray[Any]]):
@@ -45,89 +41,6 @@ class Samples(dict[str, NDArray[Any]]):
         """Store the arrays as they are and copy the counts."""
         super().__init__(arrays)
         self.accounting: dict[str, int] = dict(accounting or {})
-
-
-def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[str, int]:
-    """Tell what `apply_filter`, `drop_nan_values` and `fill_nan_values` have removed and filled.
-
-    Parameters
-    ----------
-    result : dict, Dataset or DataArray
-        What one of them returned. Reading the counts of a lazy cube reads its masks and
-        variables once.
-
-    Returns
-    -------
-    dict of str to int
-        ``total``, ``kept`` and one count for each reason (``mask``, ``gap``), which add up to
-        the total; ``filled`` counts filled cells. Empty where nothing was counted. Of a cube
-        that was cut, reduced, filled or renamed between stages, the last stage counts the cells
-        that are there then; earlier stages count as far as their masks and gaps are still there.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from ml4cube.preprocessing import drop_nan_values
-    >>> ds = xr.Dataset({"t": ("x", [1.0, np.nan, 3.0])}).chunk(x=1)
-    >>> accounting(drop_nan_values(ds, ["t"]))
-    {'total': 3, 'kept': 2, 'gap': 1}
-    """
-    if not isinstance(result, xr.Dataset | xr.DataArray):
-        return dict(getattr(result, "accounting", {}))
-    counts = recorded(result)
-    computed = xr.Dataset({name: ((), count.data) for name, count in counts.items()}).compute()
-    found = {name: int(computed[name]) for name in counts}
-    if "total" not in found:
-        return found
-    removed = sum(count for name, count in found.items() if name not in ("total", "filled"))
-    total = found.pop("total")
-    return {"total": total, "kept": total - removed, **found}
-
-
-def recorded(ds: xr.Dataset | xr.DataArray) -> dict[str, xr.Variable]:
-    """Counts that a cube carries, lazy or not.
-
-    Parameters
-    ----------
-    ds : Dataset or DataArray
-        A cube.
-
-    Returns
-    -------
-    dict of str to Variable
-        Scalars by name.
-    """
-    return {
-        str(name).removeprefix(PREFIX): coord.variable
-        for name, coord in ds.coords.items()
-        if str(name).startswith(PREFIX)
-    }
-
-
-def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Any] = ()) -> xr.Dataset:
-    """Let a cube carry counts, as scalar coordinates ``accounting_<name>``.
-
-    Parameters
-    ----------
-    ds : Dataset
-        A cube.
-    counts : mapping of str to int or 0-d array
-        Lazy ones stay lazy.
-    stages : sequence
-        What removed cells so far, kept with the total.
-
-    Returns
-    -------
-    Dataset
-        A new one.
-    """
-    coords = {
-        PREFIX + name: xr.Variable((), count, {"long_name": f"accounting: {name}"})
-        for name, count in counts.items()
-    }
-    if stages:
-        coords[PREFIX + "total"].attrs[STAGES] = json.dumps(stages)
-    return ds.assign_coords(coords)
 
 
 def sample_arrays(

@@ -14,9 +14,9 @@ from ml4cube.core.fields import FieldStatistics
 from ml4cube.core.moments import VariableStatistics
 from ml4cube.core.statistics import scale_values, unscale_values
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.climatology import check_group
+from ml4cube.preprocessing.climatology import check_free, check_group
 from ml4cube.preprocessing.fields import labelled
-from ml4cube.preprocessing.scaling import Parameters, no_zero, pairs, rescale
+from ml4cube.preprocessing.scaling import Parameters, Rescale, no_zero, pairs, rescale
 from ml4cube.preprocessing.statistics import Statistics
 from ml4cube.preprocessing.weights import Weights
 
@@ -111,7 +111,9 @@ class CubeScaler:
             If dims are named, but `X` is a dict of arrays, which have none.
         """
         self.statistics_ = self._learned(X)
-        self._first = type(self)(**self.get_params())
+        # a list may be changed in place
+        per = self.per if isinstance(self.per, str) else tuple(self.per)
+        self._first = type(self)(**{**self.get_params(), "per": per})
         return self
 
     def partial_fit(self, X: cubes.Cube, y: object = None) -> Self:
@@ -137,12 +139,7 @@ class CubeScaler:
         """
         if not self._is_fitted():
             return self.fit(X)
-        if self._first is not None and not self._same_parameters(self._first):
-            raise InvalidValueError(
-                f"{self!r} was fitted as {self._first!r}; set its parameters back, or call fit to "
-                "start anew"
-            )
-        self.statistics_ = self.statistics_.merge(self._learned(X))
+        self.statistics_ = self._fitted().merge(self._learned(X))
         return self
 
     def merge(self, other: CubeScaler) -> Self:
@@ -162,9 +159,13 @@ class CubeScaler:
         ------
         InvalidValueError
             If parameters or variables differ.
+        InvalidTypeError
+            If `other` is no CubeScaler.
         RunError
             If one of the two is not fitted.
         """
+        if not isinstance(other, CubeScaler):
+            raise InvalidTypeError(f"other is a {type(other).__name__}; give a fitted CubeScaler")
         if not self._same_parameters(other):
             raise InvalidValueError(f"cannot merge {self!r} with {other!r}; give equal parameters")
         merged = type(self)(**self.get_params())
@@ -190,12 +191,12 @@ class CubeScaler:
         Raises
         ------
         InvalidValueError
-            If no variable was fitted, one was fitted to gaps only, or a coordinate or month of
-            `X` has no statistics.
+            If no variable was fitted, one was fitted to gaps only, a coordinate or month of `X`
+            has no statistics, or parameters are not those of the fit.
         RunError
             If the scaler is not fitted.
         """
-        return rescale(X, self._parameters(), scale_values)
+        return self._rescaled(X, scale_values)
 
     def inverse_transform(self, X: cubes.Cube) -> Any:
         """Take the scaling back.
@@ -217,11 +218,11 @@ class CubeScaler:
         Raises
         ------
         InvalidValueError
-            If no variable was fitted, or one was fitted to gaps only.
+            As `transform`.
         RunError
             If the scaler is not fitted.
         """
-        return rescale(X, self._parameters(), unscale_values)
+        return self._rescaled(X, unscale_values)
 
     def fit_transform(self, X: cubes.Cube, y: object = None) -> Any:
         """Learn from a cube and scale it.
@@ -347,10 +348,22 @@ class CubeScaler:
         return hasattr(self, "statistics_")
 
     def _fitted(self) -> Statistics:
-        """Statistics, or an error that says what to do."""
+        """Statistics that suit the parameters, or an error that says what to do."""
         if not self._is_fitted():
             raise RunError(f"{self!r} is not fitted; call fit first")
+        if self._first is not None and not self._same_parameters(self._first):
+            raise InvalidValueError(
+                f"{self!r} was fitted as {self._first!r}; set its parameters back, or call fit to "
+                "start anew"
+            )
         return self.statistics_
+
+    def _rescaled(self, X: cubes.Cube, arithmetic: Rescale) -> Any:
+        """Scale a cube or take the scaling back."""
+        parameters = self._parameters()
+        if isinstance(X, xr.Dataset | xr.DataArray):
+            check_free(self.climatology, X.dims)
+        return rescale(X, parameters, arithmetic)
 
     def _parameters(self) -> Parameters:
         """Offset and scale by variable."""

@@ -10,8 +10,10 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.chunks.blocks import read_in_blocks
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
+from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
 from ml4cube.core.statistics import scale_values, scaled_dtype
@@ -161,31 +163,10 @@ def pairs(
     """
     if not isinstance(given, Mapping):
         raise InvalidTypeError(f"{argument} is a {type(given).__name__}; give {{variable: [a, b]}}")
-    parameters = {}
-    for name, entry in given.items():
-        try:
-            first, second = (x if isinstance(x, xr.DataArray) else float(x) for x in entry)
-        except (TypeError, ValueError):
-            raise InvalidTypeError(f"{argument}[{name!r}] is {entry!r}; give two numbers") from None
-        usable = np.isfinite(first) & np.isfinite(second)
-        if not np.any(usable):
-            raise InvalidValueError(
-                f"{argument}[{name!r}] is [{_shown(first)}, {_shown(second)}], as of a variable "
-                "that is all gaps; drop the variable or take it out of the statistics"
-            )
-        scale = spread(first, second)
-        if np.any(scale < 0):
-            raise InvalidValueError(
-                f"{argument}[{name!r}] is [{_shown(first)}, {_shown(second)}]; give [mean, std] "
-                "with a std that is not negative, or [min, max] in this order"
-            )
-        parameters[name] = (first, scale)
-    return parameters
-
-
-def _shown(number: Any) -> str:
-    """A number in a message, or what stands for many."""
-    return f"{number.sizes} numbers" if isinstance(number, xr.DataArray) else str(number)
+    return {
+        name: core.offset_and_scale(f"{argument}[{name!r}]", entry, spread, (xr.DataArray,))
+        for name, entry in given.items()
+    }
 
 
 def rescale(
@@ -237,7 +218,7 @@ def rescale(
     scaled_vars = {
         name: rescale_array(cube[name], *parameters[name], arithmetic) for name in wanted
     }
-    return cubes.like_given(cube.assign(scaled_vars), ds)
+    return cubes.like_given(cubes.with_arrays(cube, scaled_vars), ds)
 
 
 def _numbers(name: str, pair: tuple[Any, Any]) -> tuple[float, float]:
@@ -288,7 +269,7 @@ def rescale_array(array: xr.DataArray, offset: Any, scale: Any, arithmetic: Resc
     """
     core.check_real(str(array.name), array.dtype)
     cubes.check_decoded(str(array.name), array)
-    array = cubes.read_in_blocks(array)
+    array = read_in_blocks(array)
     options: dict[str, Any] = {
         "dask": "parallelized",
         "output_dtypes": [scaled_dtype(array.dtype)],
@@ -330,7 +311,8 @@ def _matched(field: xr.DataArray, array: xr.DataArray, by: Any) -> xr.Variable:
                 f"{list(array.dims)}; compute them of this cube, or without {dim!r}"
             )
         if dim in field.indexes and dim in array.indexes:
-            if field.indexes[dim].equals(array.indexes[dim]):
+            # those that are equal but for rounding, as of float32, are matched by position
+            if same_coordinate(field[dim].values, array[dim].values):
                 continue
             if not field.indexes[dim].is_unique:
                 raise InvalidValueError(

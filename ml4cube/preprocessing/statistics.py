@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.chunks.blocks import block_shape, blocks
 from ml4cube.chunks.opened import straight
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
@@ -285,11 +286,12 @@ def _chosen(
     cubes.check_known("variables", wanted or (), cube.variables)
     if wanted is None and single:
         wanted = tuple(str(name) for name in cube.data_vars)
-    listed = cubes.data_variables(cube) if wanted is None else list(wanted)
+    listed = cubes.data_variables(cube, excluded) if wanted is None else list(wanted)
     chosen = [name for name in listed if name not in excluded]
     if not chosen:
         raise InvalidValueError(_nothing_left(cube.data_vars, excluded))
     for name in chosen:
+        core.check_numpy(name, cube.variables[name].dtype)
         cubes.check_decoded(name, cube.variables[name])
         if cube.variables[name].dtype.kind not in "fiub":
             raise InvalidTypeError(
@@ -359,7 +361,7 @@ def _summed(variable: xr.Variable, where: xr.Variable | None, form: Form) -> Var
 
     # reading, decoding and summing release the GIL; sums come back in the order of blocks
     with ThreadPoolExecutor(threads()) as pool:
-        for stats in pool.map(sum_block, cubes.blocks(variable)):
+        for stats in pool.map(sum_block, blocks(variable)):
             total = total.merge(stats)
     return total
 
@@ -369,7 +371,7 @@ def _summed_by_dask(variable: xr.Variable, where: xr.Variable | None) -> Variabl
     import dask.array as da
 
     if variable.chunks is None:
-        variable = variable.chunk(cubes.block_shape(variable))
+        variable = variable.chunk(block_shape(variable))
     arrays = [variable.data]
     if where is not None:
         # cut before it is repeated, or dask would look at every copy

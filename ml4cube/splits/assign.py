@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.buffer import AxisReach, Reach
-from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_seed
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.split_plan import TRAIN, CellPlan, SplitPlan, check_fractions
 from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
@@ -322,29 +322,6 @@ def weigh_blocks(
     if strata.weights is not None:
         return strata.weights, strata
     return count_by_block(mask, grid).ravel(), strata
-
-
-def check_seed(seed: int) -> int:
-    """Refuse a seed that is no integer.
-
-    Parameters
-    ----------
-    seed : int
-        The seed.
-
-    Returns
-    -------
-    int
-        The same, as Python's own.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no integer.
-    """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise InvalidTypeError(f"seed={seed!r} is a {type(seed).__name__}; give an integer")
-    return int(seed)
 
 
 def check_train_left(

@@ -16,11 +16,12 @@ from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
     check_choice,
+    check_seed,
 )
 from ml4cube.core.grid import Grid
 from ml4cube.core.partition import partition
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN, SplitPlan, check_fractions
-from ml4cube.splits.assign import check_seed, check_train_left
+from ml4cube.splits.assign import check_train_left
 from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import Cube, check_name, with_label

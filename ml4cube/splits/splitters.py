@@ -17,12 +17,13 @@ from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
     check_choice,
+    check_seed,
     check_whole,
 )
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.partition import cut_in_order, hash_ids, partition
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan, check_fractions
-from ml4cube.splits.assign import block_sizes, check_seed
+from ml4cube.splits.assign import block_sizes
 from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import Cube

@@ -1,0 +1,99 @@
+"""Blocks in which arrays are read that were opened without dask.
+
+xarray is imported for its types alone, as everywhere in these modules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ml4cube.core.grid import Grid
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+V = TypeVar("V", "xr.Variable", "xr.DataArray")
+
+# Cells read at a time from an array without chunks, or of tiny ones: 8 MiB of float32.
+_BLOCK_CELLS = 2**21
+
+
+def block_shape(variable: xr.Variable) -> dict[str, int]:
+    """Choose the blocks in which an array without dask chunks is read.
+
+    Parameters
+    ----------
+    variable : Variable
+        In memory, or lazily opened from a file.
+
+    Returns
+    -------
+    dict of str to int
+        Whole multiples of the file's chunks, of about two million cells or one chunk.
+    """
+    sizes = {str(dim): n for dim, n in variable.sizes.items()}
+    stored = _file_chunks(variable) or {}
+    tile = {dim: min(stored.get(dim, 1), n) for dim, n in sizes.items()}
+    # grow from the last dim, in which cells lie side by side
+    for dim in reversed(sizes):
+        room = _BLOCK_CELLS // math.prod(tile.values())
+        whole = -(-sizes[dim] // tile[dim])
+        tile[dim] = min(tile[dim] * max(min(room, whole), 1), sizes[dim])
+    return tile
+
+
+def _file_chunks(variable: xr.Variable) -> dict[str, int] | None:
+    """Chunks of the file that a variable was opened from."""
+    preferred = variable.encoding.get("preferred_chunks")
+    if isinstance(preferred, Mapping):
+        chunks: Mapping[Any, Any] = preferred
+    else:
+        stored = variable.encoding.get("chunks") or variable.encoding.get("chunksizes")
+        if not isinstance(stored, Sequence) or len(stored) != variable.ndim:
+            return None
+        chunks = dict(zip(variable.dims, stored, strict=True))
+    return {str(dim): n for dim, n in chunks.items() if isinstance(n, int)}
+
+
+def read_in_blocks(array: V) -> V:
+    """Put an array that was opened without dask, and not read yet, into dask's hands.
+
+    Parameters
+    ----------
+    array : Variable or DataArray
+        Any.
+
+    Returns
+    -------
+    Variable or DataArray
+        In chunks of `block_shape`, if it is lazy without dask and more than one block; so it is
+        never in memory as a whole. Else the array itself.
+    """
+    given: Any = array
+    variable: xr.Variable = getattr(given, "variable", given)
+    if variable.chunks is not None or variable._in_memory:
+        return array
+    shape = block_shape(variable)
+    if all(shape[str(dim)] == n for dim, n in variable.sizes.items()):
+        return array
+    return array.chunk(shape)
+
+
+def blocks(variable: xr.Variable) -> Iterator[dict[str, slice]]:
+    """Slices of the blocks in which an array without dask chunks is read, in fixed order.
+
+    Parameters
+    ----------
+    variable : Variable
+        At least one cell along every dim.
+
+    Yields
+    ------
+    dict of str to slice
+        For ``variable.isel``; together they cover each cell once.
+    """
+    sizes = {str(dim): n for dim, n in variable.sizes.items()}
+    for block in Grid.blocks(sizes, block_shape(variable)):
+        yield block.slices

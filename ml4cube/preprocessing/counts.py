@@ -1,0 +1,374 @@
+"""Counts that cubes carry: what each stage removed, and why."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.chunks.blocks import read_in_blocks
+from ml4cube.core.missing import KEPT, MASK, REASONS, find_gaps, keep_samples
+from ml4cube.preprocessing import cubes
+from ml4cube.preprocessing.samples import SAMPLES
+
+logger = logging.getLogger(__name__)
+
+# Prefix of the scalar coordinates that hold a cube's counts.
+_PREFIX = "accounting_"
+# Attribute of the total: what removed cells of a cube so far, as JSON.
+_STAGES = "ml4cube_stages"
+
+#: What a stage looked at: variables, mode and mask; apply_filter looks at no variables.
+Stage = tuple[Sequence[str], str, str | None]
+
+
+def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[str, int]:
+    """Tell what `apply_filter`, `drop_nan_values` and `fill_nan_values` have removed and filled.
+
+    Parameters
+    ----------
+    result : dict, Dataset or DataArray
+        What one of them returned. Reading the counts of a lazy cube reads its masks and
+        variables once.
+
+    Returns
+    -------
+    dict of str to int
+        ``total``, ``kept`` and one count for each reason (``mask``, ``gap``), which add up to
+        the total; ``filled`` counts filled cells. Empty where nothing was counted. Of a cube
+        that was cut, reduced, filled or renamed between stages, the last stage counts the cells
+        that are there then; earlier stages count as far as their masks and gaps are still there.
+
+    Notes
+    -----
+    Counts are of one cube. Where pieces were joined, as by ``xr.concat``, the cells of the whole
+    are counted anew, stage by stage, from the gaps and masks that are there: what a mask removed
+    after gaps were dropped counts as gap then, and what was filled in the pieces is not known any
+    more. Nothing is known of joined samples, since what was dropped is gone, and of pieces from
+    which variables that a stage looked at were taken off.
+
+    ``xr.merge`` refuses cubes whose counts differ: give it ``compat="override"``, or take the
+    coordinates ``accounting_...`` off first.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ml4cube.preprocessing import drop_nan_values
+    >>> ds = xr.Dataset({"t": ("x", [1.0, np.nan, 3.0])}).chunk(x=1)
+    >>> accounting(drop_nan_values(ds, ["t"]))
+    {'total': 3, 'kept': 2, 'gap': 1}
+    """
+    if not isinstance(result, xr.Dataset | xr.DataArray):
+        return dict(getattr(result, "accounting", {}))
+    if not any(str(name).startswith(_PREFIX) for name in result.coords):
+        return {}
+    counts, _ = carried(cubes.as_dataset(result))
+    computed = xr.Dataset({name: ((), count.data) for name, count in counts.items()}).compute()
+    found = {name: int(computed[name]) for name in counts}
+    if "total" not in found:
+        return found
+    removed = sum(count for name, count in found.items() if name not in ("total", "filled"))
+    total = found.pop("total")
+    return {"total": total, "kept": total - removed, **found}
+
+
+def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
+    """Counts that a cube carries, and what removed cells so far.
+
+    Parameters
+    ----------
+    cube : Dataset
+        A cube.
+
+    Returns
+    -------
+    counts : dict of str to Variable
+        Scalars by name, lazy or not; counted anew of joined pieces.
+    stages : list of Stage
+        In order; none of samples.
+    """
+    counts = {
+        str(name).removeprefix(_PREFIX): coord.variable
+        for name, coord in cube.coords.items()
+        if str(name).startswith(_PREFIX)
+    }
+    total = counts.get("total")
+    stages: list[Stage] = [] if total is None else json.loads(total.attrs.get(_STAGES, "[]"))
+    like = like_of(cube, stages[-1] if stages else ([], "masked", None))
+    if not _joined(cube, counts, stages, like):
+        return counts, stages
+    told = stages and all(_is_there(cube, stage) for stage in stages)
+    if not told or like is None or SAMPLES in cube.dims:
+        return {}, []
+    removed = _removed(cube, stages, like)
+    anew = {"total": xr.Variable((), like.size)}
+    for code, name in REASONS.items():
+        if _looked_for(code, stages):
+            anew[name] = _size(removed == code, like)
+    return anew, stages
+
+
+def _joined(
+    cube: xr.Dataset,
+    counts: Mapping[str, xr.Variable],
+    stages: Sequence[Stage],
+    like: xr.Variable | None,
+) -> bool:
+    """Whether counts are those of pieces: xarray lines up unequal ones, and keeps equal ones."""
+    # floats have been lined up with cells that had none, as by reindex
+    if any(count.ndim or count.dtype.kind == "f" for count in counts.values()):
+        return True
+    if "total" not in counts:
+        return False
+    known = int(counts["total"].values)
+    if SAMPLES in cube.dims and not stages:  # samples are gone where dropped, cells are not
+        known -= sum(int(n.values) for name, n in counts.items() if name in REASONS.values())
+    there = cube.sizes.get(SAMPLES, 0 if like is None else like.size)
+    return there > known
+
+
+def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = ()) -> xr.Dataset:
+    """Let a cube carry counts, as scalar coordinates ``accounting_<name>``.
+
+    Parameters
+    ----------
+    ds : Dataset
+        A cube, whose earlier counts end.
+    counts : mapping of str to int or 0-d array
+        Lazy ones stay lazy.
+    stages : sequence of Stage
+        What removed cells so far, kept with the total.
+
+    Returns
+    -------
+    Dataset
+        A new one.
+    """
+    coords = {
+        _PREFIX + name: xr.Variable((), count, {"long_name": f"accounting: {name}"})
+        for name, count in counts.items()
+    }
+    if stages:
+        coords[_PREFIX + "total"].attrs[_STAGES] = json.dumps(stages)
+    before = [name for name in ds.coords if str(name).startswith(_PREFIX)]
+    return ds.drop_vars(before).assign_coords(coords)
+
+
+def add(before: Mapping[str, int], reason: NDArray[Any]) -> dict[str, int]:
+    """Add dropped samples to earlier counts, which end where other samples are given.
+
+    Parameters
+    ----------
+    before : mapping of str to int
+        Earlier counts.
+    reason : ndarray of uint8
+        Code of `keep_samples` for each sample.
+
+    Returns
+    -------
+    dict of str to int
+        Without those kept.
+    """
+    counts = {name: n for name, n in before.items() if name != "kept"}
+    left = counts.get("total", 0) - sum(counts.get(name, 0) for name in REASONS.values())
+    if "total" not in counts or left != reason.size:
+        counts = {name: n for name, n in counts.items() if name == "filled"}
+        counts["total"] = reason.size
+    for code, name in REASONS.items():
+        if dropped := int((reason == code).sum()):
+            counts[name] = counts.get(name, 0) + dropped
+            logger.info("%d of %d samples dropped: %s", dropped, reason.size, name)
+    return counts
+
+
+def record_stage(
+    result: xr.Dataset, cube: xr.Dataset, stage: Stage, reason: xr.Variable, like: xr.Variable
+) -> xr.Dataset:
+    """Count the cells that a stage removes and that were removed before.
+
+    Parameters
+    ----------
+    result : Dataset
+        What the stage made of the cube.
+    cube : Dataset
+        Before the stage, with the counts of earlier ones.
+    stage : Stage
+        What it looked at.
+    reason : Variable of uint8
+        Code of `keep_samples` for each cell.
+    like : Variable
+        Whose cells are counted.
+
+    Returns
+    -------
+    Dataset
+        The result with its counts.
+    """
+    before, stages = carried(cube)
+    removed = _removed(cube, stages, like)
+    reason = reason * (removed == KEPT)
+    # they tell which stage was first, if the cells are still those that they count
+    earlier = {name: n for name, n in before.items() if name in REASONS.values()}
+    hold = sum(earlier.values()) == _size(removed != KEPT, like)
+    counts = {"total": like.size}
+    if "filled" in before:
+        counts["filled"] = before["filled"].data
+    for code, name in REASONS.items():
+        if name in earlier or _looked_for(code, [stage]):
+            size = _size(removed == code, like)
+            known = earlier.get(name, size) * hold + size * ~hold
+            counts[name] = (known + _size(reason == code, like)).data
+    return record(result, counts, [*stages, stage])
+
+
+def like_of(cube: xr.Dataset, stage: Stage) -> xr.Variable | None:
+    """Find the variable whose cells a stage counts.
+
+    Parameters
+    ----------
+    cube : Dataset
+        A cube.
+    stage : Stage
+        What it looks at.
+
+    Returns
+    -------
+    Variable or None
+        The largest that has all dims of those looked at; None if there is none.
+    """
+    names, _, mask = stage
+    # a mask alone is fitted to any variable
+    dims = _dims(*(cube.variables.get(name) for name in (*names, mask) if names))
+    data = {*cubes.data_variables(cube, [] if mask is None else [mask]), *names}
+    candidates = [cube.variables[name] for name in cube.data_vars if name in data]
+    fitting = [variable for variable in candidates if dims.keys() <= set(variable.dims)]
+    return max(fitting, key=lambda variable: (variable.ndim, variable.size), default=None)
+
+
+def _dims(*variables: xr.Variable | None) -> dict[Hashable, int]:
+    """Sizes of the dims that variables, those that there are, have together."""
+    return {dim: n for one in variables if one is not None for dim, n in one.sizes.items()}
+
+
+def _is_there(cube: xr.Dataset, stage: Stage) -> bool:
+    """Whether the variables are there that a stage looked at; nothing else tells of them."""
+    names, _, mask = stage
+    return {*names, *([] if mask is None else [mask])} <= set(cube.variables)
+
+
+def _looked_for(code: int, stages: Iterable[Stage]) -> bool:
+    """Whether a stage could remove cells for a reason."""
+    return any(mask if code == MASK else names for names, _, mask in stages)
+
+
+def _size(cells: xr.Variable, like: xr.Variable) -> xr.Variable:
+    """Number of cells of a variable that are flagged, also along dims that the flags lack."""
+    return cells.sum() * (like.size // max(cells.size, 1))
+
+
+def _removed(cube: xr.Dataset, stages: Iterable[Stage], like: xr.Variable) -> xr.Variable:
+    """Code of `keep_samples` for the cells of a variable, told from what stages looked at."""
+    removed = xr.Variable((), np.uint8(KEPT))
+    for names, mode, mask in (stage for stage in stages if _is_there(cube, stage)):
+        inside = None if mask is None else cubes.flags(cube.variables[mask])
+        looked_at = [cube.variables[name] for name in names]
+        if inside is not None and not names:
+            reason = outside(inside, like)
+        # cells along further dims were none of this variable
+        elif _dims(*looked_at, inside).keys() <= set(like.dims):
+            reason = reasons(looked_at, inside, mode, None)
+        else:
+            continue
+        removed = removed + reason * (removed == KEPT)
+    return removed
+
+
+def outside(inside: xr.Variable, variable: xr.Variable) -> xr.Variable:
+    """Code of `keep_samples` for the cells of a variable outside a mask.
+
+    Parameters
+    ----------
+    inside : Variable of bool
+        The mask.
+    variable : Variable
+        The variable.
+
+    Returns
+    -------
+    Variable of uint8
+        Not repeated along dims that the mask lacks.
+    """
+    return ~cubes.fitted(inside, variable) * np.uint8(MASK)
+
+
+def reasons(
+    variables: Sequence[xr.Variable], mask: xr.Variable | None, mode: str, samples: int | None
+) -> xr.Variable:
+    """Code of `keep_samples` for each sample of a Dataset, or for each cell of a cube.
+
+    Parameters
+    ----------
+    variables : sequence of Variable
+        Those whose gaps count.
+    mask : Variable of bool, optional
+        Cells that matter.
+    mode : {"auto", "if_all_nan", "masked"}
+        The rule.
+    samples : int, optional
+        Number of samples; None of a cube without.
+
+    Returns
+    -------
+    Variable of uint8
+        Along samples, or along all dims of the variables and the mask; lazy if one of them is.
+    """
+    if samples is None:
+        return _reasons(variables, mask, mode, _dims(*variables, mask))
+    # each by its own window: together they would have all dims of all windows
+    each = (_reasons([one], mask, mode, {SAMPLES: samples, **one.sizes}) for one in variables)
+    combine: Callable[..., xr.Variable] = np.minimum if mode == "if_all_nan" else np.maximum
+    return functools.reduce(combine, each)
+
+
+def _reasons(
+    variables: Sequence[xr.Variable],
+    mask: xr.Variable | None,
+    mode: str,
+    sizes: Mapping[Hashable, int],
+) -> xr.Variable:
+    """Code of `keep_samples` for variables that are repeated along all of some dims."""
+    outer = [dim for dim in sizes if dim == SAMPLES or SAMPLES not in sizes]
+    window = [dim for dim in sizes if dim not in outer]
+    full = xr.Variable(
+        (*outer, *window), np.broadcast_to(False, tuple(sizes[d] for d in (*outer, *window)))
+    )
+    arrays = [cubes.spread(read_in_blocks(variable), full) for variable in variables]
+    if mask is not None:
+        arrays.append(cubes.spread(mask, full))
+    result: xr.Variable = xr.apply_ufunc(
+        _reasons_of_block,
+        *arrays,
+        input_core_dims=[window] * len(arrays),
+        kwargs={"mode": mode, "masked": mask is not None, "window": len(window)},
+        dask="parallelized",
+        dask_gufunc_kwargs={"allow_rechunk": True},
+        output_dtypes=[np.uint8],
+    )
+    return result
+
+
+def _reasons_of_block(
+    *arrays: NDArray[Any], mode: str, masked: bool, window: int
+) -> NDArray[np.uint8]:
+    """Code of `keep_samples` for the samples of one block, of any number of outer dims."""
+    outer = arrays[0].shape[: arrays[0].ndim - window]
+    flat = [array.reshape(-1, *array.shape[len(outer) :]) for array in arrays]
+    mask = flat.pop() if masked else None
+    gaps = {str(i): find_gaps(values) for i, values in enumerate(flat)}
+    return keep_samples(gaps, mask, mode)[1].reshape(outer)
