@@ -471,6 +471,11 @@ def test_a_mask_takes_no_place_of_other_variables(name: Any, error: Any) -> None
         pp.assign_mask(ds, np.ones((6, 8)), name)
     land = pp.assign_mask(ds.isel(level=0), np.ones((6, 8)), "land")
     assert not pp.assign_mask(land, ~land.land, "land").land.any()
+    flags = split_cube().assign(land=("lat", np.arange(6) > 2))
+    assert pp.assign_mask(flags, flags.land, "land").land.sum() == 3 * flags.a.size // 6
+    for mask in (flags.a > 0, flags.split):
+        with pytest.raises(InvalidValueError, match="would be lost"):
+            pp.assign_mask(flags, mask, mask.name)
 
 
 @pytest.mark.parametrize("dtype", ["M8[s]", "c8", "U3", object, "i2", "?", ">f4"])

@@ -102,7 +102,7 @@ def assign_mask(
         raise InvalidTypeError(f"ds is a {type(ds).__name__}; a mask is added to a Dataset")
     check_names((*ds.variables, *ds.dims))
     name = roles.FILTER_VAR if mask_name is None else mask_name
-    _check_mask_name(name, ds)
+    _check_mask_name(name, mask, ds)
     like = _largest(ds)
     flags = cubes.flags(_mask_variable(mask, like, stack_dim, ds))
     full = cubes.spread(flags, like)
@@ -120,11 +120,14 @@ def _largest(ds: xr.Dataset) -> xr.Variable:
     return max(candidates, key=lambda variable: (variable.ndim, variable.size))
 
 
-def _check_mask_name(name: object, ds: xr.Dataset) -> None:
+def _check_mask_name(name: object, mask: Any, ds: xr.Dataset) -> None:
     """Refuse a name that would take the place of something else."""
     if not isinstance(name, str) or not name:
         raise InvalidTypeError(f"mask_name={name!r} is no name; give a text such as 'land'")
-    if name in ds.dims or (name in ds.variables and not cubes.is_mask(name, ds, None)):
+    of_flags = name in ds.data_vars and ds[name].dtype == np.bool_ and name != cubes.split_label(ds)
+    becomes_one = of_flags and isinstance(mask, xr.DataArray) and mask.name == name
+    known = name in ds.dims or name in ds.variables
+    if known and not becomes_one and not (name in ds.variables and cubes.is_mask(name, ds, None)):
         raise InvalidValueError(
             f"mask_name={name!r} is a dim or variable of the cube and no mask, and would be lost; "
             "choose another name"
