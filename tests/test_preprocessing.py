@@ -471,9 +471,13 @@ def test_a_mask_takes_no_place_of_other_variables(name: Any, error: Any) -> None
         pp.assign_mask(ds, np.ones((6, 8)), name)
     land = pp.assign_mask(ds.isel(level=0), np.ones((6, 8)), "land")
     assert not pp.assign_mask(land, ~land.land, "land").land.any()
-    flags = split_cube().assign(land=("lat", np.arange(6) > 2))
-    assert pp.assign_mask(flags, flags.land, "land").land.sum() == 3 * flags.a.size // 6
-    for mask in (flags.a > 0, flags.split):
+    for dtype in (bool, "int8"):  # flags become a mask under their own name
+        flags = split_cube().assign(land=("lat", (np.arange(6) > 2).astype(dtype)))
+        for mask in (flags.land, flags.land > 0):
+            masked = pp.assign_mask(flags, mask, "land")
+            assert masked.land.sum() == flags.a.size // 2
+    flags["cover"] = ("lat", np.arange(6))
+    for mask in (flags.a > 0, flags.split, flags.cover > 0):
         with pytest.raises(InvalidValueError, match="would be lost"):
             pp.assign_mask(flags, mask, mask.name)
 
@@ -715,7 +719,7 @@ def test_what_is_no_data_variable_is_named(work: Any, name: str, what: str, in_d
     samples = {other: ds[other].values for other in ("a", "filter_mask", "split")}
     for form in (ds, samples) if in_dict else (ds,):
         with pytest.raises(InvalidValueError, match=f"vars lists '{name}', which is {what}"):
-            work(form, ["a", name])
+            work(form, [name, "a"] if what.startswith("a coordinate") else [name])
 
 
 @pytest.mark.parametrize("texts", [np.array(["a", "b"]), np.array(["a", None], object)])
@@ -1297,3 +1301,48 @@ def test_bands_called_by_numbers(step):
     )
     with pytest.raises(InvalidTypeError, match=r"called \[0, 1\], which is no text; rename them"):
         step(bands)
+
+
+def test_counts_stay_where_larger_variables_are_put_beside() -> None:
+    small = xr.Dataset({"h": (("y", "x"), np.array([[1.0, np.nan], [3.0, 4.0]]))})
+    done = pp.drop_nan_values(pp.fill_nan_values(small, ["h"], "constant", 0).where(small.h > 1))
+    counts = pp.accounting(done)
+    assert counts == {"total": 4, "kept": 2, "gap": 2, "filled": 1}
+    with_series = done.assign(t=(("t", "y", "x"), np.ones((3, 2, 2))))
+    assert pp.accounting(with_series) == counts
+    twice = xr.concat([done, done], "y")
+    assert pp.accounting(twice) == {"total": 8, "kept": 4, "gap": 4}
+    assert pp.accounting(done.assign_coords(x=[1, 2]).x) == counts
+
+
+def test_counts_of_a_cube_with_the_labels_of_many_folds() -> None:
+    cube = split_cube()
+    done = pp.drop_nan_values(cube, ["a"])
+    counts = pp.accounting(done)
+    folds = done.drop_vars("split").assign(fold1=done.split, fold2=done.split)
+    assert pp.accounting(folds) == counts
+
+
+def test_numbers_of_pandas_that_are_not_asked_for_do_no_harm() -> None:
+    frame = pd.DataFrame({"id": pd.array([1, 2, 3], dtype="Int64"), "t": [1.0, np.nan, 3.0]})
+    ds = frame.to_xarray()
+    done = pp.drop_nan_values(ds, ["t"])
+    assert pp.accounting(done) == {"total": 3, "kept": 2, "gap": 1}
+    assert pp.fill_nan_values(ds, ["t"], "mean").t.values.tolist() == [1.0, 2.0, 3.0]
+    mask = xr.DataArray([True, False, True], dims="index")
+    masked = pp.assign_mask(ds, mask)
+    with pytest.raises(InvalidTypeError, match="'id' is of pandas' dtype Int64"):
+        pp.apply_filter(masked)
+    with pytest.raises(InvalidTypeError, match="'id' is of pandas' dtype Int64"):
+        pp.drop_nan_values(ds)
+
+
+@pytest.mark.parametrize("act", [pp.drop_nan_values, pp.fill_nan_values])
+def test_what_is_no_data_may_be_listed_beside_data(act: Any) -> None:
+    ds = split_cube().assign(crs=0)
+    ds = pp.assign_mask(ds, np.ones((6, 8)))
+    listed = [name for name in ds.data_vars if ds[name].dtype.kind in "fiub"]
+    assert {"crs", "filter_mask"} <= set(listed)
+    xr.testing.assert_identical(act(ds, listed), act(ds, [n for n in listed if n in ("a", "b")]))
+    with pytest.raises(InvalidValueError, match=r"'crs', which is a scalar.*'filter_mask', which"):
+        act(ds, ["crs", "filter_mask"])

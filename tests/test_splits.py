@@ -665,6 +665,15 @@ def test_dates_of_something_else_are_no_times():
     numbered = lead.rename(lead="time").assign_coords(time=np.arange(10)[::-1])
     numbered = numbered.assign_coords(start=("time", DAYS[[3, 0, 5, 2, 7, 9, 1, 4, 6, 8]]))
     assert assign_time_split(numbered, 0.7).split.values.tolist() == [0] * 3 + [1] * 7
+    dated = numbered.assign_coords(time=np.arange(10), start=("time", DAYS))
+    label = assign_time_split(dated, 0.7, gap="2D").split
+    assert label.values.tolist() == [1] * 5 + [255] * 2 + [0] * 3
+    some = DAYS.copy()
+    some[3] = np.datetime64("NaT")
+    gappy = xr.Dataset({"a": ("obs", np.zeros(10))}, {"obs": np.arange(10), "t": ("obs", some)})
+    assert assign_time_split(gappy, 0.7, dim="obs").split.values.tolist() == [1] * 7 + [0] * 3
+    with pytest.raises(InvalidValueError, match="missing dates"):
+        assign_time_split(gappy.drop_vars("obs"), 0.7)
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,9 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
     Counts are of one cube. Where pieces were joined, as by ``xr.concat``, the cells of the whole
     are counted anew, stage by stage, from the gaps and masks that are there: what a mask removed
     after gaps were dropped counts as gap then, and what was filled in the pieces is not known any
-    more. Nothing is known of joined samples, since what was dropped is gone, and of pieces from
-    which variables that a stage looked at were taken off.
+    more. The pieces are taken to have gone through the same stages. Nothing is known of joined
+    samples, since what was dropped is gone, and of pieces from which variables that a stage
+    looked at were taken off.
 
     ``xr.merge`` refuses cubes whose counts differ: give it ``compat="override"``, or take the
     coordinates ``accounting_...`` off first.
@@ -68,7 +69,10 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
         return dict(getattr(result, "accounting", {}))
     if not any(str(name).startswith(_PREFIX) for name in result.coords):
         return {}
-    counts, _ = carried(cubes.as_dataset(result))
+    if isinstance(result, xr.DataArray):
+        own = result.name is None or result.name in result.coords or result.name in result.dims
+        result = result.coords.to_dataset() if own else cubes.as_dataset(result)
+    counts, _ = carried(result)
     computed = xr.Dataset({name: ((), count.data) for name, count in counts.items()}).compute()
     found = {name: int(computed[name]) for name in counts}
     if "total" not in found:
@@ -100,9 +104,10 @@ def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
     }
     total = counts.get("total")
     stages: list[Stage] = [] if total is None else json.loads(total.attrs.get(_STAGES, "[]"))
-    like = like_of(cube, stages[-1] if stages else ([], "masked", None))
-    if not _joined(cube, counts, stages, like):
+    last: Stage = stages[-1] if stages else ([], "masked", None)
+    if not _joined(cube, counts, stages, _countable(cube, last)):
         return counts, stages
+    like = like_of(cube, last)
     told = stages and all(_is_there(cube, stage) for stage in stages)
     if not told or like is None or SAMPLES in cube.dims:
         return {}, []
@@ -118,7 +123,7 @@ def _joined(
     cube: xr.Dataset,
     counts: Mapping[str, xr.Variable],
     stages: Sequence[Stage],
-    like: xr.Variable | None,
+    countable: Sequence[xr.Variable],
 ) -> bool:
     """Whether counts are those of pieces: xarray lines up unequal ones, and keeps equal ones."""
     # floats have been lined up with cells that had none, as by reindex
@@ -129,8 +134,11 @@ def _joined(
     known = int(counts["total"].values)
     if SAMPLES in cube.dims and not stages:  # samples are gone where dropped, cells are not
         known -= sum(int(n.values) for name, n in counts.items() if name in REASONS.values())
-    there = cube.sizes.get(SAMPLES, 0 if like is None else like.size)
-    return there > known
+    if SAMPLES in cube.dims:
+        return cube.sizes[SAMPLES] > known
+    # larger variables may have been put beside the one that was counted
+    sizes = [variable.size for variable in countable]
+    return known not in sizes and max(sizes, default=0) > known
 
 
 def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = ()) -> xr.Dataset:
@@ -242,13 +250,21 @@ def like_of(cube: xr.Dataset, stage: Stage) -> xr.Variable | None:
     Variable or None
         The largest that has all dims of those looked at; None if there is none.
     """
+    return max(_countable(cube, stage), key=lambda one: (one.ndim, one.size), default=None)
+
+
+def _countable(cube: xr.Dataset, stage: Stage) -> list[xr.Variable]:
+    """Variables that have all dims of those that a stage looks at."""
     names, _, mask = stage
     # a mask alone is fitted to any variable
     dims = _dims(*(cube.variables.get(name) for name in (*names, mask) if names))
-    data = {*cubes.data_variables(cube, [] if mask is None else [mask]), *names}
-    candidates = [cube.variables[name] for name in cube.data_vars if name in data]
-    fitting = [variable for variable in candidates if dims.keys() <= set(variable.dims)]
-    return max(fitting, key=lambda variable: (variable.ndim, variable.size), default=None)
+    others = cubes.not_data(cube, mask)
+    candidates = [
+        variable.variable
+        for name, variable in cube.data_vars.items()
+        if name in names or (name not in others and variable.dtype.kind in "fiub")
+    ]
+    return [variable for variable in candidates if dims.keys() <= set(variable.dims)]
 
 
 def _dims(*variables: xr.Variable | None) -> dict[Hashable, int]:

@@ -168,29 +168,44 @@ def check_data(
     Raises
     ------
     InvalidValueError
-        If one is unknown, or a coordinate, mask, split label, scalar, bounds or a grid mapping.
+        If one is unknown or a coordinate, or none is data, but masks, split labels, scalars,
+        bounds and grid mappings, which may be listed beside data, as in ``list(ds.data_vars)``.
     """
     cube = given if isinstance(given, xr.Dataset) else None
     check_known(argument, wanted, given if cube is None else cube.variables)
-    others = {"split": "the split label", filter_var: "a mask"}
-    if cube is not None:
-        others = _others(cube, filter_var)
-    for name in wanted:
-        if name in others:
-            as_data = cube is not None and name in cube.coords and name not in cube.dims
-            hint = f", or make data of it by ds.reset_coords({name!r})" if as_data else ""
-            raise InvalidValueError(
-                f"{argument} lists {name!r}, which is {others[name]}, no data variable; leave it "
-                f"out{hint}"
-            )
+    if cube is None:
+        others = {"split": "the split label", filter_var: "a mask"}
+    else:
+        others = not_data(cube, filter_var)
+    listed = list(wanted)
+    wrong = {name: others[name] for name in listed if name in others}
+    coords = [name for name in wrong if cube is not None and name in cube.coords]
+    if coords or (listed and len(wrong) == len(listed)):
+        found = ", ".join(f"{name!r}, which is {wrong[name]}" for name in coords or wrong)
+        as_data = [name for name in coords if cube is not None and name not in cube.dims]
+        named = as_data[0] if len(as_data) == 1 else as_data
+        hint = f", or make data of it by ds.reset_coords({named!r})" if as_data else ""
+        raise InvalidValueError(f"{argument} lists {found}, no data variable; leave it out{hint}")
 
 
-def _others(ds: xr.Dataset, filter_var: str | None = None) -> dict[Any, str]:
-    """What variables are that are no data; the dtype does not matter."""
-    label = split_label(ds)
+def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[Any, str]:
+    """Tell which variables are no data, whatever their dtype, and what they are.
+
+    Parameters
+    ----------
+    ds : Dataset
+        A cube.
+    filter_var : str, optional
+        Name of the mask in use.
+
+    Returns
+    -------
+    dict of str to str
+        What each is, for messages.
+    """
     found: dict[Any, str] = dict.fromkeys(_auxiliary(ds), "bounds or a grid mapping")
     for name, variable in ds.variables.items():
-        if name == label or roles.is_label(name, variable.dtype, variable.attrs):
+        if name == "split" or roles.is_label(name, variable.dtype, variable.attrs):
             found[name] = "the split label"
         elif is_mask(name, ds, filter_var):
             found[name] = "a mask"
@@ -342,17 +357,18 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fi
 
     Raises
     ------
-    InvalidTypeError
-        If one is of an extension dtype of pandas, as ``Int64``.
+    InvalidValueError
+        If several variables are split labels.
     """
-    others = _others(ds)
-    found = [n for n, v in ds.data_vars.items() if n not in others and v.dtype.kind in kinds]
+    label, others = split_label(ds), not_data(ds)
+    found = [
+        n
+        for n, v in ds.data_vars.items()
+        if n not in others and n != label and v.dtype.kind in kinds
+    ]
     if left_out := sorted(map(str, set(ds.data_vars).difference(found))):
         logger.debug("left out: %s", ", ".join(left_out))
-    wanted = [str(name) for name in found if str(name) not in exclude]
-    for name in wanted:
-        core.check_numpy(name, ds[name].dtype)
-    return wanted
+    return [str(name) for name in found if str(name) not in exclude]
 
 
 def with_arrays(cube: xr.Dataset, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
@@ -390,7 +406,7 @@ def _auxiliary(ds: xr.Dataset) -> set[str]:
 
 
 def check_decoded(name: str, variable: xr.Variable | xr.DataArray) -> None:
-    """Refuse packed integers whose scale is still in the attributes.
+    """Refuse packed integers whose scale is still in the attributes, and pandas' own dtypes.
 
     Parameters
     ----------
@@ -403,7 +419,10 @@ def check_decoded(name: str, variable: xr.Variable | xr.DataArray) -> None:
     ------
     InvalidValueError
         If it was opened without decoding.
+    InvalidTypeError
+        If it holds numbers of an extension dtype of pandas, as ``Int64``.
     """
+    core.check_numpy(name, variable.dtype)
     core.check_decoded(name, variable.dtype, variable.attrs)
 
 

@@ -39,7 +39,7 @@ from ml4cube.core.missing import (
     keep_samples,
     plain,
 )
-from ml4cube.core.statistics import scaled_dtype
+from ml4cube.core.statistics import check_numpy, scaled_dtype
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.counts import (
     Stage,
@@ -102,7 +102,7 @@ def assign_mask(
         raise InvalidTypeError(f"ds is a {type(ds).__name__}; a mask is added to a Dataset")
     check_names((*ds.variables, *ds.dims))
     name = roles.FILTER_VAR if mask_name is None else mask_name
-    _check_mask_name(name, mask, ds)
+    _check_mask_name(name, ds)
     like = _largest(ds)
     flags = cubes.flags(_mask_variable(mask, like, stack_dim, ds))
     full = cubes.spread(flags, like)
@@ -120,18 +120,27 @@ def _largest(ds: xr.Dataset) -> xr.Variable:
     return max(candidates, key=lambda variable: (variable.ndim, variable.size))
 
 
-def _check_mask_name(name: object, mask: Any, ds: xr.Dataset) -> None:
+def _check_mask_name(name: object, ds: xr.Dataset) -> None:
     """Refuse a name that would take the place of something else."""
     if not isinstance(name, str) or not name:
         raise InvalidTypeError(f"mask_name={name!r} is no name; give a text such as 'land'")
-    of_flags = name in ds.data_vars and ds[name].dtype == np.bool_ and name != cubes.split_label(ds)
-    becomes_one = of_flags and isinstance(mask, xr.DataArray) and mask.name == name
-    known = name in ds.dims or name in ds.variables
-    if known and not becomes_one and not (name in ds.variables and cubes.is_mask(name, ds, None)):
+    known = ds.variables.get(name)
+    if name in ds.dims or (known is not None and not _is_of_flags(name, known, ds)):
         raise InvalidValueError(
             f"mask_name={name!r} is a dim or variable of the cube and no mask, and would be lost; "
             "choose another name"
         )
+
+
+def _is_of_flags(name: str, variable: xr.Variable, ds: xr.Dataset) -> bool:
+    """Whether a variable is a mask, or may become one: it holds nothing but 0 and 1."""
+    if cubes.is_mask(name, ds, None):
+        return True
+    if name == "split" or roles.is_label(name, variable.dtype, variable.attrs):
+        return False
+    if variable.dtype.kind in "iu":
+        return bool(((variable == 0) | (variable == 1)).all())
+    return bool(variable.dtype == np.bool_)
 
 
 def _mask_variable(
@@ -247,6 +256,8 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
             ~inside.all(spare), xr.Variable((SAMPLES,), np.empty(cube.sizes[SAMPLES]))
         )
         return cubes.like_given(_drop(cube, np.where(dropped.values, MASK, KEPT)), ds)
+    for name in data:
+        check_numpy(name, cube[name].dtype)
     masked = {
         name: _blanked(cube[name], ~cubes.spread(inside, cube.variables[name])) for name in data
     }
@@ -401,11 +412,14 @@ def _drop_nan_of_cube(
     if SAMPLES in cube.dims or like is None:
         return cubes.like_given(_drop(cube, reason.values), ds)
     dropped = reason != KEPT
-    blanked = {
-        name: _blanked(cube[name], dropped)
+    with_cells = [
+        name
         for name in data
         if set(reason.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
-    }
+    ]
+    for name in with_cells:
+        check_numpy(name, cube[name].dtype)
+    blanked = {name: _blanked(cube[name], dropped) for name in with_cells}
     return cubes.like_given(
         record_stage(cubes.with_arrays(cube, blanked), cube, stage, reason, like), ds
     )

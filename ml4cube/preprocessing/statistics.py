@@ -291,7 +291,6 @@ def _chosen(
     if not chosen:
         raise InvalidValueError(_nothing_left(cube.data_vars, excluded))
     for name in chosen:
-        core.check_numpy(name, cube.variables[name].dtype)
         cubes.check_decoded(name, cube.variables[name])
         if cube.variables[name].dtype.kind not in "fiub":
             raise InvalidTypeError(

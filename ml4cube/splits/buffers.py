@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml4cube.core.axes import is_time
+from ml4cube.core.axes import dates_along
 from ml4cube.core.buffer import AxisReach, Reach, SphereReach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_pairs
@@ -347,8 +347,9 @@ def _sphere_dims(view: CubeView, value: Any) -> tuple[str, str]:
 
 def _time_coord(dim: str, value: Any, view: CubeView) -> Any:
     """Dates along `dim`, checked to be in order."""
-    coord = view.steps_of(dim)
-    if coord is None or not is_time(coord):
+    coord = dates_along(view.ds.coords.values(), dim)
+    if coord is None:
+        coord = view.own(dim)
         raise InvalidValueError(
             f"{value!r} along {dim!r} needs dates there, found "
             f"{'no coordinate' if coord is None else coord.dtype}; decode the times "

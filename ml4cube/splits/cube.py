@@ -144,14 +144,17 @@ class CubeView:
         Returns
         -------
         DataArray or None
-            Dates along the dim, its own or of another name; else its own coordinate, if any.
-            Numbers of a dim that is called like one of time are times, whatever dates there are.
+            Dates along the dim, its own or of another name; else its own coordinate, if any,
+            also where dates are missing. Numbers of a dim that is called like one of time are
+            times, whatever dates there are.
         """
         own = self.own(dim)
         if own is not None and dim.lower() in TIME_NAMES:
             return own
         dates: xr.DataArray | None = dates_along(self.ds.coords.values(), dim)
-        return own if dates is None else dates
+        if dates is None or (own is not None and bool(dates.isnull().any())):
+            return own
+        return dates
 
     def time_dim(self, argument: str) -> str:
         """Name of the time dim.
