@@ -477,7 +477,8 @@ def test_a_mask_takes_no_place_of_other_variables(name: Any, error: Any) -> None
             masked = pp.assign_mask(flags, mask, "land")
             assert masked.land.sum() == flags.a.size // 2
     flags["cover"] = ("lat", np.arange(6))
-    for mask in (flags.a > 0, flags.split, flags.cover > 0):
+    flags["crs"] = ((), 0, {"grid_mapping_name": "latitude_longitude"})
+    for mask in (flags.a > 0, flags.split, flags.cover > 0, (flags.a > 0).rename("crs")):
         with pytest.raises(InvalidValueError, match="would be lost"):
             pp.assign_mask(flags, mask, mask.name)
 

@@ -133,10 +133,14 @@ def _check_mask_name(name: object, ds: xr.Dataset) -> None:
 
 
 def _is_of_flags(name: str, variable: xr.Variable, ds: xr.Dataset) -> bool:
-    """Whether a variable is a mask, or may become one: it holds nothing but 0 and 1."""
+    """Whether a variable is a mask, or may become one: it holds nothing but 0 and 1.
+
+    What has no dim marks no cells, such as the number that only carries a grid mapping.
+    """
     if cubes.is_mask(name, ds, None):
         return True
-    if name == "split" or roles.is_label(name, variable.dtype, variable.attrs):
+    is_label = name == "split" or roles.is_label(name, variable.dtype, variable.attrs)
+    if is_label or not variable.ndim:
         return False
     if variable.dtype.kind in "iu":
         return bool(((variable == 0) | (variable == 1)).all())
