@@ -427,6 +427,45 @@ def test_separation_is_counted_in_cells():
     assert table.found["pieces"] == 1
 
 
+@pytest.mark.parametrize("shape", [(18,), (7, 9), (4, 5, 6)])
+def test_few_test_cells_are_counted_each(shape):
+    rng = np.random.default_rng(0)
+    dims = tuple("zyx"[-len(shape) :])
+    for _ in range(5):
+        label = xr.DataArray(
+            rng.choice([0, 1, 255], shape, p=[0.2, 0.1, 0.7]).astype("u1"), dims=dims
+        )
+        label[dict.fromkeys(dims, 0)] = 1
+        ds = xr.Dataset({"a": (dims, rng.normal(size=shape)), "split": label})
+        train, test = np.argwhere(label.values == 1), np.argwhere(label.values == 0)
+        apart = np.sqrt(((test[:, None] - train[None]) ** 2).sum(axis=-1)).min(axis=1)
+        touching = leakage_report(ds).table.found["touching cells"]
+        assert touching == pytest.approx((apart <= 1).mean(), abs=1e-12)
+
+
+def test_times_are_those_that_the_split_went_by():
+    dates = pd.date_range("2000", periods=10).values.copy()
+    ds = xr.Dataset({"a": ("time", np.random.default_rng(0).random(10))}, {"time": np.arange(10)})
+    shuffled = ds.assign_coords(start=("time", dates[[3, 0, 5, 2, 7, 9, 1, 4, 6, 8]]))
+    expected = leakage_report(assign_time_split(ds, 0.7)).table
+    found = leakage_report(assign_time_split(shuffled, 0.7)).table
+    pd.testing.assert_frame_equal(found, expected)
+    assert found.unit["test → train, time"] == "steps"
+    dates[3] = np.datetime64("NaT")
+    gappy = ds.rename(time="obs").assign_coords(t=("obs", dates))
+    found = leakage_report(assign_time_split(gappy, 0.7, dim="obs")).table
+    assert found.found["test → train, time"] == 2
+    assert found.unit["test → train, time"] == "steps"
+
+
+def test_variables_of_dtypes_of_pandas_are_left_out():
+    frame = pd.DataFrame({"t": np.random.default_rng(0).normal(size=40)}).rename_axis("time")
+    label = {"split": ("time", [1] * 30 + [0] * 10)}
+    expected = leakage_report(frame.to_xarray().assign(label)).table
+    frame["ok"] = pd.array([True] * 39 + [None], "boolean")
+    pd.testing.assert_frame_equal(leakage_report(frame.to_xarray().assign(label)).table, expected)
+
+
 def test_longitude_goes_round():
     ds = cell_id_cube({"time": 4, "lat": 6, "lon": 36})
     label = np.full(36, 255, "u1")

@@ -1421,7 +1421,8 @@ def test_a_part_whose_disk_is_full_is_the_one_that_is_named(
     assert not list((tmp_path / "full").glob("*.zarr"))
     done = MultiProcSampler(split_cube(), **places, **options).run()
     assert done is not None
-    assert (done.resumed > 0) == (part != "train")
+    # beside train, the other process may have written a shard of the next part
+    assert (done.resumed > 0) == (part != "train") or (part, nproc) == ("train", 2)
     assert tree(tmp_path / "full") == tree(tmp_path / "calm")
 
 

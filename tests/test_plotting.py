@@ -248,6 +248,9 @@ def test_any_axis_of_dates_is_a_timeline(dim, calendar, freq, second):
 def test_a_dim_that_is_called_like_time_is_a_timeline():
     label = xr.DataArray(np.array([1, 1, 0], "u1"), dims="t", name="split")
     assert ticks(rendered(split_timeline(label))) == ["step 0", "step 1", "step 2"]
+    dates = pd.to_datetime(["2000-01-02", "2000-01-01", "2000-01-03"])
+    numbered = label.assign_coords(t=[4, 5, 6], start=("t", dates))
+    assert ticks(rendered(split_timeline(numbered))) == ["4", "5", "6"]
 
 
 def test_one_step_is_drawn_without_a_warning(recwarn):

@@ -27,7 +27,7 @@ from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueEr
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.postprocessing import undo_standardizing
 from ml4cube.preprocessing import cubes
-from ml4cube.splits import assign_block_split, create_split, estimate_range
+from ml4cube.splits import assign_block_split, create_split, estimate_range, leakage_report
 from tests import oracle
 from tests.cubes import cell_id_cube
 
@@ -237,6 +237,7 @@ def test_integers_count_as_numbers_but_packed_ones_are_refused(dtype: str, packe
         lambda d: pp.standardize(d, {"a": [0, 1]}),
         pp.fill_nan_values,
         pp.drop_nan_values,
+        lambda d: pp.apply_filter(pp.assign_mask(d, d.a > 3)),
         lambda d: pp.fill_nan_values(d, ["a"], **fills),
         lambda d: pp.fill_nan_values(d["a"], **fills),
         lambda d: estimate_range(d, "a"),
@@ -261,6 +262,11 @@ def test_integers_count_as_numbers_but_packed_ones_are_refused(dtype: str, packe
         lambda ds: undo_standardizing(ds.x, 0, 1),
         lambda ds: pp.assign_mask(ds[["t"]], ds.x),
         lambda ds: pp.apply_filter(ds.assign(filter_mask=ds.t == 1)),
+        lambda ds: assign_block_split(ds, {"index": 1}, valid="x"),
+        lambda ds: assign_block_split(ds, {"index": 1}, stratify="x"),
+        lambda ds: assign_block_split(ds, {"index": 1}, stratify={"x": 2}),
+        lambda ds: estimate_range(ds, "x"),
+        lambda ds: leakage_report(ds.assign(split=("index", [1, 1, 0])), var="x"),
     ],
 )
 def test_numbers_of_dtypes_of_pandas_are_refused(work: Any, dtype: str) -> None:
@@ -478,9 +484,18 @@ def test_a_mask_takes_no_place_of_other_variables(name: Any, error: Any) -> None
             assert masked.land.sum() == flags.a.size // 2
     flags["cover"] = ("lat", np.arange(6))
     flags["crs"] = ((), 0, {"grid_mapping_name": "latitude_longitude"})
-    for mask in (flags.a > 0, flags.split, flags.cover > 0, (flags.a > 0).rename("crs")):
-        with pytest.raises(InvalidValueError, match="would be lost"):
-            pp.assign_mask(flags, mask, mask.name)
+    flags["few"] = flags.cover.astype("uint8")
+    masks = [flags.a > 0, flags.split, flags.cover > 0, flags.few > 0, flags.land.rename("a")]
+    others = flags.assign(events=flags.land.copy())
+    others = others.assign_coords(ice=flags.land.copy(), old=land.land)
+    masks += [flags.land.rename(name) for name in ("crs", "ice", "old")]
+    with dask.config.set(scheduler=no_compute):
+        for cube in (others, others.drop_vars("few").chunk()):
+            for mask in (mask for mask in masks if mask.name in cube):
+                with pytest.raises(InvalidValueError, match="would be lost"):
+                    pp.assign_mask(cube, mask, mask.name)
+            with pytest.raises(InvalidValueError, match="would be lost"):
+                pp.assign_mask(cube, flags.land, "events")
 
 
 @pytest.mark.parametrize("dtype", ["M8[s]", "c8", "U3", object, "i2", "?", ">f4"])
@@ -723,6 +738,37 @@ def test_what_is_no_data_variable_is_named(work: Any, name: str, what: str, in_d
             work(form, [name, "a"] if what.startswith("a coordinate") else [name])
 
 
+@pytest.mark.parametrize("bounds", [float, "M8[s]"])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_all_data_vars_may_be_listed(bounds: Any, lazy: bool) -> None:
+    ds = made_with_others()
+    ds["time_bnds"] = ds.time_bnds.astype(bounds)
+    ds["crs"] = ((), np.array(b"", "S1"), {"grid_mapping_name": "latitude_longitude"})
+    for name in ("a", "split", "filter_mask"):
+        ds[name] = ds[name].where(ds.time != ds.time[3])
+    ds = ds.chunk() if lazy else ds
+    for work in (pp.drop_nan_values, functools.partial(pp.fill_nan_values, split=None)):
+        found, expected = work(ds, list(ds.data_vars)), work(ds)
+        xr.testing.assert_identical(found, expected)
+        for name in set(ds.data_vars) - {"a", "b"}:
+            xr.testing.assert_identical(found[name].variable, ds[name].variable)
+    gaps = int(ds.a.isnull().sum() + ds.b.isnull().sum())
+    assert pp.accounting(pp.fill_nan_values(ds, list(ds.data_vars)))["filled"] == gaps
+
+
+@pytest.mark.parametrize("work", [pp.drop_nan_values, pp.fill_nan_values])
+def test_label_and_mask_of_samples_are_not_touched(work: Any) -> None:
+    samples = {"t": [1.0, np.nan, 3.0], "filter_mask": [1.0, 1.0, np.nan], "split": [1, 0, np.nan]}
+    arrays = {name: np.array(values) for name, values in samples.items()}
+    found, expected = work(arrays, list(arrays)), work(arrays)
+    kept = [0, 2] if work is pp.drop_nan_values else [0, 1, 2]
+    for name in arrays:
+        np.testing.assert_array_equal(found[name], expected[name])
+        if name != "t":
+            np.testing.assert_array_equal(found[name], arrays[name][kept])
+    assert pp.accounting(found) == pp.accounting(expected)
+
+
 @pytest.mark.parametrize("texts", [np.array(["a", "b"]), np.array(["a", None], object)])
 def test_gaps_of_texts_are_not_known(texts: np.ndarray) -> None:
     samples = {"t": np.array([1.0, np.nan]), "name": texts}
@@ -962,11 +1008,11 @@ def test_cubes_joined_from_pieces_are_counted_as_the_whole(
     def run(ds: xr.Dataset) -> xr.Dataset:
         for stage in chain:
             ds = stage(ds)
-        return ds
+        return ds.assign(height=("x", np.ones(5)))  # as many cells as a year has
 
     def join(ds: xr.Dataset, work: Any) -> xr.Dataset:
         pieces = [work(ds.isel(time=[i])) for i in range(years)]
-        return xr.concat(pieces, "time", coords=how[0], compat=how[1])
+        return xr.concat(pieces, "time", data_vars="minimal", coords=how[0], compat=how[1])
 
     ds = made_years(lazy).isel(time=slice(years))
     whole, joined = run(ds), join(ds, run)
@@ -995,6 +1041,30 @@ def test_groups_that_are_put_together_are_counted_as_the_whole() -> None:
         "gap": 5,
     }
     assert pp.accounting(grouped[["t"]].reindex(time=range(7)).isel(time=6)) == {}
+
+
+@pytest.mark.parametrize("name", [None, "t"])
+@pytest.mark.parametrize("pieces", [(0, 1), (1, 1)], ids=["unequal", "equal"])
+@pytest.mark.parametrize("dim", ["x", "member"])
+def test_joined_arrays_are_counted_as_the_whole(
+    name: str | None, pieces: tuple[int, ...], dim: str
+) -> None:
+    cells = np.array([[1.0, np.nan, 3.0, 4.0], [1.0, 2.0, 3.0, np.inf]])
+    each = [xr.DataArray(cells[i], dims="x", name=name) for i in pieces]
+    join = functools.partial(xr.concat, dim=dim, coords="different", compat="equals")
+    joined, whole = join(list(map(pp.drop_nan_values, each))), pp.drop_nan_values(join(each))
+    assert pp.accounting(joined) == pp.accounting(whole)
+    assert pp.accounting(pp.drop_nan_values(joined)) == pp.accounting(whole)
+
+
+def test_a_larger_variable_beside_those_counted_changes_no_counts() -> None:
+    ds = pp.apply_filter(made_years(False))
+    counts = pp.accounting(ds)
+    ds["levels"] = ds.t.expand_dims(level=3)
+    assert pp.accounting(ds) == counts
+    assert pp.accounting(ds.isel(time=slice(3))) == counts
+    assert pp.accounting(ds.expand_dims(member=1)) == counts
+    assert pp.accounting(ds.rename(x="place")) == counts
 
 
 @pytest.mark.parametrize("pieces", [(0, 1), (1, 1)], ids=["unequal", "equal"])

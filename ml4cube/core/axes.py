@@ -129,6 +129,44 @@ def by_rank(coords: Iterable[Any]) -> list[Any]:
     return sorted(coords, key=rank)
 
 
+def steps_along(coords: Iterable[Any], dim: str) -> Any:
+    """Find the coordinate that says in which order the steps along a dim come.
+
+    Parameters
+    ----------
+    coords : iterable of DataArray
+        All coordinates of a cube.
+    dim : str
+        A dim.
+
+    Returns
+    -------
+    DataArray or None
+        Dates along the dim, its own or of another name; else its own coordinate, if any, also
+        where dates are missing. Numbers of a dim that is called like one of time are times,
+        whatever dates there are.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> dates = np.array(["2000-01-02", "2000-01-01"], "datetime64[s]")
+    >>> by_number = xr.Dataset(coords={"time": [0, 1], "start": ("time", dates)})
+    >>> steps_along(by_number.coords.values(), "time").name
+    'time'
+    >>> of_stations = xr.Dataset(coords={"obs": [0, 1], "start": ("obs", dates)})
+    >>> steps_along(of_stations.coords.values(), "obs").name
+    'start'
+    """
+    coords = list(coords)
+    own = next((coord for coord in coords if coord.name == dim), None)
+    if own is not None and dim.lower() in TIME_NAMES:
+        return own
+    dates = dates_along(coords, dim)
+    if dates is None or (own is not None and bool(dates.isnull().any())):
+        return own
+    return dates
+
+
 def dates_along(coords: Iterable[Any], dim: str) -> Any:
     """Find the dates that say where the steps along a dim lie.
 

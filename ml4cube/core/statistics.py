@@ -24,8 +24,8 @@ _PIECE = 131_072
 SCALE_FNS = ("standardize", "normalize", None)
 
 
-def check_decoded(name: str, dtype: DTypeLike, attrs: Mapping[str, Any]) -> None:
-    """Refuse packed integers whose scale or fill value is still in the attributes.
+def check_decoded(name: str, dtype: Any, attrs: Mapping[str, Any]) -> None:
+    """Refuse packed integers whose scale is still in the attributes, and pandas' own dtypes.
 
     Parameters
     ----------
@@ -40,11 +40,14 @@ def check_decoded(name: str, dtype: DTypeLike, attrs: Mapping[str, Any]) -> None
     ------
     InvalidValueError
         If it was opened without decoding: its numbers are not the values.
+    InvalidTypeError
+        If it holds numbers of an extension dtype of pandas, as ``Int64``.
 
     Examples
     --------
     >>> check_decoded("t2m", "float32", {"scale_factor": 0.1})
     """
+    check_numpy(name, dtype)
     marks = ("scale_factor", "add_offset", "_FillValue", "missing_value")
     packed = [key for key in marks if key in attrs]
     if not packed or np.dtype(dtype).kind not in "iu":

@@ -13,7 +13,7 @@ from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColor
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ml4cube.core.axes import TIME_NAMES, by_rank, dates_along, is_time
+from ml4cube.core.axes import TIME_NAMES, by_rank, is_time, steps_along
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.plotting.fields import GAP_COLOR, axis_name, draw_field
@@ -256,13 +256,6 @@ def _time_dim(label: xr.DataArray) -> str | None:
     return next((str(dim) for dim in (*(c.dims[0] for c in dated), *called)), None)
 
 
-def _steps_of(label: xr.DataArray, dim: str) -> xr.DataArray | None:
-    """The coordinate along a dim: dates, or else its own."""
-    dates: xr.DataArray | None = dates_along(label.coords.values(), dim)
-    own = {str(name): coord for name, coord in label.coords.items()}
-    return own.get(dim) if dates is None else dates
-
-
 def _used(label: xr.DataArray, valid: object) -> xr.DataArray:
     """The label, with gaps in the place of cells that do not count."""
     if valid is None:
@@ -334,7 +327,7 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) 
     axes.set_yticks([0, 50, 100])
     places = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
     names = [_step_name(cells, time, i) for i in places]
-    coord = _steps_of(cells, time)
+    coord = steps_along(cells.coords.values(), time)
     if coord is not None and is_time(coord):  # the hour below the day
         names = [name.replace(" ", "\n") if ":" in name else name for name in names]
     axes.set_xticks(places, names)
@@ -342,7 +335,7 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) 
 
 def _step_name(array: xr.DataArray, time: str, step: int) -> str:
     """Date of a step, as exact as neighbours are close; its value or position if there is none."""
-    coord = _steps_of(array, time)
+    coord = steps_along(array.coords.values(), time)
     if coord is None:
         return f"step {step}"
     if not is_time(coord):

@@ -6,13 +6,15 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.chunks.blocks import read_in_blocks
+from ml4cube.core import roles
 from ml4cube.core.missing import KEPT, MASK, REASONS, find_gaps, keep_samples
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import SAMPLES
@@ -24,8 +26,26 @@ _PREFIX = "accounting_"
 # Attribute of the total: what removed cells of a cube so far, as JSON.
 _STAGES = "ml4cube_stages"
 
-#: What a stage looked at: variables, mode and mask; apply_filter looks at no variables.
-Stage = tuple[Sequence[str], str, str | None]
+
+class Stage(NamedTuple):
+    """What a stage looked at, and whose cells it counted.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Variables whose gaps count; none where a mask alone is applied.
+    mode : {"auto", "if_all_nan", "masked"}
+        The rule.
+    mask : str, optional
+        Name of the mask in use.
+    sizes : dict of str to int
+        Cells along each dim of the variable that was counted; empty before that.
+    """
+
+    names: Sequence[str]
+    mode: str
+    mask: str | None
+    sizes: Mapping[str, int] = MappingProxyType({})
 
 
 def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[str, int]:
@@ -70,8 +90,9 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
     if not any(str(name).startswith(_PREFIX) for name in result.coords):
         return {}
     if isinstance(result, xr.DataArray):
-        own = result.name is None or result.name in result.coords or result.name in result.dims
-        result = result.coords.to_dataset() if own else cubes.as_dataset(result)
+        name = roles.DATA_VAR if result.name is None else result.name
+        is_own = name in result.coords or name in result.dims
+        result = result.coords.to_dataset() if is_own else cubes.as_dataset(result)
     counts, _ = carried(result)
     computed = xr.Dataset({name: ((), count.data) for name, count in counts.items()}).compute()
     found = {name: int(computed[name]) for name in counts}
@@ -103,9 +124,10 @@ def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
         if str(name).startswith(_PREFIX)
     }
     total = counts.get("total")
-    stages: list[Stage] = [] if total is None else json.loads(total.attrs.get(_STAGES, "[]"))
-    last: Stage = stages[-1] if stages else ([], "masked", None)
-    if not _joined(cube, counts, stages, _countable(cube, last)):
+    said = [] if total is None else json.loads(total.attrs.get(_STAGES, "[]"))
+    stages = [Stage(*stage) for stage in said]
+    last = stages[-1] if stages else Stage([], "masked", None)
+    if not _joined(cube, counts, last):
         return counts, stages
     like = like_of(cube, last)
     told = stages and all(_is_there(cube, stage) for stage in stages)
@@ -116,15 +138,10 @@ def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
     for code, name in REASONS.items():
         if _looked_for(code, stages):
             anew[name] = _size(removed == code, like)
-    return anew, stages
+    return anew, [*stages[:-1], last._replace(sizes=_sizes(like))]
 
 
-def _joined(
-    cube: xr.Dataset,
-    counts: Mapping[str, xr.Variable],
-    stages: Sequence[Stage],
-    countable: Sequence[xr.Variable],
-) -> bool:
+def _joined(cube: xr.Dataset, counts: Mapping[str, xr.Variable], last: Stage) -> bool:
     """Whether counts are those of pieces: xarray lines up unequal ones, and keeps equal ones."""
     # floats have been lined up with cells that had none, as by reindex
     if any(count.ndim or count.dtype.kind == "f" for count in counts.values()):
@@ -132,13 +149,25 @@ def _joined(
     if "total" not in counts:
         return False
     known = int(counts["total"].values)
-    if SAMPLES in cube.dims and not stages:  # samples are gone where dropped, cells are not
+    if SAMPLES in cube.dims and not last.sizes:  # samples are gone where dropped, cells are not
         known -= sum(int(n.values) for name, n in counts.items() if name in REASONS.values())
     if SAMPLES in cube.dims:
         return cube.sizes[SAMPLES] > known
-    # larger variables may have been put beside the one that was counted
-    sizes = [variable.size for variable in countable]
-    return known not in sizes and max(sizes, default=0) > known
+    if any(cube.sizes.get(dim, 0) > size for dim, size in last.sizes.items()):
+        return True
+    # along a new dim; a larger variable may also have been put beside the one that was counted,
+    # whose dims may have been renamed
+    countable = {_long(cube, one.dims): one.size for one in _countable(cube, last)}
+    if last.sizes.keys() <= set(cube.dims):
+        is_there = _long(cube, last.sizes) in countable
+    else:
+        is_there = known in countable.values()
+    return not is_there and max(countable.values(), default=0) > known
+
+
+def _long(cube: xr.Dataset, dims: Iterable[Hashable]) -> frozenset[Hashable]:
+    """Dims of more than one cell; others may come and go."""
+    return frozenset(dim for dim in dims if cube.sizes[dim] > 1)
 
 
 def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = ()) -> xr.Dataset:
@@ -163,7 +192,7 @@ def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = 
         for name, count in counts.items()
     }
     if stages:
-        coords[_PREFIX + "total"].attrs[_STAGES] = json.dumps(stages)
+        coords[_PREFIX + "total"].attrs[_STAGES] = json.dumps(list(stages))
     before = [name for name in ds.coords if str(name).startswith(_PREFIX)]
     return ds.drop_vars(before).assign_coords(coords)
 
@@ -232,7 +261,7 @@ def record_stage(
             size = _size(removed == code, like)
             known = earlier.get(name, size) * hold + size * ~hold
             counts[name] = (known + _size(reason == code, like)).data
-    return record(result, counts, [*stages, stage])
+    return record(result, counts, [*stages, stage._replace(sizes=_sizes(like))])
 
 
 def like_of(cube: xr.Dataset, stage: Stage) -> xr.Variable | None:
@@ -255,7 +284,7 @@ def like_of(cube: xr.Dataset, stage: Stage) -> xr.Variable | None:
 
 def _countable(cube: xr.Dataset, stage: Stage) -> list[xr.Variable]:
     """Variables that have all dims of those that a stage looks at."""
-    names, _, mask = stage
+    names, mask = stage.names, stage.mask
     # a mask alone is fitted to any variable
     dims = _dims(*(cube.variables.get(name) for name in (*names, mask) if names))
     others = cubes.not_data(cube, mask)
@@ -267,6 +296,11 @@ def _countable(cube: xr.Dataset, stage: Stage) -> list[xr.Variable]:
     return [variable for variable in candidates if dims.keys() <= set(variable.dims)]
 
 
+def _sizes(variable: xr.Variable) -> dict[str, int]:
+    """Cells along each dim, as a stage keeps them."""
+    return {str(dim): n for dim, n in variable.sizes.items()}
+
+
 def _dims(*variables: xr.Variable | None) -> dict[Hashable, int]:
     """Sizes of the dims that variables, those that there are, have together."""
     return {dim: n for one in variables if one is not None for dim, n in one.sizes.items()}
@@ -274,13 +308,12 @@ def _dims(*variables: xr.Variable | None) -> dict[Hashable, int]:
 
 def _is_there(cube: xr.Dataset, stage: Stage) -> bool:
     """Whether the variables are there that a stage looked at; nothing else tells of them."""
-    names, _, mask = stage
-    return {*names, *([] if mask is None else [mask])} <= set(cube.variables)
+    return {*stage.names, *filter(None, [stage.mask])} <= set(cube.variables)
 
 
 def _looked_for(code: int, stages: Iterable[Stage]) -> bool:
     """Whether a stage could remove cells for a reason."""
-    return any(mask if code == MASK else names for names, _, mask in stages)
+    return any(stage.mask if code == MASK else stage.names for stage in stages)
 
 
 def _size(cells: xr.Variable, like: xr.Variable) -> xr.Variable:
@@ -291,7 +324,7 @@ def _size(cells: xr.Variable, like: xr.Variable) -> xr.Variable:
 def _removed(cube: xr.Dataset, stages: Iterable[Stage], like: xr.Variable) -> xr.Variable:
     """Code of `keep_samples` for the cells of a variable, told from what stages looked at."""
     removed = xr.Variable((), np.uint8(KEPT))
-    for names, mode, mask in (stage for stage in stages if _is_there(cube, stage)):
+    for names, mode, mask, _ in (stage for stage in stages if _is_there(cube, stage)):
         inside = None if mask is None else cubes.flags(cube.variables[mask])
         looked_at = [cube.variables[name] for name in names]
         if inside is not None and not names:

@@ -61,17 +61,19 @@ def as_dataset(ds: xr.Dataset | xr.DataArray) -> xr.Dataset:
     InvalidTypeError
         If variables or dims have names that are no texts.
     InvalidValueError
-        If a DataArray is called like one of its dims or coordinates.
+        If a DataArray is called like one of its dims or coordinates, or ``data`` is one of them.
     """
     if isinstance(ds, xr.Dataset):
         check_names((*ds.variables, *ds.dims))
         return ds
-    if ds.name is not None and (ds.name in ds.dims or ds.name in ds.coords):
+    name = roles.DATA_VAR if ds.name is None else ds.name
+    if name in ds.dims or name in ds.coords:
         raise InvalidValueError(
-            f"the DataArray is called {ds.name!r}, as one of its dims or coordinates; give it a "
-            "name of its own, by ds.rename('t2m')"
+            f"the DataArray is called {name!r}, as one of its dims or coordinates"
+            f"{' (that is what one without a name is called)' if ds.name is None else ''}; give it "
+            "a name of its own, by ds.rename('t2m')"
         )
-    return ds.to_dataset(name=roles.DATA_VAR if ds.name is None else str(ds.name))
+    return ds.to_dataset(name=str(name))
 
 
 def like_given(result: xr.Dataset, given: xr.Dataset | xr.DataArray) -> Any:
@@ -146,30 +148,34 @@ def check_known(argument: str, wanted: Iterable[str], known: Iterable[Any]) -> N
         check_choice(argument, name, listed)
 
 
-def check_data(
+def only_data(
     argument: str,
-    wanted: Iterable[str],
+    wanted: Sequence[str],
     given: xr.Dataset | Mapping[str, Any],
     filter_var: str | None = roles.FILTER_VAR,
-) -> None:
-    """Refuse names that are no data variables of a cube.
+) -> tuple[str, ...]:
+    """Select the data variables of a cube among names, which may be all of ``ds.data_vars``.
 
     Parameters
     ----------
     argument : str
         Name of the argument, for messages.
-    wanted : iterable of str
+    wanted : sequence of str
         Names the user gave.
     given : Dataset or dict of arrays
         The cube.
     filter_var : str, optional
         Name of the mask in use.
 
+    Returns
+    -------
+    tuple of str
+        Without masks, split labels, scalars, bounds and grid mappings, of whatever dtype.
+
     Raises
     ------
     InvalidValueError
-        If one is unknown or a coordinate, or none is data, but masks, split labels, scalars,
-        bounds and grid mappings, which may be listed beside data, as in ``list(ds.data_vars)``.
+        If one is unknown or a coordinate, or names are given, but none is data.
     """
     cube = given if isinstance(given, xr.Dataset) else None
     check_known(argument, wanted, given if cube is None else cube.variables)
@@ -177,15 +183,15 @@ def check_data(
         others = {"split": "the split label", filter_var: "a mask"}
     else:
         others = not_data(cube, filter_var)
-    listed = list(wanted)
-    wrong = {name: others[name] for name in listed if name in others}
+    wrong = {name: others[name] for name in wanted if name in others}
     coords = [name for name in wrong if cube is not None and name in cube.coords]
-    if coords or (listed and len(wrong) == len(listed)):
+    if coords or (wanted and wrong.keys() == set(wanted)):
         found = ", ".join(f"{name!r}, which is {wrong[name]}" for name in coords or wrong)
         as_data = [name for name in coords if cube is not None and name not in cube.dims]
         named = as_data[0] if len(as_data) == 1 else as_data
         hint = f", or make data of it by ds.reset_coords({named!r})" if as_data else ""
         raise InvalidValueError(f"{argument} lists {found}, no data variable; leave it out{hint}")
+    return tuple(name for name in wanted if name not in wrong)
 
 
 def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[Any, str]:
@@ -422,7 +428,6 @@ def check_decoded(name: str, variable: xr.Variable | xr.DataArray) -> None:
     InvalidTypeError
         If it holds numbers of an extension dtype of pandas, as ``Int64``.
     """
-    core.check_numpy(name, variable.dtype)
     core.check_decoded(name, variable.dtype, variable.attrs)
 
 

@@ -102,7 +102,7 @@ def assign_mask(
         raise InvalidTypeError(f"ds is a {type(ds).__name__}; a mask is added to a Dataset")
     check_names((*ds.variables, *ds.dims))
     name = roles.FILTER_VAR if mask_name is None else mask_name
-    _check_mask_name(name, ds)
+    _check_mask_name(name, ds, mask)
     like = _largest(ds)
     flags = cubes.flags(_mask_variable(mask, like, stack_dim, ds))
     full = cubes.spread(flags, like)
@@ -120,31 +120,29 @@ def _largest(ds: xr.Dataset) -> xr.Variable:
     return max(candidates, key=lambda variable: (variable.ndim, variable.size))
 
 
-def _check_mask_name(name: object, ds: xr.Dataset) -> None:
+def _check_mask_name(name: object, ds: xr.Dataset, mask: Any) -> None:
     """Refuse a name that would take the place of something else."""
     if not isinstance(name, str) or not name:
         raise InvalidTypeError(f"mask_name={name!r} is no name; give a text such as 'land'")
-    known = ds.variables.get(name)
-    if name in ds.dims or (known is not None and not _is_of_flags(name, known, ds)):
+    if name in ds.dims or (name in ds.variables and not _may_replace(name, ds, mask)):
         raise InvalidValueError(
-            f"mask_name={name!r} is a dim or variable of the cube and no mask, and would be lost; "
-            "choose another name"
+            f"mask_name={name!r} is a dim, coordinate or variable of the cube, which would be "
+            "lost; choose another name"
         )
 
 
-def _is_of_flags(name: str, variable: xr.Variable, ds: xr.Dataset) -> bool:
-    """Whether a variable is a mask, or may become one: it holds nothing but 0 and 1.
-
-    What has no dim marks no cells, such as the number that only carries a grid mapping.
-    """
-    if cubes.is_mask(name, ds, None):
-        return True
-    is_label = name == "split" or roles.is_label(name, variable.dtype, variable.attrs)
-    if is_label or not variable.ndim:
+def _may_replace(name: str, ds: xr.Dataset, mask: Any) -> bool:
+    """Whether a mask may stand in for a variable: another mask, or flags that it was made of."""
+    what = cubes.not_data(ds).get(name)
+    if what == "a mask":
+        return name in ds.data_vars
+    # arrays bear the name of what they were made of by comparison
+    if what is not None or not isinstance(mask, xr.DataArray) or mask.name != name:
         return False
-    if variable.dtype.kind in "iu":
-        return bool(((variable == 0) | (variable == 1)).all())
-    return bool(variable.dtype == np.bool_)
+    flags = ds.variables[name]
+    if flags.dtype.kind in "iu" and flags.dtype.itemsize == 1:  # as files keep booleans
+        return bool(((flags == 0) | (flags == 1)).all())
+    return bool(flags.dtype == np.bool_)
 
 
 def _mask_variable(
@@ -202,7 +200,8 @@ def apply_filter(
     Raises
     ------
     InvalidValueError
-        If a mask of another name than the default is missing, or does not fit the data.
+        If a mask of another name than the default is missing, or does not fit the data, or a
+        variable holds packed integers that were not decoded.
     InvalidTypeError
         If the mask holds neither booleans nor numbers, or `drop_sample` is no bool.
 
@@ -261,14 +260,14 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
         )
         return cubes.like_given(_drop(cube, np.where(dropped.values, MASK, KEPT)), ds)
     for name in data:
-        check_numpy(name, cube[name].dtype)
+        cubes.check_decoded(name, cube[name])
     masked = {
         name: _blanked(cube[name], ~cubes.spread(inside, cube.variables[name])) for name in data
     }
     result = cubes.with_arrays(cube, masked)
     if SAMPLES not in cube.dims:
         like = _largest(cube)
-        stage: Stage = ([], "masked", str(filter_var))
+        stage = Stage([], "masked", str(filter_var))
         result = record_stage(result, cube, stage, outside(inside, like), like)
     return cubes.like_given(result, ds)
 
@@ -343,7 +342,8 @@ def drop_nan_values(
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return _drop_nan_of_cube(ds, listed, mode, filter_var)
     arrays, data, n = sample_arrays(ds, filter_var)
-    cubes.check_data("vars", listed or (), arrays, filter_var)
+    if listed is not None:
+        listed = cubes.only_data("vars", listed, arrays, filter_var)
     wanted = _counting({name: a.dtype for name, a in arrays.items()}, data, listed, mode)
     gaps = {name: find_gaps(arrays[name]) for name in wanted}
     reason = np.zeros(n, np.uint8)
@@ -390,7 +390,8 @@ def _drop_nan_of_cube(
 ) -> Any:
     """Drop samples of a Dataset of samples, or cells of any other cube."""
     cube = cubes.as_dataset(ds)
-    cubes.check_data("vars", listed or (), cube, filter_var)
+    if listed is not None:
+        listed = cubes.only_data("vars", listed, cube, filter_var)
     mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
     kinds = "fiub" if listed is None else _GAP_KINDS
     data = cubes.data_variables(cube, [filter_var] if filter_var else [], kinds)
@@ -401,7 +402,7 @@ def _drop_nan_of_cube(
     wanted = _counting(dtypes, data, listed, mode)
     if not wanted or mode is None:
         return ds
-    stage = (wanted, mode, mask_name)
+    stage = Stage(wanted, mode, mask_name)
     like = like_of(cube, stage)
     if SAMPLES not in cube.dims and like is None:
         grids = [*wanted, *([] if mask_name is None else [mask_name])]
@@ -506,7 +507,8 @@ def fill_nan_values(
         raise InvalidValueError("method='constant' needs const, found None; give a number")
     listed = None if vars is None else cubes.names("vars", vars)
     given = cubes.as_dataset(ds) if isinstance(ds, xr.Dataset | xr.DataArray) else ds
-    cubes.check_data("vars", listed or (), given)
+    if listed is not None:
+        listed = cubes.only_data("vars", listed, given)
     for name in listed or ():
         if getattr(given[name], "dtype", np.dtype(float)).kind not in "fiub":
             raise InvalidTypeError(
@@ -530,12 +532,8 @@ def _fillable(given: Any, listed: tuple[str, ...] | None) -> list[str]:
     if isinstance(given, xr.Dataset):
         data = cubes.data_variables(given)
         return [n for n in data if given[n].dtype.kind == "f" and (listed is None or n in listed)]
-    return [
-        name
-        for name, values in given.items()
-        if plain(values).dtype.kind == "f"
-        and (name in listed if listed is not None else name not in ("split", roles.FILTER_VAR))
-    ]
+    data = [name for name in given if name not in ("split", roles.FILTER_VAR)]
+    return [n for n in listed or data if plain(given[n]).dtype.kind == "f"]
 
 
 def _fill_options(

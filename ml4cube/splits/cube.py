@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core import roles
 from ml4cube.core.angles import MOST_LAT, in_degrees, is_latitude, is_longitude
-from ml4cube.core.axes import TIME_NAMES, by_rank, dates_along, is_time
+from ml4cube.core.axes import TIME_NAMES, by_rank, is_time, steps_along
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_names
 
 # Degrees that are places on the globe: a longitude may be counted once more around.
@@ -144,17 +144,10 @@ class CubeView:
         Returns
         -------
         DataArray or None
-            Dates along the dim, its own or of another name; else its own coordinate, if any,
-            also where dates are missing. Numbers of a dim that is called like one of time are
-            times, whatever dates there are.
+            By `core.axes.steps_along`.
         """
-        own = self.own(dim)
-        if own is not None and dim.lower() in TIME_NAMES:
-            return own
-        dates: xr.DataArray | None = dates_along(self.ds.coords.values(), dim)
-        if dates is None or (own is not None and bool(dates.isnull().any())):
-            return own
-        return dates
+        found: xr.DataArray | None = steps_along(self.ds.coords.values(), dim)
+        return found
 
     def time_dim(self, argument: str) -> str:
         """Name of the time dim.

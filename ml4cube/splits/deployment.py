@@ -54,6 +54,8 @@ class Ground:
         Dims of a map, sorted.
     time_dim : str or None
         The time dim.
+    dates : DataArray, optional
+        Dates of its steps; None where they are numbered.
     units : dict of str to str
         Unit of "space" and of "time".
     place : tuple of str
@@ -64,6 +66,7 @@ class Ground:
     view: CubeView
     map_dims: tuple[str, ...]
     time_dim: str | None
+    dates: xr.DataArray | None
     units: dict[str, str] = field(default_factory=dict)
     place: tuple[str, ...] = ()
 
@@ -93,14 +96,16 @@ class Ground:
         time_dim = str(time.dims[0]) if time is not None else (named[0] if named else None)
         space = tuple(sorted(dim for dim in map_dims if dim != time_dim))
         lat, lon = view.axis_of("lat"), view.axis_of("lon")
-        units = {"space": "cells", "time": "days" if time is not None else "steps"}
+        steps = None if time_dim is None else view.steps_of(time_dim)
+        dates = steps if steps is not None and is_time(steps) else None
+        units = {"space": "cells", "time": "steps" if dates is None else "days"}
         place = space
         if lat is not None and lon is not None and {*lat.dims, *lon.dims} == set(space):
             check_places("leakage_report", lat, lon)
             units["space"] = "km"
             if lat.dims == lon.dims:
                 place = (str(lat.name), str(lon.name))
-        return cls(view, space, time_dim, units, place)
+        return cls(view, space, time_dim, dates, units, place)
 
     def of_part(self, layout: Layout, codes: tuple[int, ...]) -> Places:
         """Where parts of the label lie.
@@ -253,7 +258,7 @@ class Ground:
         if dim in coords:
             return coords[dim]
         for kind in ("lat", "lon", "time"):
-            own = self.view.axis_of(kind)
+            own = self.dates if kind == "time" else self.view.axis_of(kind)
             if own is None or dim not in (own.name, own.dims[0]):
                 continue
             if own.name in coords:
@@ -293,13 +298,12 @@ class Ground:
 
     def _times(self) -> Floats:
         """Time of every step of the cube."""
-        time = self.view.axis_of("time")
-        if time is None:
+        if self.dates is None:
             return np.arange(float(self.view.sizes[str(self.time_dim)]))
-        return microseconds(time) / _DAY
+        return microseconds(self.dates) / _DAY
 
     def _days(self, coord: xr.DataArray) -> Floats:
-        own = self.view.axis_of("time")
+        own = self.dates
         if own is None:
             return np.asarray(coord.values, dtype=float)
         if set(map(type, coord.values.tolist())) == {str}:

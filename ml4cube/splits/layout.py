@@ -350,7 +350,10 @@ def _draw(
     runs: list[Ints],
     rng: np.random.Generator,
 ) -> Ints:
-    """Random test cells; of a window, from its middle, where train cells beyond it are far."""
+    """Test cells in random order, each once, or some drawn if they are many.
+
+    Of a window, they are from its middle, where train cells beyond it are far.
+    """
     weight = np.where(test, volume, 0.0)
     middle = weight.copy()
     for axis, (w, starts) in enumerate(zip(window, runs, strict=True)):
@@ -362,6 +365,13 @@ def _draw(
     weight = middle if middle.any() else weight
     if not weight.any():
         return np.zeros((0, test.ndim), dtype=np.int64)
+    if weight.sum() <= 2 * SAMPLE:
+        boxes = [
+            [lows[i] + np.arange(n[i]) for lows, n, i in zip(low, width, box, strict=True)]
+            for box in zip(*np.nonzero(weight), strict=True)
+        ]
+        each = [np.stack(np.meshgrid(*box), axis=-1).reshape(-1, len(box)) for box in boxes]
+        return rng.permutation(np.concatenate(each))
     weight = (weight / weight.sum()).ravel()
     drawn = np.unravel_index(rng.choice(weight.size, 2 * SAMPLE, p=weight), test.shape)
     cells = [

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.roles import RECIPE_ATTR, is_mask
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN, VAL
-from ml4cube.core.statistics import check_decoded
+from ml4cube.core.statistics import check_decoded, check_numpy
 from ml4cube.splits.carried import Carried, find_carried
 from ml4cube.splits.cube import CubeView, is_label
 from ml4cube.splits.deployment import Ground, distances
@@ -312,6 +312,7 @@ def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
             name
             for name, v in found.items()
             if set(v.dims) == set(view.dims)
+            and isinstance(v.dtype, np.dtype)  # those of pandas have gaps of their own
             and v.dtype.kind in "biufmM"
             and not (is_label(v) or is_mask(name, v.dtype, v.attrs))
         ]
@@ -321,6 +322,8 @@ def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
         raise InvalidTypeError(f"variables are named by strings, found {odd}; use ds.rename")
     if unknown := [n for n in names if n not in view.ds]:
         raise InvalidValueError(f"var names {unknown}, the cube has {list(found)}")
+    for name in names:
+        check_numpy(name, view.ds[name].dtype)
     return names
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
+from ml4cube.core.statistics import check_numpy
 from ml4cube.splits.cube import CubeView, in_chunks
 
 Counts = NDArray[np.int64]
@@ -96,8 +97,11 @@ def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
     ------
     InvalidValueError
         If it has other dims, lengths or coordinates than the cube.
+    InvalidTypeError
+        If it holds numbers of an extension dtype of pandas, as ``boolean``.
     """
     called = _called(argument, array)
+    check_numpy(argument if array.name is None else str(array.name), array.dtype)
     for dim, n in array.sizes.items():
         if view.sizes.get(str(dim)) != n:
             raise InvalidValueError(
