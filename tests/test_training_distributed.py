@@ -56,6 +56,29 @@ def raise_interrupt():
     raise Interrupt
 
 
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    """What each of two ranks found, by what was asked; `other_topology` leaves a snapshot."""
+    folder = tmp_path_factory.mktemp("ranks")
+    write_store(folder / "store", 37, ("a", "b"), window={}, targets=("b",))
+    return folder, on_ranks(2, all_on_two_ranks, str(folder), timeout=120.0)
+
+
+def all_on_two_ranks(folder):
+    """All in one group: starting ranks takes longer than what they do here."""
+    return {
+        "samples validated": count_samples_validated(),
+        "validation": validate_all(),
+        "shares": train_shares([[4, 1, 4, 2], [4, 7, 4, 1]]),
+        "unequal": unequal(),
+        "unequal, resumed": unequal_resumed(folder),
+        "agreement": agree(folder),
+        "our loaders": with_our_loaders(folder),
+        "other topology": other_topology(f"{folder}/s.pt"),
+        "after a failure": train_after_a_failure(),
+    }
+
+
 def metrics():
     return {
         "mae": nn.functional.l1_loss,
@@ -143,20 +166,19 @@ def count_samples_validated():
     return run.history["n"]
 
 
-def test_states_of_torchmetrics_are_added_up_once():
+def test_states_of_torchmetrics_are_added_up_once(two_ranks):
     assert count_samples_validated() == [5.0, 5.0]
-    assert on_ranks(2, count_samples_validated) == [[5.0, 5.0]] * 2
+    assert [found["samples validated"] for found in two_ranks[1]] == [[5.0, 5.0]] * 2
 
 
-def test_validation_is_the_same_on_1_2_and_3_ranks():
+def test_validation_is_the_same_on_1_2_and_3_ranks(two_ranks):
     """37 samples, and fewer than ranks; loss, plain metric, AUROC, R2 and our own RMSE."""
     one = validate_all()
-    for nproc in (2, 3):
-        for rows in on_ranks(nproc, validate_all):
-            for case, row in rows.items():
-                truth = one[case[0], "whole on each rank"]
-                for name, value in row.items():
-                    assert value == pytest.approx(truth[name], rel=1e-5), (nproc, case, name)
+    for rows in (*(found["validation"] for found in two_ranks[1]), *on_ranks(3, validate_all)):
+        for case, row in rows.items():
+            truth = one[case[0], "whole on each rank"]
+            for name, value in row.items():
+                assert value == pytest.approx(truth[name], rel=1e-5), (case, name)
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -203,9 +225,9 @@ def train_shares(sizes):
     return weights(model), run.history["train_loss"]
 
 
-def test_ranks_train_as_one_process_on_their_joint_batches():
+def test_ranks_train_as_one_process_on_their_joint_batches(two_ranks):
     one = train_shares([[8, 8, 8, 3]])
-    for model, loss in on_ranks(2, train_shares, [[4, 1, 4, 2], [4, 7, 4, 1]]):
+    for model, loss in (found["shares"] for found in two_ranks[1]):
         assert loss == pytest.approx(one[1], rel=1e-5)
         assert model["weight"][0] == pytest.approx(one[0]["weight"][0], rel=1e-5)
 
@@ -228,9 +250,9 @@ def unequal():
     return results
 
 
-def test_unequal_loaders_end_together():
-    for results in on_ranks(2, unequal):
-        assert results == [[12, 12], [8, 8], [16, 12]]
+def test_unequal_loaders_end_together(two_ranks):
+    for found in two_ranks[1]:
+        assert found["unequal"] == [[12, 12], [8, 8], [16, 12]]
 
 
 class Noisy(Dataset):
@@ -249,6 +271,7 @@ class Noisy(Dataset):
 
 def unequal_resumed(folder):
     """The rank with more batches drew one that no step took, before the snapshots."""
+    epochs = []
     for kind in ("plain", "standing"):
 
         def fresh(kind=kind, **more):
@@ -278,10 +301,12 @@ def unequal_resumed(folder):
         assert losses(resumed) == losses(whole)
         for row in resumed.history["ranks"]:
             assert [rank["train_n"] for rank in row] == [12, 12]
+        epochs.append(len(resumed.history))
+    return epochs
 
 
-def test_unequal_loaders_go_on_from_a_snapshot_as_undisturbed(tmp_path):
-    on_ranks(2, unequal_resumed, str(tmp_path))
+def test_unequal_loaders_go_on_from_a_snapshot_as_undisturbed(two_ranks):
+    assert [found["unequal, resumed"] for found in two_ranks[1]] == [[3, 3]] * 2
 
 
 def test_sizes_are_promised_only_where_they_hold():
@@ -355,8 +380,8 @@ def agree(folder):
     return weights(model), losses(whole)
 
 
-def test_best_model_file_and_resume_agree_on_all_ranks(tmp_path):
-    first, second = on_ranks(2, agree, str(tmp_path))
+def test_best_model_file_and_resume_agree_on_all_ranks(two_ranks):
+    first, second = (found["agreement"] for found in two_ranks[1])
     assert first == second
 
 
@@ -402,9 +427,8 @@ def with_our_loaders(folder):
     return results
 
 
-def test_our_loaders_train_validate_and_resume_on_ranks(tmp_path):
-    write_store(tmp_path / "store", 37, ("a", "b"), window={}, targets=("b",))
-    one, two = on_ranks(2, with_our_loaders, str(tmp_path))
+def test_our_loaders_train_validate_and_resume_on_ranks(two_ranks):
+    one, two = (found["our loaders"] for found in two_ranks[1])
     assert one == two
 
 
@@ -414,9 +438,10 @@ def other_topology(path):
     return len(run.history)
 
 
-def test_snapshot_of_two_ranks_resumes_on_one(tmp_path):
-    assert on_ranks(2, other_topology, str(tmp_path / "s.pt")) == [3, 3]
-    run = trainer(snapshot_path=tmp_path / "s.pt", epochs=5)
+def test_snapshot_of_two_ranks_resumes_on_one(two_ranks):
+    folder, ranks = two_ranks
+    assert [found["other topology"] for found in ranks] == [3, 3]
+    run = trainer(snapshot_path=folder / "s.pt", epochs=5)
     run.train()
     assert len(run.history) == 5
 
@@ -477,17 +502,18 @@ class Passes(list):
 
 
 def train_after_a_failure():
-    loop.PERIOD_S = 0.0  # every batch of a validation is a moment to look for other ranks
     gaps = torch.full((4, 3), torch.nan)
-    with pytest.raises(RunError, match="training loss is nan"):
-        trainer(ranks=True, train=[(gaps, torch.ones(4, 1))] * 3).train()
     val = Passes([(torch.ones(4, 3), torch.ones(4, 1))] * 2)
-    trainer(ranks=True, val=val, epochs=2).train()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "PERIOD_S", 0.0)  # every batch of a validation is a moment to look
+        with pytest.raises(RunError, match="training loss is nan"):
+            trainer(ranks=True, train=[(gaps, torch.ones(4, 1))] * 3).train()
+        trainer(ranks=True, val=val, epochs=2).train()
     return val.passes
 
 
-def test_a_run_that_failed_on_all_ranks_is_over_for_the_next():
-    assert on_ranks(2, train_after_a_failure) == [2, 2]
+def test_a_run_that_failed_on_all_ranks_is_over_for_the_next(two_ranks):
+    assert [found["after a failure"] for found in two_ranks[1]] == [2, 2]
 
 
 def _line(process):

@@ -215,6 +215,7 @@ def test_told_to_stop_again_and_again_it_goes_on_bit_for_bit(
     assert (launcher.folder / "snapshot.pt").read_bytes() == before
 
 
+@pytest.mark.soak  # test_training_distributed does so without torchrun
 @pytest.mark.timeout(600)
 def test_our_loader_that_has_given_all_when_it_is_told_to_stop(
     launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
@@ -311,6 +312,7 @@ def test_a_save_cut_off_anywhere_leaves_a_valid_file(launcher: Launcher) -> None
 # --------------------------------------------------------------------- one rank goes
 
 
+@pytest.mark.soak  # test_training_distributed does so without torchrun
 def test_frozen_rank_is_noticed_within_its_timeout(launcher: Launcher) -> None:
     """SIGSTOP, as of a rank whose disk is gone: the other says so, and both are ended."""
     plan = {"timeout": 10, "harm": [harm("step", 9, 1, "freeze")]}
