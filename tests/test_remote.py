@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +34,6 @@ from ml4cube.datasets.remote_draft import RemoteDraft
 from ml4cube.datasets.sampling import Sampling
 from ml4cube.datasets.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
-from tests.training_parts import wait_until
 
 ROOT = Path(__file__).parents[1]
 OPTIONS: dict[str, Any] = {"sample_size": {"lat": 2}, "block_size": {"time": 4}, "progress": False}
@@ -97,6 +96,14 @@ def local_bytes(source: Any, folder: Path) -> dict[str, bytes]:
     sample(source, str(folder), 1).run()
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    """Wait for a condition, and fail if it does not come true in time."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("nproc", [1, 2])

@@ -33,13 +33,10 @@ from tests.training_parts import (
     Interrupt,
     Standing,
     dataset,
-    finish,
     losses,
     meet_now,
     network,
-    start_torchrun,
     trainer,
-    wait_until,
     weights,
 )
 
@@ -576,68 +573,3 @@ def test_group_of_the_caller_is_left_alone(tmp_path):
         dist.destroy_process_group()
     assert ddp_init().size == 1
     assert not dist.is_initialized()
-
-
-# -------------------------------------------------------------------- torchrun
-
-SCRIPT = """
-import json, os, signal, sys, torch
-import torch.distributed as dist
-from ml4cube.training.pytorch_distributed import ddp_init, dist_train
-from tests.training_parts import At, losses, trainer, weights
-torch.set_num_threads(1)
-ddp_init()
-ddp_init()
-rank, folder, how = dist.get_rank(), sys.argv[1], sys.argv[2]
-first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-def act():
-    open(f"{folder}/at{rank}", "w").write(str(os.getpid()))
-    if how == "kill" and first and rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    if how == "term" and rank == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    if how == "hang":
-        import time; time.sleep(60)
-run = trainer(ranks=True, samples=80, epochs=4, save_every=1, callbacks=[At(23, act)],
-              snapshot_path=f"{folder}/snapshot.pt", best_model_path=f"{folder}/best.pt")
-model = dist_train(run)
-assert not dist.is_initialized()
-if rank == 0:
-    open(f"{folder}/result.json", "w").write(json.dumps([weights(model), losses(run)]))
-"""
-
-
-def run_script(folder, how, **options):
-    folder.mkdir()
-    (folder / "script.py").write_text(SCRIPT)
-    return start_torchrun(folder / "script.py", str(folder), how, **options)
-
-
-def test_killed_rank_restarts_and_ends_as_undisturbed(tmp_path):
-    runs = {
-        how: run_script(tmp_path / how, how, restarts=3 if how == "kill" else 0)
-        for how in ("kill", "calm")
-    }
-    for process in runs.values():
-        code, said = finish(process)
-        assert code == 0, said
-    assert (tmp_path / "kill/at1").exists()
-    results = [(tmp_path / how / "result.json").read_text() for how in runs]
-    assert results[0] == results[1]
-
-
-def test_sigterm_to_one_rank_saves_and_ends_all(tmp_path):
-    code, said = finish(run_script(tmp_path / "term", "term"))
-    assert code != 0
-    state = torch.load(tmp_path / "term/snapshot.pt", weights_only=True)["state"]
-    assert 20 < state["step"] < 40, said
-
-
-def test_killed_launcher_leaves_no_worker(tmp_path):
-    process = run_script(tmp_path / "hang", "hang")
-    marks = [tmp_path / "hang" / f"at{rank}" for rank in (0, 1)]
-    wait_until(lambda: all(mark.exists() and mark.read_text() for mark in marks), 60)
-    workers = [psutil.Process(int(mark.read_text())) for mark in marks]
-    process.kill()
-    process.wait()
-    assert psutil.wait_procs(workers, timeout=10)[1] == []

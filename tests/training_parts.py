@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,41 +124,6 @@ class At(Callback):
 
 class Interrupt(RuntimeError):
     """Stands for whatever ends a process in the middle."""
-
-
-def start_torchrun(script: Path, *arguments: str, nproc: int = 2, restarts: int = 0) -> Any:
-    """Start a script under torchrun, in a session of its own."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={nproc}", f"--max-restarts={restarts}", str(script)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*command, *arguments],
-        env=environment,
-        cwd=script.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def finish(process: Any, timeout_s: float = 90) -> tuple[int, str]:
-    """Wait for a process; its exit code and all it said. Past the time, its group is ended."""
-    try:
-        said, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()
-        raise AssertionError(f"still running after {timeout_s} s:\n{said}") from None
-    return process.returncode, said
-
-
-def wait_until(condition: Any, timeout_s: float = 30) -> None:
-    """Wait for a condition, and fail if it does not come true in time."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
 
 
 def meet_now(loop: Any) -> None:

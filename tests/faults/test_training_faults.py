@@ -341,8 +341,14 @@ dist_train(work, 2, sys.argv[1])
 """
 
 
-def test_killed_parent_of_spawned_ranks_leaves_none(launcher: Launcher) -> None:
-    run = launcher.python("-c", SPAWN, str(launcher.folder))
+@pytest.mark.parametrize("spawned", [True, False], ids=["dist_train", "torchrun"])
+def test_killed_parent_of_ranks_leaves_none(launcher: Launcher, spawned: bool) -> None:
+    plan = {"harm": [harm("step", 9, "all", "dwell")]}
+    run = (
+        launcher.python("-c", SPAWN, str(launcher.folder))
+        if spawned
+        else launcher.torchrun(JOB, launcher.folder, plan)
+    )
     wait_for(lambda: all((launcher.folder / f"mark-{rank}").exists() for rank in (0, 1)), run)
     ranks = [psutil.Process(int((launcher.folder / f"mark-{r}").read_text())) for r in (0, 1)]
     run.process.kill()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -171,6 +172,7 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
     """Train, and write what came out."""
     torch.set_num_threads(1)
     world = ddp_init(timeout=plan.get("timeout", 60))
+    ddp_init()  # finds the group that is there
     harm = Harm(folder, plan, world.rank)
     watch_saves(harm)
     trainer = make_trainer(folder, harm, plan)
@@ -180,6 +182,7 @@ def main(folder: Path, plan: dict[str, Any]) -> None:
         ddp_cleanup()
         time.sleep(LINGER_S)
         raise
+    assert not dist.is_initialized()
     history = trainer.history.to_dict()
     result = {
         "weights": {name: tensor.tolist() for name, tensor in trained.state_dict().items()},
