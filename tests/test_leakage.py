@@ -427,7 +427,7 @@ def test_separation_is_counted_in_cells():
     assert table.found["pieces"] == 1
 
 
-@pytest.mark.parametrize("shape", [(18,), (7, 9), (4, 5, 6)])
+@pytest.mark.parametrize("shape", [(18,), (7, 9), (4, 5, 6), (60, 70)])
 def test_few_test_cells_are_counted_each(shape):
     rng = np.random.default_rng(0)
     dims = tuple("zyx"[-len(shape) :])
@@ -451,11 +451,59 @@ def test_times_are_those_that_the_split_went_by():
     found = leakage_report(assign_time_split(shuffled, 0.7)).table
     pd.testing.assert_frame_equal(found, expected)
     assert found.unit["test → train, time"] == "steps"
+    ordered = assign_time_split(ds.assign_coords(start=("time", dates)), 0.7)
+    for name in ("time", "start"):
+        found = leakage_report(ordered, {name: dates[-1:] + np.timedelta64(3, "D")}).table
+        assert found.found["deployment → train, time"] == 6
+        assert found.unit["deployment → train, time"] == "days"
     dates[3] = np.datetime64("NaT")
     gappy = ds.rename(time="obs").assign_coords(t=("obs", dates))
     found = leakage_report(assign_time_split(gappy, 0.7, dim="obs")).table
     assert found.found["test → train, time"] == 2
     assert found.unit["test → train, time"] == "steps"
+
+
+def test_numbers_of_a_deployment_are_measured_in_steps_of_the_cube():
+    years = xr.Dataset(
+        {"a": ("time", np.random.default_rng(0).random(20))}, {"time": np.arange(1960, 2000, 2)}
+    )
+    for ds in (
+        assign_time_split(years, 0.7),
+        assign_time_split(years.isel(time=slice(-1, None, -1)), 0.7),
+    ):
+        for later in ({"time": [2002]}, ds.isel(time=[0]).assign_coords(time=[2002])):
+            assert leakage_report(ds, later).table.found["deployment → train, time"] == 8
+        itself = leakage_report(ds, ds.where(ds.split == 0, drop=True)).table.found
+        assert itself["deployment → train, time"] == itself["test → train, time"]
+        with pytest.raises(InvalidValueError, match="the cube has numbers"):
+            leakage_report(ds, {"time": ["2002-01-01"]})
+
+
+def test_dates_beside_steps_with_texts_are_their_times():
+    dates = pd.date_range("2000", periods=12, freq="D").values
+    ds = xr.Dataset({"a": ("time", np.random.default_rng(0).random(12))}, {"date": ("time", dates)})
+    index = pd.MultiIndex.from_product([[2000], range(12)], names=["year", "month"])
+    coords = xr.Coordinates.from_pandas_multiindex(index, "time")
+    for cube in (ds, ds.assign_coords(time=list("lkjihgfedcba")), ds.assign_coords(coords)):
+        labelled = assign_time_split(cube, 0.7)
+        assert labelled.split.values.tolist() == [1] * 8 + [0] * 4
+        row = leakage_report(labelled, cube.isel(time=[-1])).table.loc["deployment → train, time"]
+        assert (row.found, row.unit) == (4, "days")
+
+
+def test_masks_of_dtypes_of_pandas_are_refused():
+    frame = pd.DataFrame(
+        {"t": range(10), "ok": pd.array([True] * 5 + [False] * 4 + [None], "boolean")}
+    )
+    ds = frame.rename_axis("x").to_xarray().assign(split=("x", [1] * 8 + [0] * 2))
+    works = [
+        lambda mask: assign_block_split(ds, {"x": 1}, valid=mask),
+        lambda mask: leakage_report(ds, deployment=mask),
+    ]
+    for work in works:
+        with pytest.raises(InvalidTypeError, match=r"boolean.*fillna\(False\).astype\(bool\)"):
+            work(ds.ok)
+        work(ds.ok.fillna(False).astype(bool))
 
 
 def test_variables_of_dtypes_of_pandas_are_left_out():

@@ -262,7 +262,6 @@ def test_integers_count_as_numbers_but_packed_ones_are_refused(dtype: str, packe
         lambda ds: undo_standardizing(ds.x, 0, 1),
         lambda ds: pp.assign_mask(ds[["t"]], ds.x),
         lambda ds: pp.apply_filter(ds.assign(filter_mask=ds.t == 1)),
-        lambda ds: assign_block_split(ds, {"index": 1}, valid="x"),
         lambda ds: assign_block_split(ds, {"index": 1}, stratify="x"),
         lambda ds: assign_block_split(ds, {"index": 1}, stratify={"x": 2}),
         lambda ds: estimate_range(ds, "x"),
@@ -767,6 +766,7 @@ def test_label_and_mask_of_samples_are_not_touched(work: Any) -> None:
         if name != "t":
             np.testing.assert_array_equal(found[name], arrays[name][kept])
     assert pp.accounting(found) == pp.accounting(expected)
+    assert np.isnan(work(arrays, [])["t"]).sum() == 1
 
 
 @pytest.mark.parametrize("texts", [np.array(["a", "b"]), np.array(["a", None], object)])
@@ -1057,14 +1057,46 @@ def test_joined_arrays_are_counted_as_the_whole(
     assert pp.accounting(pp.drop_nan_values(joined)) == pp.accounting(whole)
 
 
-def test_a_larger_variable_beside_those_counted_changes_no_counts() -> None:
-    ds = pp.apply_filter(made_years(False))
+@pytest.mark.parametrize("masked", [False, True])
+def test_what_is_cut_reduced_or_renamed_keeps_its_counts(masked: bool) -> None:
+    ds = pp.apply_filter(made_years(False)) if masked else pp.drop_nan_values(made_years(False))
     counts = pp.accounting(ds)
+    ds = ds.drop_vars("filter_mask")  # so that nothing can be counted anew
     ds["levels"] = ds.t.expand_dims(level=3)
-    assert pp.accounting(ds) == counts
-    assert pp.accounting(ds.isel(time=slice(3))) == counts
-    assert pp.accounting(ds.expand_dims(member=1)) == counts
-    assert pp.accounting(ds.rename(x="place")) == counts
+    ds["index"] = ("month", np.zeros(100))
+    others = [
+        ds.isel(time=slice(3)),
+        ds.isel(time=0),
+        ds.isel(time=0, drop=True).assign(climate=("time", np.zeros(9))),
+        ds.mean("time").assign(climate=("time", np.zeros(9))),
+        ds.expand_dims(member=1),
+        ds.rename(x="place"),
+        ds.rename(x="time", time="x"),
+        ds.stack(place=("time", "x")),
+    ]
+    for other in (ds, *others):
+        assert pp.accounting(other) == counts
+
+
+def test_pieces_with_a_static_variable_are_counted_along_a_new_dim() -> None:
+    mask = xr.DataArray([1, 1, 0, 0, 1], dims="x")
+    pieces = [
+        pp.apply_filter(pp.assign_mask(xr.Dataset({"t": ("x", t), "height": ("x", t * 0)}), mask))
+        for t in (np.arange(5.0), np.arange(5.0) + 1)
+    ]
+    joined = xr.concat(pieces, "member", data_vars="different", coords="different", compat="equals")
+    assert joined.height.ndim == 1
+    for ds in (joined, pp.apply_filter(joined)):
+        assert pp.accounting(ds) == {"total": 10, "kept": 6, "mask": 4}
+
+
+def test_pieces_of_any_length_have_attributes_that_join() -> None:
+    ds = xr.Dataset({"t": ("time", [1.0, np.nan, 3, 4, np.nan])}, {"time": range(5)})
+    pieces = [pp.drop_nan_values(ds.isel(time=slice(*piece))) for piece in ((0, 3), (3, 5))]
+    joined = xr.combine_by_coords(
+        pieces, coords="different", compat="equals", combine_attrs="no_conflicts"
+    )
+    assert pp.accounting(joined) == pp.accounting(pp.drop_nan_values(ds))
 
 
 @pytest.mark.parametrize("pieces", [(0, 1), (1, 1)], ids=["unequal", "equal"])

@@ -159,7 +159,7 @@ def steps_along(coords: Iterable[Any], dim: str) -> Any:
     """
     coords = list(coords)
     own = next((coord for coord in coords if coord.name == dim), None)
-    if own is not None and dim.lower() in TIME_NAMES:
+    if own is not None and dim.lower() in TIME_NAMES and own.dtype.kind in "fiu":
         return own
     dates = dates_along(coords, dim)
     if dates is None or (own is not None and bool(dates.isnull().any())):

@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,14 +37,14 @@ class Stage(NamedTuple):
         The rule.
     mask : str, optional
         Name of the mask in use.
-    sizes : dict of str to int
-        Cells along each dim of the variable that was counted; empty before that.
+    counted : str
+        Variable whose cells were counted; empty before that.
     """
 
     names: Sequence[str]
     mode: str
     mask: str | None
-    sizes: Mapping[str, int] = MappingProxyType({})
+    counted: str = ""
 
 
 def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[str, int]:
@@ -126,22 +125,22 @@ def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
     total = counts.get("total")
     said = [] if total is None else json.loads(total.attrs.get(_STAGES, "[]"))
     stages = [Stage(*stage) for stage in said]
-    last = stages[-1] if stages else Stage([], "masked", None)
-    if not _joined(cube, counts, last):
+    if not _joined(cube, counts, stages):
         return counts, stages
-    like = like_of(cube, last)
-    told = stages and all(_is_there(cube, stage) for stage in stages)
-    if not told or like is None or SAMPLES in cube.dims:
+    counted = counted_by(cube, stages[-1]) if stages else None
+    told = all(_is_there(cube, stage) for stage in stages)
+    if not told or counted is None or SAMPLES in cube.dims:
         return {}, []
+    like = cube.variables[counted]
     removed = _removed(cube, stages, like)
     anew = {"total": xr.Variable((), like.size)}
     for code, name in REASONS.items():
         if _looked_for(code, stages):
             anew[name] = _size(removed == code, like)
-    return anew, [*stages[:-1], last._replace(sizes=_sizes(like))]
+    return anew, [*stages[:-1], stages[-1]._replace(counted=counted)]
 
 
-def _joined(cube: xr.Dataset, counts: Mapping[str, xr.Variable], last: Stage) -> bool:
+def _joined(cube: xr.Dataset, counts: Mapping[str, xr.Variable], stages: Sequence[Stage]) -> bool:
     """Whether counts are those of pieces: xarray lines up unequal ones, and keeps equal ones."""
     # floats have been lined up with cells that had none, as by reindex
     if any(count.ndim or count.dtype.kind == "f" for count in counts.values()):
@@ -149,25 +148,16 @@ def _joined(cube: xr.Dataset, counts: Mapping[str, xr.Variable], last: Stage) ->
     if "total" not in counts:
         return False
     known = int(counts["total"].values)
-    if SAMPLES in cube.dims and not last.sizes:  # samples are gone where dropped, cells are not
+    if SAMPLES in cube.dims and not stages:  # samples are gone where dropped, cells are not
         known -= sum(int(n.values) for name, n in counts.items() if name in REASONS.values())
     if SAMPLES in cube.dims:
         return cube.sizes[SAMPLES] > known
-    if any(cube.sizes.get(dim, 0) > size for dim, size in last.sizes.items()):
-        return True
-    # along a new dim; a larger variable may also have been put beside the one that was counted,
-    # whose dims may have been renamed
-    countable = {_long(cube, one.dims): one.size for one in _countable(cube, last)}
-    if last.sizes.keys() <= set(cube.dims):
-        is_there = _long(cube, last.sizes) in countable
-    else:
-        is_there = known in countable.values()
-    return not is_there and max(countable.values(), default=0) > known
-
-
-def _long(cube: xr.Dataset, dims: Iterable[Hashable]) -> frozenset[Hashable]:
-    """Dims of more than one cell; others may come and go."""
-    return frozenset(dim for dim in dims if cube.sizes[dim] > 1)
+    last = stages[-1] if stages else Stage([], "masked", None)
+    if last.counted in cube.data_vars:
+        return cube.variables[last.counted].size > known
+    # it was renamed or taken off; a larger variable may have been put beside it
+    sizes = [cube.variables[name].size for name in _countable(cube, last)]
+    return known not in sizes and max(sizes, default=0) > known
 
 
 def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = ()) -> xr.Dataset:
@@ -225,7 +215,7 @@ def add(before: Mapping[str, int], reason: NDArray[Any]) -> dict[str, int]:
 
 
 def record_stage(
-    result: xr.Dataset, cube: xr.Dataset, stage: Stage, reason: xr.Variable, like: xr.Variable
+    result: xr.Dataset, cube: xr.Dataset, stage: Stage, reason: xr.Variable
 ) -> xr.Dataset:
     """Count the cells that a stage removes and that were removed before.
 
@@ -236,11 +226,9 @@ def record_stage(
     cube : Dataset
         Before the stage, with the counts of earlier ones.
     stage : Stage
-        What it looked at.
+        What it looked at, and whose cells it counts.
     reason : Variable of uint8
         Code of `keep_samples` for each cell.
-    like : Variable
-        Whose cells are counted.
 
     Returns
     -------
@@ -248,6 +236,7 @@ def record_stage(
         The result with its counts.
     """
     before, stages = carried(cube)
+    like = cube.variables[stage.counted]
     removed = _removed(cube, stages, like)
     reason = reason * (removed == KEPT)
     # they tell which stage was first, if the cells are still those that they count
@@ -261,10 +250,10 @@ def record_stage(
             size = _size(removed == code, like)
             known = earlier.get(name, size) * hold + size * ~hold
             counts[name] = (known + _size(reason == code, like)).data
-    return record(result, counts, [*stages, stage._replace(sizes=_sizes(like))])
+    return record(result, counts, [*stages, stage])
 
 
-def like_of(cube: xr.Dataset, stage: Stage) -> xr.Variable | None:
+def counted_by(cube: xr.Dataset, stage: Stage) -> str | None:
     """Find the variable whose cells a stage counts.
 
     Parameters
@@ -276,29 +265,30 @@ def like_of(cube: xr.Dataset, stage: Stage) -> xr.Variable | None:
 
     Returns
     -------
-    Variable or None
-        The largest that has all dims of those looked at; None if there is none.
+    str or None
+        The one that was counted, or the largest that has all dims of those looked at; None if
+        there is none.
     """
-    return max(_countable(cube, stage), key=lambda one: (one.ndim, one.size), default=None)
+    if stage.counted in cube.data_vars:
+        return stage.counted
+    found = _countable(cube, stage)
+    return max(
+        found, key=lambda name: (cube.variables[name].ndim, cube.variables[name].size), default=None
+    )
 
 
-def _countable(cube: xr.Dataset, stage: Stage) -> list[xr.Variable]:
+def _countable(cube: xr.Dataset, stage: Stage) -> list[str]:
     """Variables that have all dims of those that a stage looks at."""
     names, mask = stage.names, stage.mask
     # a mask alone is fitted to any variable
     dims = _dims(*(cube.variables.get(name) for name in (*names, mask) if names))
     others = cubes.not_data(cube, mask)
-    candidates = [
-        variable.variable
+    return [
+        str(name)
         for name, variable in cube.data_vars.items()
-        if name in names or (name not in others and variable.dtype.kind in "fiub")
+        if (name in names or (name not in others and variable.dtype.kind in "fiub"))
+        and dims.keys() <= set(variable.dims)
     ]
-    return [variable for variable in candidates if dims.keys() <= set(variable.dims)]
-
-
-def _sizes(variable: xr.Variable) -> dict[str, int]:
-    """Cells along each dim, as a stage keeps them."""
-    return {str(dim): n for dim, n in variable.sizes.items()}
 
 
 def _dims(*variables: xr.Variable | None) -> dict[Hashable, int]:

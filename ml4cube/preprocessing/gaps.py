@@ -45,7 +45,7 @@ from ml4cube.preprocessing.counts import (
     Stage,
     add,
     carried,
-    like_of,
+    counted_by,
     outside,
     reasons,
     record,
@@ -103,7 +103,7 @@ def assign_mask(
     check_names((*ds.variables, *ds.dims))
     name = roles.FILTER_VAR if mask_name is None else mask_name
     _check_mask_name(name, ds, mask)
-    like = _largest(ds)
+    like = ds.variables[_largest(ds)]
     flags = cubes.flags(_mask_variable(mask, like, stack_dim, ds))
     full = cubes.spread(flags, like)
     if like.chunks is not None:
@@ -112,12 +112,12 @@ def assign_mask(
     return ds.assign({name: full})
 
 
-def _largest(ds: xr.Dataset) -> xr.Variable:
-    """The variable whose dims are those of the cube."""
-    candidates = [ds.variables[name] for name in cubes.data_variables(ds) or ds.data_vars]
+def _largest(ds: xr.Dataset) -> str:
+    """Name of the variable whose dims are those of the cube."""
+    candidates = cubes.data_variables(ds) or [str(name) for name in ds.data_vars]
     if not candidates:
         raise InvalidValueError("the cube has no variable, so there is nothing to mask")
-    return max(candidates, key=lambda variable: (variable.ndim, variable.size))
+    return max(candidates, key=lambda name: (ds.variables[name].ndim, ds.variables[name].size))
 
 
 def _check_mask_name(name: object, ds: xr.Dataset, mask: Any) -> None:
@@ -253,7 +253,7 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
         return ds
     inside = cubes.flags(cube.variables[str(filter_var)])
     data = cubes.data_variables(cube, exclude=[str(filter_var)])
-    if SAMPLES in cube.dims and (drop_sample or _largest(cube).dims == (SAMPLES,)):
+    if SAMPLES in cube.dims and (drop_sample or cube[_largest(cube)].dims == (SAMPLES,)):
         spare = [dim for dim in inside.dims if dim != SAMPLES]
         dropped = cubes.spread(
             ~inside.all(spare), xr.Variable((SAMPLES,), np.empty(cube.sizes[SAMPLES]))
@@ -266,9 +266,9 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
     }
     result = cubes.with_arrays(cube, masked)
     if SAMPLES not in cube.dims:
-        like = _largest(cube)
-        stage = Stage([], "masked", str(filter_var))
-        result = record_stage(result, cube, stage, outside(inside, like), like)
+        stage = Stage([], "masked", str(filter_var), _largest(cube))
+        outer = outside(inside, cube.variables[stage.counted])
+        result = record_stage(result, cube, stage, outer)
     return cubes.like_given(result, ds)
 
 
@@ -403,8 +403,8 @@ def _drop_nan_of_cube(
     if not wanted or mode is None:
         return ds
     stage = Stage(wanted, mode, mask_name)
-    like = like_of(cube, stage)
-    if SAMPLES not in cube.dims and like is None:
+    counted = counted_by(cube, stage)
+    if SAMPLES not in cube.dims and counted is None:
         grids = [*wanted, *([] if mask_name is None else [mask_name])]
         dims = {name: cube[name].dims for name in grids}
         raise InvalidValueError(
@@ -414,7 +414,7 @@ def _drop_nan_of_cube(
     inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
     variables = [cube.variables[name] for name in wanted]
     reason = reasons(variables, inside, mode, cube.sizes.get(SAMPLES))
-    if SAMPLES in cube.dims or like is None:
+    if SAMPLES in cube.dims or counted is None:
         return cubes.like_given(_drop(cube, reason.values), ds)
     dropped = reason != KEPT
     with_cells = [
@@ -426,7 +426,10 @@ def _drop_nan_of_cube(
         check_numpy(name, cube[name].dtype)
     blanked = {name: _blanked(cube[name], dropped) for name in with_cells}
     return cubes.like_given(
-        record_stage(cubes.with_arrays(cube, blanked), cube, stage, reason, like), ds
+        record_stage(
+            cubes.with_arrays(cube, blanked), cube, stage._replace(counted=counted), reason
+        ),
+        ds,
     )
 
 
@@ -533,7 +536,7 @@ def _fillable(given: Any, listed: tuple[str, ...] | None) -> list[str]:
         data = cubes.data_variables(given)
         return [n for n in data if given[n].dtype.kind == "f" and (listed is None or n in listed)]
     data = [name for name in given if name not in ("split", roles.FILTER_VAR)]
-    return [n for n in listed or data if plain(given[n]).dtype.kind == "f"]
+    return [n for n in (data if listed is None else listed) if plain(given[n]).dtype.kind == "f"]
 
 
 def _fill_options(

@@ -20,7 +20,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
 from ml4cube.splits.cube import CubeView, check_places, in_chunks, is_kind, microseconds
 from ml4cube.splits.layout import SAMPLE, Layout
-from ml4cube.splits.validity import on_cube
+from ml4cube.splits.validity import check_numpy_mask, on_cube
 
 Floats = NDArray[np.float64]
 _DAY = 86_400_000_000.0
@@ -96,8 +96,7 @@ class Ground:
         time_dim = str(time.dims[0]) if time is not None else (named[0] if named else None)
         space = tuple(sorted(dim for dim in map_dims if dim != time_dim))
         lat, lon = view.axis_of("lat"), view.axis_of("lon")
-        steps = None if time_dim is None else view.steps_of(time_dim)
-        dates = steps if steps is not None and is_time(steps) else None
+        dates = None if time_dim is None else _dates_along(view, time_dim)
         units = {"space": "cells", "time": "steps" if dates is None else "days"}
         place = space
         if lat is not None and lon is not None and {*lat.dims, *lon.dims} == set(space):
@@ -194,6 +193,7 @@ class Ground:
         return marked
 
     def _of_mask(self, mask: xr.DataArray) -> Places:
+        check_numpy_mask(mask, "deployment")
         mask = on_cube(mask, self.view, "deployment")
         if not bool(mask.any()):
             raise InvalidValueError("the deployment mask is false everywhere; mark some cells")
@@ -255,6 +255,8 @@ class Ground:
 
     def _match(self, dim: str | None, coords: dict[str, xr.DataArray]) -> xr.DataArray | None:
         """The coordinate that means the same as one of the cube."""
+        if self.dates is not None and dim == self.time_dim and self.dates.name in coords:
+            return coords[str(self.dates.name)]
         if dim in coords:
             return coords[dim]
         for kind in ("lat", "lon", "time"):
@@ -298,14 +300,31 @@ class Ground:
 
     def _times(self) -> Floats:
         """Time of every step of the cube."""
-        if self.dates is None:
-            return np.arange(float(self.view.sizes[str(self.time_dim)]))
-        return microseconds(self.dates) / _DAY
+        if self.dates is not None:
+            return microseconds(self.dates) / _DAY
+        own = self._numbered()
+        return np.arange(float(self.view.sizes[str(self.time_dim)])) if own is None else own
+
+    def _numbered(self, values: NDArray[Any] | None = None) -> Floats | None:
+        """Numbers along time, those of the cube if not given, in its steps from its first."""
+        own = self.view.own(str(self.time_dim))
+        if own is None or own.dtype.kind not in "fiu" or not np.isfinite(own.values).all():
+            return None
+        known = own.values.astype(float)
+        step = float(np.median(np.diff(known))) if own.size > 1 else 1.0
+        numbers = known if values is None else np.asarray(values, dtype=float)
+        return np.asarray((numbers - known[0]) / (step or 1.0))
 
     def _days(self, coord: xr.DataArray) -> Floats:
         own = self.dates
         if own is None:
-            return np.asarray(coord.values, dtype=float)
+            if coord.dtype.kind not in "fiu":
+                raise InvalidValueError(
+                    f"deployment has {coord.dtype} along {coord.name!r}, the cube has numbers; "
+                    "give numbers, or a cube whose dates are all there and in order"
+                )
+            steps = self._numbered(coord.values)
+            return np.asarray(coord.values, dtype=float) if steps is None else steps
         if set(map(type, coord.values.tolist())) == {str}:
             coord = _dates(coord, own)
         if not is_time(coord):
@@ -325,6 +344,19 @@ class Ground:
                 f"the dates of deployment are of another calendar than the cube's ({error}); "
                 "convert them with convert_calendar"
             ) from None
+
+
+def _dates_along(view: CubeView, dim: str) -> xr.DataArray | None:
+    """Dates along the time dim: those that order it, or others that are all there and in order."""
+    steps = view.steps_of(dim)
+    if steps is not None and is_time(steps):
+        return steps
+    beside = view.axis_of("time")
+    if beside is None or bool(beside.isnull().any()):
+        return None
+    apart = np.diff(microseconds(beside))
+    in_order = bool((apart >= 0).all() or (apart <= 0).all())
+    return beside if in_order and apart.any() else None
 
 
 def _by_name(deployment: Any) -> dict[str, xr.DataArray]:

@@ -129,7 +129,30 @@ def _check_same_places(given: xr.DataArray, wanted: xr.DataArray, called: str) -
         )
 
 
+def check_numpy_mask(array: xr.DataArray, argument: str) -> None:
+    """Refuse a mask of a dtype of pandas, whose missing cells are neither inside nor outside.
+
+    Parameters
+    ----------
+    array : DataArray
+        What was given as mask.
+    argument : str
+        Name of the argument, for messages.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it holds booleans or integers of an extension dtype.
+    """
+    if not isinstance(array.dtype, np.dtype) and array.dtype.kind in "biu":
+        raise InvalidTypeError(
+            f"{_called(argument, array)} is of pandas' dtype {array.dtype}, whose missing cells "
+            "are neither inside nor outside; make a mask of it by fillna(False).astype(bool)"
+        )
+
+
 def _valid_cells(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
+    check_numpy_mask(array, argument)
     bare = on_cube(array, view, argument)
     if bare.dtype.kind == "b":
         return bare
