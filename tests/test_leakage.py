@@ -475,8 +475,61 @@ def test_numbers_of_a_deployment_are_measured_in_steps_of_the_cube():
             assert leakage_report(ds, later).table.found["deployment → train, time"] == 8
         itself = leakage_report(ds, ds.where(ds.split == 0, drop=True)).table.found
         assert itself["deployment → train, time"] == itself["test → train, time"]
-        with pytest.raises(InvalidValueError, match="the cube has numbers"):
+        with pytest.raises(InvalidValueError, match="the cube has no dates"):
             leakage_report(ds, {"time": ["2002-01-01"]})
+
+
+def test_latitudes_of_stations_are_no_times():
+    rng = np.random.default_rng(0)
+    dates = pd.date_range("2000", periods=60).values
+    coords = {"lat": ("obs", rng.uniform(40, 50, 60)), "lon": ("obs", rng.uniform(0, 10, 60))}
+    ds = xr.Dataset({"v": ("obs", rng.normal(size=60))}, {"obs": np.arange(60), **coords})
+    ds["split"] = ("obs", [1] * 40 + [0] * 20)
+    there = {"lat": [-45.0, -46], "lon": [3.0, 4]}
+    for times, name in ((np.repeat(dates[:1], 60), "obs"), (dates, "time")):
+        with pytest.raises(InvalidValueError, match=rf"\['lat', 'lon'\].*needs '{name}'"):
+            leakage_report(ds.assign_coords(time=("obs", times)), there)
+    named = {**there, "when": dates[-2:] + np.timedelta64(20, "D")}
+    found = leakage_report(ds.assign_coords(time=("obs", dates)), named).table
+    assert found.found["deployment → train, time"] == 39.5
+
+
+def test_of_dates_beside_steps_those_in_order_are_their_times():
+    ds = xr.Dataset({"a": ("time", np.random.default_rng(0).random(20))}, {"time": np.arange(20)})
+    dates = pd.date_range("2000", periods=20).values
+    some = dates.copy()
+    some[3] = np.datetime64("NaT")
+    for first in (np.repeat(dates[:1], 20), some, dates[::-1][np.r_[3:20, :3]]):
+        cube = ds.assign_coords(a_time=("time", first), valid_time=("time", dates))
+        later = {"valid_time": dates[-1:] + np.timedelta64(3, "D")}
+        found = leakage_report(assign_time_split(cube, 0.7), later).table
+        assert found.found["deployment → train, time"] == 9
+        assert found.unit["deployment → train, time"] == "days"
+
+
+def test_steps_of_unordered_numbers_are_those_between_neighbours():
+    order = np.random.default_rng(0).permutation(36)
+    ds = xr.Dataset({"a": ("time", np.random.default_rng(1).normal(size=36))})
+    ds = ds.assign(split=("time", np.where(order < 24, 1, 0))).assign_coords(time=2000 + 3 * order)
+    found = leakage_report(ds, {"time": [2000 + 3 * 40]}).table.found
+    assert found["deployment → train, time"] == 40 - 23
+    assert found["test → train, time"] == 6.5
+
+
+@pytest.mark.parametrize(
+    ("times", "wanted", "says"),
+    [
+        (np.arange(20), [30, np.nan], "NaN or infinite"),
+        (np.arange(20), ["2000-01-01", "2000-01-02"], "the cube has no dates"),
+        (np.r_[np.nan, np.arange(19)], [30, 31], "the cube has float64 along 'time'"),
+        (np.arange(20).astype("m8[D]"), [30, 31], "the cube has timedelta64"),
+        (list("abcdefghijklmnopqrst"), [30, 31], "the cube has <U1 along 'time'"),
+    ],
+)
+def test_times_that_cannot_be_measured_are_refused(times, wanted, says):
+    ds = xr.Dataset({"a": ("time", np.random.default_rng(0).random(20))}, {"time": times})
+    with pytest.raises(InvalidValueError, match=says):
+        leakage_report(ds.assign(split=("time", [1] * 14 + [0] * 6)), {"time": wanted})
 
 
 def test_dates_beside_steps_with_texts_are_their_times():
@@ -503,6 +556,9 @@ def test_masks_of_dtypes_of_pandas_are_refused():
     for work in works:
         with pytest.raises(InvalidTypeError, match=r"boolean.*fillna\(False\).astype\(bool\)"):
             work(ds.ok)
+    with pytest.raises(InvalidValueError, match="nothing but 0 and 1"):
+        leakage_report(ds, deployment=ds.ok.astype("Int64").fillna(0))
+    for work in works:
         work(ds.ok.fillna(False).astype(bool))
 
 

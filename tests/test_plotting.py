@@ -251,6 +251,8 @@ def test_a_dim_that_is_called_like_time_is_a_timeline():
     dates = pd.to_datetime(["2000-01-02", "2000-01-01", "2000-01-03"])
     numbered = label.assign_coords(t=[4, 5, 6], start=("t", dates))
     assert ticks(rendered(split_timeline(numbered))) == ["4", "5", "6"]
+    numbered["start"] = ("t", np.sort(dates))
+    assert ticks(rendered(split_timeline(numbered))) == ["2000-01-01", "2000-01-02", "2000-01-03"]
 
 
 def test_one_step_is_drawn_without_a_warning(recwarn):

@@ -167,6 +167,43 @@ def steps_along(coords: Iterable[Any], dim: str) -> Any:
     return dates
 
 
+def times_along(coords: Iterable[Any], dim: str) -> Any:
+    """Find the dates by which the steps along a dim are measured and shown.
+
+    Parameters
+    ----------
+    coords : iterable of DataArray
+        All coordinates of a cube.
+    dim : str
+        A dim.
+
+    Returns
+    -------
+    DataArray or None
+        Those of `steps_along`, if they are dates; else the first others that are all there, in
+        order, and not all the same.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> dates = np.array(["2000-01-02", "2000-01-01"], "datetime64[s]")
+    >>> by_number = xr.Dataset(coords={"time": [0, 1], "start": ("time", dates)})
+    >>> times_along(by_number.coords.values(), "time").name
+    'start'
+    """
+    coords = list(coords)
+    steps = steps_along(coords, dim)
+    if steps is not None and is_time(steps):
+        return steps
+    beside = by_rank(c for c in coords if c.dims == (dim,) and is_time(c) and c.notnull().all())
+    for dates in beside:
+        before, after = dates.values[:-1], dates.values[1:]
+        rising, falling = (after >= before).all(), (after <= before).all()
+        if rising != falling:
+            return dates
+    return None
+
+
 def dates_along(coords: Iterable[Any], dim: str) -> Any:
     """Find the dates that say where the steps along a dim lie.
 

@@ -13,7 +13,7 @@ from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColor
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ml4cube.core.axes import TIME_NAMES, by_rank, is_time, steps_along
+from ml4cube.core.axes import TIME_NAMES, by_rank, is_time, steps_along, times_along
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.plotting.fields import GAP_COLOR, axis_name, draw_field
@@ -327,15 +327,18 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) 
     axes.set_yticks([0, 50, 100])
     places = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
     names = [_step_name(cells, time, i) for i in places]
-    coord = steps_along(cells.coords.values(), time)
-    if coord is not None and is_time(coord):  # the hour below the day
+    coord = times_along(cells.coords.values(), time)
+    if coord is not None:  # the hour below the day
         names = [name.replace(" ", "\n") if ":" in name else name for name in names]
     axes.set_xticks(places, names)
 
 
 def _step_name(array: xr.DataArray, time: str, step: int) -> str:
     """Date of a step, as exact as neighbours are close; its value or position if there is none."""
-    coord = steps_along(array.coords.values(), time)
+    coords = list(array.coords.values())
+    coord = times_along(coords, time)
+    if coord is None:
+        coord = steps_along(coords, time)
     if coord is None:
         return f"step {step}"
     if not is_time(coord):

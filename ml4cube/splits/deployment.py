@@ -14,7 +14,7 @@ from dask.array.core import slices_from_chunks
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT, in_degrees
-from ml4cube.core.axes import TIME_NAMES, is_time
+from ml4cube.core.axes import TIME_NAMES, is_time, times_along
 from ml4cube.core.buffer import EARTH_RADIUS_KM
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
@@ -96,7 +96,7 @@ class Ground:
         time_dim = str(time.dims[0]) if time is not None else (named[0] if named else None)
         space = tuple(sorted(dim for dim in map_dims if dim != time_dim))
         lat, lon = view.axis_of("lat"), view.axis_of("lon")
-        dates = None if time_dim is None else _dates_along(view, time_dim)
+        dates = None if time_dim is None else times_along(view.ds.coords.values(), time_dim)
         units = {"space": "cells", "time": "steps" if dates is None else "days"}
         place = space
         if lat is not None and lon is not None and {*lat.dims, *lon.dims} == set(space):
@@ -175,12 +175,18 @@ class Ground:
 
     def _axes(self) -> list[str]:
         """Coordinates that a deployment may have."""
-        return [*self.place, *([self.time_dim] if self.time_dim else [])]
+        return [*self.place, *([self._time_name()] if self.time_dim else [])]
+
+    def _time_name(self) -> str:
+        """Coordinate that says when, or the time dim that has none."""
+        return str(self.time_dim if self.dates is None else self.dates.name)
 
     def _is_mask_of_numbers(self, array: xr.DataArray) -> bool:
         """Whether an array has the cube's cells, and says yes or no by numbers."""
         if array.dtype.kind not in "iuf" or not array.sizes.items() <= self.view.sizes.items():
             return False
+        if not isinstance(array.dtype, np.dtype):  # one of pandas
+            array = array.astype("float64")
         array = in_chunks(array).chunk()
         marked = False
         # one block after the other: the first of nearly every cube tells
@@ -212,7 +218,7 @@ class Ground:
 
     def _of_coords(self, coords: dict[str, xr.DataArray], grid: bool) -> Places:
         rng = np.random.default_rng(0)
-        axes = {name: self._match(name, coords) for name in self.place}
+        axes = {name: self._match_place(name, coords) for name in self.place}
         found = {dim: values for dim, values in axes.items() if values is not None}
         space = None
         if found and len(found) == len(axes):
@@ -220,11 +226,12 @@ class Ground:
             if grid and len({values.dims for values in found.values()}) == len(found):
                 places = [rng.choice(values, 4 * SAMPLE) for values in places]
             space = self._vectors(places)
-        when = self._match(self.time_dim, coords) if self.time_dim else None
+        when = self._match_time(coords)
         time = None if when is None else self._days(when)
         if space is None and time is None:
             place = " and ".join(map(repr, self.place))
-            enough = [words for words in (place, self.time_dim and repr(self.time_dim)) if words]
+            time_name = repr(self._time_name()) if self.time_dim else ""
+            enough = [words for words in (place, time_name) if words]
             raise InvalidValueError(
                 f"deployment has the coordinates {sorted(coords)}; to be found on this cube it "
                 f"needs {', or '.join(enough)}; name them alike"
@@ -253,14 +260,21 @@ class Ground:
             )
         return numbers
 
-    def _match(self, dim: str | None, coords: dict[str, xr.DataArray]) -> xr.DataArray | None:
-        """The coordinate that means the same as one of the cube."""
-        if self.dates is not None and dim == self.time_dim and self.dates.name in coords:
-            return coords[str(self.dates.name)]
+    def _match_time(self, coords: dict[str, xr.DataArray]) -> xr.DataArray | None:
+        """The coordinate that says when, as the cube's times do."""
+        for name in (self._time_name(), str(self.time_dim)):
+            if name in coords:
+                return coords[name]
+        if self.dates is None:
+            return None
+        return next((coord for coord in coords.values() if is_time(coord)), None)
+
+    def _match_place(self, dim: str, coords: dict[str, xr.DataArray]) -> xr.DataArray | None:
+        """The coordinate that says where along a dim, as one of the cube does."""
         if dim in coords:
             return coords[dim]
-        for kind in ("lat", "lon", "time"):
-            own = self.dates if kind == "time" else self.view.axis_of(kind)
+        for kind in ("lat", "lon"):
+            own = self.view.axis_of(kind)
             if own is None or dim not in (own.name, own.dims[0]):
                 continue
             if own.name in coords:
@@ -311,20 +325,37 @@ class Ground:
         if own is None or own.dtype.kind not in "fiu" or not np.isfinite(own.values).all():
             return None
         known = own.values.astype(float)
-        step = float(np.median(np.diff(known))) if own.size > 1 else 1.0
+        different = np.unique(known)
+        step = float(np.median(np.diff(different))) if different.size > 1 else 1.0
         numbers = known if values is None else np.asarray(values, dtype=float)
-        return np.asarray((numbers - known[0]) / (step or 1.0))
+        return np.asarray((numbers - known[0]) / step)
+
+    def _positions(self, coord: xr.DataArray) -> Floats:
+        """Numbers of a deployment, as `_times` measures a cube that has no dates."""
+        own = self.view.own(str(self.time_dim))
+        if own is not None and self._numbered() is None:
+            raise InvalidValueError(
+                f"the cube has {own.dtype} along {own.name!r}, or some are missing, by which no "
+                "deployment is found in time; give it numbers or dates (ds.assign_coords)"
+            )
+        if coord.dtype.kind not in "fiu":
+            raise InvalidValueError(
+                f"deployment has {coord.dtype} along {coord.name!r}, where the cube has no dates, "
+                "or not in order; give numbers as the cube has"
+            )
+        numbers = np.asarray(coord.values, dtype=float)
+        if not np.isfinite(numbers).all():
+            raise InvalidValueError(
+                f"deployment has times along {coord.name!r} that are NaN or infinite; leave such "
+                "points out"
+            )
+        steps = self._numbered(numbers)
+        return numbers if steps is None else steps
 
     def _days(self, coord: xr.DataArray) -> Floats:
         own = self.dates
         if own is None:
-            if coord.dtype.kind not in "fiu":
-                raise InvalidValueError(
-                    f"deployment has {coord.dtype} along {coord.name!r}, the cube has numbers; "
-                    "give numbers, or a cube whose dates are all there and in order"
-                )
-            steps = self._numbered(coord.values)
-            return np.asarray(coord.values, dtype=float) if steps is None else steps
+            return self._positions(coord)
         if set(map(type, coord.values.tolist())) == {str}:
             coord = _dates(coord, own)
         if not is_time(coord):
@@ -344,19 +375,6 @@ class Ground:
                 f"the dates of deployment are of another calendar than the cube's ({error}); "
                 "convert them with convert_calendar"
             ) from None
-
-
-def _dates_along(view: CubeView, dim: str) -> xr.DataArray | None:
-    """Dates along the time dim: those that order it, or others that are all there and in order."""
-    steps = view.steps_of(dim)
-    if steps is not None and is_time(steps):
-        return steps
-    beside = view.axis_of("time")
-    if beside is None or bool(beside.isnull().any()):
-        return None
-    apart = np.diff(microseconds(beside))
-    in_order = bool((apart >= 0).all() or (apart <= 0).all())
-    return beside if in_order and apart.any() else None
 
 
 def _by_name(deployment: Any) -> dict[str, xr.DataArray]:
