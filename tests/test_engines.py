@@ -61,6 +61,17 @@ def test_a_dead_worker_is_noticed() -> None:
         list(engine.run(die, None, range(10)))
 
 
+def test_a_worker_that_dies_between_tasks_is_noticed() -> None:
+    with choose_engine(2) as engine:
+        workers = dict(engine.run(lambda *_: os.getpid(), None, range(2))).values()
+        for worker in set(workers):
+            os.kill(worker, signal.SIGKILL)
+        # the second time the pool knows, and takes no task that could tell it by its result
+        for _ in range(2):
+            with pytest.raises(RunError, match=r"worker process died.*run again"):
+                list(engine.run(lambda _, task: task, None, range(2)))
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Any:
     """Two workers that listen on loopback only."""

@@ -237,12 +237,17 @@ class LocalProcesses:
         try:
             while True:
                 for position, task in itertools.islice(queue, self._room(running)):
-                    running[self._submit(package, _packed(task))] = position
+                    payload = _packed(task)
+                    with _dead_workers_told():
+                        running[self._submit(package, payload)] = position
                 if not running:
                     return
                 ended, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in ended:
-                    yield running.pop(future), self._result(future)
+                    position = running.pop(future)
+                    with _dead_workers_told():
+                        result = future.result()
+                    yield position, result
         finally:
             for future in running:
                 future.cancel()
@@ -262,19 +267,6 @@ class LocalProcesses:
             )
         return self._executor.submit(_run_packed, package, task)
 
-    def _result(self, future: Any) -> Any:
-        from concurrent.futures.process import BrokenProcessPool
-
-        try:
-            return future.result()
-        except CubeError:
-            raise
-        except BrokenProcessPool as error:
-            raise RunError(
-                f"a worker process died: {_first_line(error)}; if memory ran out, use a smaller "
-                "nproc, then run again: what is finished is kept"
-            ) from error
-
     def __enter__(self) -> Self:
         """Start nothing yet."""
         return self
@@ -289,6 +281,20 @@ class LocalProcesses:
         if self._executor is not None:
             self._executor.shutdown(wait=True, kill_workers=kind is not None)
             self._executor = None
+
+
+@contextlib.contextmanager
+def _dead_workers_told() -> Iterator[None]:
+    """Raise `RunError` where a pool lost a worker: by a result, or by taking no more tasks."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise RunError(
+            f"a worker process died: {_first_line(error)}; if memory ran out, use a smaller "
+            "nproc, then run again: what is finished is kept"
+        ) from error
 
 
 class DaskCluster:
