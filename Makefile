@@ -25,6 +25,9 @@ demo: setup
 # keep what was compiled
 unexport PYTHONDONTWRITEBYTECODE
 
+# each of the tests' processes has a core of its own, no more
+test: export OMP_NUM_THREADS := 1
+
 # whole files to a process, so that what the tests of a file share is made once; in their order, since
 # the files of few tests, which the other order would leave for last, take longest
 test: setup

@@ -48,6 +48,27 @@ def test_an_error_of_a_task_comes_as_it_is(nproc: int) -> None:
         list(engine.run(fail, None, range(10)))
 
 
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_an_error_that_cannot_travel_is_told(nproc: int) -> None:
+    class OfTwo(Exception):
+        def __init__(self, what: str, where: str) -> None:
+            super().__init__(f"{what} at {where}")
+
+    def fail(_: object, task: int) -> int:
+        if task == 1:
+            raise OfTwo("nothing", "all")
+        return task
+
+    kind = OfTwo if nproc == 1 else RunError
+    with choose_engine(nproc) as engine:
+        with pytest.raises(kind, match="nothing at all") as caught:
+            list(engine.run(fail, None, range(2)))
+        assert dict(engine.run(lambda _, task: task, None, range(2))) == {0: 0, 1: 1}
+    if nproc == 2:
+        assert "OfTwo: nothing at all" in str(caught.value)
+        assert any("in fail" in note for note in caught.value.__notes__)
+
+
 def test_a_dead_worker_is_noticed() -> None:
     def die(_: object, task: int) -> int:
         if task == 2:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ml4cube.core.fingerprint import combine, fingerprint_columns, informative, words_of
 from ml4cube.core.separation import nearest_box, pieces, run_lengths
 from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.plotting import split_timeline
 from ml4cube.preprocessing import assign_mask
 from ml4cube.splits import (
     assign_block_split,
@@ -542,6 +543,127 @@ def test_dates_beside_steps_with_texts_are_their_times():
         assert labelled.split.values.tolist() == [1] * 8 + [0] * 4
         row = leakage_report(labelled, cube.isel(time=[-1])).table.loc["deployment → train, time"]
         assert (row.found, row.unit) == (4, "days")
+
+
+def in_time(times, dim="time", **coords):
+    """A cube of one dim, the last third of whose steps is its test part."""
+    size = len(times)
+    ds = xr.Dataset({"a": (dim, np.random.default_rng(0).random(size))}, {dim: times})
+    ds = ds.assign_coords({name: (dim, values) for name, values in coords.items()})
+    return ds.assign(split=(dim, np.arange(size) < size * 2 // 3))
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "Float64", "int64"])
+def test_times_of_dtypes_of_pandas_are_measured(dtype):
+    frame = pd.DataFrame({"time": pd.array(np.arange(1970, 2000), dtype), "a": np.arange(30.0)})
+    ds = assign_time_split(frame.set_index("time").to_xarray(), 0.7)
+    found = leakage_report(ds, {"time": [2010]}).table.found
+    assert found["deployment → train, time"] == 2010 - 1990
+    assert found["test → train, time"] == 5
+
+
+@pytest.mark.parametrize("unit", ["s", "us", "ns"])
+def test_dates_far_apart_are_measured_in_any_unit(unit):
+    years = np.arange("0850", "0940", dtype="M8[Y]").astype("M8[s]")
+    later = {"time": np.array(["2030-01-01"], f"M8[{unit}]")}
+    found = leakage_report(in_time(years), later).table.found
+    truth = np.datetime64("2030-01-01") - np.datetime64("0909-01-01")
+    assert found["deployment → train, time"] == truth.astype(int)
+    standard = xr.date_range("2000", periods=30, use_cftime=True, calendar="standard")
+    found = leakage_report(in_time(standard), later).table.found
+    truth = np.datetime64("2030-01-01") - np.datetime64("2000-01-20")
+    assert found["deployment → train, time"] == truth.astype(int)
+    long = np.arange("1850", "2210", dtype="M8[Y]").astype(f"M8[{unit}]")
+    found = leakage_report(assign_time_split(in_time(long).drop_vars("split"), 0.5)).table.found
+    assert found["test → train, time"] == pytest.approx(90.5 * 365.2425, abs=2)
+
+
+def test_a_step_that_repeats_says_less_than_one_that_does_not():
+    dates = pd.date_range("2000", periods=30).values
+    ds = in_time(np.arange(30), init=np.repeat(dates[::10], 10), valid=dates)
+    table = leakage_report(ds, {"valid": dates[-1:] + np.timedelta64(10, "D")}).table
+    assert table.found["test → train, time"] == 5.5
+    assert table.found["deployment → train, time"] == 20
+    with pytest.raises(InvalidValueError, match=r"\['init'\].*needs.*'valid'"):
+        leakage_report(ds, {"init": dates[-1:]})
+    mixed = [cftime.DatetimeNoLeap(2000, 1, 1), *[cftime.Datetime360Day(2000, 1, 1)] * 29]
+    table = leakage_report(in_time(np.arange(30), when=mixed), {"time": [40]}).table
+    assert table.found["deployment → train, time"] == 21
+    one = in_time(np.arange(30), dim="x").expand_dims(time=[0]).assign_coords(
+        date=("time", dates[:1])
+    )  # fmt: skip
+    table = leakage_report(one, {"date": dates[[9]]}).table
+    assert table.found["deployment → train, time"] == 9
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_dates_of_stations_are_no_times(numbered):
+    stations = {"lat": ("st", np.linspace(40, 50, 8)), "lon": ("st", np.linspace(0, 10, 8))}
+    stations["installed"] = ("st", pd.date_range("1990", periods=8, freq="YS").values)
+    values = np.random.default_rng(0).normal(size=(30, 8))
+    ds = xr.Dataset({"a": (("time", "st"), values)}, stations)
+    ds = assign_time_split(ds.assign_coords(time=np.arange(30)) if numbered else ds, 2 / 3)
+    assert (ds.split == xr.DataArray(np.arange(30) < 20, dims="time")).all()
+    table = leakage_report(ds, {"time": [50]}).table
+    assert table.found["deployment → train, time"] == 31
+    assert table.unit["test → train, space"] == "km"
+    assert split_timeline(ds).axes[0].get_xlim() == (-0.5, 29.5)
+
+
+def test_a_deployment_of_several_dates_names_those_that_say_when():
+    dates = pd.date_range("2000", periods=30).values
+    ds = in_time(dates)
+    known = {"made": ("y", dates[:6]), "when": ("when", dates + np.timedelta64(100, "D"))}
+    for names in (["made", "when"], ["when", "made"]):
+        with pytest.raises(InvalidValueError, match=r"'made'.*'time' as the cube's are; rename"):
+            leakage_report(ds, xr.Dataset(coords={name: known[name] for name in names}))
+    found = leakage_report(ds, xr.Dataset(coords={"when": known["when"]})).table.found
+    assert found["deployment → train, time"] == 100 + 29 - 19 - 14.5
+    table = pd.DataFrame({"time": dates[-1:]}).set_index("time", drop=False)
+    assert leakage_report(ds, table).table.found["deployment → train, time"] == 10
+
+
+def test_one_step_of_a_cube_and_one_place_are_a_deployment():
+    dates = pd.date_range("2000", periods=30).values
+    lat, lon = np.linspace(40, 50, 6), np.linspace(0, 10, 6)
+    ds = in_time(dates).expand_dims({"lat": lat, "lon": lon})
+    last = leakage_report(ds, ds.isel(time=-1)).table.found
+    assert last["deployment → train, time"] == 10
+    there = xr.Dataset(coords={"lat": 45.0, "lon": 3.0})
+    region = ds.assign(split=ds.lat > 47)
+    found = leakage_report(region, there).distances["space"][1]["deployment → train"]
+    assert ((found > 111 * 3) & (found < 111 * 3.4)).all()
+
+
+@pytest.mark.parametrize("dates", [True, False])
+def test_a_deployment_without_times_or_in_other_units_is_refused(dates):
+    times = pd.date_range("2000", periods=30).values if dates else np.arange(30)
+    ds = in_time(times)
+    for none in ({"time": times[:0]}, ds.isel(time=slice(0, 0))):
+        with pytest.raises(InvalidValueError, match="no times along 'time'; give some"):
+            leakage_report(ds, none)
+    ds.time.attrs["units"] = "days since 2000-01-01"
+    later = xr.Dataset(coords={"time": ("time", times, {"units": "days since 2050-01-01"})})
+    if dates:  # a mere attribute
+        assert leakage_report(ds, later).table.found["deployment → train, time"] == 0
+    else:
+        with pytest.raises(InvalidValueError, match=r"since 2050.*since 2000.*decode"):
+            leakage_report(ds, later)
+
+
+def test_a_label_of_dims_that_were_renamed_picked_or_stacked_is_judged():
+    shape = {"time": 30, "lat": 6, "lon": 6}
+    ds = xr.Dataset({"a": (list(shape), np.random.default_rng(0).normal(size=[*shape.values()]))})
+    blocks, steps = assign_block_split(ds, {"time": 5, "lat": 3}), assign_time_split(ds, 0.7, gap=2)
+    for other, same in (
+        (blocks, blocks.rename(lat="latitude")),
+        (steps, steps.isel(lat=0)),
+        (steps, steps.isel(lat=0, drop=True)),
+        (steps, steps.stack(p=["lat", "lon"])),
+    ):
+        expected, found = (leakage_report(cube).table.found for cube in (other, same))
+        for row in ("touching cells", "test → train, time"):
+            assert found[row] == expected[row]
 
 
 def test_masks_of_dtypes_of_pandas_are_refused():

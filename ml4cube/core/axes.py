@@ -122,11 +122,61 @@ def by_rank(coords: Iterable[Any]) -> list[Any]:
 
     def rank(coord: Any) -> tuple[bool, bool, bool, bool, str]:
         name = str(coord.name)
-        by_cf = coord.attrs.get("standard_name") == "time" or coord.attrs.get("axis") == "T"
-        small = name.lower()
+        small, by_cf = name.lower(), _is_cf_time(coord)
         return name != coord.dims[0], small != "time", not by_cf, small not in TIME_NAMES, name
 
     return sorted(coords, key=rank)
+
+
+def find_time_dim(coords: Iterable[Any], dims: Iterable[Any]) -> str | None:
+    """Find the dim whose steps are those of time.
+
+    Parameters
+    ----------
+    coords : iterable of DataArray
+        All coordinates of a cube.
+    dims : iterable of str
+        The cube's dims.
+
+    Returns
+    -------
+    str or None
+        The first dim with dates of its own; else one that is called like one of time and has
+        dates beside it, or numbers; else one along which a coordinate of times lies; else one
+        that is only called like one of time; else one with any dates, as a station's first day.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> days = np.array(["2000-01-01", "2000-01-02"], "datetime64[s]")
+    >>> ds = xr.Dataset(coords={"time": [0, 1], "built": ("station", days)})
+    >>> find_time_dim(ds.coords.values(), ds.dims)
+    'time'
+    >>> find_time_dim(ds.drop_vars("time").coords.values(), ["station"])
+    'station'
+    """
+    dims, coords = list(dims), [c for c in coords if c.ndim == 1]
+    dated = by_rank(c for c in coords if c.dims[0] in dims and is_time(c))
+    called = [dim for dim in dims if str(dim).lower() in TIME_NAMES]
+    known = {c.dims[0] for c in dated}
+    known |= {c.name for c in coords if c.name in called and c.dtype.kind in "fiu"}
+    ranked = [
+        *(c.dims[0] for c in dated if c.name == c.dims[0]),
+        *(dim for dim in called if dim in known),
+        *(c.dims[0] for c in dated if _says_time(c)),
+        *called,
+        *(c.dims[0] for c in dated),
+    ]
+    return next(map(str, ranked), None)
+
+
+def _says_time(coord: Any) -> bool:
+    """Whether a coordinate is one of times by its name, or as CF has it."""
+    return str(coord.name).lower() in TIME_NAMES or _is_cf_time(coord)
+
+
+def _is_cf_time(coord: Any) -> bool:
+    return bool(coord.attrs.get("standard_name") == "time" or coord.attrs.get("axis") == "T")
 
 
 def steps_along(coords: Iterable[Any], dim: str) -> Any:
@@ -181,7 +231,8 @@ def times_along(coords: Iterable[Any], dim: str) -> Any:
     -------
     DataArray or None
         Those of `steps_along`, if they are dates; else the first others that are all there, in
-        order, and not all the same.
+        order, and not all the same; those of which each step has another before those that
+        repeat.
 
     Examples
     --------
@@ -196,12 +247,20 @@ def times_along(coords: Iterable[Any], dim: str) -> Any:
     if steps is not None and is_time(steps):
         return steps
     beside = by_rank(c for c in coords if c.dims == (dim,) and is_time(c) and c.notnull().all())
-    for dates in beside:
-        before, after = dates.values[:-1], dates.values[1:]
+    best = max(beside, key=lambda dates: _how_ordered(dates.values), default=None)
+    return best if best is not None and _how_ordered(best.values) else None
+
+
+def _how_ordered(dates: NDArray[Any]) -> int:
+    """2 if each step is later than the one before, or each earlier; 1 if some repeat; else 0."""
+    before, after = dates[:-1], dates[1:]
+    try:
         rising, falling = (after >= before).all(), (after <= before).all()
-        if rising != falling:
-            return dates
-    return None
+    except TypeError:  # dates of several calendars
+        return 0
+    if dates.size == 1:
+        return 2
+    return 0 if rising == falling else 1 + int((before != after).all())
 
 
 def dates_along(coords: Iterable[Any], dim: str) -> Any:
@@ -217,9 +276,9 @@ def dates_along(coords: Iterable[Any], dim: str) -> Any:
     Returns
     -------
     DataArray or None
-        The dim's own, or others of which two differ: one date for all steps, as of a forecast's
-        start, tells none of them from the others.
+        The dim's own, or others of which two differ: one date for all of several steps, as of a
+        forecast's start, tells none of them from the others.
     """
     found = by_rank(c for c in coords if c.dims == (dim,) and is_time(c))
-    told = (c for c in found if c.name == dim or bool((c.values != c.values[0]).any()))
+    told = (c for c in found if c.name == dim or c.size == 1 or (c.values != c.values[0]).any())
     return next(told, None)

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -491,4 +492,25 @@ def _run_packed(package: bytes, task: bytes) -> Any:
     import cloudpickle
 
     fn, shared = _unpacked(package)
-    return fn(shared, cloudpickle.loads(task))
+    try:
+        return fn(shared, cloudpickle.loads(task))
+    except Exception as error:
+        if _travels(error):
+            raise
+        told = RunError(
+            f"{type(error).__name__}: {error} (raised in a worker; the error itself cannot be "
+            "sent between processes)"
+        )
+        told.add_note(traceback.format_exc())
+    raise told
+
+
+def _travels(error: Exception) -> bool:
+    """Whether an error reaches another process as it is; one that does not breaks the pool."""
+    import cloudpickle
+
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))
+    except Exception:  # whatever its own way to be pickled raises
+        return False
+    return True

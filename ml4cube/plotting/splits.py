@@ -13,7 +13,7 @@ from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColor
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ml4cube.core.axes import TIME_NAMES, by_rank, is_time, steps_along, times_along
+from ml4cube.core.axes import find_time_dim, is_time, steps_along, times_along
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.plotting.fields import GAP_COLOR, axis_name, draw_field
@@ -68,7 +68,7 @@ def split_map(
     2
     """
     label = _label_of(label, "label")
-    time = _time_dim(label)
+    time = find_time_dim(label.coords.values(), label.dims)
     rest = [str(dim) for dim in label.dims if dim != time]
     steps = _checked(steps, label, time)
     if (steps or aggregated or time is None) and len(rest) != 2:
@@ -153,7 +153,7 @@ def split_timeline(
     1
     """
     label = _label_of(label, "label")
-    time = _time_dim(label)
+    time = find_time_dim(label.coords.values(), label.dims)
     if time is None:
         raise InvalidValueError(f"the label has dims {label.dims}, none of which is a time")
     cells = _used(label, valid)
@@ -247,13 +247,6 @@ def _label_of(fold: xr.DataArray | xr.Dataset, name: str) -> xr.DataArray:
     if not isinstance(fold, xr.DataArray):
         raise InvalidTypeError(f"{name} is a {type(fold).__name__}; give a label or a cube")
     return fold
-
-
-def _time_dim(label: xr.DataArray) -> str | None:
-    """The dim of dates, or the one that is called like one of time."""
-    dated = by_rank(c for c in label.coords.values() if c.ndim == 1 and is_time(c))
-    called = [dim for dim in label.dims if str(dim).lower() in TIME_NAMES]
-    return next((str(dim) for dim in (*(c.dims[0] for c in dated), *called)), None)
 
 
 def _used(label: xr.DataArray, valid: object) -> xr.DataArray:

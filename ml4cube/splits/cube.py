@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core import roles
 from ml4cube.core.angles import MOST_LAT, in_degrees, is_latitude, is_longitude
-from ml4cube.core.axes import TIME_NAMES, by_rank, is_time, steps_along
+from ml4cube.core.axes import TIME_NAMES, by_rank, find_time_dim, is_time, steps_along
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_names
 
 # Degrees that are places on the globe: a longitude may be counted once more around.
@@ -105,13 +105,16 @@ class CubeView:
         Returns
         -------
         DataArray or None
-            A coordinate along one dim of the cube, the first by `core.axes.by_rank`. Latitudes
-            and longitudes are in degrees, also where the cube has radians.
+            A coordinate along one dim of the cube, the first by `core.axes.by_rank`; times by
+            `core.axes.find_time_dim`. Latitudes and longitudes are in degrees, also where the
+            cube has radians.
         """
+        coords = self.ds.coords.values()
+        dims = (find_time_dim(coords, self.dims),) if kind == "time" else self.dims
         found = by_rank(
             coord
-            for coord in self.ds.coords.values()
-            if coord.ndim == 1 and coord.dims[0] in self.dims and is_kind(coord, kind)
+            for coord in coords
+            if coord.ndim == 1 and coord.dims[0] in dims and is_kind(coord, kind)
         )
         if not found or kind == "time":
             return next(iter(found), None)
@@ -167,12 +170,9 @@ class CubeView:
         InvalidValueError
             If no dim looks like time.
         """
-        coord = self.axis_of("time")
-        if coord is not None:
-            return str(coord.dims[0])
-        for dim in self.dims:
-            if dim.lower() in TIME_NAMES:
-                return dim
+        dim = find_time_dim(self.ds.coords.values(), self.dims)
+        if dim is not None:
+            return dim
         how = f"dim={self.dims[0]!r}" if argument == "dim" else f"{{{self.dims[0]!r}: 2}}"
         raise InvalidValueError(
             f"{'this' if argument == 'dim' else argument} needs a time dim, the cube has "
@@ -203,7 +203,7 @@ class CubeView:
         if is_time(coord):
             steps = np.diff(microseconds(coord))
         elif coord.dtype.kind in "fiu":
-            if np.isnan(values := coord.values.astype(float)).any():
+            if np.isnan(values := coord.astype("float64").values).any():
                 raise InvalidValueError(f"{coord.name!r} has missing values; fill or drop them")
             steps = np.diff(values)
         else:
@@ -563,8 +563,8 @@ def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
     if coord.isnull().any():
         raise InvalidValueError(f"{coord.name!r} has missing dates; fill or drop them")
     if coord.dtype.kind == "M":
-        since_first = (values - values[0]).astype("timedelta64[us]")
-        return np.asarray(since_first.astype(np.int64))
+        values = values.astype("datetime64[us]")  # differences of nanoseconds end at 292 years
+        return np.asarray((values - values[0]).astype(np.int64))
     since = [
         d.days * 86_400_000_000 + d.seconds * 1_000_000 + d.microseconds for d in values - values[0]
     ]

@@ -14,7 +14,7 @@ from dask.array.core import slices_from_chunks
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT, in_degrees
-from ml4cube.core.axes import TIME_NAMES, is_time, times_along
+from ml4cube.core.axes import find_time_dim, is_time, times_along
 from ml4cube.core.buffer import EARTH_RADIUS_KM
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
@@ -91,9 +91,7 @@ class Ground:
         InvalidValueError
             If latitude or longitude are missing at some cells, or are no degrees.
         """
-        time = view.axis_of("time")
-        named = [dim for dim in view.dims if dim.lower() in TIME_NAMES]
-        time_dim = str(time.dims[0]) if time is not None else (named[0] if named else None)
+        time_dim = find_time_dim(view.ds.coords.values(), view.dims)
         space = tuple(sorted(dim for dim in map_dims if dim != time_dim))
         lat, lon = view.axis_of("lat"), view.axis_of("lon")
         dates = None if time_dim is None else times_along(view.ds.coords.values(), time_dim)
@@ -162,7 +160,7 @@ class Ground:
                     "deployment lies on the cube's cells and holds nothing but 0 and 1; if it is a "
                     "mask, compare it (== 1); if it is a cube, give it as a Dataset"
                 )
-            coords = {str(name): c for name, c in deployment.coords.items() if c.ndim == 1}
+            coords = {str(name): c for name, c in deployment.coords.items() if c.ndim <= 1}
             return self._of_coords(coords, grid=True)
         if isinstance(deployment, Mapping) or hasattr(deployment, "columns"):
             return self._of_coords(_by_name(deployment), grid=False)
@@ -219,7 +217,7 @@ class Ground:
     def _of_coords(self, coords: dict[str, xr.DataArray], grid: bool) -> Places:
         rng = np.random.default_rng(0)
         axes = {name: self._match_place(name, coords) for name in self.place}
-        found = {dim: values for dim, values in axes.items() if values is not None}
+        found = {dim: _at_least_1d(values) for dim, values in axes.items() if values is not None}
         space = None
         if found and len(found) == len(axes):
             places = [self._numbers(dim, values) for dim, values in found.items()]
@@ -227,7 +225,7 @@ class Ground:
                 places = [rng.choice(values, 4 * SAMPLE) for values in places]
             space = self._vectors(places)
         when = self._match_time(coords)
-        time = None if when is None else self._days(when)
+        time = None if when is None else self._days(_at_least_1d(when))
         if space is None and time is None:
             place = " and ".join(map(repr, self.place))
             time_name = repr(self._time_name()) if self.time_dim else ""
@@ -267,7 +265,18 @@ class Ground:
                 return coords[name]
         if self.dates is None:
             return None
-        return next((coord for coord in coords.values() if is_time(coord)), None)
+        # those that are called as the cube's others mean the same as these
+        others = [
+            coord
+            for name, coord in coords.items()
+            if coord.ndim == 1 and is_time(coord) and name not in self.view.ds.coords
+        ]
+        if len(others) > 1:
+            raise InvalidValueError(
+                f"deployment has dates as {[coord.name for coord in others]}, none of them is "
+                f"called {self._time_name()!r} as the cube's are; rename those that say when"
+            )
+        return others[0] if others else None
 
     def _match_place(self, dim: str, coords: dict[str, xr.DataArray]) -> xr.DataArray | None:
         """The coordinate that says where along a dim, as one of the cube does."""
@@ -322,9 +331,11 @@ class Ground:
     def _numbered(self, values: NDArray[Any] | None = None) -> Floats | None:
         """Numbers along time, those of the cube if not given, in its steps from its first."""
         own = self.view.own(str(self.time_dim))
-        if own is None or own.dtype.kind not in "fiu" or not np.isfinite(own.values).all():
+        if own is None or own.dtype.kind not in "fiu":
             return None
-        known = own.values.astype(float)
+        known = own.astype("float64").values
+        if not np.isfinite(known).all():
+            return None
         different = np.unique(known)
         step = float(np.median(np.diff(different))) if different.size > 1 else 1.0
         numbers = known if values is None else np.asarray(values, dtype=float)
@@ -343,6 +354,12 @@ class Ground:
                 f"deployment has {coord.dtype} along {coord.name!r}, where the cube has no dates, "
                 "or not in order; give numbers as the cube has"
             )
+        units = [c.attrs.get("units") for c in (coord, own) if c is not None]
+        if len({unit for unit in units if unit is not None}) > 1:
+            raise InvalidValueError(
+                f"deployment has {units[0]!r} along {coord.name!r}, the cube has {units[1]!r}; "
+                "decode the times of both (xarray.decode_cf), or give both in one unit"
+            )
         numbers = np.asarray(coord.values, dtype=float)
         if not np.isfinite(numbers).all():
             raise InvalidValueError(
@@ -354,6 +371,10 @@ class Ground:
 
     def _days(self, coord: xr.DataArray) -> Floats:
         own = self.dates
+        if not coord.size:
+            raise InvalidValueError(
+                f"deployment has no times along {coord.name!r}; give some, or leave it out"
+            )
         if own is None:
             return self._positions(coord)
         if set(map(type, coord.values.tolist())) == {str}:
@@ -363,24 +384,34 @@ class Ground:
                 f"deployment has {coord.dtype} along {coord.name!r}, the cube has dates; decode "
                 "the times, or give dates as of pandas.to_datetime"
             )
-        first = own.values[:1]
-        if first.dtype.kind == "M":
-            first = first.astype("datetime64[us]")  # nanoseconds end in 2262
-        both = np.concatenate([first, coord.values.ravel()])
+        # nanoseconds span 584 years, and as objects they are integers
+        both = np.concatenate(
+            [
+                dates.astype("datetime64[us]") if dates.dtype.kind == "M" else dates
+                for dates in (own.values[:1], coord.values.ravel())
+            ]
+        )
         try:
             joined = xr.DataArray(both, dims="time", name="time")
             return microseconds(joined)[1:] / _DAY
         except TypeError as error:
             raise InvalidValueError(
-                f"the dates of deployment are of another calendar than the cube's ({error}); "
+                "the dates of deployment are of another calendar than the cube's "
+                f"({' '.join(str(error).split())}); "
                 "convert them with convert_calendar"
             ) from None
 
 
+def _at_least_1d(coord: xr.DataArray) -> xr.DataArray:
+    """One point, if it is a scalar."""
+    return coord if coord.ndim else coord.expand_dims(str(coord.name))
+
+
 def _by_name(deployment: Any) -> dict[str, xr.DataArray]:
     """Coordinates of points: columns and named index levels of a table, or entries of a mapping."""
-    if hasattr(deployment, "columns") and any(deployment.index.names):
-        deployment = deployment.reset_index()
+    if hasattr(deployment, "columns"):
+        levels = [name for name in deployment.index.names if name is not None]
+        deployment = deployment.reset_index([n for n in levels if n not in deployment.columns])
     found = {}
     for name in deployment:
         values = np.atleast_1d(np.asarray(deployment[name]))

@@ -156,7 +156,7 @@ class _Tiling:
         cells = min(max(_TILE_CELLS, field * fields // _TILES_AT_MOST), _LARGEST_TILE)
         tile = _tile_sizes({dim: sizes[dim] for dim in inner}, cells)
         # copies are found where a tile begins as far into the copy as into what was copied
-        cut = {dim: n for dim, n in blocks.items() if n < sizes[dim]}
+        cut = {dim: n for dim, n in blocks.items() if n < sizes.get(dim, 0)}
         block = {dim: _part_of_block(cut.get(dim, 0), tile[dim]) for dim in inner}
         count = fields * math.prod(math.ceil(sizes[dim] / n) for dim, n in block.items())
         if math.prod(block.values()) >= _SMALLEST_TILE and count <= _TILES_AT_MOST:

@@ -425,7 +425,7 @@ def _positions(array: xr.DataArray, dim: str) -> Floats:
             return plain
         places = microseconds(coord).astype(float)
     elif coord.dtype.kind in "fiu":
-        places = coord.values.astype(float)
+        places = coord.astype("float64").values
     else:
         return plain
     step = float(np.median(np.abs(np.diff(places)))) if np.isfinite(places).all() else 0.0
