@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 
 from ml4cube import preprocessing as pp
-from ml4cube.core.axes import same_coordinate
+from ml4cube.core.axes import dates_along, find_time_dim, same_coordinate
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.evaluation.metrics import score_cube
 from ml4cube.prediction import predict_cube
@@ -80,3 +80,39 @@ def test_every_room_takes_what_a_store_has_rounded_and_nothing_else(match: Any) 
     for other in (LAT[::-1], LAT + 0.1):
         with pytest.raises(InvalidValueError, match=r"other .*'lat'"):
             match(ds, ones.assign_coords(lat=other))
+
+
+NUMBERS = np.arange(8)
+
+
+@pytest.mark.parametrize(
+    ("coords", "dims", "found"),
+    [
+        ({"time": DAYS, "obs": NUMBERS}, "obs time", "time"),
+        ({"when": DAYS, "time": NUMBERS}, "time when", "when"),
+        ({"time": NUMBERS, "init": ("time", DAYS), "built": ("st", DAYS)}, "st time", "time"),
+        ({"time": ("obs", DAYS), "t": NUMBERS}, "t obs", "obs"),
+        ({"when": ("obs", DAYS, {"standard_name": "time"}), "t": NUMBERS}, "t obs", "obs"),
+        ({"time_origin": ("samples", DAYS)}, "samples time", "samples"),
+        ({"time": NUMBERS, "built": ("st", DAYS)}, "st time", "time"),
+        ({"time": NUMBERS, "date": ("st", DAYS)}, "st time", "time"),
+        ({"date": ("obs", DAYS)}, "t obs", "obs"),
+        ({"built": ("st", DAYS)}, "st time", "time"),
+        ({"built": ("st", DAYS)}, "st level", "st"),
+        ({"init": ("run", DAYS), "time": DAYS - DAYS[0]}, "run time", "run"),
+        ({"time": DAYS - DAYS[0]}, "x time", "time"),
+        ({"lat": NUMBERS, "start": DAYS[0]}, "lat x", None),
+        ({"built": ("st", DAYS)}, "lat x", None),
+    ],
+)
+def test_the_dim_of_time_is_the_one_that_is_most_likely_it(coords, dims, found):
+    coords = xr.Dataset(coords=coords).coords
+    assert find_time_dim(coords.values(), dims.split()) == found
+    assert find_time_dim(list(coords.values())[::-1], dims.split()) == found
+
+
+def test_dates_that_cannot_be_compared_say_nothing():
+    mixed = xr.Dataset(coords={"when": ("obs", np.concatenate([NOLEAP, STANDARD]))})
+    assert dates_along(mixed.coords.values(), "obs") is None
+    none = xr.Dataset(coords={"when": ("obs", DAYS[:0])})
+    assert dates_along(none.coords.values(), "obs") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -67,6 +68,24 @@ def test_an_error_that_cannot_travel_is_told(nproc: int) -> None:
     if nproc == 2:
         assert "OfTwo: nothing at all" in str(caught.value)
         assert any("in fail" in note for note in caught.value.__notes__)
+
+
+def test_an_error_whose_cause_cannot_travel_keeps_its_kind() -> None:
+    def fail(_: object, task: int) -> int:
+        import tblib.pickling_support
+
+        tblib.pickling_support.install()  # as distributed does: causes are sent along
+        cause = ValueError("holds a lock")
+        cause.lock = threading.Lock()  # type: ignore[attr-defined]
+        raise StoreError("by design") from cause
+
+    with (
+        pytest.raises(StoreError, match="by design") as caught,
+        choose_engine(2) as engine,
+    ):
+        list(engine.run(fail, None, range(2)))
+    assert str(caught.value) == "by design"
+    assert any("holds a lock" in note for note in caught.value.__notes__)
 
 
 def test_a_dead_worker_is_noticed() -> None:

@@ -584,7 +584,7 @@ def test_a_step_that_repeats_says_less_than_one_that_does_not():
     table = leakage_report(ds, {"valid": dates[-1:] + np.timedelta64(10, "D")}).table
     assert table.found["test → train, time"] == 5.5
     assert table.found["deployment → train, time"] == 20
-    with pytest.raises(InvalidValueError, match=r"\['init'\].*needs.*'valid'"):
+    with pytest.raises(InvalidValueError, match=r"\['init'\].*by 'valid'; rename"):
         leakage_report(ds, {"init": dates[-1:]})
     mixed = [cftime.DatetimeNoLeap(2000, 1, 1), *[cftime.Datetime360Day(2000, 1, 1)] * 29]
     table = leakage_report(in_time(np.arange(30), when=mixed), {"time": [40]}).table
@@ -612,15 +612,33 @@ def test_dates_of_stations_are_no_times(numbered):
 
 def test_a_deployment_of_several_dates_names_those_that_say_when():
     dates = pd.date_range("2000", periods=30).values
+    later = dates + np.timedelta64(100, "D")
     ds = in_time(dates)
-    known = {"made": ("y", dates[:6]), "when": ("when", dates + np.timedelta64(100, "D"))}
+    known = {"made": ("y", dates[:6]), "when": ("when", later)}
     for names in (["made", "when"], ["when", "made"]):
-        with pytest.raises(InvalidValueError, match=r"'made'.*'time' as the cube's are; rename"):
+        with pytest.raises(InvalidValueError, match=r"'made'.*measured by 'time'; rename those"):
             leakage_report(ds, xr.Dataset(coords={name: known[name] for name in names}))
-    found = leakage_report(ds, xr.Dataset(coords={"when": known["when"]})).table.found
-    assert found["deployment → train, time"] == 100 + 29 - 19 - 14.5
+    forecast = xr.Dataset(coords={"when": known["when"], "time": dates[0]})
+    for deployment in (forecast, forecast.drop_vars("time")):
+        found = leakage_report(ds, deployment).table.found
+        assert found["deployment → train, time"] == 100 + 29 - 19 - 14.5
     table = pd.DataFrame({"time": dates[-1:]}).set_index("time", drop=False)
     assert leakage_report(ds, table).table.found["deployment → train, time"] == 10
+
+
+def test_dates_of_a_deployment_that_the_cube_has_too_mean_the_same():
+    dates = pd.date_range("2000", periods=30).values
+    there = {"when": dates[-1:], "lat": [45.0], "lon": [3.0]}
+    places = {"lat": [44.0, 45.0], "lon": [3.0, 4.0]}
+    ds = in_time(dates).expand_dims(places)
+    for own in (("time", dates), dates[0]):  # the same, and one that says nothing of steps
+        found = leakage_report(ds.assign_coords(when=own), there).table.found
+        assert found["deployment → train, time"] == 10
+    with pytest.raises(InvalidValueError, match=r"\['when'\], the cube's steps.*by 'time'"):
+        leakage_report(ds.assign_coords(when=("time", dates[::-1])), there)
+    by_date = in_time(dates, dim="date", time=dates)
+    found = leakage_report(by_date, {"time": dates[-1:]}).table.found
+    assert found["deployment → train, time"] == 10
 
 
 def test_one_step_of_a_cube_and_one_place_are_a_deployment():
@@ -629,8 +647,20 @@ def test_one_step_of_a_cube_and_one_place_are_a_deployment():
     ds = in_time(dates).expand_dims({"lat": lat, "lon": lon})
     last = leakage_report(ds, ds.isel(time=-1)).table.found
     assert last["deployment → train, time"] == 10
-    there = xr.Dataset(coords={"lat": 45.0, "lon": 3.0})
+    stacked = leakage_report(ds.stack(p=["time", "lat"]), ds.isel(time=[-1])).table.found
+    assert stacked["deployment → train, time"] == 10
     region = ds.assign(split=ds.lat > 47)
+    center = {"center_lat": 80.0, "center_lon": 120.0}
+    attrs = {"center_lat": "latitude", "center_lon": "longitude"}
+    turned = xr.Dataset(coords={k: ((), v, {"standard_name": attrs[k]}) for k, v in center.items()})
+    with pytest.raises(InvalidValueError, match="needs 'lat' and 'lon', or 'time'"):
+        leakage_report(region, turned)
+    for undated in (0, np.datetime64("NaT", "s"), np.nan):
+        static = xr.Dataset(coords={"lat": lat, "lon": lon, "time": undated})
+        rows = leakage_report(ds, static).table.index
+        assert "deployment → train, space" in rows
+        assert "deployment → train, time" not in rows
+    there = xr.Dataset(coords={"lat": 45.0, "lon": 3.0})
     found = leakage_report(region, there).distances["space"][1]["deployment → train"]
     assert ((found > 111 * 3) & (found < 111 * 3.4)).all()
 
@@ -649,6 +679,9 @@ def test_a_deployment_without_times_or_in_other_units_is_refused(dates):
     else:
         with pytest.raises(InvalidValueError, match=r"since 2050.*since 2000.*decode"):
             leakage_report(ds, later)
+        for unit in ("day since 2000-1-1", "days since 2000-01-01 00:00:00"):
+            same = xr.Dataset(coords={"time": ("time", [40], {"units": unit})})
+            assert leakage_report(ds, same).table.found["deployment → train, time"] == 21
 
 
 def test_a_label_of_dims_that_were_renamed_picked_or_stacked_is_judged():

@@ -141,9 +141,11 @@ def find_time_dim(coords: Iterable[Any], dims: Iterable[Any]) -> str | None:
     Returns
     -------
     str or None
-        The first dim with dates of its own; else one that is called like one of time and has
-        dates beside it, or numbers; else one along which a coordinate of times lies; else one
-        that is only called like one of time; else one with any dates, as a station's first day.
+        The first dim found of these: with dates of its own; called like one of time, with dates
+        beside it; with dates beside it that are called ``time``, or so by CF, or are the origins
+        of a store's samples; called like one of time, with numbers; with dates called otherwise
+        like times; only called like one of time; with any dates, as those on which stations began;
+        called like one of time, with lead times.
 
     Examples
     --------
@@ -156,23 +158,31 @@ def find_time_dim(coords: Iterable[Any], dims: Iterable[Any]) -> str | None:
     'station'
     """
     dims, coords = list(dims), [c for c in coords if c.ndim == 1]
-    dated = by_rank(c for c in coords if c.dims[0] in dims and is_time(c))
     called = [dim for dim in dims if str(dim).lower() in TIME_NAMES]
-    known = {c.dims[0] for c in dated}
-    known |= {c.name for c in coords if c.name in called and c.dtype.kind in "fiu"}
-    ranked = [
-        *(c.dims[0] for c in dated if c.name == c.dims[0]),
-        *(dim for dim in called if dim in known),
-        *(c.dims[0] for c in dated if _says_time(c)),
-        *called,
-        *(c.dims[0] for c in dated),
-    ]
-    return next(map(str, ranked), None)
+    kinds = {c.name: c.dtype.kind for c in coords}
 
+    # ranks: the smaller, the likelier
+    def of_dates(dates: Any) -> int:
+        name, dim = str(dates.name).lower(), dates.dims[0]
+        if dates.name == dim:
+            return 0
+        if dim in called:
+            return 1
+        of_samples = name.endswith("_origin") and name.removesuffix("_origin") in TIME_NAMES
+        if name == "time" or of_samples or _is_cf_time(dates):
+            return 2
+        return 4 if name in TIME_NAMES else 6
 
-def _says_time(coord: Any) -> bool:
-    """Whether a coordinate is one of times by its name, or as CF has it."""
-    return str(coord.name).lower() in TIME_NAMES or _is_cf_time(coord)
+    def of_name(dim: Any) -> int:
+        kind = kinds.get(dim, "none")
+        if kind in "fiu":
+            return 3
+        return 7 if kind == "m" else 5  # timedelta64: lead times of starts along another dim
+
+    dated = by_rank(c for c in coords if c.dims[0] in dims and is_time(c))
+    found = [(of_dates(dates), dates.dims[0]) for dates in dated]
+    found += [(of_name(dim), dim) for dim in called]
+    return str(min(found, key=lambda ranked: ranked[0])[1]) if found else None
 
 
 def _is_cf_time(coord: Any) -> bool:
@@ -280,5 +290,11 @@ def dates_along(coords: Iterable[Any], dim: str) -> Any:
         forecast's start, tells none of them from the others.
     """
     found = by_rank(c for c in coords if c.dims == (dim,) and is_time(c))
-    told = (c for c in found if c.name == dim or c.size == 1 or (c.values != c.values[0]).any())
-    return next(told, None)
+    return next((c for c in found if c.name == dim or c.size == 1 or _differ(c.values)), None)
+
+
+def _differ(dates: NDArray[Any]) -> bool:
+    try:
+        return bool((dates != dates[:1]).any())
+    except TypeError:  # dates of several calendars, in no order
+        return False

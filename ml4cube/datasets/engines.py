@@ -228,7 +228,8 @@ class LocalProcesses:
         InvalidTypeError
             If what the work needs cannot be pickled.
         RunError
-            If a worker dies. An error that a task raises comes as it is.
+            If a worker dies. An error that a task raises comes as it is, or, if it cannot be sent
+            between processes, by its words.
         """
         from concurrent.futures import FIRST_COMPLETED, wait
 
@@ -340,7 +341,8 @@ class DaskCluster:
             If what the work needs cannot be pickled.
         RunError
             If the cluster gives up on a task, or the client or its scheduler is gone. An error
-            that a task raises comes as it is.
+            that a task raises comes as it is, or, if it cannot be sent between processes, by its
+            words.
         """
         from distributed import as_completed
         from distributed.client import ClosedClientError
@@ -494,23 +496,27 @@ def _run_packed(package: bytes, task: bytes) -> Any:
     fn, shared = _unpacked(package)
     try:
         return fn(shared, cloudpickle.loads(task))
-    except Exception as error:
+    except BaseException as error:
         if _travels(error):
             raise
+        told, raised = error, traceback.format_exc()
+    # its cause may be what cannot be sent
+    told.__cause__ = told.__context__ = None
+    if not _travels(told):
         told = RunError(
-            f"{type(error).__name__}: {error} (raised in a worker; the error itself cannot be "
-            "sent between processes)"
+            f"{type(told).__name__}: {told} (raised in a worker; the error itself cannot be sent "
+            "between processes)"
         )
-        told.add_note(traceback.format_exc())
+    told.add_note(raised)
     raise told
 
 
-def _travels(error: Exception) -> bool:
+def _travels(error: BaseException) -> bool:
     """Whether an error reaches another process as it is; one that does not breaks the pool."""
     import cloudpickle
 
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
-    except Exception:  # whatever its own way to be pickled raises
+    except BaseException:  # whatever its own way to be pickled raises
         return False
     return True

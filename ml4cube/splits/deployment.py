@@ -14,7 +14,7 @@ from dask.array.core import slices_from_chunks
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT, in_degrees
-from ml4cube.core.axes import find_time_dim, is_time, times_along
+from ml4cube.core.axes import find_time_dim, is_time, same_coordinate, times_along
 from ml4cube.core.buffer import EARTH_RADIUS_KM
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
@@ -122,6 +122,8 @@ class Ground:
         space = None
         if self.map_dims and layout.map_dims:
             here = np.any([layout.maps[code] for code in codes], axis=0)
+            # a stacked dim may be that of time and one of the map
+            here = here.any(tuple(i for i, d in enumerate(layout.map_dims) if d == self.time_dim))
             for axis, dim in enumerate(self.map_dims):
                 if dim not in layout.map_dims:
                     here = np.repeat(np.expand_dims(here, axis), self.view.sizes[dim], axis=axis)
@@ -260,23 +262,32 @@ class Ground:
 
     def _match_time(self, coords: dict[str, xr.DataArray]) -> xr.DataArray | None:
         """The coordinate that says when, as the cube's times do."""
-        for name in (self._time_name(), str(self.time_dim)):
-            if name in coords:
-                return coords[name]
-        if self.dates is None:
-            return None
-        # those that are called as the cube's others mean the same as these
-        others = [
-            coord
-            for name, coord in coords.items()
-            if coord.ndim == 1 and is_time(coord) and name not in self.view.ds.coords
+        called = [
+            coords[name] for name in (self._time_name(), str(self.time_dim)) if name in coords
         ]
-        if len(others) > 1:
+        if axes := [coord for coord in called if coord.ndim]:
+            return axes[0]
+        # a forecast's one start is a scalar beside the times that it is for
+        others = [coord for coord in coords.values() if coord.ndim and is_time(coord)]
+        if self.dates is None or not others:
+            return next((coord for coord in called if self._is_when(coord)), None)
+        coord = others[0]
+        own = self.view.ds.coords.get(coord.name)
+        beside = own is not None and own.dims == self.dates.dims
+        if len(others) > 1 or (
+            beside and own is not None and not same_coordinate(own.values, self.dates.values)
+        ):
             raise InvalidValueError(
-                f"deployment has dates as {[coord.name for coord in others]}, none of them is "
-                f"called {self._time_name()!r} as the cube's are; rename those that say when"
+                f"deployment has dates as {[coord.name for coord in others]}, the cube's steps are "
+                f"measured by {self._time_name()!r}; rename those that say when to that"
             )
-        return others[0] if others else None
+        return coord
+
+    def _is_when(self, scalar: xr.DataArray) -> bool:
+        """Whether a scalar may say when; that of a map without time may be any."""
+        if self.dates is None:
+            return scalar.dtype.kind in "fiu" and bool(scalar.notnull())
+        return scalar.dtype.kind in "UT" or (is_time(scalar) and bool(scalar.notnull()))
 
     def _match_place(self, dim: str, coords: dict[str, xr.DataArray]) -> xr.DataArray | None:
         """The coordinate that says where along a dim, as one of the cube does."""
@@ -288,7 +299,8 @@ class Ground:
                 continue
             if own.name in coords:
                 return coords[str(own.name)]
-            return next((coord for coord in coords.values() if is_kind(coord, kind)), None)
+            axes = (coord for coord in coords.values() if coord.ndim)
+            return next((coord for coord in axes if is_kind(coord, kind)), None)
         return None
 
     def _points(self, here: NDArray[np.bool_]) -> Floats:
@@ -354,11 +366,11 @@ class Ground:
                 f"deployment has {coord.dtype} along {coord.name!r}, where the cube has no dates, "
                 "or not in order; give numbers as the cube has"
             )
-        units = [c.attrs.get("units") for c in (coord, own) if c is not None]
-        if len({unit for unit in units if unit is not None}) > 1:
+        if own is not None and not _same_units(coord, own):
             raise InvalidValueError(
-                f"deployment has {units[0]!r} along {coord.name!r}, the cube has {units[1]!r}; "
-                "decode the times of both (xarray.decode_cf), or give both in one unit"
+                f"deployment has {coord.attrs['units']!r} along {coord.name!r}, the cube has "
+                f"{own.attrs['units']!r}; decode the times of both (xarray.decode_cf), or give "
+                "both in one unit"
             )
         numbers = np.asarray(coord.values, dtype=float)
         if not np.isfinite(numbers).all():
@@ -400,6 +412,21 @@ class Ground:
                 f"({' '.join(str(error).split())}); "
                 "convert them with convert_calendar"
             ) from None
+
+
+def _same_units(first: xr.DataArray, second: xr.DataArray) -> bool:
+    """Whether undecoded times count the same, if both say what they count."""
+    units = [coord.attrs.get("units") for coord in (first, second)]
+    if None in units or units[0] == units[1]:
+        return True
+    try:
+        days = [
+            cftime.num2date([0, 1], unit, coord.attrs.get("calendar", "standard"))
+            for unit, coord in zip(units, (first, second), strict=True)
+        ]
+        return bool((days[0] == days[1]).all())
+    except (AttributeError, TypeError, ValueError):  # no units of times, or other calendars
+        return False
 
 
 def _at_least_1d(coord: xr.DataArray) -> xr.DataArray:
