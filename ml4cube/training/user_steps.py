@@ -192,11 +192,12 @@ class Follow(Callback):
         row |= self._trainer.own_metrics()
 
     def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
-        """Keep the weights if they are the best."""
+        """Count, and keep the weights if they are the best."""
+        self._trainer.progress_checker.follow(loop.state)
         self._trainer.check_better(row["epoch"], monitored(row, loop.monitor))
 
     def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
-        """Count."""
+        """Count, also where nothing was judged."""
         self._trainer.progress_checker.follow(loop.state)
 
     def on_train_end(self, loop: Loop) -> None:
