@@ -1602,7 +1602,10 @@ def test_summary(tmp_path: Path) -> None:
     assert sampler(ds, tmp_path).run() is None
 
 
-def test_progress_with_rate_and_time_left(tmp_path: Path, capsys: Any) -> None:
+def test_progress_with_rate_and_time_left(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     sampler(split_cube(), tmp_path / "a", val_cube=tmp_path / "a/v", progress=True).run()
     shown = capsys.readouterr().err
     for work, unit in (("counting", "tiles"), ("writing", "shards")):

@@ -207,12 +207,25 @@ def test_further_settings_of_the_loop_are_handed_on(tmp_path):
         fitted(max_epochs=3)
 
 
-def test_progress_is_shown_on_a_terminal_only(capsys, monkeypatch):
-    fitted(2)
-    assert "epoch" not in capsys.readouterr().err
+def test_a_batch_job_gets_one_line_for_each_epoch(capsys):
+    history = fitted(2).history
+    first, last = capsys.readouterr().err.splitlines()
+    assert f"train_loss {history['train_loss'][0]:.6g}, val_loss" in first
+    assert first.startswith("epoch 1/2: ")
+    assert "samples/s, done by about " in first
+    best = min(history["val_loss"])
+    assert f"(best: val_loss {best:.6g} in epoch " in last
+    assert "done by" not in last
+    fitted(2, progress=False)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_moves_within_the_epoch_of_a_terminal(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    fitted(2)
-    assert "2/2" in capsys.readouterr().err
+    fitted(1)
+    shown = capsys.readouterr().err
+    assert "epoch 1/1:   0%" in shown
+    assert "steps" in shown
 
 
 def test_bad_parts_are_refused():

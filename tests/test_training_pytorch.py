@@ -752,7 +752,8 @@ def test_snapshot_of_another_model_or_damaged_is_refused_by_name(tmp_path):
 def test_rank_table_is_seen_where_logging_is_not_set_up(tmp_path):
     script = """
 from tests.training_parts import trainer
-run = trainer(validate_parallelism=True, create_loss_plot=True, best_model_path="m/best.pth")
+run = trainer(validate_parallelism=True, create_loss_plot=True, best_model_path="m/best.pth",
+              progress=False)
 run.train()
 """
     done = subprocess.run(

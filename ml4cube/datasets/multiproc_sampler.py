@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import xarray as xr
-from tqdm.auto import tqdm
 
 from ml4cube.core.errors import (
     CubeError,
@@ -58,6 +57,7 @@ from ml4cube.datasets.store import (
 )
 from ml4cube.datasets.targets import is_in_memory, targets_of
 from ml4cube.datasets.write_errors import WriteErrors
+from ml4cube.progress import Stage
 
 logger = logging.getLogger(__name__)
 
@@ -191,8 +191,9 @@ class MultiProcSampler:
     client : dask.distributed Client or str, optional
         Sends the same tasks to a cluster, by its client or its scheduler's address; an active
         client is used without being named. Cube and paths must be where its workers see them.
-    progress : bool, optional
-        Whether to show progress bars; by default on a terminal only.
+    progress : bool
+        Whether to show bars in terminals and notebooks, and elsewhere a line on stderr for each
+        tenth of a long stage.
     compressors : {"lz4", "zstd", None} or zarr.codecs.BloscCodec
         How chunks are compressed: fast to read, smaller, not at all, or in detail. The names
         stand for blosc: "lz4" with byte shuffle, or bitshuffle if there is `bitround`; "zstd"
@@ -268,7 +269,7 @@ class MultiProcSampler:
         features: str | Iterable[str] | None = None,
         order: str = "shuffled",
         client: Any = None,
-        progress: bool | None = None,
+        progress: bool = True,
         compressors: Any = "lz4",
         dtype: Any = None,
         bitround: Any = None,
@@ -284,7 +285,7 @@ class MultiProcSampler:
         if chunk_batch is not None:
             check_whole("chunk_batch", chunk_batch, 1)
         flags = {"rand_chunk": rand_chunk, "overwrite": overwrite, "resume": resume}
-        check_flags(flags if progress is None else {**flags, "progress": progress})
+        check_flags({**flags, "progress": progress})
         self.targets = targets_of(
             {"train": train_cube, "test": test_cube, "val": val_cube},
             here=nproc == 1 or client is not None,
@@ -374,13 +375,13 @@ class MultiProcSampler:
 
     def _plan_on(self, engine: Engine, call: str) -> tuple[Extractor, SamplePlan]:
         if self._planned is None or self._planned[0] != call:
-            with self._bar("counting", len(self.sampling.extractor.tiles), "tiles") as bar:
+            with self._stage("counting", len(self.sampling.extractor.tiles), "tiles") as stage:
                 extractor, plan = make_plan(
                     self.sampling,
                     engine,
                     self.targets,
                     batch=self._batch,
-                    note=bar.update,
+                    note=stage.update,
                     missing_chunks=self._missing_chunks,
                 )
             check_stored_names(self.sampling.spec, plan.schema)
@@ -580,17 +581,17 @@ class MultiProcSampler:
         total = sum(job.layout.shards for job in jobs.values())
         # recording waits for the disk, beside the work
         with (
-            self._bar("writing", total, "shards") as bar,
+            self._stage("writing", total, "shards") as stage,
             ThreadPoolExecutor(1, "ml4cube-record") as recorder,
         ):
-            bar.update(total - sum(left.values()))
+            stage.update(total - sum(left.values()))
             yield from (part for part, shards in left.items() if shards == 0)
 
             def settled(wait: bool) -> Iterator[str]:
                 while recorded and (wait or recorded[0][1].done()):
                     part, done = recorded.popleft()
                     done.result()
-                    bar.update(1)
+                    stage.update(1)
                     left[part] -= 1
                     if left[part] == 0:
                         yield part
@@ -670,10 +671,8 @@ class MultiProcSampler:
                 )
         return engine
 
-    def _bar(self, what: str, total: int, unit: str) -> Any:
-        # None: tqdm itself is silent where the output is no terminal
-        disable = None if self._progress is None else not self._progress
-        return tqdm(total=total, desc=what, unit=f" {unit}", disable=disable)
+    def _stage(self, what: str, total: int, unit: str) -> Stage:
+        return Stage(what, total, unit, show=self._progress)
 
 
 def _record(draft: Draft, shard: int, files: Files) -> None:

@@ -13,7 +13,6 @@ import torch
 import xarray as xr
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
-from tqdm import tqdm
 
 from ml4cube.core.errors import (
     InvalidTypeError,
@@ -40,6 +39,7 @@ from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import describe
 from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_free, parse_path
 from ml4cube.preprocessing.cubes import check_places
+from ml4cube.progress import Stage
 from ml4cube.splits.cube import is_label
 from ml4cube.training.dist import World, pick_device
 
@@ -74,7 +74,7 @@ def predict_cube(
     batch_size: int | None = None,
     device: str | torch.device | None = None,
     overwrite: bool = False,
-    progress: bool | None = None,
+    progress: bool = True,
 ) -> xr.Dataset:
     """Predict every cell of a cube with a trained model, block by block, in physical units.
 
@@ -122,8 +122,9 @@ def predict_cube(
         Where to compute. Default: where the model is.
     overwrite : bool, default False
         Whether a predicted cube at `out` is replaced; nothing else ever is.
-    progress : bool, optional
-        Show a progress bar, on rank 0. Default: if stderr is a terminal.
+    progress : bool
+        Whether to show, on rank 0, a bar in terminals and notebooks, and elsewhere a line on
+        stderr for each tenth of a long prediction.
 
     Returns
     -------
@@ -661,21 +662,23 @@ def _run(
     grid: Grid,
     batch_size: int,
     world: World,
-    progress: bool | None,
+    progress: bool,
 ) -> xr.Dataset:
     """Share the blocks among the ranks, and collect them."""
     targets = predictor.recipe.targets
-    hidden = not world.is_main or (None if progress is None else not progress)
     try:
         with _together(world):
             if world.is_main:
                 output.begin()
         with _together(world):
             mine = range(world.rank, len(grid), world.size)
-            for id in tqdm(mine, desc="predict", unit="block", disable=hidden):
-                block = grid.block(id)
-                values = predictor.block(block, batch_size)
-                output.write(block.slices, dict(zip(targets, values, strict=True)))
+            show = progress and world.is_main
+            with Stage("predicting", len(mine), "blocks", show=show) as stage:
+                for id in mine:
+                    block = grid.block(id)
+                    values = predictor.block(block, batch_size)
+                    output.write(block.slices, dict(zip(targets, values, strict=True)))
+                    stage.update()
         with _together(world):
             if world.is_main:
                 output.publish()

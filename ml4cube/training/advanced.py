@@ -75,10 +75,13 @@ class AdvancedTrainer:
         Seeds dropout and unseeded loaders for the time of training.
     device : str or torch.device, optional
         Default: the GPU of this rank, else the CPU.
+    progress : bool
+        Whether to show a bar and write a line to stderr for every epoch, on rank 0.
     **options : Any
         Further settings, as for `ml4cube.training.pytorch.Trainer`: ``max_time``,
         ``limit_train_batches``, ``limit_val_batches``, ``fast_dev_run``, ``ema``, ``compile``,
-        ``log_grad_norm``, ``find_unused_parameters``, ``strategy``, ``shard_modules``.
+        ``log_grad_norm``, ``find_unused_parameters``, ``strategy``, ``shard_modules``, ``monitor``,
+        ``mode``, ``validate_every``, ``validate_every_steps``.
 
     Raises
     ------
@@ -120,6 +123,7 @@ class AdvancedTrainer:
         save_every: int = 10,
         seed: int | None = None,
         device: str | torch.device | None = None,
+        progress: bool = True,
         **options: Any,
     ) -> None:
         check_loss("criterion", criterion)
@@ -134,7 +138,7 @@ class AdvancedTrainer:
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
         self._callbacks: list[Callback] = [
             *(part for part in (early_stopping, checkpoint) if part is not None),
-            Progress(),
+            *([Progress()] if progress else []),
             LoggerCallback(loggers),
             *as_callbacks(callbacks),
         ]
@@ -151,7 +155,7 @@ class AdvancedTrainer:
         }
         refuse_unknown(AdvancedTrainer, options, "fit(..., epochs)")
         Options(**self._options)  # refuses here, not in fit
-        self._parts: dict[str, Any] = {"scheduler": scheduler, "metrics": metrics}
+        self._scheduler, self._metrics = scheduler, metrics
         self.history = History()
 
     def fit(
@@ -185,16 +189,13 @@ class AdvancedTrainer:
         RunError
             If a loss is not finite, another rank failed, or SIGTERM came.
         """
-        loop = Loop(
-            self.model,
-            Supervised(self.criterion),
+        loop = self._make_loop(
             self.optimizer,
             train_loader,
             val_loader,
-            world=self._world,
             options=Options(epochs=epochs, **self._options),
+            scheduler=self._scheduler,
             callbacks=self._callbacks,
-            **self._parts,
         )
         self.history = loop.history
         try:
@@ -202,3 +203,28 @@ class AdvancedTrainer:
         finally:
             self.history = loop.history  # a resumed one replaces the empty one
         return self.history
+
+    def evaluate(self, loader: Any) -> dict[str, float]:
+        """Validate once, exactly on any number of ranks; every rank must call this.
+
+        Parameters
+        ----------
+        loader : iterable, or mapping of str to iterable
+            Batches, or several sets by name.
+
+        Returns
+        -------
+        dict of str to float
+            ``val_loss`` and the metrics.
+
+        Raises
+        ------
+        EmptyPartError
+            If it gives no sample.
+        """
+        options = {k: v for k, v in self._options.items() if k != "limit_train_batches"}
+        return self._make_loop(options=Options(**options)).evaluate(loader)
+
+    def _make_loop(self, *parts: Any, **more: Any) -> Loop:
+        step = Supervised(self.criterion)
+        return Loop(self.model, step, *parts, world=self._world, metrics=self._metrics, **more)

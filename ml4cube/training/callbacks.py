@@ -50,7 +50,7 @@ class EarlyStopping(Callback):
     Parameters
     ----------
     patience : int
-        Checks (epochs) without improvement after which training stops.
+        Checks (validations, or epochs without one) without improvement after which training stops.
     mode : {"min", "max"}
         Which way is better.
     monitor : str
@@ -98,7 +98,7 @@ class EarlyStopping(Callback):
             self.best, self.strikes = None, 0
         self._judge(loop)
 
-    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
         """Count a strike, or start counting anew."""
         value = monitored(row, self.monitor)
         margin = -self.min_delta if self.mode == "min" else self.min_delta
@@ -150,7 +150,7 @@ class BestModel(Callback):
         self.epoch: int | None = None
         self._weights: dict[str, torch.Tensor] | None = None
 
-    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
         """Keep the weights if this epoch is the best."""
         value = monitored(row, self.monitor)
         if not is_better(value, self.value, self.mode):
@@ -262,7 +262,7 @@ class ModelCheckpoint(Callback):
         there = loop.world.share([path.exists() for path in self.paths])
         self._kept = [entry for entry, here in zip(self._kept, there, strict=True) if here]
 
-    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
         """Write this epoch if it is among the best, then remove what no longer is."""
         value = monitored(row, self.monitor)
         full = 0 < self.save_top_k <= len(self._kept)

@@ -47,12 +47,13 @@ class Callback:
         """
 
     def on_step_end(self, loop: Loop) -> None:
-        """Run after every optimizer step; read no value of the device here, it would wait.
+        """Run after every optimizer step.
 
         Parameters
         ----------
         loop : Loop
-            The loop.
+            The loop; ``loop.step_loss`` is the loss of the step's last batch, a tensor. To read it
+            makes the device wait, so read it now and then only.
         """
 
     def on_row(self, loop: Loop, row: dict[str, Any]) -> None:
@@ -64,6 +65,37 @@ class Callback:
             The loop.
         row : dict
             The epoch's row; what is added must be the same on every rank.
+        """
+
+    def on_validation_start(self, loop: Loop) -> None:
+        """Run before a validation pass of training.
+
+        Parameters
+        ----------
+        loop : Loop
+            The loop.
+        """
+
+    def on_validation_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Run after a validation pass of training.
+
+        Parameters
+        ----------
+        loop : Loop
+            The loop.
+        row : dict
+            The row of the History with the pass's loss and metrics, the same on every rank.
+        """
+
+    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Run when a run is judged: after every validation, or every epoch without one.
+
+        Parameters
+        ----------
+        loop : Loop
+            The loop; `loop.stop` ends it.
+        row : dict
+            The row of the History, the same on every rank.
         """
 
     def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:

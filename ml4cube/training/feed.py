@@ -94,6 +94,18 @@ class Feed:
         self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
         self._limit = limit_of(loader, options.limit_train_batches, "limit_train_batches")
 
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of an epoch; None where the loader has no length."""
+        sizes = fixed_sizes(self.loader)
+        if sizes is None:
+            return None
+        return self.steps_of(sizes[0] if self._limit is None else min(sizes[0], self._limit))
+
+    def steps_of(self, batches: int) -> int:
+        """Return how many optimizer steps a number of batches makes."""
+        return -(-batches // self._size)
+
     def agree(self) -> None:
         """Find out whether all ranks get the same batches; every rank must call this."""
         sizes = self._world.gather_objects(self._sizes())

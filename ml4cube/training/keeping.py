@@ -33,6 +33,7 @@ class Keeping:
     overrides: Callable[[str], bool]
     metric_on_epoch_end: Callable[[], Mapping[str, float] | None]
     weights_now: Callable[[], dict[str, Any]]
+    _options: dict[str, Any]
     _ema_state: dict[str, Any]  # number of updates, and the weights that are not averaged
     _world: World
 
@@ -125,21 +126,21 @@ class Keeping:
         return self._world.spread(self.model.state_dict().values())
 
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
-        """Keep the weights if a loss is the least so far; called after every epoch.
+        """Keep the weights if they are the best so far; called after every check.
 
         Parameters
         ----------
         cur_epoch : int
             Number of the epoch, from 1.
         cur_loss : float
-            Its validation loss, or its training loss without validation.
+            The value of the column that `monitor` names.
 
         Returns
         -------
         bool
             Whether it is; the same on every rank.
         """
-        if not is_better(cur_loss, self.best_loss, "min"):
+        if not is_better(cur_loss, self.best_loss, self._options.get("mode", "min")):
             return False
         self.best_epoch, self.best_loss = cur_epoch, cur_loss
         weights = self.weights_now()

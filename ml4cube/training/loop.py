@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -43,7 +44,10 @@ _HOOKS = (
     "on_train_start",
     "on_epoch_start",
     "on_step_end",
+    "on_validation_start",
     "on_row",
+    "on_validation_end",
+    "on_check",
     "on_epoch_end",
     "on_train_end",
     "on_close",
@@ -118,17 +122,18 @@ class Loop(Engine):
         self.resumed = False  # from a snapshot, by this call of `run`
         self.stop_reason: str | None = None
         self.resting: dict[str, Any] | None = None  # the feed's place, while validation draws
+        self.step_loss: torch.Tensor | None = None  # of the last step's last batch
         self._ends_at, self._cut_short = math.inf, False  # the first on the monotonic clock
         self._signals, self._asked = Signals(active=False), 0.0
         self._hooks = {name: _overridden(self.callbacks, name) for name in _HOOKS}
 
     @property
     def monitor(self) -> str:
-        """Which loss judges an epoch."""
-        return "train_loss" if self.val_loader is None else "val_loss"
+        """The column of the History that judges a run."""
+        return self.options.monitor or ("train_loss" if self.val_loader is None else "val_loss")
 
     def stop(self, reason: str) -> None:
-        """End training after the epoch under way; any rank may ask for it.
+        """End training after the epoch, or the check inside it, under way; any rank may ask.
 
         Parameters
         ----------
@@ -219,24 +224,21 @@ class Loop(Engine):
             The row that the History got.
         """
         self._prepare()
-        started = time.perf_counter()
+        self._began, self._validated_s = time.perf_counter(), 0.0
         self._call("on_epoch_start")
         self._train()
-        effort = self._effort(time.perf_counter() - started)
+        validates = self._validates_now()
         with self._averaged():
-            tally = self._validate() if self.val_loader is not None else None
-            losses = (self.measures.loss, None if tally is None else tally.loss)
-            columns = partial(self._columns, tally)
-            row = make_row(self.world, self.state.epoch + 1, *losses, columns, effort)
-            self._call("on_row", row)
-            self.history.append(row)
+            row = self._measure(validates)
             self.state.epoch += 1
             self.state.start_epoch()
             self._step_scheduler(row)
+            if validates or self.val_loader is None:
+                self._call("on_check", row)
             self._call("on_epoch_end", row)
         if self._is_late():
             self.stop(_LATE)
-        if any(self.world.maximum([self.stop_reason is not None])):
+        if self._is_stopped():
             self.stop("another rank asked to stop")
         if self.state.epoch % self.options.save_every == 0:
             self.save_snapshot()
@@ -248,12 +250,61 @@ class Loop(Engine):
         )
         return row
 
+    def _measure(self, validates: bool) -> dict[str, Any]:
+        """Validate, if asked to, and add a row to the History."""
+        effort = self._effort(time.perf_counter() - self._began - self._validated_s)
+        tally = None
+        if validates:
+            started = time.perf_counter()
+            self._call("on_validation_start")
+            tally = self._validate()
+            self._validated_s += time.perf_counter() - started
+        losses = (self.measures.loss, None if tally is None else tally.loss)
+        columns = partial(self._columns, tally)
+        row = make_row(self.world, self.state.epoch + 1, *losses, columns, effort)
+        self._call("on_row", row)
+        self.history.append(row)
+        if validates:
+            self._call("on_validation_end", row)
+        return row
+
+    def _validates_now(self) -> bool:
+        """Whether the epoch that was just trained is validated."""
+        if self.val_loader is None:
+            return False
+        options, epoch = self.options, self.state.epoch + 1
+        if options.validate_every_steps is None and epoch % options.validate_every == 0:
+            return True
+        last = epoch >= options.epochs or self._is_out_of_steps() or self._is_stopped()
+        return last and self.state.checked != self.state.step
+
+    def _check_inside(self) -> None:
+        """Validate inside an epoch where the number of steps says so; every rank."""
+        every, state = self.options.validate_every_steps, self.state
+        if every is None or state.step % every or state.checked == state.step or not state.step:
+            return
+        if self.val_loader is None:
+            return
+        self._ask()
+        with self._averaged():
+            row = self._measure(validates=True)
+            state.checked = state.step
+            self._call("on_check", row)
+        self._cut_short = self._cut_short or self._is_stopped()
+
+    def _is_stopped(self) -> bool:
+        """Whether any rank asked to stop; every rank."""
+        return any(self.world.maximum([self.stop_reason is not None]))
+
+    def _is_out_of_steps(self) -> bool:
+        limit = self.options.max_steps
+        return limit is not None and self.state.step >= limit
+
     def _is_finished(self) -> bool:
         if self.stop_reason is not None:
             logger.info("training ended after %d epochs: %s", self.state.epoch, self.stop_reason)
             return True
-        limit = self.options.max_steps
-        out_of_steps = limit is not None and self.state.step >= limit and self.state.batch == 0
+        out_of_steps = self._is_out_of_steps() and self.state.batch == 0
         return self.state.epoch >= self.options.epochs or out_of_steps
 
     def _columns(self, tally: Tally | None) -> dict[str, Any]:
@@ -261,6 +312,8 @@ class Loop(Engine):
         columns = self.measures.columns(self.world, log_grad_norm=self.options.log_grad_norm)
         if tally is not None:
             columns |= tally.compute(self.world)
+        if self.options.validate_every_steps is not None:
+            columns["step"] = self.state.step
         groups = self.optimizer.param_groups
         columns["lr"] = float(groups[0]["lr"])
         if len(groups) > 1:
@@ -281,7 +334,8 @@ class Loop(Engine):
         if self.scheduler is None or self.options.scheduler_step_on_batch:
             return
         if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(row[self.monitor])
+            if self.monitor in row:
+                self.scheduler.step(row[self.monitor])
         else:
             self.scheduler.step()
 
@@ -298,16 +352,20 @@ class Loop(Engine):
         self.module.train()
         pulse.start(state.step)
         pulse.asked = 0.0
+        self._check_inside()  # a snapshot may have been saved while this was to come
         for portions, total in self.feed.open(state):
             if not self.model.training:
                 self.module.train()
             if self.clock.is_due(state.step - first):
                 with self.clock.timed(self.model):
-                    self.take_step(portions, total)
+                    self.step_loss = self.take_step(portions, total).loss.detach()
             else:
-                self.take_step(portions, total)
+                self.step_loss = self.take_step(portions, total).loss.detach()
             for hook in step_end:
                 hook(self)
+            self._check_inside()
+            if self._cut_short:
+                break
             if pulse.is_due(state.step):
                 self._ask()
                 if self._cut_short:

@@ -19,7 +19,15 @@ import torch
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_COUNTS = ("epochs", "max_steps", "gradient_accumulation_steps", "save_every")
+_COUNTS = (
+    "epochs",
+    "max_steps",
+    "gradient_accumulation_steps",
+    "save_every",
+    "validate_every",
+    "validate_every_steps",
+)
+_OPTIONAL = ("max_steps", "validate_every_steps")
 _LIMITS = ("limit_train_batches", "limit_val_batches")
 _UNITS_S = (1, 60, 3600, 86400)  # of seconds, minutes, hours and days, from the right
 
@@ -69,6 +77,16 @@ class Options:
         How the model lies on several ranks: whole on each, or cut into shares.
     shard_modules : int, type or sequence of type, optional
         With "fsdp", which modules are fetched on their own.
+    monitor : str, optional
+        Column of the History that chooses the best epoch. Default: ``val_loss``, or ``train_loss``
+        where nothing is validated.
+    mode : {"min", "max"}
+        Which way `monitor` is better.
+    validate_every : int
+        Epochs between validations; the last epoch is always validated.
+    validate_every_steps : int, optional
+        Optimizer steps between validations, which are then rows of the History of their own, with
+        a column ``step``.
 
     Raises
     ------
@@ -102,12 +120,26 @@ class Options:
     log_grad_norm: bool = False
     strategy: str = "ddp"
     shard_modules: Any = None
+    monitor: str | None = None
+    mode: str = "min"
+    validate_every: int = 1
+    validate_every_steps: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, DTYPES)
         check_path("snapshot_path", self.snapshot_path)
         _check_seed(self.seed)
         check_choice("strategy", self.strategy, ["ddp", "fsdp"])
+        check_choice("mode", self.mode, ["min", "max"])
+        if self.monitor is not None and not isinstance(self.monitor, str):
+            raise InvalidTypeError(
+                f"monitor must be the name of a column of the History, got {self.monitor!r}"
+            )
+        if self.validate_every_steps is not None and self.validate_every != 1:
+            raise InvalidValueError(
+                f"validate_every={self.validate_every} and "
+                f"validate_every_steps={self.validate_every_steps} exclude each other; give one"
+            )
         if self.strategy == "ddp" and self.shard_modules is not None:
             raise InvalidValueError(
                 "shard_modules is for strategy='fsdp'; leave it out, or give both"
@@ -118,7 +150,7 @@ class Options:
                 "the same parameters in a step; give one of them"
             )
         for name in _COUNTS:
-            check_count(name, getattr(self, name), optional=name == "max_steps")
+            check_count(name, getattr(self, name), optional=name in _OPTIONAL)
         for name in _LIMITS:
             _check_limit(name, getattr(self, name))
         if self.gradient_clip is not None and not above_zero(self.gradient_clip):

@@ -125,6 +125,18 @@ class Trainer:
     log_grad_norm : bool
         Whether the History gets ``grad_norm`` and ``grad_norm_max``: mean and largest norm of the
         gradients, before clipping, over the steps of an epoch.
+    monitor : str, optional
+        Column of the History that chooses the best epoch and stops early: ``train_loss``,
+        ``val_loss`` or a metric. Default: ``val_loss``, or ``train_loss`` without `test_data`.
+    mode : {"min", "max"}
+        Which way `monitor` is better.
+    validate_every : int
+        Epochs between validations; the last epoch is always validated.
+    validate_every_steps : int, optional
+        Optimizer steps between validations. Each adds a row to the History, with a column
+        ``step``; the end of an epoch is then validated only if it is the last.
+    progress : bool
+        Whether to show a bar and write a line to stderr for every epoch, on rank 0.
 
     Raises
     ------
@@ -183,6 +195,11 @@ class Trainer:
         log_grad_norm: bool = False,
         strategy: str = "ddp",
         shard_modules: Any = None,
+        monitor: str | None = None,
+        mode: str = "min",
+        validate_every: int = 1,
+        validate_every_steps: int | None = None,
+        progress: bool = True,
     ) -> None:
         if train_data is None:
             raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
@@ -212,11 +229,15 @@ class Trainer:
             log_grad_norm=log_grad_norm,
             strategy=strategy,
             shard_modules=shard_modules,
+            monitor=monitor,
+            mode=mode,
+            validate_every=validate_every,
+            validate_every_steps=validate_every_steps,
         )
-        monitor = "train_loss" if test_data is None else "val_loss"
-        self._best = BestModel(best_path, monitor=monitor)
-        stopping = EarlyStopping(patience, monitor=monitor)
-        built_in: list[Callback] = [self._best, Progress()]
+        monitor = monitor or ("train_loss" if test_data is None else "val_loss")
+        self._best = BestModel(best_path, mode, monitor)
+        stopping = EarlyStopping(patience, mode, monitor)
+        built_in: list[Callback] = [self._best, *([Progress()] if progress else [])]
         if isinstance(early_stopping, EarlyStopping):
             built_in.append(early_stopping)
         elif not isinstance(early_stopping, bool):
@@ -256,7 +277,7 @@ class Trainer:
 
     @property
     def best_loss(self) -> float | None:
-        """The validation loss of that epoch."""
+        """The value that `monitor` had there."""
         return self._best.value
 
     def train(self) -> nn.Module:
@@ -284,6 +305,26 @@ class Trainer:
             If a loader gives no sample.
         """
         return self._loop.run()
+
+    def evaluate(self, loader: Iterable[Any] | Mapping[str, Iterable[Any]]) -> dict[str, float]:
+        """Validate once, exactly on any number of ranks; every rank must call this.
+
+        Parameters
+        ----------
+        loader : iterable, or mapping of str to iterable
+            Batches, or several sets by name.
+
+        Returns
+        -------
+        dict of str to float
+            ``val_loss`` and the metrics.
+
+        Raises
+        ------
+        EmptyPartError
+            If it gives no sample.
+        """
+        return self._loop.evaluate(loader)
 
     def _make_world(self, device: str | torch.device | None) -> World:
         return World.single(device)

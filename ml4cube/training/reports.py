@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm.auto import tqdm
-
 from ml4cube.core.errors import InvalidTypeError
+from ml4cube.progress import Stage, duration, write_line
 from ml4cube.training.checks import refuse_class
 from ml4cube.training.events import Callback, listed
 
@@ -95,44 +95,93 @@ class RankReport(Callback):
 
 
 class Progress(Callback):
-    """Show epochs as a progress bar on rank 0; silent where there is no terminal.
+    """Show a run on rank 0: a bar within the epoch, and a line on stderr for every epoch.
+
+    The bar is shown in terminals and notebooks. In batch jobs, an epoch that takes long gets a
+    line for each tenth instead.
 
     Examples
     --------
-    >>> import torch
-    >>> from ml4cube.training.trainer import Trainer
-    >>> model, batches = torch.nn.Linear(1, 1), [(torch.ones(4, 1), torch.ones(4, 1))]
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> trainer = Trainer(
-    ...     model, optimizer=optimizer, loss=torch.nn.MSELoss(), log_bar=False, callbacks=Progress()
-    ... )
-    >>> trainer.run(2, batches)["epoch"]
-    [1, 2]
+    >>> row = {"epoch": 2, "train_loss": 0.5, "val_loss": 0.75, "seconds": 2.0,
+    ...        "ranks": [{"train_n": 500}, {"train_n": 500}]}
+    >>> print(Progress.line(row, epochs=10, best="val_loss 0.7 in epoch 1", end="14:32"))
+    epoch 2/10: train_loss 0.5, val_loss 0.75 (best: val_loss 0.7 in epoch 1), 2.0 s, \
+500 samples/s, done by about 14:32
     """
 
     def __init__(self) -> None:
-        self._bar: tqdm[Any] | None = None
+        self._stage: Stage | None = None
+        self._began, self._first = 0.0, 0
 
     def on_train_start(self, loop: Loop) -> None:
+        """Remember when and where the run began."""
+        self._began, self._first = time.time(), loop.state.epoch
+
+    def on_epoch_start(self, loop: Loop) -> None:
         """Open the bar."""
         if loop.world.is_main:
-            options = loop.options
-            self._bar = tqdm(
-                total=options.epochs, initial=loop.state.epoch, unit="epoch", disable=None
-            )
+            name = f"epoch {loop.state.epoch + 1}/{loop.options.epochs}"
+            done = loop.feed.steps_of(loop.state.batch)
+            self._stage = Stage(name, loop.feed.steps, "steps", done=done, leave=False)
+
+    def on_step_end(self, loop: Loop) -> None:
+        """Move the bar on."""
+        if self._stage is not None:
+            self._stage.update()
+
+    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Write a line for a check inside an epoch."""
+        if self._stage is not None and loop.state.batch:
+            write_line(self.line(row, loop.options.epochs, _best(loop)))
 
     def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
-        """Move the bar on."""
-        if self._bar is not None:
-            losses = {k: row[k] for k in ("train_loss", "val_loss") if row.get(k) is not None}
-            self._bar.set_postfix(losses, refresh=False)
-            self._bar.update()
+        """Remove the bar and write the epoch's line."""
+        self.on_close(loop)
+        if not loop.world.is_main:
+            return
+        now, epochs = time.time(), loop.options.epochs
+        each = (now - self._began) / max(loop.state.epoch - self._first, 1)
+        left = each * (epochs - loop.state.epoch)
+        form = "%H:%M" if left < 43_200 else "%Y-%m-%d %H:%M"
+        end = time.strftime(form, time.localtime(now + left)) if left > 0 else None
+        write_line(self.line(row, epochs, _best(loop), end))
 
     def on_close(self, loop: Loop) -> None:
-        """Close the bar."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        """Remove the bar."""
+        if self._stage is not None:
+            self._stage.close()
+            self._stage = None
+
+    @staticmethod
+    def line(row: Mapping[str, Any], epochs: int, best: str | None, end: str | None = None) -> str:
+        """Return what is written of one row of the History.
+
+        Parameters
+        ----------
+        row : mapping
+            The row.
+        epochs : int
+            Epochs asked for.
+        best : str or None
+            The best value so far, in words.
+        end : str, optional
+            When the run is expected to end.
+
+        Returns
+        -------
+        str
+            One line.
+        """
+        inside = f", step {row['step']}" if "step" in row else ""
+        losses = [f"{n} {row[n]:.6g}" for n in ("train_loss", "val_loss") if row.get(n) is not None]
+        if best is not None:
+            losses[-1] += f" (best: {best})"
+        seconds = row["seconds"]
+        rate = sum(rank["train_n"] for rank in row["ranks"]) / max(seconds, 1e-9)
+        told = [*losses, duration(seconds), f"{rate:,.0f} samples/s"]
+        if end is not None:
+            told.append(f"done by about {end}")
+        return f"epoch {row['epoch']}/{epochs}{inside}: {', '.join(told)}"
 
 
 class LossPlot(Callback):
@@ -245,6 +294,16 @@ class LoggerCallback(Callback):
         except Exception:
             logger.exception("%s failed and gets no more values; training goes on", target)
             self._dropped |= {n for n, other in enumerate(self._loggers) if other is target}
+
+
+def _best(loop: Loop) -> str | None:
+    """Return the best value of the column that judges a run, in words."""
+    column = loop.history.to_dict().get(loop.monitor, [])
+    values = [(value, row) for row, value in enumerate(column) if value is not None]
+    if not values:
+        return None
+    value, row = (min if loop.options.mode == "min" else max)(values, key=lambda pair: pair[0])
+    return f"{loop.monitor} {value:.6g} in epoch {loop.history['epoch'][row]}"
 
 
 class _Console:

@@ -28,6 +28,7 @@ from ml4cube.core.errors import (
     StoreError,
     check_choice,
 )
+from ml4cube.progress import write_line
 from ml4cube.training.batches import as_pair, set_epoch
 from ml4cube.training.callbacks import EarlyStopping, LoggerCallback, is_better
 from ml4cube.training.checkpoint import write_bytes
@@ -96,6 +97,8 @@ class Trainer:
         Whether to measure on `train_data` too, in one more pass per epoch.
     loggers : object or iterable of object
         Each with ``log(values, step)``; see `ml4cube.training.loggers`. A step is a batch.
+    progress : bool
+        Whether to write a line to stderr for every epoch.
 
     Raises
     ------
@@ -135,6 +138,7 @@ class Trainer:
         max_samples: int | None = None,
         score_train: bool = True,
         loggers: Iterable[Any] = (),
+        progress: bool = True,
     ) -> None:
         check_choice("task_type", task_type, ["supervised", "unsupervised"])
         check_choice("mode", mode, ["min", "max"])
@@ -161,7 +165,7 @@ class Trainer:
         self._parts = [p for p in self._data if p == "val" or score_train or test_data is None]
         self._loss = _default_loss(model) if loss is None else loss
         self._monitor = self._pick_monitor(monitor, patience)
-        self._mode, self._epochs = mode, epochs
+        self._mode, self._epochs, self._progress = mode, epochs, progress
         self._path = None if model_path is None else Path(model_path)
         self._classes: Any = classes
         self._max_samples, self._mlflow = max_samples, mlflow_run
@@ -199,6 +203,7 @@ class Trainer:
                     if self._path is not None:
                         save_model(self._path, best)
                 for callback in self._callbacks:
+                    callback.on_check(run, row)
                     callback.on_epoch_end(run, row)
         finally:
             for callback in self._callbacks:
@@ -234,7 +239,10 @@ class Trainer:
         self.history.append(row)
         if self._mlflow is not None:
             self._log_scores(row, run.state.epoch)
-        logger.info("epoch %d: %s", row["epoch"], row)
+        if self._progress:
+            scores = {name: value for name, value in row.items() if isinstance(value, float)}
+            told = ", ".join(f"{name} {value:.6g}" for name, value in scores.items())
+            write_line(f"epoch {row['epoch']}/{self._epochs}: {told}")
         return row
 
     def _log_scores(self, row: Mapping[str, Any], epoch: int) -> None:
@@ -246,11 +254,11 @@ class Trainer:
     def _partial_fit(self, run: _Run) -> int:
         """One pass over the training data, a batch at a time."""
         if self._classes is None and self._supervised and is_classifier(self.model):
-            found = [np.unique(batch.y) for batch in self._batches("train")]
+            found = [np.unique(batch.y) for batch in self._batches(self._data["train"], "train")]
             self._classes = np.unique(np.concatenate(found)) if found else None
         known = {} if self._classes is None else {"classes": self._classes}
         samples = 0
-        for batch in self._batches("train"):
+        for batch in self._batches(self._data["train"], "train"):
             first = known if samples == 0 and run.state.epoch == 0 else {}
             self.model.partial_fit(batch.x, *self._rest(batch), **self._weighted(batch), **first)
             samples += len(batch.x)
@@ -259,7 +267,7 @@ class Trainer:
 
     def _fit(self, run: _Run) -> int:
         """Fit once, on all samples."""
-        whole = _joined(self._batches("train"), self._max_samples)
+        whole = _joined(self._batches(self._data["train"], "train"), self._max_samples)
         self.model.fit(whole.x, *self._rest(whole), **self._weighted(whole))
         run.state.step += 1
         return len(whole.x)
@@ -277,14 +285,37 @@ class Trainer:
             )
         return {"sample_weight": batch.weights}
 
+    def evaluate(self, data: Any) -> dict[str, float]:
+        """Measure loss and metrics over all samples of other data.
+
+        Parameters
+        ----------
+        data : iterable or tuple of arrays
+            As `test_data`.
+
+        Returns
+        -------
+        dict of str to float
+            ``val_loss`` and the metrics.
+
+        Raises
+        ------
+        EmptyPartError
+            If it gives no sample.
+        """
+        return self._measure(data, "val")
+
     def _score(self, part: str) -> dict[str, float]:
-        """Loss and metrics over all samples of a part."""
+        return self._measure(self._data[part], part)
+
+    def _measure(self, data: Any, part: str) -> dict[str, float]:
+        """Loss and metrics over all samples, by the names that they have for a part."""
         streamed = {n: copy.deepcopy(m) for n, m in self.metrics.items() if hasattr(m, "update")}
         plain = {n: m for n, m in self.metrics.items() if n not in streamed}
         if self._loss is not None:
             plain = {"loss": self._loss, **plain}
         truths, preds = [], []
-        for batch in self._batches(part):
+        for batch in self._batches(data, part):
             pred = self._predict(batch.x)
             truth = batch.y if self._supervised else batch.x
             for metric in streamed.values():
@@ -307,9 +338,9 @@ class Trainer:
             "nothing to measure"
         )
 
-    def _batches(self, part: str) -> Iterator[Batch]:
+    def _batches(self, data: Any, part: str) -> Iterator[Batch]:
         """Batches as arrays of one row per sample."""
-        data, seen = self._data[part], 0
+        seen = 0
         for batch in [data] if _is_arrays(data) else data:
             found = _as_batch(batch, supervised=self._supervised)
             seen += len(found.x)

@@ -30,6 +30,8 @@ class TrainState:
         Batches of the epoch under way that this rank has trained on.
     step : int
         Optimizer steps taken.
+    checked : int
+        Steps taken when the run was last validated inside an epoch.
     sums : dict
         What this rank has measured in the epoch under way, by the name of the quantity.
 
@@ -42,6 +44,7 @@ class TrainState:
     epoch: int = 0
     batch: int = 0
     step: int = 0
+    checked: int = 0
     sums: dict[str, Any] = field(default_factory=dict)
 
     def start_epoch(self) -> None:

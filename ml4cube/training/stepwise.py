@@ -74,6 +74,7 @@ class Stepwise(Keeping, metaclass=Combinable):
     loss_step: Supervised | None
     under_way: set[str]
     predict_step: Callable[[Any], Any]
+    evaluate: Callable[[Any], dict[str, Any]]
     _callbacks: list[Callback]
     _goal: int  # epochs asked for so far
     _inner: dict[str, Callable[[Any], None]]
@@ -222,10 +223,8 @@ class Stepwise(Keeping, metaclass=Combinable):
             self._goal = min(goal, loop.state.epoch)
 
     def _test(self, loader: Any) -> dict[str, Any]:
-        self._check_step("test_step")
         self.log_reset()
-        row: dict[str, Any] = dict(self._make_loop(None, None).evaluate(loader))
-        row |= self.own_metrics()
+        row = self.evaluate(loader)
         self.progress_checker.step += len(self.log_test["loss"])
         self.progress_checker.update_epoch()
         self._tested.append(row)

@@ -63,7 +63,7 @@ class Trainer(Stepwise):
     scheduler : object, optional
         Learning rate scheduler of torch or of `ml4cube.training.schedulers`.
     log_bar : bool
-        Whether to show a progress bar on rank 0; never shown where there is no terminal.
+        The same as `progress`.
     scheduler_step_on_batch : bool
         Whether the scheduler moves on after every optimizer step, not every epoch.
     gradient_clip : float
@@ -91,12 +91,15 @@ class Trainer(Stepwise):
         Epochs between snapshots.
     seed : int, optional
         Seeds dropout and unseeded loaders for the time of training.
+    progress : bool
+        Whether to show a bar and write a line to stderr for every epoch, on rank 0.
     web_logger : mapping, optional
         For `WandBLoggerAddon` and `NeptuneLoggerAddon`.
     **options : Any
         Further settings, as for `ml4cube.training.pytorch.Trainer`: ``max_time``,
         ``limit_train_batches``, ``limit_val_batches``, ``fast_dev_run``, ``ema``, ``compile``,
-        ``log_grad_norm``, ``find_unused_parameters``, ``strategy``, ``shard_modules``.
+        ``log_grad_norm``, ``find_unused_parameters``, ``strategy``, ``shard_modules``, ``monitor``,
+        ``mode``, ``validate_every``, ``validate_every_steps``.
 
     Attributes
     ----------
@@ -112,9 +115,10 @@ class Trainer(Stepwise):
     progress_checker : ProgressChecker
         Epochs and steps so far.
     best_epoch : int or None
-        The epoch, from 1, with the least validation loss, or training loss without validation.
+        The epoch, from 1, that `monitor` chose; by default the one with the least validation loss,
+        or training loss without validation.
     best_loss : float or None
-        That loss.
+        Its value.
 
     Raises
     ------
@@ -166,6 +170,7 @@ class Trainer(Stepwise):
         snapshot_path: str | Path | None = None,
         save_every: int = 10,
         seed: int | None = None,
+        progress: bool = True,
         web_logger: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -194,10 +199,10 @@ class Trainer(Stepwise):
         Options(**self._options)  # refuses here, not in run
         self._metrics = metrics
         self.log_bar = log_bar
-        bars: list[Callback] = [Progress()] if log_bar else []
+        shown: list[Callback] = [Progress()] if log_bar and progress else []
         self._callbacks: list[Callback] = [
             Follow(self),
-            *bars,
+            *shown,
             LoggerCallback(loggers),
             *as_callbacks(callbacks),
         ]
@@ -384,6 +389,28 @@ class Trainer(Stepwise):
             self._take_from(loop)
             found: dict[str, Any] = {"loss": result.loss, **result.logs}
             return {name: float(torch.as_tensor(v).detach()) for name, v in found.items()}
+
+    def evaluate(self, loader: Any) -> dict[str, Any]:
+        """Test once, exactly on any number of ranks; every rank must call this.
+
+        Parameters
+        ----------
+        loader : iterable, or mapping of str to iterable
+            Batches to test on, or several sets by name.
+
+        Returns
+        -------
+        dict of str to float
+            ``val_loss``, metrics, and ``val_<name>`` for what `test_step` returns besides.
+
+        Raises
+        ------
+        EmptyPartError
+            If it gives no sample.
+        """
+        self._check_step("test_step")
+        row: dict[str, Any] = dict(self._make_loop(None, None).evaluate(loader))
+        return row | self.own_metrics()
 
     def inference(self, loader: Iterable[Any]) -> Any:
         """Return the model's predictions for every sample of a loader, in its order.

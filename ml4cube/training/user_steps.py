@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError
-from ml4cube.training.callbacks import Callback
+from ml4cube.training.callbacks import Callback, monitored
 from ml4cube.training.feed import Portion, Weight
 from ml4cube.training.loop import Loop, StepResult
 from ml4cube.training.state import capture_rng, restore_rng
@@ -191,10 +191,14 @@ class Follow(Callback):
         """Add the user's own metrics, which see the batches of all ranks."""
         row |= self._trainer.own_metrics()
 
-    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
         """Count, and keep the weights if they are the best."""
         self._trainer.progress_checker.follow(loop.state)
-        self._trainer.check_better(row["epoch"], row[loop.monitor])
+        self._trainer.check_better(row["epoch"], monitored(row, loop.monitor))
+
+    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Count, also where nothing was judged."""
+        self._trainer.progress_checker.follow(loop.state)
 
     def on_train_end(self, loop: Loop) -> None:
         """Remember where random numbers stand."""
