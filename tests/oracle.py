@@ -174,3 +174,18 @@ def finest_bins(cells: Sequence[float], bins: int) -> tuple[list[float], list[in
             edges = [float(Fraction(k << step, 2**1022)) for k in sorted(held)]
             return edges, [held[k] for k in sorted(held)]
     raise AssertionError("some width is enough")
+
+
+def band_areas(latitudes: Any, steps: int = 200_000) -> np.ndarray:
+    """Areas of rows in degrees, in units of 2 pi: rings of the sphere, each the nearest row's.
+
+    A last row reaches as far beyond itself as towards its neighbour.
+    """
+    rows = np.asarray(latitudes, dtype=float)
+    edges = np.linspace(-90, 90, steps + 1)
+    ring = (edges[1:] + edges[:-1]) / 2
+    nearest = np.abs(ring[:, None] - rows).argmin(1)
+    low, *_, high = ordered = np.sort(rows)
+    inside = (ring > 1.5 * low - ordered[1] / 2) & (ring < 1.5 * high - ordered[-2] / 2)
+    area = np.cos(np.deg2rad(ring)) * np.deg2rad(180 / steps) * inside
+    return np.bincount(nearest, area, len(rows))

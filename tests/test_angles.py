@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 from ml4cube import preprocessing as pp
-from ml4cube.core.angles import cosines, is_latitude, is_longitude
+from ml4cube.core.angles import cell_areas, is_latitude, is_longitude
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.evaluation.metrics import area_weights
+from ml4cube.evaluation.metrics import area_weights, score_cube
 from ml4cube.splits.cube import CubeView
+from ml4cube.training.losses import MaskedLoss
+from ml4cube.training.losses import area_weights as loss_weights
+from tests.oracle import band_areas
 
 LATITUDES = [
     ("lat", {}, "plain"),
@@ -86,21 +90,127 @@ def test_areas_of_a_rotated_grid_are_those_of_its_own_latitudes():
         assert area_weights(ds).values == pytest.approx([1.0, 0.5])
 
 
-@pytest.mark.parametrize(
-    ("latitudes", "units"),
-    [
-        ([0.0, 60.0, -90.0005], "degrees_north"),
-        (xr.DataArray([0, 60, 90], dims="lat"), None),
-        (np.deg2rad([0.0, -60.0, 90.0]), "radian"),
-    ],
-)
-def test_cosines_of_latitudes(latitudes, units):
-    found = cosines(latitudes, units, "lat")
-    assert found == pytest.approx([1.0, 0.5, 0.0])
-    assert (found >= 0).all()
+ROWS = {
+    "regular": np.arange(-87.5, 90, 5),
+    "with the poles": np.linspace(90, -90, 19),
+    "of a region": np.arange(40.0, 60.0),
+    "irregular": np.array([-89.0, -70, -65, -10, 0, 1, 2, 30, 88]),
+    "in any order": np.array([10.0, -80, 45, 80, 12]),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS.values(), ids=ROWS)
+def test_areas_of_rows_are_those_of_their_bands(rows):
+    expected = band_areas(rows)
+    assert cell_areas(rows, "degrees_north", "lat") == pytest.approx(expected, abs=2e-5)
+    assert cell_areas(np.deg2rad(rows), "radian", "lat") == pytest.approx(expected, abs=2e-5)
+
+
+def test_rows_of_a_regular_grid_weigh_the_cosine_and_the_globe_is_covered():
+    rows = ROWS["regular"]
+    found = cell_areas(rows, None, "lat")
+    assert found / found[0] == pytest.approx(np.cos(np.deg2rad(rows)) / np.cos(np.deg2rad(rows[0])))
+    assert found.sum() == pytest.approx(2.0)
+    poles = cell_areas(ROWS["with the poles"], None, "lat")
+    assert poles.sum() == pytest.approx(2.0)
+    assert poles[0] == pytest.approx(1 - np.sin(np.deg2rad(85)))
+
+
+def test_rows_at_one_latitude_share_its_band_and_bounds_are_used():
+    once = cell_areas([0.0, 10.0, 90.0], None, "lat")
+    twice = cell_areas([10.0, 0.0, 90.0004, 10.0], None, "lat")
+    assert twice == pytest.approx([once[1] / 2, once[0], once[2], once[1] / 2])
+    # a boundary beyond the pole, as of latitudes plus and minus a half step
+    edges = [[80.0, 100.0], [0.0, 80.0]]
+    sine = np.sin(np.deg2rad(80))
+    assert cell_areas([90.0, 40.0], None, "lat", edges) == pytest.approx([1 - sine, sine])
+    assert cell_areas([90.0], None, "lat", [[100.0, 80.0]]) == pytest.approx([1 - sine])
+    for wrong in ([[0.0, 80.0], [80.0, 90.0]], [80.0, 90.0], [[80.0, 90.0], [0.0, np.nan]]):
+        with pytest.raises(InvalidValueError, match="lat must each lie between two bounds"):
+            cell_areas([90.0, 40.0], None, "lat", wrong)
+    with pytest.raises(InvalidValueError, match=r"lat are all 40: .* or by bounds"):
+        cell_areas([40.0, 40.0], None, "lat")
+
+
+def test_cells_with_a_latitude_each_weigh_its_cosine():
+    rng = np.random.default_rng(0)
+    places = rng.uniform(-90, 90, (4, 5))
+    expected = [[np.cos(np.deg2rad(one)) for one in row] for row in places]
+    np.testing.assert_allclose(cell_areas(places, None, "lat"), expected)
+    assert (cell_areas([[90.0005, -90.0005]], None, "lat") >= 0).all()
 
 
 @pytest.mark.parametrize("wrong", [90.1, -91.0, np.nan, np.inf])
-def test_cosines_of_what_is_no_latitude(wrong):
-    with pytest.raises(InvalidValueError, match="lat must be finite, from -90 to 90 degrees"):
-        cosines([0.0, wrong], None, "lat")
+def test_areas_of_what_is_no_latitude(wrong):
+    for latitudes in ([0.0, wrong], [[0.0, wrong]]):
+        with pytest.raises(InvalidValueError, match="lat must be finite, from -90 to 90 degrees"):
+            cell_areas(latitudes, None, "lat")
+
+
+def grids() -> dict[str, tuple[xr.Dataset, np.ndarray]]:
+    """Cubes of three kinds of grid, each with the true weight of each of its cells."""
+    rng = np.random.default_rng(3)
+    rows = np.array([-90.0, -60, 10, 20, 80])
+    shape = (len(rows), 4)
+    cells = {"a": (("time", "y", "x"), rng.normal(size=(3, *shape)))}
+    rectilinear = xr.Dataset(cells).rename(y="lat").assign_coords(lat=rows)
+    edges = np.stack([[-90, -80, 0, 15, 70], [-80.0, 0, 15, 70, 90]], -1)
+    bounded = rectilinear.assign(lat_bnds=(("lat", "bnds"), edges))
+    bounded.lat.attrs["bounds"] = "lat_bnds"
+    flat = rng.uniform(-85, 85, shape)
+    curvilinear = xr.Dataset(cells, {"nav_lat": (("y", "x"), flat), "nav_lon": (("y", "x"), flat)})
+    sines = np.sin(np.deg2rad(edges))
+    return {
+        "rows": (rectilinear, np.broadcast_to(band_areas(rows)[:, None], shape)),
+        "bounds": (bounded, np.broadcast_to(sines[:, 1:] - sines[:, :1], shape)),
+        "curvilinear": (curvilinear, np.cos(np.deg2rad(flat))),
+    }
+
+
+@pytest.mark.parametrize("kind", grids())
+def test_statistics_scores_and_losses_weigh_by_the_same_areas(kind):
+    ds, weights = grids()[kind]
+    ds["a"][0, 1, 1] = np.nan
+    values = ds["a"].values
+    weights = np.where(np.isnan(values), 0, weights)
+    mean = np.nansum(values * weights) / weights.sum()
+    square = np.nansum(values**2 * weights) / weights.sum()
+    assert pp.get_statistics(ds, weights="area")["a"][0] == pytest.approx(mean, rel=1e-4)
+    for prediction, truth in ((ds * 0, ds), (ds["a"] * 0, ds["a"]), (ds.reset_coords() * 0, ds)):
+        if kind == "bounds" and isinstance(truth, xr.DataArray):
+            continue  # an array does not hold them
+        prediction = prediction if isinstance(prediction, xr.DataArray) else prediction[["a"]]
+        scores = score_cube(prediction, truth, metrics=["rmse", "bias"])
+        assert scores["rmse"].item() == pytest.approx(square**0.5, rel=1e-4)
+        assert scores["bias"].item() == pytest.approx(-mean, rel=1e-4)
+        expected = "cosine of nav_lat" if kind == "curvilinear" else "area of the bands of lat"
+        assert scores.attrs["weights"] == expected
+    latitude = ds["nav_lat" if kind == "curvilinear" else "lat"]
+    bounds = ds["lat_bnds"] if kind == "bounds" else None
+    loss = MaskedLoss(torch.nn.MSELoss(), weights=loss_weights(latitude, bounds=bounds))
+    target = torch.from_numpy(values)
+    assert loss(torch.zeros_like(target), target).item() == pytest.approx(square, rel=1e-4)
+
+
+def test_what_has_no_area_is_refused_or_said_in_the_scores():
+    rng = np.random.default_rng(0)
+    values = (("time", "station"), rng.normal(size=(4, 6)))
+    where = {n: ("station", rng.uniform(-80, 80, 6)) for n in ("lat", "lon")}
+    stations = xr.Dataset({"a": values}, where)
+    one_row = xr.Dataset({"a": (("time", "lat"), np.ones((4, 1)))}, {"lat": [40.0]})
+    for ds, reason in ((stations, "places along 'station'"), (one_row, "are all 40")):
+        with pytest.raises(InvalidValueError, match=reason):
+            pp.get_statistics(ds, weights="area")
+        assert area_weights(ds) is None
+        scores = score_cube(ds * 0, ds, metrics="rmse")
+        assert scores["rmse"].item() == pytest.approx(float((ds["a"] ** 2).mean() ** 0.5))
+        assert scores.attrs["weights"].startswith("none, ")
+        assert reason in scores.attrs["weights"]
+    plain = stations.drop_vars(["lat", "lon"])
+    assert score_cube(plain, plain).attrs["weights"] == "none, no coordinate is a latitude"
+    assert score_cube(plain, plain, weights=None).attrs["weights"] == "none"
+    both = one_row.assign(b=("time", np.ones(4))).assign_coords(lat=[3.0])
+    both = xr.concat([both, both.assign_coords(lat=[5.0])], "lat", data_vars="minimal")
+    assert score_cube(both, both).attrs["weights"] == (
+        "a: area of the bands of lat; b: none, no coordinate is a latitude"
+    )

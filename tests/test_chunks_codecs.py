@@ -7,7 +7,7 @@ from typing import Any
 import numcodecs
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ml4cube.chunks.codecs import ChunkCodecs, without_checksum
@@ -99,6 +99,45 @@ def test_a_frame_that_declares_no_size() -> None:
         ChunkCodecs("zstd", checksum=False).decode(
             np.frombuffer(frame, np.uint8), np.empty((9, 8), "<f4")
         )
+
+
+def unsized(raw: bytes) -> bytes:
+    """A frame of raw blocks."""
+    blocks = [raw[start : start + 70_000] for start in range(0, len(raw) or 1, 70_000)]
+    heads = [(len(b) << 3 | (b is blocks[-1])).to_bytes(3, "little") for b in blocks]
+    return UNSIZED + b"".join(h + b for h, b in zip(heads, blocks, strict=True))
+
+
+SKIPPED = b"\x5a\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
+FRAMES = {
+    "plain": numcodecs.Zstd(1).encode,
+    "with a checksum": numcodecs.Zstd(3, checksum=True).encode,
+    "without a size": unsized,
+    "after a skippable one": lambda raw: SKIPPED + numcodecs.Zstd(1).encode(raw),
+    "before a skippable one": lambda raw: numcodecs.Zstd(1).encode(raw) + SKIPPED,
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([*FRAMES]), st.integers(0, 400_000)), min_size=1))
+def test_several_frames_are_read_as_one_and_others_refused(frames: list[tuple[str, int]]) -> None:
+    """As tools that compress in pieces make them (pzstd, streams that are flushed)."""
+    assume(any(n for _, n in frames))  # no chunk is of no bytes
+    rng = np.random.default_rng(len(frames))
+    # what compresses, what does not, and what repeats, each a kind of block
+    pieces = [rng.integers(0, 1 + 127 * (n % 3), n).astype("u1").tobytes() for _, n in frames]
+    data = b"".join(FRAMES[kind](p) for (kind, _), p in zip(frames, pieces, strict=True))
+    whole, buffer = b"".join(pieces), np.frombuffer(data, np.uint8)
+    codecs = ChunkCodecs("zstd", checksum=False)
+    out = np.full(len(whole), 7, np.uint8)
+    codecs.decode(buffer, out)
+    assert out.tobytes() == whole
+    for wrong in {len(whole) - 1, len(whole) + 1, max(n for _, n in frames)} - {len(whole), -1}:
+        with pytest.raises(ValueError, match=r"wanted|too small|expected to"):
+            codecs.decode(buffer, np.empty(wrong, np.uint8))
+    if len(data) > 1:
+        with pytest.raises(ValueError, match=r".+"):
+            codecs.decode(buffer[:-1], np.empty(len(whole), np.uint8))
 
 
 def test_a_checksum_is_looked_at_without_a_copy() -> None:

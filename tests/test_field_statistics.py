@@ -498,7 +498,9 @@ def test_areas_are_those_of_degrees_where_latitudes_are_radians(units: str) -> N
 def test_a_pole_may_lie_beyond_the_pole_by_its_rounding() -> None:
     poles = xr.DataArray([-90.0005, 0.0, 90.0005], dims="lat")
     ds = xr.Dataset({"t": ("lat", [5.0, 1.0, 7.0])}, {"lat": poles})
-    assert pp.get_statistics(ds, weights="area")["t"] == [1.0, 0.0]
+    cap, tropics = 1 - 0.5**0.5, 2**0.5
+    mean = pp.get_statistics(ds, weights="area")["t"][0]
+    assert mean == pytest.approx((5 * cap + tropics + 7 * cap) / 2)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
@@ -631,11 +633,15 @@ def test_areas_of_a_staggered_grid_are_those_of_each_variable(names: list[str]) 
         },
         {"lat": lat, "slat": ("slat", slat, north)},
     )
-    cosine = {"a": np.cos(np.deg2rad(ds.lat)), "b": np.cos(np.deg2rad(ds.slat))}
+    area = {
+        name: xr.DataArray(oracle.band_areas(rows), dims=rows.dims)
+        for name, rows in (("a", ds.lat), ("b", ds.slat))
+    }
     found = pp.get_statistics(ds[names], weights="area")
     for name in names:
-        weights = cosine.get(name, xr.DataArray(1.0))
-        assert found[name][0] == pytest.approx(float(ds[name].weighted(weights).mean()))
+        weights = area.get(name, xr.DataArray(1.0))
+        expected = float(ds[name].weighted(weights).mean())
+        assert found[name][0] == pytest.approx(expected, rel=1e-4)
 
 
 def test_only_statistics_of_the_same_weights_merge() -> None:

@@ -27,6 +27,7 @@ from ml4cube.evaluation.metrics import (
     area_weights,
     score_cube,
 )
+from tests.oracle import band_areas
 
 CLASSES = [RMSE, MSE, MAE, Bias, R2, Correlation, StdRatio, MaxError]
 
@@ -174,14 +175,14 @@ def sphere(time=3, lat=4, lon=5, seed=0) -> xr.DataArray:
 @pytest.mark.parametrize("order", [("time", "lat", "lon"), ("lon", "time", "lat")])
 def test_score_cube_is_area_weighted_whatever_the_chunks_and_dim_order(chunks, order):
     truth, prediction = sphere(seed=1), sphere(seed=2)
-    weights = np.broadcast_to(np.cos(np.deg2rad(truth.lat.values))[:, None], truth.shape)
+    weights = np.broadcast_to(band_areas(truth.lat)[:, None], truth.shape)
     wanted = oracle(prediction.values, truth.values, weights)
     given_truth = truth.transpose(*order)
     if chunks:
         prediction, given_truth = prediction.chunk(chunks), given_truth.chunk(chunks)
     scores = score_cube(prediction, given_truth, metrics=["rmse", "bias", "r2", "correlation"])
     for name in scores:
-        assert scores[name].item() == pytest.approx(wanted[name], rel=1e-12)
+        assert scores[name].item() == pytest.approx(wanted[name], rel=1e-4)
 
 
 def test_score_cube_by_time_and_region_equals_each_cell_group_alone():
@@ -194,15 +195,15 @@ def test_score_cube_by_time_and_region_equals_each_cell_group_alone():
     for step in truth.time.values:
         for label in "ab":
             inside = (region == label).values
-            weights = np.cos(np.deg2rad(truth.lat.values))[:, None] * inside
+            weights = band_areas(truth.lat)[:, None] * inside
             wanted = oracle(
                 prediction.sel(time=step).values,
                 np.where(inside, truth.sel(time=step).values, np.nan),
                 weights,
             )
             cell = scores.sel(variable="t", time=step, region=label)
-            assert cell.rmse.item() == pytest.approx(wanted["rmse"], rel=1e-12)
-            assert cell.r2.item() == pytest.approx(wanted["r2"], rel=1e-9)
+            assert cell.rmse.item() == pytest.approx(wanted["rmse"], rel=1e-4)
+            assert cell.r2.item() == pytest.approx(wanted["r2"], rel=1e-4)
 
 
 def test_labels_with_gaps_leave_cells_out_and_months_are_labels():
@@ -223,7 +224,8 @@ def test_a_dataset_is_scored_by_variable_and_only_where_both_have_it():
 
 def test_static_variables_are_scored_beside_others_and_what_describes_the_grid_is_not():
     truth = sphere().to_dataset(name="t").assign(height=sphere(seed=3).isel(time=0, drop=True))
-    truth = truth.assign(crs=0, lat_bnds=(("lat", "bnds"), np.zeros((4, 2))))
+    edges = np.stack([truth.lat - 22.5, truth.lat + 22.5], -1)
+    truth = truth.assign(crs=0, lat_bnds=(("lat", "bnds"), edges))
     truth.lat.attrs["bounds"], truth.t.attrs["grid_mapping"] = "lat_bnds", "crs"
     zone = xr.DataArray([0, 1, 1, 0], dims="lat", name="zone")
     truth = truth.assign_coords(zone=zone)
@@ -265,15 +267,15 @@ def test_score_cube_refuses_other_grids_and_typos():
 
 
 def test_latitude_is_found_by_standard_name_units_or_name_and_checked():
-    plain = xr.DataArray(np.zeros(3), {"y": [0.0, 60.0, 90.0]}, "y")
+    plain = xr.DataArray(np.zeros(2), {"y": [0.0, 60.0]}, "y")
     assert area_weights(plain) is None
     for attrs in ({"standard_name": "latitude"}, {"units": "degrees_north"}):
         tagged = plain.assign_coords(y=plain.y.assign_attrs(attrs))
-        assert area_weights(tagged).values == pytest.approx([1.0, 0.5, 0.0])
+        assert area_weights(tagged).values == pytest.approx([1.0, 0.5])
     assert area_weights(plain.rename(y="Latitude")).dims == ("Latitude",)
     clat = plain.assign_coords(y=("y", np.deg2rad(plain.y.values), {"units": "radian"}))
     clat["y"].attrs["standard_name"] = "latitude"
-    assert area_weights(clat).values == pytest.approx([1.0, 0.5, 0.0])
+    assert area_weights(clat).values == pytest.approx([1.0, 0.5])
     with pytest.raises(InvalidValueError, match="from -90 to 90"):
         area_weights(xr.DataArray(np.zeros(1), {"lat": [120.0]}, "lat"))
 

@@ -38,6 +38,16 @@ def test_rounded_to_the_nearest(values: np.ndarray, bits: int) -> None:
             assert abs(before) + step / 2 > float(np.finfo(np.float32).max)
 
 
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8"])
+def test_the_byte_order_of_netcdf_3_does_not_matter(dtype: str) -> None:
+    values = np.append(np.random.default_rng(0).normal(size=(3, 4)), [[np.nan, np.inf, 0, 1]], 0)
+    big, little = values.astype(dtype), values.astype(dtype.replace(">", "<"))
+    rounded = Precision.parse(None, 5).apply("t", big)
+    np.testing.assert_array_equal(rounded, Precision.parse(None, 5).apply("t", little))
+    assert rounded.dtype == big.dtype
+    assert (rounded != big)[np.isfinite(big)].any()
+
+
 @given(npst.arrays(np.float64, 8, elements=st.floats(-6e4, 6e4)))
 def test_cast(values: np.ndarray) -> None:
     stored = Precision.parse({"t": "float16"}, None).apply("t", values)

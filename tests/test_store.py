@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import xarray as xr
 import zarr
+from torch import nn
+from zarr.storage import MemoryStore
 
-from ml4cube.core.errors import InvalidTypeError, StoreError
+from ml4cube.core.errors import InvalidTypeError, StoreError, StoreExistsError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.folders import LocalFolder
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.places import folder_of, place_of
+from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import (
     ArrayLayout,
     StoreLayout,
     StoreMetadata,
     create,
     finish,
+    open_axes,
     open_store,
     read_manifest,
     verify_store,
+    write_axes,
     write_shard,
 )
+from ml4cube.prediction import predict_cube
 
 RNG = np.random.default_rng(0)
 N = 23
@@ -177,6 +187,57 @@ def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
         write(store, layout())  # puts the right bytes back
 
 
+class InMemory(dict[str, bytes]):
+    """A folder of files without a disk, for thousands of openings."""
+
+    def read(self, path: str) -> bytes:
+        return self[path]
+
+    def list(self) -> dict[str, int]:
+        return {name: len(content) for name, content in self.items()}
+
+
+@pytest.fixture
+def in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InMemory:
+    root = write(tmp_path / "s", layout())
+    axes = {"lat": (np.arange(3.0), {"units": "degrees_north"})}
+    extra = write_axes(LocalFolder(root), layout().compressor, axes)
+    plan = layout()
+    files = {n: f for n, f in read_manifest(root).items() if n != "zarr.json"} | extra
+    finish(LocalFolder(root), plan, metadata().to_attrs(), files)
+    held = InMemory({p.relative_to(root).as_posix(): p.read_bytes() for p in every_file(root)})
+    monkeypatch.setattr("ml4cube.datasets.store.folder_of", lambda place: held)
+    return held
+
+
+def test_no_flipped_bit_of_metadata_passes_an_opening(in_memory: InMemory) -> None:
+    """2,000 of them: no number changes silently, and the file is named whatever the bit makes."""
+    verify_store("s", hashes=False)
+    names = sorted(name for name in in_memory if name.endswith("zarr.json"))
+    rng = np.random.default_rng(1)
+    sizes = np.array([len(in_memory[name]) for name in names])
+    for k in rng.choice(len(names), 2000, p=sizes / sizes.sum()).tolist():
+        name, content = names[k], in_memory[names[k]]
+        in_memory[name] = flip(content, rng)
+        with pytest.raises(StoreError, match=rf"(damaged: |^){name}"):
+            verify_store("s", hashes=False)
+        in_memory[name] = content
+    verify_store("s", hashes=False)
+
+
+@pytest.mark.parametrize("reader", [StoreMetadata.of, open_axes], ids=["metadata", "axes"])
+def test_readers_of_metadata_alone_check_what_they_read(in_memory: InMemory, reader: Any) -> None:
+    names = ["manifest/zarr.json"]
+    names += ["axes/zarr.json", "axes/lat/zarr.json"] if reader is open_axes else ["zarr.json"]
+    for name in names:
+        content = in_memory[name]
+        for place in range(0, len(content), 7):
+            in_memory[name] = bytes([*content[:place], content[place] ^ 1, *content[place + 1 :]])
+            with pytest.raises(StoreError, match=name):
+                reader("s")
+        in_memory[name] = content
+
+
 def test_flipped_bit_raises_when_read(store: Path) -> None:
     path = store / "sst/c/1/0/0"
     content = bytearray(path.read_bytes())
@@ -225,3 +286,61 @@ def test_leftovers_of_killed_writers_vanish(tmp_path: Path) -> None:
     write(root, layout())
     assert not list(root.rglob("*.tmp"))
     verify_store(root)
+
+
+def flip(raw: bytes, rng: np.random.Generator, within: bytes = b"") -> bytes:
+    """Flip one bit, anywhere or in what begins with some text."""
+    start = raw.index(within)
+    broken = bytearray(raw)
+    broken[int(rng.integers(start, len(raw)))] ^= 1 << int(rng.integers(8))
+    return bytes(broken)
+
+
+def readers_of(cube: xr.Dataset, place: Any, test: Any) -> dict[str, Callable[[], object]]:
+    """Every public way to what a store says."""
+    return {
+        "open_store": lambda: open_store(place),
+        "open_axes": lambda: open_axes(place),
+        "StoreMetadata": lambda: StoreMetadata.of(place),
+        "PTXrDataset": lambda: PTXrDataset(place),
+        "predict_cube": lambda: predict_cube(nn.Identity(), cube, place),
+        "run again": sampler(cube, place, test).run,
+    }
+
+
+def sampler(cube: xr.Dataset, place: Any, test: Any) -> MultiProcSampler:
+    return MultiProcSampler(
+        cube, train_cube=place, test_cube=test, data_split=1.0, sample_size={"x": 2}, nproc=1
+    )
+
+
+@pytest.mark.parametrize("kind", ["path", "url", "zarr"])
+def test_every_reader_refuses_damaged_metadata_by_name(tmp_path: Path, kind: str) -> None:
+    values = np.random.default_rng(0).normal(280, 9, (6, 4)).astype("f4")
+    cube = xr.Dataset({"t": (("time", "x"), values)}, {"x": np.arange(4.0)})
+    place, test = {
+        "path": (str(tmp_path / "train.zarr"), str(tmp_path / "test.zarr")),
+        "url": (f"memory://{tmp_path.name}/train.zarr", f"memory://{tmp_path.name}/test.zarr"),
+        "zarr": (MemoryStore(), MemoryStore()),
+    }[kind]
+    sampler(cube, place, test).run()
+    folder = folder_of(place_of("store", place))
+    files = {n: folder.read(n) for n in folder.list() if n.endswith("zarr.json")}
+    rng = np.random.default_rng(2)
+    readers = readers_of(cube, place, test)
+    seen = {
+        "zarr.json": [name for name in readers if name != "open_axes"],
+        "t/zarr.json": ["open_store", "PTXrDataset", "run again"],
+        "axes/x/zarr.json": ["open_store", "open_axes", "PTXrDataset", "run again"],
+        "manifest/zarr.json": [*readers],
+    }
+    for name, refusing in seen.items():
+        for reader in refusing:
+            within = b'"statistics"' if name == "zarr.json" else b""
+            folder.write(name, flip(files[name], rng, within))
+            with pytest.raises(StoreExistsError if reader == "run again" else StoreError) as raised:
+                readers[reader]()
+            assert name in str(raised.value)
+            folder.write(name, files[name])
+    for read in readers.values():
+        read()

@@ -170,19 +170,50 @@ def _blosc_size(data: Bytes) -> int:
     return int.from_bytes(header[4:8], "little")
 
 
-def _zstd_size(data: Bytes, undeclared: int) -> int:
-    """Bytes that a zstd frame declares to hold (RFC 8878, 3.1.1.1); `undeclared` if it does not."""
-    header = data[:18].tobytes()
+def _zstd_size(data: Bytes, wanted: int) -> int:
+    """Bytes that zstd frames declare to hold together; `wanted` if one declares nothing.
+
+    Most chunks are one frame, whose header alone is read. Writers that compress in pieces make
+    several, and skippable ones between them.
+    """
+    found, start = 0, 0
+    while start < len(data):
+        declared, blocks = _zstd_header(data, start)
+        # decoding stops where there is no more room
+        if declared is None or (not start and declared == wanted):
+            return wanted
+        found += declared
+        start = _zstd_end(data, start, blocks)
+    if start > len(data) or not len(data):
+        raise ValueError("it is cut off")
+    return found
+
+
+def _zstd_header(data: Bytes, start: int) -> tuple[int | None, int]:
+    """Bytes that a frame declares to hold, and where its header ends (RFC 8878, 3.1)."""
+    header = data[start : start + 18].tobytes()
+    if len(header) >= 8 and header[1:4] == b"\x2a\x4d\x18" and header[0] >> 4 == 5:
+        return 0, start + 8  # a frame to be skipped
     if header[:4] != b"\x28\xb5\x2f\xfd" or len(header) < 6:
         raise ValueError("it is no zstd frame, or cut off")
     flags = header[4]
     single = bool(flags & 0x20)
     length = (int(single), 2, 4, 8)[flags >> 6]
-    if not length:
-        return undeclared  # decoding stops where there is no more room
-    start = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
-    size = int.from_bytes(header[start : start + length], "little")
-    return size + 256 if length == 2 else size
+    begin = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
+    size = int.from_bytes(header[begin : begin + length], "little") + 256 * (length == 2)
+    return size if length else None, start + begin + length
+
+
+def _zstd_end(data: Bytes, start: int, blocks: int) -> int:
+    """Where a frame ends, of which the place and that of its blocks are known."""
+    if data[start] != 0x28:
+        return blocks + int.from_bytes(data[start + 4 : start + 8].tobytes(), "little")
+    last = 0
+    while not last:
+        block = int.from_bytes(data[blocks : blocks + 3].tobytes(), "little")
+        last, repeated = (block & 1) or blocks >= len(data), (block >> 1 & 3) == 1
+        blocks += 3 + (1 if repeated else block >> 3)
+    return blocks + CHECKSUM * bool(data[start + 4] & 4)
 
 
 def _check_size(found: int, out: NDArray[Any]) -> None:

@@ -10,6 +10,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import InvalidValueError
 
+
+class UnknownAreaError(InvalidValueError):
+    """Latitudes alone do not tell the areas of these cells."""
+
+
 # Rounding may put a pole slightly beyond 90 degrees.
 MOST_LAT = 90.001
 
@@ -110,32 +115,46 @@ def in_degrees(values: ArrayLike, units: object) -> NDArray[np.float64]:
     return np.rad2deg(angles) if str(units).strip().lower() in _RADIANS else angles
 
 
-def cosines(latitudes: ArrayLike, units: object, called: str) -> NDArray[np.float64]:
-    """Return the cosine of latitudes, to which areas of a regular grid's cells are proportional.
+def cell_areas(
+    latitudes: ArrayLike, units: object, called: str, bounds: ArrayLike | None = None
+) -> NDArray[np.float64]:
+    """Return areas of cells, up to a factor that all cells of a grid share.
+
+    Of one latitude per row, the area of its band, sin(north edge) - sin(south edge); a row's edges
+    are its bounds, else halfway to the next rows, as far beyond the last ones, and never beyond a
+    pole. Rows may have any order and distances; rows at the same latitude share a band. Of
+    latitudes along two dims or more, the cosine.
 
     Parameters
     ----------
     latitudes : array_like of float or int
-        Of any shape.
+        One per row, or one per cell.
     units : object
         As of `in_degrees`.
     called : str
         What they are called in messages.
+    bounds : array_like, shape (rows, 2), optional
+        Edges of each row, in the same units; only for one latitude per row.
 
     Returns
     -------
     ndarray of float
-        From 0 to 1.
+        0 or more, in the shape of `latitudes`.
 
     Raises
     ------
     InvalidValueError
-        If one is beyond a pole by more than rounding, or not finite.
+        If a latitude is beyond a pole by more than rounding or not finite, or bounds are none of
+        these rows.
+    UnknownAreaError
+        If all rows lie at one latitude and have no bounds.
 
     Examples
     --------
-    >>> cosines([0.0, 90.0005], "degrees_north", "lat").tolist()
-    [1.0, 0.0]
+    >>> cell_areas([0.0, 60.0, 90.0], "degrees_north", "lat").round(3).tolist()
+    [1.0, 0.466, 0.034]
+    >>> cell_areas([[0.0, 60.0]], "degrees_north", "lat").round(3).tolist()
+    [[1.0, 0.5]]
     """
     degrees = in_degrees(latitudes, units)
     if not (np.abs(degrees) <= MOST_LAT).all():
@@ -143,4 +162,33 @@ def cosines(latitudes: ArrayLike, units: object, called: str) -> NDArray[np.floa
             f"{called} must be finite, from -90 to 90 degrees, found {degrees.min():g} to "
             f"{degrees.max():g}; mend them, or give weights of your own"
         )
-    return np.cos(np.deg2rad(degrees)).clip(min=0.0)
+    degrees = degrees.clip(-90.0, 90.0)
+    if degrees.ndim != 1:
+        return np.cos(np.deg2rad(degrees)).clip(min=0.0)
+    if bounds is not None:
+        edges = _row_edges(degrees, in_degrees(bounds, units), called)
+        return np.abs(np.diff(np.sin(np.deg2rad(edges)), axis=-1))[:, 0]
+    rows, row, sharing = np.unique(degrees, return_inverse=True, return_counts=True)
+    if len(rows) == 1:
+        raise UnknownAreaError(
+            f"{called} are all {rows[0]:g}: how far a row reaches is told by the next row, or by "
+            "bounds; give these, or no weights"
+        )
+    between = (rows[1:] + rows[:-1]) / 2
+    outer = 2 * rows[[0, -1]] - between[[0, -1]] if len(rows) else rows
+    edges = np.concatenate([outer[:1], between, outer[1:]]).clip(-90.0, 90.0)
+    found: NDArray[np.float64] = (np.diff(np.sin(np.deg2rad(edges))) / sharing)[row]
+    return found
+
+
+def _row_edges(
+    rows: NDArray[np.float64], bounds: NDArray[np.float64], called: str
+) -> NDArray[np.float64]:
+    """Bounds of rows, which may go beyond a pole there, refused if they are of other rows."""
+    fits = bounds.shape == (len(rows), 2)
+    # as far off as rounding to float32 goes
+    if not fits or not (np.sort(bounds) * [[1, -1]] <= rows[:, None] * [[1, -1]] + 1e-3).all():
+        raise InvalidValueError(
+            f"{called} must each lie between two bounds, but do not; mend the bounds, or drop them"
+        )
+    return bounds.clip(-90.0, 90.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from ml4cube.core.errors import StoreError, StoreExistsError
 from ml4cube.datasets.draft import KEY, work_place
@@ -81,15 +80,11 @@ def check_overwritable(target: Place) -> None:
         )
     try:
         known = read_manifest(target)
-        attributes: Any = json.loads(folder.read("zarr.json"))["attributes"]
-        ours = "ml4cube_format" in attributes
     except (StoreError, OSError, ValueError, KeyError, TypeError):
-        known, ours = {}, False
-    if not ours:
         raise StoreExistsError(
             f"{target} exists and is no sample store of ours, so it is never overwritten; "
             "move it away or choose another path"
-        )
+        ) from None
     if foreign := sorted(set(folder.list()) - set(known) - {MANIFEST}):
         raise StoreExistsError(
             f"{target} holds {len(foreign)} files that are none of the sampler's, such as "

@@ -130,9 +130,7 @@ class ZarrFolder:
         for above in self.way():
             if above._has_v2(".zarray"):
                 return above.path
-            if above.size("zarr.json") is None:
-                continue
-            if json.loads(above.read("zarr.json"))["node_type"] == "array":
+            if above.size("zarr.json") is not None and is_array(above.read("zarr.json")):
                 return above.path
         return None
 
@@ -327,6 +325,26 @@ def folder_of(place: Place) -> Folder:
     if isinstance(place, str) and "://" in place:
         return RemoteFolder(place)
     return LocalFolder(Path(place))
+
+
+def is_array(metadata: bytes) -> bool:
+    """Tell whether a ``zarr.json`` is that of an array.
+
+    Parameters
+    ----------
+    metadata : bytes
+        Its content, which may be damaged.
+
+    Returns
+    -------
+    bool
+        False where it cannot be read.
+    """
+    try:
+        found = json.loads(metadata)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.get("node_type") == "array"
 
 
 def _now(coroutine: Any) -> Any:

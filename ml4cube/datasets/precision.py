@@ -205,6 +205,9 @@ def _rounded(values: NDArray[Any], bits: int) -> NDArray[Any]:
 
     if bits >= _mantissa(values.dtype):
         return values
-    rounded = np.asarray(BitRound(bits).encode(np.ascontiguousarray(values))).view(values.dtype)
+    # it takes the machine's byte order only
+    native = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("="))
+    rounded = np.asarray(BitRound(bits).encode(native)).view(native.dtype)
     # rounding the bits of a NaN may make a number of it
-    return np.where(np.isfinite(values), rounded.reshape(values.shape), values)
+    found = np.where(np.isfinite(values), rounded.reshape(values.shape), values)
+    return found.astype(values.dtype, copy=False)

@@ -6,7 +6,6 @@ store is read once an epoch. Layouts that are not known here are left to zarr.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from ml4cube.chunks.codecs import CHECKSUM, Bytes, ChunkCodecs, without_checksum
 from ml4cube.core.errors import StoreError
-from ml4cube.datasets.store import read_manifest
+from ml4cube.datasets.store import read_manifest, read_metadata
 
 _UNUSED = np.iinfo(np.uint64).max
 # Attributes by which xarray would change the values that are stored.
@@ -311,7 +310,7 @@ def sharded_arrays(path: str, names: list[str]) -> dict[str, ShardedArray] | Non
     files = read_manifest(path)
     arrays = {}
     for name in names:
-        metadata = json.loads(fs.cat_file(f"{root}/{name}/zarr.json"))
+        metadata = read_metadata(path, files, f"{name}/zarr.json")
         sizes = {
             key.removeprefix(f"{name}/"): size
             for key, (size, _) in files.items()

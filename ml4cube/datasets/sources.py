@@ -32,7 +32,7 @@ from ml4cube.datasets.opening import as_dataset
 from ml4cube.datasets.ring import ChunkSource
 from ml4cube.datasets.sampling import NUMBERED
 from ml4cube.datasets.shards import ShardedArray, sharded_arrays
-from ml4cube.datasets.store import StoreMetadata, open_axes, open_store
+from ml4cube.datasets.store import NoStoreError, StoreMetadata, open_axes, open_store
 from ml4cube.datasets.views import WindowPair
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def _stored_axes(place: Any) -> dict[str, xr.Variable]:
         return {}
     try:
         axes = open_axes(place)
-    except StoreError:
+    except NoStoreError:
         return {}
     return {str(name): c.variable.load() for name, c in axes.coords.items()}
 
@@ -483,7 +483,7 @@ def _opened_store(source: Any) -> xr.Dataset:
     """Open a store; where there is none, say what there is."""
     try:
         return open_store(source)
-    except StoreError:
+    except NoStoreError:
         if isinstance(source, str | os.PathLike):
             fs, root = url_to_fs(os.fspath(source))
             if not fs.exists(root):
@@ -509,5 +509,5 @@ def _holds_samples(ds: Any) -> bool:
         return SAMPLE_DIM in ds.dims or "ml4cube_format" in ds.attrs
     try:
         return not isinstance(ds, xr.DataArray) and StoreMetadata.of(ds) is not None
-    except StoreError:
+    except NoStoreError:
         return False

@@ -20,9 +20,10 @@ Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,10 @@ AXES = "axes"
 DATE_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _FILL = "fill_statistics"
 _NO_DATE = np.iinfo(np.int64).min
+
+
+class NoStoreError(StoreError):
+    """There is no sample store of ours at a place, not even a damaged one."""
 
 
 @dataclass(frozen=True)
@@ -224,8 +229,12 @@ def open_axes(source: Any) -> xr.Dataset:
     import xarray as xr
 
     place = place_of("store", source)
-    if f"{AXES}/zarr.json" not in read_manifest(place):
+    files = read_manifest(place)
+    names = [n for n in files if n.startswith(f"{AXES}/") and _is_metadata(n)]
+    if not names:
         return xr.Dataset()
+    for name in names:
+        read_metadata(place, files, name)
     return _open_zarr(place, AXES)
 
 
@@ -289,10 +298,14 @@ def finish(root: Folder, layout: StoreLayout, attrs: Mapping[str, Any], files: F
     listed = dict(sorted(files.items()))
     listed["zarr.json"] = root.write("zarr.json", _json(group))
     root.settle()
-    manifest = {"algorithm": HASH, "digest": digest(_json(listed)), "files": listed}
-    node = {"zarr_format": 3, "node_type": "group", "attributes": manifest}
-    root.write(MANIFEST, _json(node))
+    root.write(MANIFEST, _manifest(listed))
     root.settle()
+
+
+def _manifest(files: Files) -> bytes:
+    """The manifest that lists these files, in this order, to the last byte."""
+    manifest = {"algorithm": HASH, "digest": digest(_json(files)), "files": files}
+    return _json({"zarr_format": 3, "node_type": "group", "attributes": manifest})
 
 
 def _json(value: Any) -> bytes:
@@ -391,21 +404,78 @@ def read_manifest(place: Place) -> Files:
         If there is no store of ours, or its manifest is damaged.
     """
     try:
-        raw = json.loads(folder_of(place).read(MANIFEST))["attributes"]
-        files = {str(name): (int(size), str(hash)) for name, (size, hash) in raw["files"].items()}
-        sound = raw["algorithm"] == HASH and raw["digest"] == digest(_json(files))
+        raw = folder_of(place).read(MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(
+        raise NoStoreError(
             f"{place} is no sample store, or not a complete one (it has no manifest); "
             "make it again with MultiProcSampler"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise StoreError(
-            f"the manifest of {place} cannot be read ({error}); make it again"
-        ) from error
-    if not sound:
-        raise StoreError(f"the manifest of {place} is damaged; make the store again")
+    except OSError as error:
+        raise StoreError(f"{MANIFEST} of {place} cannot be read: {error}") from error
+    try:
+        listed = json.loads(raw)["attributes"]["files"]
+        files = {str(name): (int(size), str(hash)) for name, (size, hash) in listed.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        files = {}
+    # its own hash, and all that it says beside the files, stand in what would be written of them
+    if raw != _manifest(files):
+        raise StoreError(f"{MANIFEST} of {place}, its manifest, is damaged; make the store again")
     return files
+
+
+def _is_metadata(name: str) -> bool:
+    return name.rpartition("/")[2] == "zarr.json"
+
+
+def read_metadata(place: Place, files: Files, name: str) -> dict[str, Any]:
+    """Read a ``zarr.json`` of a store, after checking that it is as it was written.
+
+    Parameters
+    ----------
+    place : str, path or ZarrFolder
+        Where the store lies, from `place_of`.
+    files : dict
+        From `read_manifest`.
+    name : str
+        Path of the file inside the store.
+
+    Returns
+    -------
+    dict
+        What it holds.
+
+    Raises
+    ------
+    StoreError
+        If it is missing or damaged.
+    """
+    raw: bytes | None = None
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        raw = folder_of(place).read(name)
+    _refuse(place, [fault] if (fault := _fault(name, files[name], raw)) else [])
+    assert raw is not None
+    found: dict[str, Any] = json.loads(raw)
+    return found
+
+
+def _fault(name: str, written: tuple[int, str], found: bytes | int | None) -> str | None:
+    """What is wrong with a file of which the content, or only its size, is known."""
+    size = found if isinstance(found, int) or found is None else len(found)
+    if size is None:
+        return f"{name} is missing"
+    if size != written[0]:
+        return f"{name} has {size} bytes instead of {written[0]}"
+    if isinstance(found, bytes) and digest(found) != written[1]:
+        return f"{name} has another content than was written"
+    return None
+
+
+def _refuse(place: Place, faults: Sequence[str]) -> None:
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise StoreError(
+            f"the store {place} is damaged: {'; '.join(faults[:3])}{more}; make it again"
+        )
 
 
 def verify_store(place: Place, *, hashes: bool = True) -> None:
@@ -416,32 +486,33 @@ def verify_store(place: Place, *, hashes: bool = True) -> None:
     place : str, path or ZarrFolder
         Where the store lies, from `place_of`.
     hashes : bool
-        Read and hash every file; otherwise look at sizes only.
+        Read and hash every file; otherwise the files of metadata, in which no checksum of a chunk
+        would show a flipped bit, and look at the sizes of the others only.
 
     Raises
     ------
     StoreError
-        If a file is missing, has another size or, with `hashes`, another content; the message
-        names up to three of them.
+        If a file is missing, has another size or another content; the message names up to three
+        of them.
     """
     folder, files = folder_of(place), read_manifest(place)
     try:
-        found = folder.list()
+        sizes = folder.list()
     except OSError as error:
         raise StoreError(f"{place} cannot be listed: {error}") from error
-    faults = []
-    for name, (size, hash) in files.items():
-        if name not in found:
-            faults.append(f"{name} is missing")
-        elif found[name] != size:
-            faults.append(f"{name} has {found[name]} bytes instead of {size}")
-        elif hashes and digest(folder.read(name)) != hash:
-            faults.append(f"{name} has another content than was written")
-    if faults:
-        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise StoreError(
-            f"the store {place} is damaged: {'; '.join(faults[:3])}{more}; make it again"
-        )
+    faults = [_fault(name, written, sizes.get(name)) for name, written in files.items()]
+    _refuse(place, list(filter(None, faults)))
+    names = [name for name in files if hashes or _is_metadata(name)]
+
+    def fault(name: str) -> str | None:
+        return _fault(name, files[name], folder.read(name))
+
+    try:
+        with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-verify") as threads:
+            faults = list(threads.map(fault, names))
+    except OSError as error:
+        raise StoreError(f"{place} cannot be read: {error}") from error
+    _refuse(place, list(filter(None, faults)))
 
 
 def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
@@ -452,8 +523,9 @@ def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
     source : str, path, zarr store or group, or Icechunk session
         The store, as `MultiProcSampler` wrote it.
     verify : bool
-        Read and hash every file. Without it, every file must be there with its right size;
-        flipped bits are noticed when the chunk they are in is read.
+        Read and hash every file. Without it, every file must be there with its right size, and
+        those of metadata (dims, scaling, coordinates' attributes) are read and hashed; flipped
+        bits of a chunk are noticed when it is read.
 
     Returns
     -------
@@ -632,6 +704,7 @@ def _attributes(source: Any) -> Mapping[str, Any]:
     if isinstance(source, xr.Dataset):
         return source.attrs
     place = place_of("store", source)
-    read_manifest(place)
-    attributes: Mapping[str, Any] = json.loads(folder_of(place).read("zarr.json"))["attributes"]
+    attributes: Mapping[str, Any] = read_metadata(place, read_manifest(place), "zarr.json")[
+        "attributes"
+    ]
     return attributes

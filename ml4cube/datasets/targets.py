@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.datasets.draft import work_place
 from ml4cube.datasets.folders import filesystem
-from ml4cube.datasets.places import Place, ZarrFolder, place_of, store_and_path
+from ml4cube.datasets.places import Place, ZarrFolder, is_array, place_of, store_and_path
 
 
 def targets_of(given: Mapping[str, Any], here: bool) -> dict[str, Place]:
@@ -152,10 +151,9 @@ def _outside_arrays(argument: str, path: Path) -> Path:
 
 def _is_array(metadata: Path) -> bool:
     try:
-        found = json.loads(metadata.read_bytes())
-    except (OSError, ValueError):
+        return is_array(metadata.read_bytes())
+    except OSError:
         return False
-    return isinstance(found, dict) and found.get("node_type") == "array"
 
 
 def _path(path: str) -> Path:

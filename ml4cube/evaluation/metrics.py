@@ -8,7 +8,7 @@ Averages of batch averages, which are wrong wherever batches or gaps are uneven,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -17,10 +17,11 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core import roles
-from ml4cube.core.angles import cosines, is_latitude
+from ml4cube.core.angles import UnknownAreaError
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
 from ml4cube.preprocessing.cubes import check_places, data_variables
+from ml4cube.preprocessing.weights import area_of, find_latitudes
 
 Cube = xr.Dataset | xr.DataArray
 Weights = xr.DataArray | str | None
@@ -481,11 +482,13 @@ class MaxError(Metric):
 
 
 def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
-    """Cosine of latitude where the cube is geographic, to which a cell's area is proportional.
+    """Return the areas of a geographic cube's cells, up to a factor that all cells share.
 
-    Latitude is the 1-D coordinate with standard_name ``latitude`` or ``grid_latitude``, units
+    Latitude is the coordinate with standard_name ``latitude`` or ``grid_latitude``, units
     ``degrees_north``, or a name such as ``lat``, ``nav_lat`` or ``rlat``; of several, that of a
-    dim.
+    dim. Rows of latitude weigh the area of their band between its CF bounds, which without any lie
+    halfway to the next rows and never beyond a pole. Where each cell has a latitude (a curvilinear
+    grid), it weighs its cosine.
 
     Parameters
     ----------
@@ -495,12 +498,13 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
     Returns
     -------
     DataArray or None
-        Weights from 0 to 1 along the latitude dim; None if the cube has no latitude.
+        Weights, 0 or more, along the dims of the latitude; None where no area can be told: there is
+        no latitude, only one row of it, or places (stations, cells of a mesh) along one dim.
 
     Raises
     ------
     InvalidValueError
-        If latitudes lie outside [-90, 90] degrees or are not finite.
+        If latitudes lie outside [-90, 90] degrees or are not finite, or bounds are of other rows.
 
     Examples
     --------
@@ -508,18 +512,25 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
     >>> area_weights(xr.DataArray([0, 0], {"lat": [0.0, 60.0]}, "lat")).values.round(3).tolist()
     [1.0, 0.5]
     """
-    found = [
-        c
-        for name, c in cube.coords.items()
-        if c.ndim == 1 and c.dtype.kind in "fiu" and is_latitude(name, c.attrs, rotated=True)
-    ]
-    if not found:
-        return None
-    # on a rotated grid, that of the grid's own lines
-    latitude = min(found, key=lambda c: c.name not in c.dims)
-    values = cosines(latitude.values, latitude.attrs.get("units"), f"latitudes {latitude.name!r}")
-    attrs = {"long_name": "cosine of latitude", "units": "1"}
-    return xr.DataArray(values, dims=latitude.dims, name="area_weight", attrs=attrs)
+    return _areas(cube, cube.variables if isinstance(cube, xr.Dataset) else {})[0]
+
+
+def _areas(cube: Cube, others: Mapping[Any, xr.Variable]) -> tuple[xr.DataArray | None, str]:
+    """Areas by the latitude of a cube, of which others may hold the bounds; and what they are."""
+    latitudes = find_latitudes(cube.coords)
+    if not latitudes:
+        return None, "none, no coordinate is a latitude"
+    latitude = latitudes[0]
+    coords = {name: c.variable for name, c in cube.coords.items()}
+    try:
+        found = area_of(latitude, {**others, **coords})
+    except UnknownAreaError as error:
+        return None, f"none, {error}"
+    kind = f"area of the bands of {latitude.name}"
+    if latitude.ndim > 1:
+        kind = f"cosine of {latitude.name}"
+    attrs = {"long_name": kind, "units": "1"}
+    return xr.DataArray(found, name="area_weight", attrs=attrs), kind
 
 
 def score_cube(
@@ -546,13 +557,15 @@ def score_cube(
         it is a coordinate. Cells whose label is NaN are left out. Several are crossed. A
         variable without a dim of the labels counts at each of its steps.
     weights : DataArray, "area" or None, default "area"
-        Weight of each cell; ``"area"`` takes `area_weights`, and 1 where there is no latitude.
+        Weight of each cell; ``"area"`` takes `area_weights`, by the latitude of the prediction
+        or, if it has none, of the truth, and 1 where no area can be told.
 
     Returns
     -------
     Dataset
         One data variable per metric, dims ``("variable", *by)``. Gaps of the truth take no
-        part; ``unpredicted`` counts cells that have a truth but no prediction.
+        part; ``unpredicted`` counts cells that have a truth but no prediction. The attribute
+        ``weights`` tells what cells weighed, or why all weighed the same.
 
     Raises
     ------
@@ -560,7 +573,7 @@ def score_cube(
         If a cube, the weights or a label are no arrays with named dims.
     InvalidValueError
         If a metric is unknown, the cubes share no variable or lie on different grids, or a
-        label in `by` lies along no dim of the cube.
+        label in `by` lies along no dim of the cube, or latitudes are none.
 
     Examples
     --------
@@ -582,7 +595,13 @@ def score_cube(
     groupings = _groupings(by, max((p for p, _ in pairs.values()), key=lambda array: array.ndim))
     labels = {grouping.name: grouping.labels for grouping in groupings}
     shape = tuple(array.size for array in labels.values())
-    sums = [_sum_variable(p, t, groupings, weights) for p, t in pairs.values()]
+    others = {
+        name: variable
+        for cube in (prediction, truth)  # arithmetic that made a prediction changes bounds, too
+        for name, variable in (cube.variables if isinstance(cube, xr.Dataset) else {}).items()
+    }
+    weighed = {name: _cell_weights(weights, p, t, others) for name, (p, t) in pairs.items()}
+    sums = [_sum_variable(p, t, groupings, weighed[name][0]) for name, (p, t) in pairs.items()]
     columns = {
         metric: (
             ("variable", *labels),
@@ -590,7 +609,10 @@ def score_cube(
         )
         for metric in metrics
     }
-    return xr.Dataset(columns, {"variable": [str(name) for name in pairs], **labels})
+    kinds = {kind for _, kind in weighed.values()}
+    about = [f"{name}: {kind}" for name, (_, kind) in weighed.items()]
+    attrs = {"weights": "; ".join(kinds if len(kinds) == 1 else about)}
+    return xr.Dataset(columns, {"variable": [str(name) for name in pairs], **labels}, attrs)
 
 
 def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, xr.DataArray]]:
@@ -673,13 +695,17 @@ class _Grouping:
 
 
 def _sum_variable(
-    prediction: xr.DataArray, truth: xr.DataArray, groupings: list[_Grouping], weights: Weights
+    prediction: xr.DataArray,
+    truth: xr.DataArray,
+    groupings: list[_Grouping],
+    weight: xr.DataArray | None,
 ) -> PairSums:
     """Sum over the variable, one block at a time, in a fixed order."""
-    along = [g.codes for g in groupings] + ([weights] if isinstance(weights, xr.DataArray) else [])
+    along = [g.codes for g in groupings] + ([] if weight is None else [weight])
     lacking = {d: n for a in along for d, n in a.sizes.items() if d not in prediction.dims}
     prediction, truth = prediction.expand_dims(lacking), truth.expand_dims(lacking)
-    weight = _cell_weights(weights, prediction)
+    if weight is not None:
+        _check_weights(weight, prediction)
     shape = tuple(grouping.labels.size for grouping in groupings)
     n_groups = int(np.prod(shape, dtype=np.int64))
     sums = PairSums.empty(n_groups)
@@ -694,22 +720,33 @@ def _sum_variable(
     return sums
 
 
-def _cell_weights(weights: Weights, cube: xr.DataArray) -> xr.DataArray | None:
+def _cell_weights(
+    weights: Weights,
+    prediction: xr.DataArray,
+    truth: xr.DataArray,
+    others: Mapping[Any, xr.Variable],
+) -> tuple[xr.DataArray | None, str]:
+    """Weights of a variable's cells, and in words what they are."""
+    if weights is None:
+        return None, "none"
     if isinstance(weights, str):
         check_choice("weights", weights, ["area", None])
-        return area_weights(cube)
-    if weights is not None and not isinstance(weights, xr.DataArray):
+        placed = prediction if find_latitudes(prediction.coords) else truth
+        return _areas(placed, others)
+    if not isinstance(weights, xr.DataArray):
         raise InvalidTypeError(
             f"weights are a {type(weights).__name__}; give a DataArray along dims of the cube"
         )
-    if weights is not None and any(cube.sizes.get(d) != n for d, n in weights.sizes.items()):
+    return weights, "given"
+
+
+def _check_weights(weights: xr.DataArray, cube: xr.DataArray) -> None:
+    if any(cube.sizes.get(d) != n for d, n in weights.sizes.items()):
         raise InvalidValueError(
             f"weights have {dict(weights.sizes)}, {cube.name!r} has {dict(cube.sizes)}; "
             "give weights along dims of the cube"
         )
-    if weights is not None:
-        check_places("weights", weights, cube)
-    return weights
+    check_places("weights", weights, cube)
 
 
 def _spread(array: xr.DataArray, like: xr.DataArray, slices: dict[Hashable, slice]) -> NDArray[Any]:

@@ -89,8 +89,9 @@ class Statistics(core.Statistics):
             Climatology: statistics of each of the 12 months, of DJF, MAM, JJA and SON, or of
             each of 366 days of the year, along a dim of that name. Any calendar.
         weights : {"area"} or DataArray, optional
-            Weights of cells: the cosine of latitude, or numbers matched by the names of dims,
-            not negative. Cells of weight 0 are left out.
+            Weights of cells: their area, which is that of latitude bands for one latitude per row
+            and cos(latitude) for one per cell, or numbers matched by the names of dims, not
+            negative. Cells of weight 0 are left out.
         quantiles : sequence of float
             If any are given, a histogram is kept, from which ``stats[name].quantile(p)`` reads
             these and any other quantile, with an error below ``stats[name].quantile_error``.
@@ -424,7 +425,8 @@ def get_statistics(
     by : {"month", "season", "dayofyear"}, optional
         Climatology: one value for each month, season (DJF, MAM, JJA, SON) or day of the year.
     weights : {"area"} or DataArray, optional
-        Weights of cells: the cosine of latitude, or numbers matched by the names of dims.
+        Weights of cells: their area, which is that of latitude bands for one latitude per row and
+        cos(latitude) for one per cell, or numbers matched by the names of dims.
 
     Returns
     -------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
-from ml4cube.core.angles import cosines, is_latitude
+from ml4cube.core.angles import UnknownAreaError, cell_areas, is_latitude, is_longitude
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fields import check_weights
 from ml4cube.preprocessing import cubes
@@ -27,8 +28,9 @@ def cell_weights(
     cube : Dataset
         Whose cells are weighed.
     weights : {"area"}, DataArray or None
-        ``"area"`` weighs by the cosine of latitude, as cells of a regular grid cover it. A
-        DataArray is matched by the names of its dims.
+        ``"area"`` weighs rows of latitude by the area of their band, and cells that have a
+        latitude each by its cosine; see `cell_areas`. A DataArray is matched by the names of its
+        dims.
     chosen : iterable of str
         Variables that are weighed.
 
@@ -43,8 +45,8 @@ def cell_weights(
     InvalidTypeError
         If it is of another type, or holds no numbers.
     InvalidValueError
-        If there is no latitude, a dim is unknown, coordinates differ, or a weight is negative
-        or not finite.
+        If there is no latitude, areas cannot be told by it, a dim is unknown, coordinates differ,
+        or a weight is negative or not finite.
 
     Examples
     --------
@@ -75,31 +77,94 @@ def cell_weights(
 
 
 def _areas(cube: xr.Dataset, chosen: Iterable[str]) -> tuple[xr.Variable, ...]:
-    """Cosine of each latitude that a variable lies on; staggered grids have two."""
-    latitude = [
-        c
-        for name, c in cube.coords.items()
-        if c.ndim and c.dtype.kind in "fiu" and is_latitude(name, c.attrs, rotated=True)
-    ]
-    if not latitude:
+    """Areas by each latitude that a variable lies on; staggered grids have two."""
+    latitudes = find_latitudes(cube.coords)
+    if not latitudes:
         raise InvalidValueError(
             f"weights='area' needs latitudes in numbers, but none of {list(cube.coords)} is one; "
             "name it 'lat', or give it units='degrees_north'"
         )
-    latitude.sort(key=lambda c: c.name not in c.dims)  # a dim's own goes first, as in scores
-    used = {str(_nearest(latitude, cube.variables[name]).name) for name in chosen}
-    return tuple(_area(coord) for coord in latitude if coord.name in used)
+    used = {str(_nearest(latitudes, cube.variables[name]).name) for name in chosen}
+    return tuple(area_of(c, cube.variables) for c in latitudes if c.name in used)
+
+
+def find_latitudes(coords: Mapping[Hashable, xr.DataArray]) -> list[xr.DataArray]:
+    """Find the latitudes of a cube, also of a rotated grid.
+
+    Parameters
+    ----------
+    coords : mapping
+        Its coordinates.
+
+    Returns
+    -------
+    list of DataArray
+        Along one dim or more, a dim's own first.
+    """
+    found = [
+        c
+        for name, c in coords.items()
+        if c.ndim and c.dtype.kind in "fiu" and is_latitude(name, c.attrs, rotated=True)
+    ]
+    return sorted(found, key=lambda c: (c.name not in c.dims, c.ndim))
+
+
+def area_of(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> xr.Variable:
+    """Return the areas of cells, up to a factor, by `cell_areas`.
+
+    Parameters
+    ----------
+    latitude : DataArray
+        From `find_latitudes`.
+    among : mapping of str to Variable
+        All variables of the cube: the latitude's CF bounds are used where they are there.
+
+    Returns
+    -------
+    Variable of float64
+        Along the dims of the latitude.
+
+    Raises
+    ------
+    UnknownAreaError
+        If each latitude has a longitude of its own, as of stations, or all are the same.
+    InvalidValueError
+        If values or bounds are no latitudes.
+    """
+    called = f"weights='area': latitudes {latitude.name!r}"
+    if along := _places_along(latitude, among):
+        raise UnknownAreaError(
+            f"{called} are those of places along {along!r}, which have no rows and so no areas; "
+            "give areas of the cells as weights, or none"
+        )
+    units = latitude.attrs.get("units")
+    bounds = _bounds(latitude, among) if latitude.ndim == 1 else None
+    return xr.Variable(latitude.dims, cell_areas(latitude.values, units, called, bounds))
+
+
+def _bounds(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> NDArray[Any] | None:
+    """What the latitude's attributes name as its bounds, if it is there."""
+    named = str({**latitude.encoding, **latitude.attrs}.get("bounds"))
+    if named not in among:
+        return None
+    found: NDArray[Any] = among[named].transpose(*latitude.dims, ..., missing_dims="ignore").values
+    return found
+
+
+def _places_along(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> str | None:
+    """The dim along which latitude and longitude both vary (stations, cells of a mesh), if any."""
+    if latitude.ndim != 1 or latitude.name in latitude.dims:
+        return None
+    varies = any(
+        one.dims == latitude.dims and is_longitude(name, one.attrs, rotated=True)
+        for name, one in among.items()
+    )
+    return str(latitude.dims[0]) if varies else None
 
 
 def _nearest(found: Sequence[V], variable: xr.Variable) -> V:
     """The one with fewest dims that a variable lacks; of these, that with fewest dims."""
     return min(found, key=lambda one: (len(set(one.dims) - set(variable.dims)), one.ndim))
-
-
-def _area(found: xr.DataArray) -> xr.Variable:
-    """Cosine of latitude, on the dims of the latitude."""
-    called = f"weights='area': latitudes {found.name!r}"
-    return xr.Variable(found.dims, cosines(found.values, found.attrs.get("units"), called))
 
 
 def fitted_weights(weights: tuple[xr.Variable, ...], variable: xr.Variable) -> xr.Variable:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ml4cube.core.angles import cosines
+from ml4cube.core.angles import cell_areas
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.training.batches import as_pair, weights_of
 from ml4cube.training.checks import check_loss
@@ -171,29 +171,33 @@ def masked(loss: Callable[..., Any]) -> MaskedLoss:
     return MaskedLoss(loss)
 
 
-def area_weights(latitude: Any, axis: int = -2) -> torch.Tensor:
-    """Return what rows of a latitude-longitude grid weigh: the cosine of their latitude.
+def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.Tensor:
+    """Return what the cells of a grid weigh: their area, up to a factor.
 
-    The area of a cell between two meridians is proportional to it. Cells of a target of shape
-    ``(sample, ..., lat, lon)`` then weigh their area, if every sample has these latitudes. For
-    windows from all over a cube, let the batch bring the weights.
+    Of one latitude per row, it is the area of the row's band between its bounds, which without
+    `bounds` lie halfway to the next rows and never beyond a pole; of a latitude per cell, its
+    cosine. Cells of a target of shape ``(sample, ..., lat, lon)`` then weigh their area, if every
+    sample has these latitudes. For windows from all over a cube, let the batch bring the weights.
 
     Parameters
     ----------
-    latitude : array
-        Degrees north, one per row; those of a DataArray may be radians, if its ``units`` say so.
+    latitude : array, shape (rows,) or (rows, columns)
+        Degrees north; those of a DataArray may be radians, if its ``units`` say so.
     axis : int
         Which axis of the target the rows are, counted from its end.
+    bounds : array, shape (rows, 2), optional
+        Edges of each row, in the same units.
 
     Returns
     -------
     torch.Tensor
-        float32, of shape ``(rows, 1, ...)``; for `MaskedLoss`.
+        float32, of shape ``(rows, 1, ...)`` or ``(rows, columns, 1, ...)``; for `MaskedLoss`.
 
     Raises
     ------
     InvalidValueError
-        If a latitude is beyond a pole or no number, or `axis` is not negative.
+        If a latitude is beyond a pole or no number, all rows lie at one latitude and have no
+        bounds, bounds are none of these rows, or `axis` does not leave room for the columns.
 
     Examples
     --------
@@ -203,13 +207,21 @@ def area_weights(latitude: Any, axis: int = -2) -> torch.Tensor:
     >>> loss(torch.zeros(1, 2, 1), torch.tensor([[[0.0], [3.0]]])).item()
     3.0
     """
-    weights = cosines(latitude, getattr(latitude, "attrs", {}).get("units"), "latitude")
-    if weights.ndim != 1:
-        raise InvalidValueError(f"latitude has shape {weights.shape}; give one per row")
-    if axis >= 0:
-        raise InvalidValueError(f"axis={axis}; count from the end, e.g. -2 for (..., lat, lon)")
-    # of a pole, nothing
-    return torch.from_numpy(weights.round(12)).float().reshape(-1, *(1,) * (-axis - 1))
+    dims = np.ndim(latitude)
+    if dims not in (1, 2):
+        raise InvalidValueError(
+            f"latitude has shape {np.shape(latitude)}; give one per row, or one per cell"
+        )
+    if -axis < dims:
+        raise InvalidValueError(
+            f"axis={axis} must be at most {-dims} for latitudes of shape {np.shape(latitude)}: "
+            "rows are counted from the end, e.g. -2 for (..., lat, lon)"
+        )
+    units = getattr(latitude, "attrs", {}).get("units")
+    weights = cell_areas(latitude, units, "latitude", bounds)
+    # sin of a pole is not 1 to the last digit
+    weights = weights.round(12).reshape(*weights.shape, *(1,) * (-axis - dims))
+    return torch.from_numpy(weights).float()
 
 
 def weigh_batch(loss: MaskedLoss, batch: Any) -> torch.Tensor:
