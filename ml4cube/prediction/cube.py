@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -223,7 +223,7 @@ class _Recipe:
     attrs: Mapping[str, Mapping[str, Any]]
     mask: str | None = None
     mask_features: bool = False
-    fill_method: str | None = None
+    fill_methods: Mapping[str, str] = field(default_factory=dict)
     const: float | None = None
     fill: Statistics | None = None
     seed: int = 0
@@ -282,7 +282,7 @@ class _Recipe:
             attrs=_variable_attrs(metadata),
             mask=applied if applied in cube.variables else mask,
             mask_features=applied is not None and applied in cube.variables,
-            fill_method=spec.fill_method if spec else None,
+            fill_methods={name: how for name in seen if spec and (how := spec.fill_of(name))},
             const=spec.const if spec else None,
             fill=_fill_statistics(metadata) if metadata else None,
             seed=settings.get("seed", 0),
@@ -603,20 +603,21 @@ class _Predictor:
     ) -> NDArray[Any]:
         """Samples with numbers in the place of gaps, if the model was trained so."""
         recipe = self.recipe
-        if recipe.fill_method is None or samples.dtype.kind != "f":
+        method = recipe.fill_methods.get(name)
+        if method is None or samples.dtype.kind != "f":
             return samples
         if recipe.callback is not None:
-            _check_filled(name, samples, recipe.fill_method, recipe.callback)
+            _check_filled(name, samples, method, recipe.callback)
         known = recipe.fill.get(name) if recipe.fill else None
         return fill_gaps(
             samples,
-            recipe.fill_method,
+            method,
             mean=known.mean if known else None,
             const=recipe.const,
             low=known.min if known else None,
             high=known.max if known else None,
             seed=recipe.seed,
-            positions=tile.cell_ids[positions] if recipe.fill_method == "noise" else None,
+            positions=tile.cell_ids[positions] if method == "noise" else None,
             variable=name,
         )
 
