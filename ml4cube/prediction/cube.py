@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -289,6 +290,8 @@ class _Recipe:
             callback=settings.get("callback"),
         )
         recipe._check(cube)
+        if recipe.callback is None:  # which may have changed units, as must be done to `ds` too
+            recipe._warn_of_units(cube)
         return recipe
 
     def _check(self, cube: xr.Dataset) -> None:
@@ -318,6 +321,20 @@ class _Recipe:
                     "only, leave it out"
                 )
             check_decoded(name, cube[name].dtype, cube[name].attrs)
+
+    def _warn_of_units(self, cube: xr.Dataset) -> None:
+        """Warn of features whose numbers mean something else than in training."""
+        for name in self.features:
+            now, then = (
+                attrs.get("units") for attrs in (cube[name].attrs, self.attrs.get(name, {}))
+            )
+            if now is not None and then is not None and str(now).strip() != str(then).strip():
+                warnings.warn(
+                    f"features: {name!r} has units {now!r} in this cube and had {then!r} in the "
+                    "one that the model was trained on; if they are not two names of the same "
+                    "unit, convert the cube, or every prediction is wrong",
+                    stacklevel=4,
+                )
 
     def about(self, model: Model) -> dict[str, Any]:
         """Return what a reader of the predicted cube may ask, as JSON values."""
