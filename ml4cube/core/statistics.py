@@ -570,8 +570,6 @@ def unscale_values(
     return _by_pieces(unscale_piece, array, offset, scale, out_dtype)
 
 
-# signaling NaNs (R's NA) are gaps like others, nothing to warn of
-@np.errstate(invalid="ignore")
 def scaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the attributes of values that were scaled: in units of 1, and the others put aside.
 
@@ -626,6 +624,8 @@ def _is_of_values(name: Any) -> bool:
     return name in _OF_VALUES or str(name).startswith(_ASIDE)
 
 
+# signaling NaNs (R's NA) are gaps like others, nothing to warn of
+@np.errstate(invalid="ignore")
 def _by_pieces(
     work_on: Callable[[NDArray[np.float64], Any, Any], None],
     array: NDArray[Any],
