@@ -12,7 +12,13 @@ from ml4cube.chunks.blocks import read_in_blocks
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
-from ml4cube.core.statistics import check_real, offset_and_scale, scaled_dtype, unscale_values
+from ml4cube.core.statistics import (
+    check_real,
+    offset_and_scale,
+    scaled_dtype,
+    unscale_values,
+    unscaled_attrs,
+)
 
 Pairs = Mapping[str, Sequence[float]] | core.Statistics
 
@@ -33,7 +39,8 @@ def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) 
     Returns
     -------
     array, DataArray, Dataset or dict
-        Of the kind given, in physical units, with the same dtype, coordinates and attributes.
+        Of the kind given, in physical units, with the same dtype, coordinates and attributes,
+        ``units`` as they were before scaling.
         Gaps stay gaps. A std of 0 is what `standardize` takes it for: values were only shifted.
 
     Raises
@@ -69,7 +76,8 @@ def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> 
     Returns
     -------
     array, DataArray, Dataset or dict
-        Of the kind given, in physical units, with the same dtype, coordinates and attributes.
+        Of the kind given, in physical units, with the same dtype, coordinates and attributes,
+        ``units`` as they were before scaling.
         Gaps stay gaps. Where min equals max, values were only shifted, as `normalize` does.
 
     Raises
@@ -152,7 +160,7 @@ def _undo_array(name: str, x: Any, offset: float, scale: float) -> Any:
         if hasattr(x, "dask"):
             return x.map_blocks(unscale_values, offset, scale, dtype=scaled_dtype(x.dtype))
         return unscale_values(x, offset, scale)
-    return xr.apply_ufunc(
+    undone: xr.DataArray = xr.apply_ufunc(
         unscale_values,
         read_in_blocks(x),
         kwargs={"offset": offset, "scale": scale},
@@ -160,3 +168,5 @@ def _undo_array(name: str, x: Any, offset: float, scale: float) -> Any:
         output_dtypes=[scaled_dtype(x.dtype)],
         keep_attrs=True,
     )
+    undone.attrs = unscaled_attrs(undone.attrs)
+    return undone

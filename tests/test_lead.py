@@ -164,9 +164,11 @@ def test_inputs_and_targets_are_scaled_alike_and_back() -> None:
     np.testing.assert_allclose(shown["b_target"], cube["b"].isel(ahead), rtol=1e-6)
 
 
-def test_filled_gaps_of_targets_use_train_means_and_noise_by_cell() -> None:
+def test_gaps_of_inputs_are_filled_and_those_of_targets_are_not() -> None:
+    """Of the same variable, too, even by name: y would be scored where nothing was measured."""
     cube = labelled([1] * 13, gaps=0.1)
-    for method in ("mean", "noise", "sample_mean"):
+    gappy = np.isnan(cube.b.transpose("time", "lat", "lon").values)
+    for method in ("mean", "noise", "sample_mean", {"b": "mean"}):
         data = PTXrDataset(
             cube,
             to_pred="b",
@@ -179,8 +181,10 @@ def test_filled_gaps_of_targets_use_train_means_and_noise_by_cell() -> None:
         )
         X, y = data.take(range(len(data)))
         assert np.isfinite(X.numpy()).all()
-        # the cell is the same whether it is an input or a target, and so is what stands in for it
-        np.testing.assert_array_equal(y[:-1].numpy(), X[1:].numpy())
+        np.testing.assert_array_equal(np.isnan(y[:, 0].numpy()), gappy[1:])
+        np.testing.assert_array_equal(
+            y[:-1].numpy()[~gappy[1:-1, None]], X[1:].numpy()[~gappy[1:-1, None]]
+        )
 
 
 def test_several_processes_count_the_same_pairs() -> None:

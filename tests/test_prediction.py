@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,10 @@ from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreExistsError
 from ml4cube.evaluation.metrics import score_cube
+from ml4cube.postprocessing import undo_standardizing
 from ml4cube.prediction import predict_cube
 from ml4cube.prediction.blending import Cover
-from ml4cube.preprocessing import get_statistics
+from ml4cube.preprocessing import CubeScaler, get_statistics
 from ml4cube.splits.cube import CubeView
 from ml4cube.training.dist import launch
 from tests.cubes import cell_id_cube
@@ -403,6 +405,38 @@ def test_attributes_of_a_target_that_is_not_in_the_cube_come_from_the_store():
     scale = about.statistics["b"].std / about.statistics["a"].std
     expected = (cube.a - about.statistics["a"].mean) * scale + about.statistics["b"].mean
     np.testing.assert_allclose(result.b, expected, rtol=1e-5)
+
+
+def test_units_are_those_of_the_values(tmp_path):
+    """Of a scaled cube, of a store, and of what is predicted from either."""
+    cube = cell_id_cube({"time": 8, "lat": 4})
+    cube.a.attrs = {"units": "K", "standard_name": "air_temperature"}
+    cube["split"] = ("time", [1] * 6 + [0] * 2)
+    scaler = CubeScaler().fit(cube)
+    scaled = scaler.transform(cube)
+    predicted = predict_cube(IDENTITY, scaled, features="a", out=tmp_path / "predicted.zarr")
+    assert predicted.a.attrs["units"] == "1"
+    back = scaler.inverse_transform(predicted)
+    assert back.a.attrs.items() >= cube.a.attrs.items()
+    np.testing.assert_allclose(back.a, cube.a, atol=1e-5)
+
+    paths = {f"{part}_cube": tmp_path / f"{part}.zarr" for part in ("train", "test")}
+    train, _ = MultiProcSampler(cube, nproc=1, **paths).get_datasets()
+    assert train.a.attrs["units"] == "1"
+    undone = undo_standardizing(train.a, StoreMetadata.of(train).statistics)
+    assert undone.attrs["units"] == "K"
+    data = PTXrDataset(train, features="a")
+    assert data.to_dataset(data.take([0]), [0], unscale=True).a.attrs["units"] == "K"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = predict_cube(IDENTITY, cube, train)
+        predict_cube(IDENTITY, cube.drop_attrs(), train)
+    assert result.a.attrs == cube.a.attrs
+    # the model would see numbers that are scaled twice, or 273 too small
+    celsius = (cube - 273.15).assign(a=lambda x: x.a.assign_attrs(units="degC"))
+    for wrong, units in ((scaled, "1"), (celsius, "degC")):
+        with pytest.warns(UserWarning, match=f"'a' has units '{units}' in this cube and had 'K'"):
+            predict_cube(IDENTITY, wrong, train)
 
 
 def test_a_constant_variable_and_packed_or_unfit_ones():

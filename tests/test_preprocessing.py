@@ -1188,7 +1188,7 @@ def test_cubes_are_filled_lazily_and_for_any_chunking(method: str, order: Any) -
             filled = pp.fill_nan_values(cube, None, method, 5.0, statistics=stats)
         for name in "ab":
             np.testing.assert_array_equal(filled[name].transpose(*ds.a.dims), expected[name])
-            assert filled[name].attrs == ds[name].attrs
+            assert filled[name].attrs == {**ds[name].attrs, "ml4cube_filled": method}
             assert filled[name].chunks == cube[name].chunks
             assert filled[name].dtype == np.float32
         gaps_in_all = sum(int(np.isnan(ds[n].values).sum()) for n in "ab")

@@ -531,6 +531,7 @@ def test_a_cube_gives_the_samples_that_the_sampler_writes(
         test_cube=tmp_path / "test.zarr",
         nproc=1,
         order="grid",
+        to_pred="b",
         **options,
     ).get_datasets()
     stored = PTXrDataset(written[("train", "test").index(part)], to_pred="b")

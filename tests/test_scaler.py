@@ -13,6 +13,7 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ml4cube import postprocessing as post
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from tests import oracle
@@ -121,10 +122,11 @@ def test_a_lazy_cube_stays_lazy_and_all_but_the_values_is_kept(
         with dask.config.set(scheduler=read):
             scaled = scaler.transform(lazy)
             back = scaler.inverse_transform(scaled)
-        for result in (scaled, back):
+        told = {"units": "1", "unscaled_units": "K"}
+        for result, attrs in ((scaled, told), (back, ds.t.attrs)):
             assert result.t.chunks == lazy.t.chunks
             assert result.t.dims == lazy.t.dims
-            assert result.t.attrs == ds.t.attrs
+            assert result.t.attrs == attrs
             assert result.attrs == ds.attrs
             assert result.t.dtype == np.float32
             assert result.coords.to_dataset().identical(lazy.coords.to_dataset())
@@ -412,3 +414,37 @@ def test_a_dim_called_like_the_climatology_is_refused() -> None:
                 work(cube)
     pp.CubeScaler(climatology="month").fit_transform(leads.rename(month="lead_month"))
     pp.CubeScaler(climatology="season").fit_transform(leads)
+
+
+def test_scaled_values_are_in_units_of_one_until_the_scaling_is_undone() -> None:
+    """As CF has it; a reader that masks by a valid range would lose every scaled value."""
+    ds = made_cube()
+    own = {"units": "K", "standard_name": "air_temperature", "long_name": "T"}
+    ds.t.attrs = own | {"valid_range": np.array([200.0, 2000.0])}
+    stats = pp.Statistics.from_cube(ds)
+    scaler = pp.CubeScaler(per="level", climatology="month").fit(ds)
+    for cube in (ds, ds.chunk(time=5), ds.t):
+        for scale, undo in (
+            (lambda x: pp.standardize(x, stats), lambda x: post.undo_standardizing(x, stats)),
+            (lambda x: pp.normalize(x, stats), lambda x: post.undo_normalizing(x, stats)),
+            (scaler.transform, scaler.inverse_transform),
+        ):
+            scaled = scale(cube)
+            twice = scale(scaled) if scale is not scaler.transform else scaled
+            names = ["t", "orog"] if isinstance(cube, xr.Dataset) else [None]
+            t, again, back = (x if names == [None] else x.t for x in (scaled, twice, undo(scaled)))
+            assert t.attrs["units"] == again.attrs["units"] == "1"
+            assert t.attrs["long_name"] == "T"
+            assert not t.attrs.keys() & {"standard_name", "valid_range"}
+            assert {k: v for k, v in back.attrs.items() if k != "valid_range"} == own
+            np.testing.assert_array_equal(back.attrs["valid_range"], [200, 2000])
+            if twice is not scaled:
+                once = undo(twice)
+                once = once if names == [None] else once.t
+                assert once.attrs["units"] == "1"  # which is scaled still
+            if isinstance(scaled, xr.Dataset):
+                assert scaled.orog.attrs == ds.orog.attrs == {}
+                assert scaled.split.attrs == ds.split.attrs
+    assert ds.t.attrs["units"] == "K"
+    # values in units of their own, as of a model, keep them
+    assert post.undo_standardizing(ds.t, 1.0, 2.0).attrs["units"] == "K"

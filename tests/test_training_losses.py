@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError
+from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
 from ml4cube.training.losses import MaskedLoss, area_weights, masked
 from ml4cube.training.pytorch_distributed import Trainer
 from tests.distributed_runner import on_ranks
@@ -278,12 +278,20 @@ def test_nothing_to_learn_leaves_the_model_and_is_an_error_only_where_nothing_ev
         trainer(train=[(x, y)], val=[(x, void)], loss=loss).train()
 
 
-def test_gaps_without_a_masked_loss_stop_with_a_hint():
+def test_a_nan_loss_says_whether_it_comes_from_gaps_of_targets():
     x, y = dataset(8).tensors
-    y = y.clone()
-    y[3] = NAN
-    with pytest.raises(Exception, match="Look for gaps in that batch"):
-        trainer(train=[(x, y)]).train()
+    holes = y.clone()
+    holes[3] = NAN
+    targets = r"The targets of that batch have gaps \(NaN\); MaskedLoss .*: loss=MaskedLoss"
+    # the gap is in one batch of many, and long before the losses are looked at
+    with pytest.raises(RunError, match=r"epoch 1, step 2.*" + targets):
+        trainer(train=[(x, y), (x, holes), (x, y)]).train()
+    with pytest.raises(RunError, match=r"validation loss is nan.*batch 3.*" + targets):
+        trainer(train=[(x, y)], val=[(x, y), (x, y), (x, holes)]).train()
+    with pytest.raises(RunError, match="Look for gaps in that batch"):
+        trainer(train=[(x * NAN, y)]).train()
+    with pytest.raises(RunError, match="Look for gaps in that batch"):
+        trainer(train=[(x * NAN, holes)], loss=MaskedLoss(nn.MSELoss())).train()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

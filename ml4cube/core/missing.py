@@ -7,6 +7,7 @@ laid out (samples, *window); points are samples without window dims.
 from __future__ import annotations
 
 import math
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +22,9 @@ from ml4cube.core.statistics import check_numpy, scaled_dtype
 DROP_POLICIES = ("auto", "if_all_nan", "masked", None)
 #: Ways to fill gaps.
 FILL_METHODS = ("sample_mean", "mean", "constant", "noise")
+
+#: Attribute of a variable whose gaps were filled: how.
+FILLED_ATTR = "ml4cube_filled"
 
 #: Why a sample was kept or dropped, as `keep_samples` codes it.
 KEPT, GAP, MASK = 0, 1, 2
@@ -419,6 +423,28 @@ def fill_gaps(
         drawn = least + (most - least) * uniform_noise(cells, seed, variable)
         filled[gaps] = np.clip(drawn.astype(filled.dtype), least, most)
     return filled
+
+
+def warn_of_filled(argument: str, filled: Mapping[str, str], advice: str) -> None:
+    """Warn that a loss or score would take filled gaps for measured values.
+
+    Parameters
+    ----------
+    argument : str
+        The argument that names the variables, for the message.
+    filled : mapping of str to str
+        Variables whose gaps were filled, with the method; nothing is said if there is none.
+    advice : str
+        What to do.
+    """
+    if not filled:
+        return
+    found = " and ".join(f"{name!r} ({method!r})" for name, method in filled.items())
+    warnings.warn(
+        f"{argument}: any gaps of {found} were filled, so the loss and every score take invented "
+        f"values for measured ones; {advice}",
+        stacklevel=4,
+    )
 
 
 def check_real_number(argument: str, value: object) -> None:

@@ -16,6 +16,10 @@ from ml4cube.core.statistics import SCALE_FNS
 
 SAMPLE_DIM = "samples"
 
+#: What a user may write for `fill_method`, and what it is made into.
+FillLike = str | Mapping[str, str | None] | None
+Fills = tuple[tuple[str, str], ...]
+
 
 def parse_names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
     """Turn one name, several names or None into a tuple of names.
@@ -85,8 +89,10 @@ class SampleSpec:
         has more than one cell).
     drop_nan : {"auto", "if_all_nan", "masked", None}
         Which samples are dropped for their gaps.
-    fill_method : {"sample_mean", "mean", "constant", "noise", None}
-        What stands in for the gaps that are left.
+    fill_method : tuple of (str, str)
+        Variables whose gaps are filled, each with what stands in for them ("sample_mean",
+        "mean", "constant", "noise"). Made of one method for every variable, a mapping
+        ``{variable: method or None}`` or None.
     const : float, optional
         The value for ``fill_method="constant"``.
     apply_mask : bool
@@ -124,7 +130,7 @@ class SampleSpec:
     array_dims: tuple[str, ...] = ()
     window_dims: tuple[str, ...] = ()
     drop_nan: str | None = "auto"
-    fill_method: str | None = None
+    fill_method: Fills | FillLike = ()
     const: float | None = None
     apply_mask: bool = True
     drop_sample: bool = True
@@ -136,7 +142,7 @@ class SampleSpec:
         if not self.variables:
             raise InvalidValueError("variables is empty; name at least one variable of the cube")
         check_choice("drop_nan", self.drop_nan, DROP_POLICIES)
-        check_choice("fill_method", self.fill_method, (*FILL_METHODS, None))
+        object.__setattr__(self, "fill_method", _fills(self.fill_method, self.variables))
         check_choice("scale_fn", self.scale_fn, SCALE_FNS)
         self._check_const()
         # makes a Grid once, which checks that dims, sizes and overlaps fit one another
@@ -152,7 +158,8 @@ class SampleSpec:
             )
 
     def _check_const(self) -> None:
-        if self.fill_method == "constant":
+        methods = dict(self._fills).values()
+        if "constant" in methods:
             if isinstance(self.const, bool) or not isinstance(self.const, int | float):
                 raise InvalidTypeError(
                     f"fill_method='constant' needs a number as const, found const={self.const!r}"
@@ -162,7 +169,7 @@ class SampleSpec:
         elif self.const is not None:
             raise InvalidValueError(
                 f"const={self.const!r} is used with fill_method='constant' only, found "
-                f"fill_method={self.fill_method!r}; drop one or change the other"
+                f"fill_method={dict(self._fills) or None!r}; drop one or change the other"
             )
 
     @classmethod
@@ -176,6 +183,8 @@ class SampleSpec:
         array_dims: Sequence[str] | None = None,
         to_pred: str | Iterable[str] | None = None,
         features: str | Iterable[str] | None = None,
+        fill_method: FillLike = None,
+        unfilled: Iterable[str] = (),
         **policy: Any,
     ) -> SampleSpec:
         """Make a spec from arguments as a user writes them.
@@ -198,9 +207,12 @@ class SampleSpec:
             The target variables.
         features : str or iterable of str, optional
             The feature variables.
+        fill_method : str or mapping of str to str or None, optional
+            What stands in for gaps: in all variables that are no targets, or in those named.
+        unfilled : iterable of str
+            Variables that, like targets, are filled only where a mapping names them.
         **policy
-            `drop_nan`, `fill_method`, `const`, `apply_mask`, `drop_sample`, `filter_var`,
-            `scale_fn`.
+            `drop_nan`, `const`, `apply_mask`, `drop_sample`, `filter_var`, `scale_fn`.
 
         Returns
         -------
@@ -217,18 +229,54 @@ class SampleSpec:
         cells = parse_overlap("overlap", overlap, size)
         kept, names = _stored_dims(size, array_dims)
         wanted = parse_names("features", features)
+        targets = parse_names("to_pred", to_pred)
+        if isinstance(fill_method, str):
+            check_choice("fill_method", fill_method, FILL_METHODS)
+            apart = {*targets, *unfilled}
+            fill_method = {name: fill_method for name in variables if name not in apart}
+            if not fill_method:
+                policy = {**policy, "const": None}
+        elif isinstance(fill_method, Mapping):
+            for name in fill_method:
+                check_choice("fill_method: variable", name, variables)
         return cls(
             dims=tuple(shape),
             shape=tuple(shape.values()),
             size=tuple(size.values()),
             overlap=tuple(cells.values()),
             variables=tuple(variables),
-            targets=parse_names("to_pred", to_pred),
+            targets=targets,
             features=wanted or None,
             array_dims=names,
             window_dims=kept,
+            fill_method=fill_method,
             **policy,
         )
+
+    @property
+    def _fills(self) -> Fills:
+        """What `fill_method` was made into."""
+        return self.fill_method  # type: ignore[return-value]
+
+    def fill_of(self, variable: str) -> str | None:
+        """Say what stands in for the gaps of a variable.
+
+        Parameters
+        ----------
+        variable : str
+            A variable of the cube.
+
+        Returns
+        -------
+        str or None
+            The method; None where gaps stay gaps.
+        """
+        return dict(self._fills).get(variable)
+
+    @property
+    def fills_from_train(self) -> bool:
+        """Whether filling takes numbers of the train cells."""
+        return any(method != "constant" for _, method in self._fills)
 
     @property
     def windows(self) -> Grid:
@@ -286,7 +334,7 @@ class SampleSpec:
         str
             A JSON object.
         """
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps({**dataclasses.asdict(self), "fill_method": dict(self._fills)})
 
     @classmethod
     def from_json(cls, text: str) -> SampleSpec:
@@ -305,6 +353,23 @@ class SampleSpec:
         raw = json.loads(text)
         fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
         return cls(**fields)
+
+
+def _fills(given: Any, variables: Sequence[str]) -> Fills:
+    """Pairs of variable and method, in the order of names."""
+    if given is None or isinstance(given, str):
+        check_choice("fill_method", given, (*FILL_METHODS, None))
+        given = dict.fromkeys(variables, given)
+    pairs = isinstance(given, tuple) and all(isinstance(pair, tuple) for pair in given)
+    if not (pairs or isinstance(given, Mapping)):
+        raise InvalidTypeError(
+            f"fill_method must be one of {', '.join(map(repr, FILL_METHODS))}, a dict "
+            f"{{variable: one of them or None}}, or None, got {given!r}"
+        )
+    chosen = dict(given)
+    for name, method in chosen.items():
+        check_choice(f"fill_method[{name!r}]", method, (*FILL_METHODS, None))
+    return tuple((name, chosen[name]) for name in sorted(chosen) if chosen[name] is not None)
 
 
 def _stored_dims(

@@ -23,6 +23,17 @@ _PIECE = 131_072
 
 SCALE_FNS = ("standardize", "normalize", None)
 
+# Attributes of CF conventions that hold for values in their own units only.
+_OF_VALUES = (
+    "units",
+    "standard_name",
+    "valid_min",
+    "valid_max",
+    "valid_range",
+    "actual_range",
+)
+_ASIDE = "unscaled_"
+
 
 def check_decoded(name: str, dtype: Any, attrs: Mapping[str, Any]) -> None:
     """Refuse packed integers whose scale is still in the attributes, and pandas' own dtypes.
@@ -557,6 +568,60 @@ def unscale_values(
         np.add(x, offset, out=x)
 
     return _by_pieces(unscale_piece, array, offset, scale, out_dtype)
+
+
+def scaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the attributes of values that were scaled: in units of 1, and the others put aside.
+
+    Parameters
+    ----------
+    attrs : mapping
+        Attributes of the values before; those of CF that tell of their units or range count.
+
+    Returns
+    -------
+    dict
+        Those as ``unscaled_<name>``, from which `unscaled_attrs` takes them back; ``units`` of
+        ``"1"`` if there were any; all others.
+
+    Examples
+    --------
+    >>> scaled_attrs({"units": "K", "long_name": "air temperature"})
+    {'units': '1', 'unscaled_units': 'K', 'long_name': 'air temperature'}
+    """
+    result: dict[Any, Any] = {"units": "1"} if "units" in attrs else {}
+    for name, value in attrs.items():
+        result[_ASIDE + str(name) if _is_of_values(name) else name] = value
+    return result
+
+
+def unscaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the attributes of values whose scaling was taken back.
+
+    Parameters
+    ----------
+    attrs : mapping
+        Attributes of the scaled values.
+
+    Returns
+    -------
+    dict
+        What `scaled_attrs` was given; the same attributes if it put none aside.
+
+    Examples
+    --------
+    >>> unscaled_attrs({"units": "1", "unscaled_units": "K"}), unscaled_attrs({"units": "K"})
+    ({'units': 'K'}, {'units': 'K'})
+    """
+    if not any(str(name).startswith(_ASIDE) for name in attrs):
+        return dict(attrs)
+    aside = {n.removeprefix(_ASIDE): v for n, v in attrs.items() if str(n).startswith(_ASIDE)}
+    return {n: v for n, v in attrs.items() if not _is_of_values(n)} | aside
+
+
+def _is_of_values(name: Any) -> bool:
+    """Whether an attribute tells of values as they are before scaling, or did so once more."""
+    return name in _OF_VALUES or str(name).startswith(_ASIDE)
 
 
 # signaling NaNs (R's NA) are gaps like others, nothing to warn of

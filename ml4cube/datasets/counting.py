@@ -38,6 +38,8 @@ class TileCount:
         Of its samples; None if it has none.
     absent : dict of str to AbsentChunks
         Chunks that begin in the tile and are not in the source, by variable.
+    filled : tuple of str
+        Variables whose gaps in the tile are filled.
     """
 
     id: int
@@ -45,6 +47,7 @@ class TileCount:
     statistics: Statistics | None
     schema: Schema | None
     absent: Mapping[str, AbsentChunks] = field(default_factory=dict)
+    filled: tuple[str, ...] = ()
 
 
 def count_tiles(
@@ -85,7 +88,8 @@ def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> TileCount:
             )
             if part == PARTS["train"]:
                 statistics = float_statistics(samples)
-    return TileCount(id, tuple(int(n) for n in counts), statistics, schema, absent)
+    filled = extractor.filled_in(cells) if counts[: len(PARTS)].any() else ()
+    return TileCount(id, tuple(int(n) for n in counts), statistics, schema, absent, filled)
 
 
 def same_schema(known: Schema | None, found: Schema | None) -> Schema | None:

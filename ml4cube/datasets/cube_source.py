@@ -233,6 +233,7 @@ def cut_cube(
     part: str,
     sizes: Mapping[str, Any],
     lead: LeadArguments | None,
+    unfilled: Iterable[str],
     options: dict[str, Any],
 ) -> tuple[CubeSource, StoreMetadata]:
     """Count the windows of a cube, reading it once; unless it has a split, all are training."""
@@ -245,7 +246,7 @@ def cut_cube(
         )
     nproc = options.pop("nproc", 1)
     check_whole("nproc", nproc, 1)
-    sampling = whole = Sampling.of(ds, **sizes, **{"data_split": 1.0, **options})
+    sampling = whole = Sampling.of(ds, unfilled=unfilled, **sizes, **{"data_split": 1.0, **options})
     if lead is not None:
         sampling = with_lead(whole, lead)
     # whether other parts have samples is nothing to whom asks for this one
@@ -263,5 +264,6 @@ def cut_cube(
         provenance=provenance(whole, settings, ""),
         variables=whole.spec.variables if lead is not None else tuple(plan.schema),
         fill=extractor.fill,
+        filled=plan.filled,
     )
     return CubeSource(sampling, extractor, of_inputs(plan), part), metadata

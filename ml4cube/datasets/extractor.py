@@ -285,6 +285,26 @@ class Extractor:
         gaps = find_gaps(values)
         return gaps | ~mask if mask is not None and self._mask_blanks else gaps
 
+    def filled_in(self, cells: Arrays) -> tuple[str, ...]:
+        """Say in which variables gaps of a tile are filled, in those of its samples that stay.
+
+        Parameters
+        ----------
+        cells : dict of str to ndarray
+            The tile's cells.
+
+        Returns
+        -------
+        tuple of str
+            Variables of the cube.
+        """
+        spec = self.spec
+        if not spec.fill_method or spec.drop_nan == "auto":
+            return ()
+        mask = self._mask(cells)
+        names = [n for n in spec.variables if spec.fill_of(n) and cells[n].dtype.kind == "f"]
+        return tuple(name for name in names if self._gaps(cells[name], mask).any())
+
     def _starts(self, tile: Block) -> list[NDArray[np.intp]]:
         """First cells of a tile's windows along each dim."""
         return [
@@ -352,8 +372,9 @@ class Extractor:
                 gap = np.array("NaT" if values.dtype.kind == "M" else np.nan, values.dtype)
                 values = np.where(mask, values, gap)
             made[name] = self._cut(values, keep)
-            if self.spec.fill_method is not None and values.dtype.kind == "f":
-                made[name] = self._filled(name, made[name], tile, keep)
+            method = self.spec.fill_of(name)
+            if method is not None and values.dtype.kind == "f":
+                made[name] = self._filled(name, method, made[name], tile, keep)
         return made if self.callback is None else self._called(made, len(keep), tile)
 
     def _cut(self, values: NDArray[Any], keep: NDArray[np.intp]) -> NDArray[Any]:
@@ -361,10 +382,8 @@ class Extractor:
         return arrange(cut(values, spec.size, spec.stride, keep), spec.dims, spec.window_dims)
 
     def _filled(
-        self, name: str, samples: NDArray[Any], tile: Block, keep: NDArray[np.intp]
+        self, name: str, method: str, samples: NDArray[Any], tile: Block, keep: NDArray[np.intp]
     ) -> NDArray[Any]:
-        method = self.spec.fill_method
-        assert method is not None
         known = None if self.fill is None else self.fill[name]
         positions = self._cut(self._cell_ids(tile), keep) if method == "noise" else None
         return fill_gaps(

@@ -356,7 +356,7 @@ class LeadExtractor(Extractor):
     @property
     def _targets(self) -> Extractor:
         assert self.target is not None
-        return self.target if self.fill is None else replace(self.target, fill=self.fill)
+        return self.target
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -490,7 +490,14 @@ def with_lead(sampling: Sampling, wanted: LeadArguments) -> Sampling:
     # windows of targets lie as far apart as those of inputs, so they may leave cells between them
     apart = tuple(n - stride for n, stride in zip(lead.size, spec.stride, strict=True))
     far_spec = replace(
-        spec, size=lead.size, overlap=apart, variables=targets, window_dims=(), array_dims=()
+        spec,
+        size=lead.size,
+        overlap=apart,
+        variables=targets,
+        window_dims=(),
+        array_dims=(),
+        fill_method=None,  # they would be scored as if they had been measured
+        const=None,
     )
     counts = dict(zip(spec.dims, inputs.windows.counts, strict=True))
     tile = dict(zip(spec.dims, extractor.tiles.tile, strict=True))
@@ -498,7 +505,6 @@ def with_lead(sampling: Sampling, wanted: LeadArguments) -> Sampling:
     shared: dict[str, Any] = {
         "axes": extractor.axes,
         "label": extractor.label,
-        "fill": extractor.fill,
         "seed": extractor.seed,
     }
     target = _TargetExtractor(spec=far_spec, tiles=tiles, lead=lead, inputs=inputs, **shared)

@@ -126,10 +126,12 @@ class MultiProcSampler:
         Whether a sample with a cell outside the mask is dropped. If not, such cells become
         gaps. Points outside the mask are dropped always; ``drop_nan="masked"`` brings its own
         rule, and cells outside the mask become gaps.
-    fill_method : {"sample_mean", "mean", "constant", "noise", None}
+    fill_method : {"sample_mean", "mean", "constant", "noise", None} or mapping
         What stands in for gaps of float variables in samples that are kept: the sample's mean
         (or the train mean if it has none), the train mean, `const`, or seeded noise within the
-        train range.
+        train range. One method fills all variables but those of `to_pred`; a mapping, as
+        ``{"rain": "mean", "ndvi": None}``, fills those it names, targets too. With
+        ``drop_nan="auto"`` no sample with a gap is kept, so that nothing is filled.
     const : float, optional
         The value for ``"constant"``.
     filter_var : str, optional
@@ -244,7 +246,7 @@ class MultiProcSampler:
         nproc: int = 4,
         apply_mask: bool = True,
         drop_sample: bool = True,
-        fill_method: str | None = None,
+        fill_method: str | Mapping[str, str | None] | None = None,
         const: float | None = None,
         filter_var: str | None = "filter_mask",
         chunk_size: int | Sequence[int] | None = None,
@@ -625,6 +627,7 @@ class MultiProcSampler:
             | {"absent_chunks": {name: found.number for name, found in plan.absent.items()}},
             variables=tuple(plan.schema),
             fill=extractor.fill,
+            filled=plan.filled,
         )
 
     def get_datasets(self) -> tuple[xr.Dataset, ...]:

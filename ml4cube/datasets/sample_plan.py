@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,8 @@ class SamplePlan:
         Chunks that are not in the source and read as its fill value, by variable.
     left_out : dict of str to str
         Variables of the cube that are not sampled, with the reason.
+    filled : dict of str to str
+        Variables in which there were gaps that are filled, with the method.
     """
 
     parts: tuple[str, ...]
@@ -69,6 +72,7 @@ class SamplePlan:
     tile_samples: NDArray[np.int64]
     absent: Mapping[str, AbsentChunks]
     left_out: Mapping[str, str]
+    filled: Mapping[str, str] = field(default_factory=dict)
 
     def stored_as(self, precision: Precision, dims: int) -> SamplePlan:
         """Tell what the same samples are on disk.
@@ -119,6 +123,7 @@ class SamplePlan:
                 f"{absent.number:>14,} chunks of {name!r} are not in the source and read as "
                 f"{absent.reads_as}"
             )
+        rows += [f"{'filled':>14}: gaps of {n!r} ({how!r})" for n, how in self.filled.items()]
         rows += [f"{'left out':>14}: {name!r} {why}" for name, why in self.left_out.items()]
         return "\n".join(rows)
 
@@ -165,7 +170,7 @@ def make_plan(
     """
     parts = tuple(parts)
     extractor = sampling.extractor
-    if sampling.spec.fill_method not in (None, "constant"):
+    if sampling.spec.fills_from_train:
         extractor = replace(extractor, fill=fill_statistics(sampling, engine, batch))
     batches = _batches(len(extractor.tiles), sampling, batch)
     tasks = (list(sampling.tile_tasks(ids)) for ids in batches)
@@ -173,10 +178,12 @@ def make_plan(
     merge = InOrder()
     schemas: dict[int, Schema] = {}
     absent: dict[str, AbsentChunks] = {}
+    filled: set[str] = set()
     shared = extractor, sampling.reader.common()
     for position, results in engine.run(count_tiles, shared, tasks):
         for result in results:
             counts[result.id] = result.outcomes
+            filled.update(result.filled)
             if missing_chunks == "raise":
                 _refuse_absent(result.absent)
             absent |= {n: found.merge(absent.get(n)) for n, found in result.absent.items()}
@@ -186,6 +193,7 @@ def make_plan(
         note(len(results))
     _tell_absent(absent)
     accounting = _accounting(sampling.spec, counts, parts)
+    warn_of_nothing_to_fill(sampling.spec, accounting)
     _check_parts(sampling, accounting, counts.sum(axis=0), parts)
     schema = schemas[0]
     check_targets(sampling.spec, schema)
@@ -205,6 +213,7 @@ def make_plan(
         counts[:, [PARTS[part] for part in parts]],
         dict(sorted(absent.items())),
         sampling.left_out,
+        {name: str(sampling.spec.fill_of(name)) for name in sorted(filled)},
     )
 
 
@@ -255,6 +264,26 @@ def _tell_absent(absent: Mapping[str, AbsentChunks]) -> None:
                 found.first,
                 found.reads_as,
             )
+
+
+def warn_of_nothing_to_fill(spec: SampleSpec, accounting: Mapping[str, int]) -> None:
+    """Warn where samples were dropped for gaps that the user wanted to be filled.
+
+    Parameters
+    ----------
+    spec : SampleSpec
+        How samples are cut.
+    accounting : mapping of str to int
+        What became of the windows.
+    """
+    dropped = accounting["gap"]
+    if dropped and spec.fill_method and spec.drop_nan == "auto":
+        warnings.warn(
+            f"fill_method fills nothing, since drop_nan='auto' drops every sample with a gap: "
+            f"{dropped} of {accounting['total']} windows; give drop_nan='if_all_nan' or None to "
+            "keep and fill them",
+            stacklevel=3,
+        )
 
 
 def _nbytes(samples: Mapping[str, int], schema: Schema, dims: int) -> dict[str, int]:

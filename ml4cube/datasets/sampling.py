@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
-from ml4cube.core.missing import check_mask
+from ml4cube.core.missing import FILLED_ATTR, check_mask, warn_of_filled
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.roles import RECIPE_ATTR, ROLE_ATTR
 from ml4cube.core.sample_spec import SampleSpec
@@ -48,6 +48,11 @@ ORIGIN_BYTES = 12
 _BLOCKS_WANTED = 64
 #: What the cells of a dim without a coordinate are called in a store: they have numbers, no places.
 NUMBERED = "number of the cell, which has no coordinate"
+#: What to do where a cube's targets were filled.
+FILL_FEATURES = (
+    f"fill the features alone, by fill_nan_values(cube, [...]); if you have made gaps of them "
+    f"again, delete the attribute {FILLED_ATTR!r}"
+)
 # An id that no block has, hashed to a seed of its own for drawing blocks.
 _DRAWING = [-1]
 
@@ -152,6 +157,7 @@ class Sampling:
         if not names:
             raise InvalidValueError(f"the cube has no data variable to sample, only {list(ds)}")
         _check_policy(policy)
+        _check_fillable(policy.get("fill_method"), {name: ds[name].dtype for name in names})
         spec = SampleSpec.parse(
             shape,
             names,
@@ -165,6 +171,9 @@ class Sampling:
         )
         if callback is None:
             check_targets(spec, names)
+        attrs = {name: ds[name].attrs for name in names if name in spec.targets}
+        filled = {name: own[FILLED_ATTR] for name, own in attrs.items() if FILLED_ATTR in own}
+        warn_of_filled("to_pred", filled, FILL_FEATURES)
         blocks = Grid.blocks(shape, _block_sizes(ds, spec, block_size))
         if label is None and not split_unlabelled:
             label = "split"
@@ -269,6 +278,16 @@ def _check_policy(policy: Mapping[str, Any]) -> None:
     for name in ("apply_mask", "drop_sample"):
         if not isinstance(policy.get(name, True), bool):
             raise InvalidTypeError(f"{name}={policy[name]!r} is no bool; give True or False")
+
+
+def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:
+    """Refuse to fill by name what cannot be; integers have no gaps."""
+    for name, method in fill_method.items() if isinstance(fill_method, Mapping) else ():
+        if method is not None and name in dtypes and dtypes[name].kind not in "fiub":
+            raise InvalidTypeError(
+                f"fill_method: variable {name!r} is of dtype {dtypes[name]}, only numbers can be "
+                "filled; leave it out"
+            )
 
 
 def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:

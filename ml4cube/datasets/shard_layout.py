@@ -11,7 +11,7 @@ import numpy as np
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
-from ml4cube.core.statistics import Statistics, scale_parameters
+from ml4cube.core.statistics import Statistics, scale_parameters, scaled_attrs
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.sample_plan import SamplePlan
@@ -127,7 +127,7 @@ def _variable_attrs(
 ) -> dict[str, Any]:
     attrs = jsonable(without_epoch(sampling.ds[name].attrs)) if name in sampling.ds else {}
     if scaling is not None:
-        attrs |= {"ml4cube_offset": scaling[0], "ml4cube_scale": scaling[1]}
+        attrs = scaled_attrs(attrs) | {"ml4cube_offset": scaling[0], "ml4cube_scale": scaling[1]}
     return attrs
 
 

@@ -410,6 +410,7 @@ def open_source(
     overlap: SizesLike | float | None = None,
     block_size: SizesLike | None = None,
     lead: LeadArguments | None = None,
+    unfilled: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> tuple[SampleSource, StoreMetadata | None]:
     """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut.
@@ -425,6 +426,8 @@ def open_source(
         For a cube: how it is cut.
     lead : LeadArguments, optional
         Where targets lie, if elsewhere than the inputs.
+    unfilled : iterable of str
+        For a cube: variables whose gaps stay gaps unless `fill_method` names them.
     options : mapping, optional
         For a cube: values of `CUTTING_OPTIONS`.
 
@@ -466,7 +469,7 @@ def open_source(
             f"rename the dim back, or take one sample by isel({dim}=[0])"
         )
     if dim not in ds.dims:
-        return cut_cube(ds, part or "train", sizes, lead, options)
+        return cut_cube(ds, part or "train", sizes, lead, unfilled, options)
     if part is not None and (metadata is None or metadata.part != part):
         found = f"the store of {metadata.part!r}" if metadata else "samples made by hand"
         raise InvalidValueError(f"part={part!r} was asked for, but ds is {found}; open another")

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
+from ml4cube.core.missing import FILLED_ATTR
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.encoding import Compressor, with_index
@@ -614,6 +615,8 @@ class StoreMetadata:
     fill : Statistics, optional
         Of the raw train cells, whose numbers stand in for gaps; None where no such number does,
         and for what older versions made.
+    filled : dict of str to str
+        Variables in which there were gaps that were filled, with the method.
     """
 
     part: str
@@ -624,6 +627,7 @@ class StoreMetadata:
     provenance: Mapping[str, Any]
     variables: tuple[str, ...]
     fill: Statistics | None = None
+    filled: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -636,6 +640,27 @@ class StoreMetadata:
     def targets(self) -> tuple[str, ...]:
         """Variables to predict; empty if none was named."""
         return self.spec.targets
+
+    def invented(self, names: Iterable[str]) -> dict[str, str]:
+        """Say which variables to predict hold filled gaps that nobody asked for by name.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Variables to predict, or that weigh.
+
+        Returns
+        -------
+        dict of str to str
+            How their gaps were filled, in the cube or when samples were cut.
+        """
+        described = self.provenance.get("variables", {})
+        found = {}
+        for name in names:
+            before = described.get(name, {}).get("attrs", {}).get(FILLED_ATTR)
+            if before or (name in self.filled and name not in self.targets):
+                found[name] = str(before or self.filled[name])
+        return found
 
     @classmethod
     def of(cls, source: Any) -> StoreMetadata:
@@ -667,6 +692,7 @@ class StoreMetadata:
                 provenance=attrs["provenance"],
                 variables=tuple(attrs["variables"]),
                 fill=_statistics(attrs[_FILL]) if _FILL in attrs else None,
+                filled=dict(attrs.get("filled", {})),
             )
         except (KeyError, TypeError) as error:
             raise StoreError(
@@ -690,6 +716,7 @@ class StoreMetadata:
             "accounting": dict(self.accounting),
             "split": dict(self.split),
             "provenance": dict(self.provenance),
+            "filled": dict(self.filled),
             **fill,
         }
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.grid import Grid, SizesLike
+from ml4cube.core.missing import FILLED_ATTR, warn_of_filled
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.shard import Ints
 from ml4cube.core.statistics import Statistics
@@ -22,6 +23,7 @@ from ml4cube.datasets.lead import LeadArguments, target_name
 from ml4cube.datasets.memory import check_megabytes
 from ml4cube.datasets.ring import ChunkSource, read_chunk
 from ml4cube.datasets.rooms import Field
+from ml4cube.datasets.sampling import FILL_FEATURES
 from ml4cube.datasets.sources import SampleSource, open_source
 from ml4cube.datasets.unbatch import known_scaling, to_dataset
 from ml4cube.datasets.views import WEIGHT, Broadcast, Weighted, Whole
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
 Batch = Any
 
 _MB = 1 << 20
+_SAMPLE_ANEW = (
+    "sample the cube again with to_pred=, which leaves gaps in targets, or with "
+    "fill_method={variable: method, ...} for the features alone"
+)
 
 
 class PTXrDataset(Dataset[Any]):
@@ -92,7 +98,8 @@ class PTXrDataset(Dataset[Any]):
         For a cube, as `MultiProcSampler` takes them: `apply_mask`, `drop_sample`,
         `fill_method`, `const`, `filter_var`, `drop_nan`, `scale_fn`, `callback`,
         `data_split` (1.0 unless given), `val_split`, `data_fraq`, `rand_chunk`, `seed`,
-        `nproc`.
+        `nproc`. Gaps of `to_pred` and of a variable given as `weights` are filled only where a
+        mapping given as `fill_method` names them, and at a lead time never.
 
     Attributes
     ----------
@@ -158,9 +165,11 @@ class PTXrDataset(Dataset[Any]):
             raise InvalidTypeError("block_size and block_sizes are the same; give one of them")
         targets, chosen = parse_names("to_pred", to_pred), parse_names("features", features)
         lead = None
+        weighing = weights if isinstance(weights, str) else None
+        # what a loss is made of; at a lead time it lies in windows of its own, which no one fills
+        judging = (*targets, *([weighing] if weighing else []))
         if target_offset is not None or target_size is not None:
-            named = weights if isinstance(weights, str) else None
-            lead = LeadArguments(targets, target_offset, target_size, named)
+            lead = LeadArguments(targets, target_offset, target_size, weighing)
         self.shifted = lead is not None
         self._source: SampleSource
         self._source, self.metadata = open_source(
@@ -170,11 +179,12 @@ class PTXrDataset(Dataset[Any]):
             overlap=overlap,
             block_size=block_size if block_size is not None else block_sizes,
             lead=lead,
+            unfilled=judging if lead is None else (),
             options=cutting,
         )
         self._whole_blocks = not isinstance(self._source, CubeSource)
-        weighing = weights if isinstance(weights, str) else None
         self._choose_variables(targets, chosen, weighing, apart=lead is not None)
+        self._warn_of_filled(ds, judging, weighing)
         self._add_features(coord_features)
         if lead is not None and isinstance(weights, str):
             weights = target_name(weights)  # those of the cells of y
@@ -438,6 +448,19 @@ class PTXrDataset(Dataset[Any]):
                 f"no variable is left to predict {list(targets)} from, the samples have "
                 f"{list(stored)}; name fewer in to_pred"
             )
+
+    def _warn_of_filled(self, ds: Any, judging: tuple[str, ...], weighing: str | None) -> None:
+        """Warn of targets or weights whose gaps were filled before anyone knew what they are."""
+        if self.metadata is None:  # samples made by hand
+            attrs = {name: ds[name].attrs for name in judging}
+            filled = {name: own[FILLED_ATTR] for name, own in attrs.items() if FILLED_ATTR in own}
+        else:
+            filled = self.metadata.invented(judging)
+        if self.metadata and not self._whole_blocks:  # a cube that is cut as it was asked for
+            filled = {name: how for name, how in filled.items() if name not in self.metadata.filled}
+        argument = "weights" if weighing in filled else "to_pred"
+        stored = self.metadata and self._whole_blocks
+        warn_of_filled(argument, filled, _SAMPLE_ANEW if stored else FILL_FEATURES)
 
     def _add_features(self, coord_features: str | Sequence[str] | None) -> None:
         """Repeat static features along the dims they lack, and add coordinates."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from ml4cube.datasets.extractor import (
     Extractor,
     float_statistics,
 )
-from ml4cube.datasets.sample_plan import fill_statistics
+from ml4cube.datasets.sample_plan import fill_statistics, warn_of_nothing_to_fill
 from ml4cube.datasets.sampling import Sampling, block_order, check_targets
 from ml4cube.datasets.shard_layout import scaling_of
 
@@ -77,8 +77,9 @@ class XrDataset:
         Which samples are dropped for gaps, as in `MultiProcSampler`.
     apply_mask, drop_sample : bool
         What the mask does, as in `MultiProcSampler`.
-    fill_method : {"sample_mean", "mean", "constant", "noise", None}
-        What stands in for gaps in samples that are kept.
+    fill_method : {"sample_mean", "mean", "constant", "noise", None} or mapping
+        What stands in for gaps in samples that are kept, as in `MultiProcSampler`: one method
+        fills all variables but those of `to_pred`, a mapping those it names.
     const : float, optional
         The value for ``"constant"``.
     filter_var : str, optional
@@ -140,7 +141,7 @@ class XrDataset:
         drop_nan: str | None = "auto",
         apply_mask: bool = True,
         drop_sample: bool = False,
-        fill_method: str | None = None,
+        fill_method: str | Mapping[str, str | None] | None = None,
         const: float | None = None,
         filter_var: str | None = "filter_mask",
         patience: int = 500,
@@ -189,6 +190,7 @@ class XrDataset:
         self._samples = self._scaled(samples)
         self._labels = labels
         self.accounting = self._account()
+        warn_of_nothing_to_fill(self._sampling.spec, self.accounting)
 
     def _block_ids(self, wanted: Sequence[int] | None, at_random: bool) -> list[int]:
         blocks = self._sampling.blocks
@@ -219,7 +221,7 @@ class XrDataset:
     def _read(self) -> tuple[Arrays, NDArray[np.uint8]]:
         """Samples of the blocks used and the part of each sample."""
         extractor = self._sampling.extractor
-        if self._sampling.spec.fill_method not in (None, "constant"):
+        if self._sampling.spec.fills_from_train:
             extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess(), None))
         used = self._used_blocks(extractor)
         labels = [block.labels for block in used]

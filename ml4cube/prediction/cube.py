@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -224,7 +225,7 @@ class _Recipe:
     attrs: Mapping[str, Mapping[str, Any]]
     mask: str | None = None
     mask_features: bool = False
-    fill_method: str | None = None
+    fill_methods: Mapping[str, str] = field(default_factory=dict)
     const: float | None = None
     fill: Statistics | None = None
     seed: int = 0
@@ -283,13 +284,15 @@ class _Recipe:
             attrs=_variable_attrs(metadata),
             mask=applied if applied in cube.variables else mask,
             mask_features=applied is not None and applied in cube.variables,
-            fill_method=spec.fill_method if spec else None,
+            fill_methods={name: how for name in seen if spec and (how := spec.fill_of(name))},
             const=spec.const if spec else None,
             fill=_fill_statistics(metadata) if metadata else None,
             seed=settings.get("seed", 0),
             callback=settings.get("callback"),
         )
         recipe._check(cube)
+        if recipe.callback is None:  # which may have changed units, as must be done to `ds` too
+            recipe._warn_of_units(cube)
         return recipe
 
     def _check(self, cube: xr.Dataset) -> None:
@@ -319,6 +322,20 @@ class _Recipe:
                     "only, leave it out"
                 )
             check_decoded(name, cube[name].dtype, cube[name].attrs)
+
+    def _warn_of_units(self, cube: xr.Dataset) -> None:
+        """Warn of features whose numbers mean something else than in training."""
+        for name in self.features:
+            now, then = (
+                attrs.get("units") for attrs in (cube[name].attrs, self.attrs.get(name, {}))
+            )
+            if now is not None and then is not None and str(now).strip() != str(then).strip():
+                warnings.warn(
+                    f"features: {name!r} has units {now!r} in this cube and had {then!r} in the "
+                    "one that the model was trained on; if they are not two names of the same "
+                    "unit, convert the cube, or every prediction is wrong",
+                    stacklevel=4,
+                )
 
     def about(self, model: Model) -> dict[str, Any]:
         """Return what a reader of the predicted cube may ask, as JSON values."""
@@ -604,20 +621,21 @@ class _Predictor:
     ) -> NDArray[Any]:
         """Samples with numbers in the place of gaps, if the model was trained so."""
         recipe = self.recipe
-        if recipe.fill_method is None or samples.dtype.kind != "f":
+        method = recipe.fill_methods.get(name)
+        if method is None or samples.dtype.kind != "f":
             return samples
         if recipe.callback is not None:
-            _check_filled(name, samples, recipe.fill_method, recipe.callback)
+            _check_filled(name, samples, method, recipe.callback)
         known = recipe.fill.get(name) if recipe.fill else None
         return fill_gaps(
             samples,
-            recipe.fill_method,
+            method,
             mean=known.mean if known else None,
             const=recipe.const,
             low=known.min if known else None,
             high=known.max if known else None,
             seed=recipe.seed,
-            positions=tile.cell_ids[positions] if recipe.fill_method == "noise" else None,
+            positions=tile.cell_ids[positions] if method == "noise" else None,
             variable=name,
         )
 

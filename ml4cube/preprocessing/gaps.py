@@ -29,6 +29,7 @@ from ml4cube.core.errors import (
 from ml4cube.core.missing import (
     DROP_POLICIES,
     FILL_METHODS,
+    FILLED_ATTR,
     KEPT,
     MASK,
     blank,
@@ -436,7 +437,7 @@ def _drop_nan_of_cube(
 def fill_nan_values(
     ds: cubes.Cube,
     vars: Iterable[str] | None = None,
-    method: str = "mean",
+    method: str | Mapping[str, str | None] = "mean",
     const: float | None = None,
     *,
     statistics: core.Statistics | None = None,
@@ -450,12 +451,15 @@ def fill_nan_values(
     ds : dict of arrays (samples, *window), Dataset or DataArray
         Left as it is.
     vars : iterable of str, optional
-        Variables to fill; all floating-point data variables if not given.
-    method : {"mean", "sample_mean", "constant", "noise"}
-        ``"mean"`` takes the mean of the training cells. ``"sample_mean"`` takes the mean of the
-        sample's own finite cells, and the training mean for a sample that has none; a point, or
-        a cell of a cube without samples, is such a sample when it is a gap. ``"constant"`` takes
-        `const`. ``"noise"`` draws evenly from the range of the training cells.
+        Variables to fill; all floating-point data variables if not given. Leave out what is to be
+        predicted: nobody can tell filled gaps from measurements.
+    method : {"mean", "sample_mean", "constant", "noise"} or mapping of str to str or None
+        How, for all, or by variable, as ``{"rain": "mean", "ndvi": None}``; variables that a
+        mapping does not name are left as they are. ``"mean"`` takes the mean of the training
+        cells. ``"sample_mean"`` takes the mean of the sample's own finite cells, and the training
+        mean for a sample that has none; a point, or a cell of a cube without samples, is such a
+        sample when it is a gap. ``"constant"`` takes `const`. ``"noise"`` draws evenly from the
+        range of the training cells.
     const : float, optional
         Value for ``"constant"``.
     statistics : Statistics, optional
@@ -469,7 +473,8 @@ def fill_nan_values(
     -------
     Samples (a dict), Dataset or DataArray
         Of the kind given, with the same dtypes; a lazy cube stays lazy. `accounting` tells the
-        number of cells filled.
+        number of cells filled. Variables of a cube that were filled say so by the attribute
+        ``ml4cube_filled``; samplers, data sets and `create_split` warn of it in a target.
 
     Raises
     ------
@@ -502,16 +507,18 @@ def fill_nan_values(
            [-1., -1.]])
     """
     cubes.check_cube(ds)
-    check_choice("method", method, FILL_METHODS)
+    methods = _methods(vars, method)
     seed = check_seed(seed)
     if const is not None:
         check_real_number("const", const)
-    if method == "constant" and const is None:
+    if "constant" in ([method] if methods is None else methods.values()) and const is None:
         raise InvalidValueError("method='constant' needs const, found None; give a number")
     listed = None if vars is None else cubes.names("vars", vars)
+    if methods is not None:
+        listed = tuple(methods)
     given = cubes.as_dataset(ds) if isinstance(ds, xr.Dataset | xr.DataArray) else ds
     if listed is not None:
-        listed = cubes.only_data("vars", listed, given)
+        listed = cubes.only_data("vars" if methods is None else "method", listed, given)
     for name in listed or ():
         if getattr(given[name], "dtype", np.dtype(float)).kind not in "fiub":
             raise InvalidTypeError(
@@ -522,12 +529,29 @@ def fill_nan_values(
         for name in listed or cubes.data_variables(given):
             cubes.check_decoded(name, given[name])
     wanted = _fillable(given, listed)
-    if statistics is None and method != "constant" and wanted:
-        statistics = Statistics.from_cube(given, wanted, split=split)
-    options = {name: _fill_options(name, method, const, statistics, seed) for name in wanted}
+    chosen = {name: str(method) if methods is None else methods[name] for name in wanted}
+    learning = [name for name, how in chosen.items() if how != "constant"]
+    if statistics is None and learning:
+        statistics = Statistics.from_cube(given, learning, split=split)
+    options = {name: _fill_options(name, chosen[name], const, statistics, seed) for name in wanted}
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return _fill_cube(ds, options)
     return _fill_samples(ds, options)
+
+
+def _methods(vars: Iterable[str] | None, method: Any) -> dict[str, str] | None:
+    """Methods by variable; None if there is one for all."""
+    if not isinstance(method, Mapping):
+        check_choice("method", method, FILL_METHODS)
+        return None
+    if vars is not None:
+        raise InvalidTypeError(
+            f"method={dict(method)!r} names the variables to fill, and so does vars={vars!r}; "
+            "leave vars out"
+        )
+    for name, how in method.items():
+        check_choice(f"method[{name!r}]", how, (*FILL_METHODS, None))
+    return {name: how for name, how in method.items() if how is not None}
 
 
 def _fillable(given: Any, listed: tuple[str, ...] | None) -> list[str]:
@@ -580,6 +604,10 @@ def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, An
     cube = cubes.as_dataset(ds)
     gappy = {name: read_in_blocks(cube[name]) for name in options}
     filled = {name: _filled(gappy[name], chosen) for name, chosen in options.items()}
+    for name, array in gappy.items():
+        # whether a lazy one has gaps is not known yet
+        if array.chunks is not None or find_gaps(array.values).any():
+            filled[name].attrs[FILLED_ATTR] = options[name]["method"]
     counts, stages = carried(cube)
     if counts.keys() & {"gap", "mask"} and SAMPLES not in cube.dims:
         logger.warning(

@@ -184,8 +184,9 @@ class CubeScaler:
         Returns
         -------
         Dataset, DataArray or dict
-            Of the kind given, with its coordinates and attributes: the values have no unit, but
-            ``units`` stays there for `inverse_transform`. Gaps stay gaps. A place (level, pixel,
+            Of the kind given, with its coordinates and attributes; ``units`` become ``"1"`` and
+            the old ones ``unscaled_units`` until `inverse_transform`, as in `standardize`. Gaps
+            stay gaps. A place (level, pixel,
             ...) without a training cell becomes a gap; one that was constant is shifted to 0.
 
         Raises

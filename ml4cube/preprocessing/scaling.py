@@ -16,7 +16,7 @@ from ml4cube.core import statistics as core
 from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
-from ml4cube.core.statistics import scale_values, scaled_dtype
+from ml4cube.core.statistics import scale_values, scaled_attrs, scaled_dtype, unscaled_attrs
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.climatology import GROUPS, group_ids
 from ml4cube.preprocessing.samples import Samples
@@ -46,7 +46,9 @@ def standardize(
     Returns
     -------
     Dataset, DataArray or dict
-        Of the kind given, with its coordinates and attributes. Floats keep their dtype, integers
+        Of the kind given, with its coordinates and attributes; ``units`` become ``"1"``, and the
+        old ones ``unscaled_units``, until the scaling is undone (the same goes for
+        ``standard_name`` and ranges such as ``valid_max``). Floats keep their dtype, integers
         become float32 or float64. Gaps stay gaps. Where std is 0 only the mean is taken off.
 
     Raises
@@ -87,7 +89,9 @@ def normalize(
     Returns
     -------
     Dataset, DataArray or dict
-        Of the kind given, with its coordinates and attributes. Floats keep their dtype, integers
+        Of the kind given, with its coordinates and attributes; ``units`` become ``"1"``, and the
+        old ones ``unscaled_units``, until the scaling is undone (the same goes for
+        ``standard_name`` and ranges such as ``valid_max``). Floats keep their dtype, integers
         become float32 or float64. Gaps stay gaps. Values beyond the range, as test data may
         have, lie beyond 0 to 1. Where min equals max only min is taken off.
 
@@ -218,6 +222,9 @@ def rescale(
     scaled_vars = {
         name: rescale_array(cube[name], *parameters[name], arithmetic) for name in wanted
     }
+    told = scaled_attrs if arithmetic is scale_values else unscaled_attrs
+    for array in scaled_vars.values():
+        array.attrs = told(array.attrs)
     return cubes.like_given(cubes.with_arrays(cube, scaled_vars), ds)
 
 

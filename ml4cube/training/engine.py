@@ -27,7 +27,7 @@ from ml4cube.training.ema import Ema
 from ml4cube.training.feed import Feed, Portion, Weight
 from ml4cube.training.options import DTYPES, Options
 from ml4cube.training.rows import mean_over_ranks
-from ml4cube.training.scores import check_metrics
+from ml4cube.training.scores import Bad, check_metrics
 from ml4cube.training.sharding import make_strategy
 from ml4cube.training.state import TrainState, kept_rng
 from ml4cube.training.steps import Step, StepResult
@@ -309,15 +309,21 @@ class Engine:
         """Whether this rank is wanted elsewhere."""
         return False
 
-    def _refuse(self, bad: tuple[int, float] | None, what: str, unit: str) -> None:
+    def _refuse(self, bad: Bad | None, what: str, unit: str) -> None:
         """Raise on all ranks when a loss is not finite on any."""
         found = self.world.gather_objects(bad)
         for rank, entry in enumerate(found):
             if entry is not None:
+                number, loss, gaps = entry
+                advice = (
+                    "The targets of that batch have gaps (NaN); MaskedLoss of "
+                    "ml4cube.training.losses leaves them out: loss=MaskedLoss(your_loss)"
+                    if gaps
+                    else "Look for gaps in that batch, or lower the learning rate"
+                )
                 raise RunError(
-                    f"the {what} loss is {entry[1]} on rank {rank}, epoch {self.state.epoch + 1}, "
-                    f"{unit} {entry[0] + 1}; training stopped, the best model is as it was. Look "
-                    "for gaps in that batch, or lower the learning rate"
+                    f"the {what} loss is {loss} on rank {rank}, epoch {self.state.epoch + 1}, "
+                    f"{unit} {number + 1}; training stopped, the best model is as it was. {advice}"
                 )
 
     def _averaged(self, on: bool = True) -> AbstractContextManager[None]:

@@ -28,6 +28,7 @@ _RESERVED = {
     "seconds",
     "ranks",
 }
+Bad = tuple[int, float, bool]  # number of a batch, its loss, whether its target has gaps
 _ROOM = 512  # values kept before they are summed, so that memory stays flat
 
 
@@ -59,13 +60,18 @@ class Meter:
         self.total = self.weight = 0.0
         self.samples = 0
         self._seen = 0
-        self._bad: tuple[int, float] | None = None
+        self._bad: Bad | None = None
+        self._gaps: list[torch.Tensor | None] = []
         self._values: list[torch.Tensor] = []
         self._samples: list[int] = []
         self._weights: list[float | torch.Tensor] = []
 
     def add(
-        self, value: torch.Tensor, samples: int, weight: float | torch.Tensor | None = None
+        self,
+        value: torch.Tensor,
+        samples: int,
+        weight: float | torch.Tensor | None = None,
+        gaps: torch.Tensor | None = None,
     ) -> None:
         """Take in the mean of one batch.
 
@@ -77,30 +83,36 @@ class Meter:
             Samples it is the mean of.
         weight : float or torch.Tensor, optional
             What it weighs; default its samples.
+        gaps : torch.Tensor, optional
+            NaN where its target has gaps, read only if the value is not finite.
         """
         self._values.append(value)
+        self._gaps.append(gaps)
         self._samples.append(samples)
         self._weights.append(samples if weight is None else weight)
         if len(self._values) >= _ROOM:
             self.flush()
 
-    def flush(self) -> tuple[int, float] | None:
+    def flush(self) -> Bad | None:
         """Sum what was taken in.
 
         Returns
         -------
-        tuple of (int, float) or None
-            Number (from 0) and value of the first batch ever whose value is not finite.
+        tuple of (int, float, bool) or None
+            Number (from 0) and value of the first batch ever whose value is not finite, and
+            whether its target is known to have gaps.
         """
         if self._values:
-            for value, weight in zip(_read(self._values), _read(self._weights), strict=True):
+            rows = zip(_read(self._values), _read(self._weights), self._gaps, strict=True)
+            for value, weight, gaps in rows:
                 self.total += value * weight
                 self.weight += weight
                 if self._bad is None and not math.isfinite(value):
-                    self._bad = (self._seen, value)
+                    self._bad = (self._seen, value, gaps is not None and bool(gaps.isnan()))
                 self._seen += 1
             self.samples += sum(self._samples)
             self._values.clear()
+            self._gaps.clear()
             self._samples.clear()
             self._weights.clear()
         return self._bad

@@ -26,12 +26,16 @@ class StepResult(NamedTuple):
     logs : mapping of str to scalar
         Further means over the batch's samples; each becomes columns of the History,
         ``train_<name>`` and ``val_<name>``.
+    gaps : torch.Tensor, optional
+        NaN where the target has a gap that the loss does not leave out, to say so if the loss is
+        NaN; never read otherwise.
     """
 
     loss: torch.Tensor
     pred: Any = None
     target: Any = None
     logs: Mapping[str, Any] = {}
+    gaps: torch.Tensor | None = None
 
 
 Step = Callable[[nn.Module, Any], StepResult]
@@ -77,7 +81,10 @@ class Supervised:
         if weights is not None:
             return StepResult(self._weighted()(pred, target, weights), pred, target)
         loss = self.loss(pred, target)
-        return StepResult(loss / len(features) if self._sums else loss, pred, target)
+        gaps = None
+        if target.is_floating_point() and not isinstance(self.loss, MaskedLoss):
+            gaps = target.detach().sum()  # one number, left on the device
+        return StepResult(loss / len(features) if self._sums else loss, pred, target, gaps=gaps)
 
     def weigh(self, batch: Any) -> torch.Tensor | None:
         """Say what a batch's loss counts beside those of others.

@@ -10,7 +10,7 @@ import torch
 from ml4cube.training.dist import World
 from ml4cube.training.feed import Portion
 from ml4cube.training.rows import mean_over_ranks
-from ml4cube.training.scores import Meter, Norms, Scores
+from ml4cube.training.scores import Bad, Meter, Norms, Scores
 from ml4cube.training.state import TrainState
 from ml4cube.training.steps import StepResult
 
@@ -121,7 +121,7 @@ class Tally:
         """
         if name is not None:
             self._sets[name].add(result, portion)
-        self.loss.add(result.loss.detach(), portion.samples, portion.weight)
+        self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
         if result.logs:
             self.logs.add(result.logs, portion.samples)
         if self._scores is not None:
@@ -181,11 +181,11 @@ class Measures:
         portion : Portion
             The batch, its samples and its weight.
         """
-        self.loss.add(result.loss.detach(), portion.samples, portion.weight)
+        self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
         if result.logs:
             self.logs.add(result.logs, portion.samples)
 
-    def bad_step(self, batches: int) -> tuple[int, float] | None:
+    def bad_step(self, batches: int) -> Bad | None:
         """Return number (from 0) and loss of the first step whose loss is not finite.
 
         Parameters
@@ -195,11 +195,11 @@ class Measures:
 
         Returns
         -------
-        tuple of (int, float) or None
-            None while all are finite.
+        tuple of (int, float, bool) or None
+            Also whether its target is known to have gaps; None while all are finite.
         """
         bad = self.loss.flush()
-        return None if bad is None else (self._first_step + bad[0] // batches, bad[1])
+        return None if bad is None else (self._first_step + bad[0] // batches, *bad[1:])
 
     def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
         """Reduce over all ranks, but for the loss; every rank must call this.
