@@ -78,14 +78,28 @@ def weights_of(batch: Any) -> torch.Tensor | None:
     torch.Tensor or None
         Samples first; None where it brings none.
 
+    Raises
+    ------
+    InvalidTypeError
+        If the third item is whole numbers, such as the samples' indices.
+
     Examples
     --------
     >>> weights_of((torch.zeros(4, 2), torch.zeros(4, 1), torch.ones(4))).shape
     torch.Size([4])
     """
-    if isinstance(batch, tuple | list) and len(batch) == 3 and isinstance(batch[2], torch.Tensor):
-        return batch[2]
-    return None
+    if not isinstance(batch, tuple | list) or len(batch) != 3:
+        return None
+    weights = batch[2]
+    if not isinstance(weights, torch.Tensor):
+        return None
+    if not weights.is_floating_point() and weights.dtype != torch.bool:
+        raise InvalidTypeError(
+            "the third item of a batch must be weights, floating or bool, got "
+            f"{weights.dtype}; convert it by .float() if it weighs the samples, and leave it out, "
+            "for example in a collate function, if it is an index"
+        )
+    return weights
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

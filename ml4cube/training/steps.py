@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ml4cube.training.batches import as_pair, weights_of
-from ml4cube.training.losses import MaskedLoss, weigh_batch
+from ml4cube.training.losses import MaskedLoss
+from ml4cube.training.means import Mean, warn_if_unknown
 
 
 class StepResult(NamedTuple):
@@ -52,8 +53,8 @@ class Supervised:
 
     def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
         self.loss = loss
-        # What sums over a batch would weigh large batches twice.
-        self._sums = getattr(loss, "reduction", "mean") == "sum"
+        warn_if_unknown("loss", loss)
+        self._mean = Mean("loss", loss)
         self._masked = loss if isinstance(loss, MaskedLoss) else None
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
@@ -76,8 +77,7 @@ class Supervised:
         weights = weights_of(batch)
         if weights is not None:
             return StepResult(self._weighted()(pred, target, weights), pred, target)
-        loss = self.loss(pred, target)
-        return StepResult(loss / len(features) if self._sums else loss, pred, target)
+        return StepResult(self._mean(pred, target, len(features)), pred, target)
 
     def weigh(self, batch: Any) -> torch.Tensor | None:
         """Say what a batch's loss counts beside those of others.
@@ -90,11 +90,13 @@ class Supervised:
         Returns
         -------
         torch.Tensor or None
-            The weights of its cells that have a value; None for its samples.
+            What its loss divides by, such as the weights of its cells that have a value; None
+            for its samples.
         """
-        if self._masked is None and weights_of(batch) is None:
-            return None
-        return weigh_batch(self._weighted(), batch)
+        target, weights = as_pair(batch)[1], weights_of(batch)
+        if weights is None:
+            return self._mean.weigh(target)
+        return self._weighted().weigh(target, weights)
 
     def _weighted(self) -> MaskedLoss:
         if self._masked is None:
