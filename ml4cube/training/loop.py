@@ -59,8 +59,9 @@ class Loop(Engine):
         Moved to the device of `world`.
     step : callable
         ``step(module, batch)`` → `StepResult`, in training and in validation. Where it has a
-        method ``weigh(batch)`` → scalar tensor, that is what the batch's mean loss weighs beside
-        those of other batches and ranks; else it weighs its samples.
+        method ``weigh(batch, training)`` → scalar tensor, that is what the batch's mean loss weighs
+        beside those of other batches and ranks; else it weighs its samples, which a method
+        ``count(batch, training)`` → int may count; else they are the length of the first tensor.
     optimizer : torch.optim.Optimizer, optional
         Over the model's parameters; a loop without one only evaluates.
     train : iterable, optional

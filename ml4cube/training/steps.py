@@ -36,7 +36,8 @@ class StepResult(NamedTuple):
 
 
 Step = Callable[[nn.Module, Any], StepResult]
-Weigh = Callable[[Any], torch.Tensor | None]
+Weigh = Callable[[Any, bool], torch.Tensor | None]
+Count = Callable[[Any, bool], int]
 
 
 class Supervised:
@@ -79,13 +80,15 @@ class Supervised:
             return StepResult(self._weighted()(pred, target, weights), pred, target)
         return StepResult(self._mean(pred, target, len(features)), pred, target)
 
-    def weigh(self, batch: Any) -> torch.Tensor | None:
+    def weigh(self, batch: Any, training: bool = True) -> torch.Tensor | None:
         """Say what a batch's loss counts beside those of others.
 
         Parameters
         ----------
         batch : Any
             On the device already.
+        training : bool
+            Whether it is trained on; it weighs the same in validation.
 
         Returns
         -------
