@@ -20,6 +20,7 @@ from ml4cube.training.batches import (
 )
 from ml4cube.training.dist import World
 from ml4cube.training.options import Options
+from ml4cube.training.sharing import share_out
 from ml4cube.training.state import TrainState, capture_rng, restore_rng
 from ml4cube.training.steps import Count, Step, Weigh
 
@@ -98,7 +99,19 @@ class Feed:
         self._counts_itself: bool = getattr(step, "counts_itself", False)
         self._lockstep = options.strategy == "fsdp"
         self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
-        self._limit = limit_of(loader, options.limit_train_batches, "limit_train_batches")
+        self._share = options.limit_train_batches
+        self._limit = limit_of(loader, self._share, "limit_train_batches")
+
+    def share_out(self, *, only_warn: bool) -> None:
+        """Share out what ranks train on, as `ml4cube.training.sharing` says; every rank.
+
+        Parameters
+        ----------
+        only_warn : bool
+            Whether to leave the loader as it is.
+        """
+        if share_out(self.loader, self._world, only_warn=only_warn):
+            self._limit = limit_of(self.loader, self._share, "limit_train_batches")
 
     def agree(self) -> None:
         """Find out whether all ranks get the same batches; every rank must call this."""

@@ -170,6 +170,9 @@ class Loop(Engine):
             )
             self._forget_alarm()
             self._spread()
+            # Ranks that share a loader do not validate on all of it.
+            validated = named_sets(self.val_loader).values()
+            self.feed.share_out(only_warn=any(own is self.feed.loader for own in validated))
             self.resumed = resume and snapshot.resume(self)
             if self.ema is not None:
                 self.ema.apply(False)
