@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SubsetRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import Metric, R2Score
 from torchmetrics.classification import BinaryAUROC
@@ -25,6 +26,7 @@ from ml4cube.training.batches import exact_loader, fixed_sizes
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.dist import World, ddp_init
 from ml4cube.training.pytorch_distributed import Trainer, dist_train
+from ml4cube.training.sharing import whole_of
 from tests.distributed_runner import on_ranks
 from tests.samplestores import write_store
 from tests.training_parts import (
@@ -71,6 +73,7 @@ def all_on_two_ranks(folder):
         "unequal, resumed": unequal_resumed(folder),
         "agreement": agree(folder),
         "our loaders": with_our_loaders(folder),
+        "shared out": shared_out(folder),
         "other topology": other_topology(f"{folder}/s.pt"),
         "after a failure": train_after_a_failure(),
     }
@@ -427,6 +430,90 @@ def with_our_loaders(folder):
 def test_our_loaders_train_validate_and_resume_on_ranks(two_ranks):
     one, two = (found["our loaders"] for found in two_ranks[1])
     assert one == two
+
+
+def shared_out(folder):
+    """By what kind of loader: the weights, what each rank trained on, and what was warned of."""
+    found = {}
+    data, rank = dataset(37), dist.get_rank()
+    own = torch.utils.data.Subset(data, range(rank, 37, 2))
+    ours = prep_dataloader(data, batch_size=4, seed=2)
+    for name, train, val in (
+        ("ours", ours, None),
+        ("ours, told", prep_dataloader(data, batch_size=4, seed=2, parallel=True), None),
+        ("ours, of its own", prep_dataloader(own, batch_size=4, seed=2), None),
+        ("ours, validated too", (again := prep_dataloader(data, batch_size=4)), again),
+        ("plain", DataLoader(data, batch_size=4, shuffle=True), None),
+        ("plain, of its own", DataLoader(own, batch_size=4, shuffle=True), None),
+        ("sampler", DataLoader(data, batch_size=4, sampler=DistributedSampler(data)), None),
+        ("list", [tuple(data[:4])], None),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = trainer(ranks=True, train=train, val=val, epochs=1)
+            model = weights(run.train())
+        told = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+        found[name] = model, [r["train_n"] for r in run.history["ranks"][0]], told
+    own_val = torch.ones(2, 1), torch.ones(2, 1)
+    store = prep_dataloader(PTXrDataset(f"{folder}/store", to_pred="b"), batch_size=4)
+    run = trainer(ranks=True, model=nn.Linear(1, 1), train=store, val=[own_val], epochs=1)
+    run.train()
+    found["parallel"] = ours.parallel, store.parallel
+    return found
+
+
+def test_loaders_that_are_not_shared_out_are_shared_or_warned_of(two_ranks):
+    for rank, found in enumerate(found["shared out"] for found in two_ranks[1]):
+        model, counts, told = found["ours"]
+        assert (model, counts, told) == found["ours, told"]
+        assert found["parallel"] == (True, True)
+        assert counts == [16, 16]  # whole batches of 4, of 37 samples, one for each rank
+        assert not told
+        for kind, counts in (("ours", [16, 16]), ("plain", [19, 18])):
+            assert found[f"{kind}, of its own"][1:] == (counts, [])
+        assert found["sampler"][1:] == ([19, 19], [])
+        for kind, count, text in (
+            ("plain", 37, "train_data (DataLoader of TensorDataset, 37 samples)"),
+            ("ours, validated too", 36, "train_data (MapLoader of TensorDataset, 36 samples)"),
+            ("list", 4, "train_data (list, 1 batches)"),
+        ):
+            _, counts, told = found[kind]
+            assert counts == [count, count]
+            assert [text in message for message in told] == [True] * (rank == 0)
+
+
+class Drawn(Dataset):
+    """Adds noise to every item, from a generator that no seed reaches."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        return torch.full((2,), float(index)) + torch.rand(2, generator=GENERATOR)
+
+
+GENERATOR = torch.Generator()
+
+
+def test_what_a_rank_takes_is_told_apart_by_its_content():
+    """Without ranks: the same is equal, other data, choices and sizes are not, shared is None."""
+    x = torch.arange(12.0).reshape(6, 2)
+
+    def of(data, **more):
+        return whole_of(DataLoader(data, batch_size=2, **more))
+
+    assert of(x) == of(x.clone()) == of(x, shuffle=True)
+    assert of(Drawn()) == of(Drawn())
+    for other in (x[:5], x + 1, x.double()):
+        assert of(x) != of(other)
+    chosen = [of(x, sampler=SubsetRandomSampler(c)) for c in ([0, 1, 2], [3, 4, 5], [0, 1, 2])]
+    assert chosen[0] == chosen[2] != chosen[1]
+    assert whole_of([(x, x)]) == whole_of([(x.clone(), x)]) != whole_of([(x, x + 1)])
+    shared = DistributedSampler(x, 2, 0)
+    assert of(x, sampler=shared) is None
+    assert whole_of(DataLoader(x, batch_sampler=BatchSampler(shared, 2, False))) is None
+    assert whole_of(prep_dataloader(x, parallel=True)) is None
+    assert whole_of(prep_dataloader(x)) is not None
 
 
 def other_topology(path):

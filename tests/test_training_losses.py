@@ -1,7 +1,9 @@
 """Losses over cells with a value: the formula, its gradients, and exactness however data is cut."""
 
+import inspect
 import itertools
 import math
+import warnings
 from functools import partial
 
 import numpy as np
@@ -14,8 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.training.dist import World
 from ml4cube.training.losses import MaskedLoss, area_weights, masked
 from ml4cube.training.pytorch_distributed import Trainer
+from ml4cube.training.scores import Meter, Scores, check_metrics
+from ml4cube.training.steps import Supervised
 from tests.distributed_runner import on_ranks
 from tests.oracle import band_areas
 from tests.training_parts import dataset, network, trainer, weights
@@ -176,7 +181,266 @@ def test_what_cannot_work_is_refused(make, error, message):
     assert message in str(caught.value)
 
 
-# ----------------------------------------------------- however the data is cut
+# ------------------------------------------------ every loss of torch, however the data is cut
+
+SHAPE, CLASSES = (3, 2), 4
+WEIGHT = torch.tensor([0.2, 1.0, 3.0, 0.0])
+REAL = [lambda g, n: torch.randn(n, *SHAPE, generator=g)] * 2
+SHARE = [lambda g, n: torch.rand(n, *SHAPE, generator=g)] * 2
+SIGN = [REAL[0], lambda g, n: torch.randint(0, 2, (n, *SHAPE), generator=g) * 2.0 - 1]
+LOGITS = lambda g, n: torch.randn(n, CLASSES, *SHAPE, generator=g).log_softmax(1)  # noqa: E731
+
+
+def classes(ignored=-100):
+    """Some targets are ignored, some samples wholly."""
+
+    def draw(g, n):
+        target = torch.randint(0, CLASSES, (n, *SHAPE), generator=g)
+        target[torch.rand(target.shape, generator=g) < 0.3] = ignored
+        target[torch.rand(n, generator=g) < 0.3] = ignored
+        return target
+
+    return [LOGITS, draw]
+
+
+ONE_CLASS = [
+    lambda g, n: torch.randn(n, CLASSES, generator=g),
+    lambda g, n: torch.randint(0, CLASSES, (n,), generator=g),
+]
+PROBABILITIES = [LOGITS, lambda g, n: torch.rand(n, CLASSES, *SHAPE, generator=g).softmax(1)]
+LABELS = [ONE_CLASS[0], lambda g, n: torch.randint(0, 2, (n, CLASSES), generator=g).float()]
+LABEL_SETS = [ONE_CLASS[0], lambda g, n: torch.randint(-1, CLASSES, (n, CLASSES), generator=g)]
+PAIR = lambda g, n: torch.randn(n, 2, 5, generator=g)  # noqa: E731
+SIGN_EACH = [PAIR, lambda g, n: torch.randint(0, 2, (n,), generator=g) * 2 - 1]
+ANCHORED = [PAIR, lambda g, n: torch.randn(n, 5, generator=g)]
+
+
+def of_two(loss, kind):
+    """A loss of three arguments, as a function of the prediction, which holds two of them."""
+    if kind == "margin":
+        return lambda p, t: loss(p[:, 0, 0], p[:, 1, 0], t)
+    if kind == "variance":
+        return lambda p, t: loss(p[:, 0], t, p[:, 1].exp())
+    if kind == "anchor":
+        return lambda p, t: loss(t, p[:, 0], p[:, 1])
+    if kind == "time":
+        return lambda p, t: loss(
+            p.log_softmax(2).transpose(0, 1), t, torch.full((len(p),), 8), torch.full((len(p),), 3)
+        )
+    return lambda p, t: loss(p[:, 0], p[:, 1], t)
+
+
+CTC = [
+    lambda g, n: torch.randn(n, 8, 5, generator=g),
+    lambda g, n: torch.randint(1, 5, (n, 3), generator=g),
+]
+
+
+def linear(**settings):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.LinearCrossEntropyLoss(5, CLASSES, **settings).requires_grad_(False)
+
+
+LINEAR = [
+    lambda g, n: torch.randn(n, 5, generator=g),
+    lambda g, n: torch.randint(0, CLASSES, (n,), generator=g),
+]
+
+# name of the loss: what it may be set to, how it is made, what it is given
+LOSSES = {
+    "L1Loss": [({}, REAL)],
+    "MSELoss": [({}, REAL)],
+    "SmoothL1Loss": [({"beta": 0.3}, REAL)],
+    "HuberLoss": [({"delta": 0.5}, REAL)],
+    "PoissonNLLLoss": [({"full": True}, [REAL[0], lambda g, n: 3 * SHARE[0](g, n)])],
+    "KLDivLoss": [({}, [REAL[0], SHARE[1]]), ({"log_target": True}, REAL)],
+    "BCELoss": [({}, SHARE), ({"weight": torch.tensor([0.5, 2.0])}, SHARE)],
+    "BCEWithLogitsLoss": [({"pos_weight": torch.tensor([0.5, 2.0])}, [REAL[0], SHARE[1]])],
+    "HingeEmbeddingLoss": [({}, SIGN)],
+    "SoftMarginLoss": [({}, SIGN)],
+    "MultiLabelMarginLoss": [({}, LABEL_SETS)],
+    "MultiLabelSoftMarginLoss": [({"weight": WEIGHT}, LABELS)],
+    "MultiMarginLoss": [({"weight": WEIGHT}, ONE_CLASS)],
+    "NLLLoss": [({}, classes()), ({"weight": WEIGHT, "ignore_index": 255}, classes(255))],
+    "CrossEntropyLoss": [
+        ({}, classes()),
+        ({"weight": WEIGHT}, classes()),
+        ({"ignore_index": 1}, classes(1)),
+        ({"weight": WEIGHT, "ignore_index": 2, "label_smoothing": 0.1}, classes(2)),
+        ({"weight": WEIGHT, "label_smoothing": 0.1}, PROBABILITIES),
+    ],
+    "LinearCrossEntropyLoss": [({}, LINEAR), ({"weight": WEIGHT, "ignore_index": 1}, LINEAR)],
+    "GaussianNLLLoss": [({}, ANCHORED, "variance")],
+    "CosineEmbeddingLoss": [({}, SIGN_EACH, "two")],
+    "MarginRankingLoss": [({}, SIGN_EACH, "margin")],
+    "TripletMarginLoss": [({}, ANCHORED, "anchor")],
+    "TripletMarginWithDistanceLoss": [({}, ANCHORED, "anchor")],
+    "CTCLoss": [({}, CTC, "time")],
+}
+
+
+def every_loss():
+    """Each loss, how it reduces, and what makes predictions and targets."""
+    for name, kinds in LOSSES.items():
+        if not hasattr(nn, name):  # of a newer torch
+            continue
+        for how, drawn, *more in kinds:
+            make = linear if name == "LinearCrossEntropyLoss" else getattr(nn, name)
+            if more:  # a function of one's own says nothing of sums, and is to be a mean
+                yield pytest.param(of_two(make(**how), *more), "mean", drawn, id=name)
+                continue
+            for reduction in ("mean", "sum") + (("batchmean",) if name == "KLDivLoss" else ()):
+                loss = make(reduction=reduction, **how)
+                yield pytest.param(loss, reduction, drawn, id=f"{name}-{reduction}-{[*how]}")
+    for function, drawn in (
+        (nn.functional.mse_loss, REAL),
+        (nn.functional.cross_entropy, classes()),
+        (nn.functional.nll_loss, classes()),
+    ):
+        yield pytest.param(function, "mean", drawn, id=f"{function.__name__}")
+        yield pytest.param(partial(function, reduction="sum"), "sum", drawn, id="partial-sum")
+    some = partial(nn.functional.cross_entropy, weight=WEIGHT, ignore_index=3)
+    yield pytest.param(some, "mean", classes(3), id="partial-weight")
+
+
+def test_every_loss_of_torch_is_looked_at():
+    names = nn.modules.loss.__all__
+    taken = {n for n in names if "reduction" in inspect.signature(getattr(nn, n)).parameters}
+    assert taken <= set(LOSSES)
+
+
+def cut_and_dealt(n, g):
+    """Batches of uneven sizes, dealt to three ranks of which one may get none."""
+    ends = sorted({0, n, *torch.randint(0, n, (4,), generator=g).tolist()})
+    batches = [slice(*pair) for pair in itertools.pairwise(ends)]
+    return [(int(torch.randint(0, 3, (), generator=g)), batch) for batch in batches]
+
+
+@pytest.mark.parametrize(("loss", "reduction", "given"), [*every_loss()])
+def test_batches_and_ranks_give_the_loss_of_all_at_once(loss, reduction, given):
+    """Torch's own loss of all samples together, its gradient, and ours over batches and ranks."""
+    for seed in range(6):
+        g = torch.Generator().manual_seed(seed)
+        n = 9
+        pred, target = (draw(g, n) for draw in given)
+        pred.requires_grad_()
+        truth = loss(pred, target) / (n if reduction == "sum" else 1)
+        (slope,) = torch.autograd.grad(truth, pred)
+        step, meters, parts = Supervised(loss), [Meter(), Meter(), Meter()], []
+        scores = Scores({"score": loss}, torch.device("cpu"))
+        for rank, cut in cut_and_dealt(n, g):
+            batch = pred[cut], target[cut]
+            result, weight = step(nn.Identity(), batch), step.weigh(batch)
+            parts.append((result.loss, len(batch[1]) if weight is None else weight))
+            meters[rank].add(result.loss.detach(), len(batch[1]), weight)
+            scores.update(*(part.detach() for part in batch), len(batch[1]))
+        for meter in meters:
+            meter.flush()
+        below = sum(meter.weight for meter in meters)
+        found = sum(meter.total for meter in meters) / below
+        assert found == pytest.approx(truth.item(), rel=1e-5)
+        assert scores.compute(World.single("cpu"))["score"] == pytest.approx(found, rel=1e-6)
+        joint = sum(part * (weight / below) for part, weight in parts)
+        torch.testing.assert_close(torch.autograd.grad(joint, pred)[0], slope)
+
+
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
+def test_masked_classes_are_those_of_torch_where_nothing_is_masked(kind):
+    g = torch.Generator().manual_seed(0)
+    pred, target = (draw(g, 9) for draw in classes(2))
+    loss = kind(weight=WEIGHT, ignore_index=2)
+    assert MaskedLoss(loss)(pred, target).item() == pytest.approx(loss(pred, target).item())
+    assert MaskedLoss(loss).weigh(target).item() == pytest.approx(
+        WEIGHT[target[target != 2]].sum().item()
+    )
+    cells = torch.rand(9, generator=g)
+    each = kind(weight=WEIGHT, ignore_index=2, reduction="none")(pred, target)
+    below = (WEIGHT[target] * (target != 2) * cells.reshape(9, 1, 1)).sum()
+    truth = (each * cells.reshape(9, 1, 1)).sum() / below
+    assert MaskedLoss(loss)(pred, target, cells).item() == pytest.approx(truth.item())
+
+
+class Focal(nn.CrossEntropyLoss):
+    """A loss over classes that divides by what it likes."""
+
+    def forward(self, pred, target):
+        return super().forward(pred, target) ** 2
+
+
+def test_a_loss_that_divides_by_nobody_knows_what_is_warned_of_and_may_say_it():
+    with pytest.warns(UserWarning, match=r"loss=Focal\(\) has an ignore_index.*weigh"):
+        step = Supervised(Focal())
+    batch = torch.randn(4, 3), torch.tensor([0, 1, -100, 2])
+    assert step.weigh(batch) is None
+    with pytest.warns(UserWarning, match=r"metrics\['focal'\]=Focal"):
+        check_metrics({"focal": Focal()})
+    Focal.weigh = lambda self, target: (target != self.ignore_index).sum()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert Supervised(Focal()).weigh(batch).item() == 3
+            check_metrics({"focal": Focal()})
+    finally:
+        del Focal.weigh
+
+
+# ------------------------------------------- predictions that would be broadcast, and weights
+
+F = nn.functional
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(), nn.HuberLoss(), nn.KLDivLoss()),
+        *(nn.BCELoss(), nn.BCEWithLogitsLoss(), nn.SoftMarginLoss(), nn.PoissonNLLLoss()),
+        *(nn.HingeEmbeddingLoss(), nn.MultiLabelSoftMarginLoss()),
+        *(F.mse_loss, partial(F.l1_loss, reduction="sum"), MaskedLoss(nn.MSELoss())),
+        lambda p, t: ((p - t) ** 2).mean(),
+        lambda p, t: torch.abs(t - p).mean(),
+        lambda p, t: F.mse_loss(p, t),
+    ],
+)
+def test_a_prediction_that_would_be_broadcast_is_refused(loss):
+    x = torch.rand(5, 4, 4)
+    for pred, target in ((x, x.unsqueeze(1)), (x[:, 0, :1], x[:, 0, 0])):
+        with pytest.raises(InvalidValueError, match="must have the shape of the target") as caught:
+            Supervised(loss)(nn.Identity(), (pred, target))
+        assert str(tuple(pred.shape)) in str(caught.value)
+        assert str(tuple(target.shape)) in str(caught.value)
+        with pytest.raises(InvalidValueError, match=r"metrics\['m'\]|^loss="):
+            Scores({"m": loss}, torch.device("cpu")).update(pred, target, 5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "pred", "target"),
+    [
+        (nn.CrossEntropyLoss(), (4, 4, 2, 2), (4, 2, 2)),
+        (lambda p, t: F.mse_loss(p.squeeze(1), t), (4, 1, 2, 2), (4, 2, 2)),
+        (lambda p, t: ((p - t) * torch.tensor([0.1, 0.5, 0.9])).mean(), (4, 3), (4, 1)),
+    ],
+)
+def test_a_prediction_of_another_shape_is_fine_where_the_loss_knows(loss, pred, target):
+    """As many classes as samples; a dim less; quantiles of one target."""
+    y = torch.ones(target, dtype=torch.long if len(pred) == 4 and pred[1] == 4 else torch.float)
+    x = torch.rand(pred)
+    for _ in range(2):
+        assert Supervised(loss)(nn.Identity(), (x, y)).loss == loss(x, y)
+
+
+@pytest.mark.parametrize("third", [torch.arange(8), torch.arange(8, dtype=torch.uint8)])
+def test_an_integer_third_item_is_no_weight(third):
+    x, y = dataset(8).tensors
+    for loss in (nn.MSELoss(), MaskedLoss(nn.MSELoss())):
+        with pytest.raises(InvalidTypeError, match=r"third item.*got torch\.\w*int"):
+            trainer(train=[(x, y, third)], val=[(x, y)], loss=loss).train()
+    some = third > 2  # what is true or false counts, or does not
+    found = Supervised(nn.MSELoss())(nn.Identity(), (x[:, :1], y, some)).loss
+    assert found.item() == pytest.approx(F.mse_loss(x[some, :1], y[some]).item())
+
+
+# ------------------------------------------------------- gaps and weights, however it is cut
 
 
 def gappy(samples=24, cells=4):
@@ -192,14 +456,18 @@ def own_weights(samples=24):
     return torch.rand(samples, generator=torch.Generator().manual_seed(3))
 
 
-def fit(batches, *, weighted=False, rows=True, accumulate=1):
+def fit(batches, *, weighted=False, rows=True, classes=False, accumulate=1):
     """Train one step per window on given sample ranges; weights, losses and reported means."""
     x, y = gappy()
+    if classes:
+        y = y.nan_to_num(0).abs().mul(3).long().amax(1) % 4
     rank = dist.get_rank() if dist.is_initialized() else 0
     chosen = [slice(*ends[rank]) for ends in batches]
     parts = [(x[c], y[c], own_weights()[c]) if weighted else (x[c], y[c]) for c in chosen]
     weight = torch.tensor([1.0, 2.0, 0.5, 1.0]) if rows else None
     loss = nn.MSELoss() if weighted and not rows else MaskedLoss(nn.MSELoss(), weights=weight)
+    if classes:
+        loss = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0, 0.5]), ignore_index=1)
     model = nn.Linear(3, 4)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -210,7 +478,7 @@ def fit(batches, *, weighted=False, rows=True, accumulate=1):
         parts,
         torch.optim.SGD(model.parameters(), lr=0.05),
         loss=loss,
-        metrics={"mae": MaskedLoss(nn.L1Loss(), weights=weight)} if not weighted else None,
+        metrics=None if weighted or classes else {"mae": MaskedLoss(nn.L1Loss(), weights=weight)},
         epochs=1,
         gradient_accumulation_steps=accumulate,
         device="cpu",
@@ -227,11 +495,12 @@ def assert_alike(found, truth):
     assert found[2] == pytest.approx(truth[2], rel=1e-5)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("rows", [False, True])
-def test_accumulated_batches_count_by_their_cells(weighted, rows):
+KINDS = [{}, {"weighted": True}, {"classes": True}]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, {"rows": False}, {"weighted": True, "rows": False}])
+def test_accumulated_batches_count_by_what_their_losses_divide_by(kind):
     """One batch, and the same samples cut unevenly, also one batch without any value."""
-    kind = {"weighted": weighted, "rows": rows}
     one = fit([[(0, 24)]], **kind)
     for cuts in ([0, 5, 24], [0, 1, 8, 12, 20, 24]):
         cut = [[ends] for ends in itertools.pairwise(cuts)]
@@ -244,7 +513,7 @@ def two_ranks():
 
 
 def on_two():
-    return {weighted: cut_over_ranks(weighted=weighted) for weighted in (False, True)}
+    return [cut_over_ranks(**kind) for kind in KINDS]
 
 
 def cut_over_ranks(**kind):
@@ -256,11 +525,11 @@ def cut_over_ranks(**kind):
     ]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-def test_ranks_count_by_their_cells(weighted, two_ranks):
-    one = fit([[(0, 24)]], weighted=weighted)
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_ranks_count_by_what_their_losses_divide_by(kind, two_ranks):
+    one = fit([[(0, 24)]], **KINDS[kind])
     for results in two_ranks:
-        for found in results[weighted]:
+        for found in results[kind]:
             assert_alike(found, one)
 
 

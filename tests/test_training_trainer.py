@@ -3,6 +3,8 @@
 import logging
 import pickle
 import time
+import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -609,6 +611,127 @@ def test_dicts_of_tensors_are_batches_too():
     run = make(Named)
     run.run(1, batches, batches)
     assert run.log_test["first"] == ["batch 0", "batch 4"]
+
+
+class Graph:
+    """A batch as graph libraries make it: nothing of torch, but it can be moved."""
+
+    def __init__(self, nodes, target, graphs):
+        self.nodes, self.target, self.graphs, self.moved = nodes, target, graphs, False
+
+    def to(self, device):
+        moved = Graph(self.nodes.to(device), self.target.to(device), self.graphs)
+        moved.moved = True
+        return moved
+
+
+@dataclass(frozen=True)
+class Bag:
+    nodes: torch.Tensor
+    target: torch.Tensor
+
+
+class OfNodes(Trainer):
+    """The mean over nodes, of whatever a batch is."""
+
+    def train_step(self, batch):
+        if isinstance(batch, torch.Tensor):
+            return {"loss": self.model(batch.expand(1, 3)).mean()}
+        if isinstance(batch, dict):
+            batch = Bag(batch["nodes"], batch["target"])
+        return {"loss": nn.functional.mse_loss(self.model(batch.nodes), batch.target)}
+
+    test_step = train_step
+
+
+class OfGraphs(OfNodes):
+    def count_samples(self, batch):
+        assert batch.moved
+        return batch.graphs
+
+
+def graphs():
+    x, y = dataset(12).tensors
+    return [Graph(x[:4], y[:4], 1), Graph(x[4:], y[4:], 5)]
+
+
+def test_a_step_says_how_many_samples_its_batches_have():
+    """In the means of the History, and in a step over several batches, as by hand."""
+    model, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    other.load_state_dict(model.state_dict())
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = OfGraphs(model, device="cpu", optimizer=sgd, gradient_accumulation_steps=2)
+    history = run.run(1, graphs(), graphs())
+    one, two = (nn.functional.mse_loss(other(g.nodes), g.target) for g in graphs())
+    truth = (one + 5 * two) / 6
+    assert history["train_loss"][0] == pytest.approx(truth.item())
+    truth.backward()
+    with torch.no_grad():
+        other.weight -= 0.1 * other.weight.grad
+        other.bias -= 0.1 * other.bias.grad
+    torch.testing.assert_close(model.weight, other.weight)
+    one, two = (nn.functional.mse_loss(other(g.nodes), g.target).item() for g in graphs())
+    assert history["val_loss"][0] == pytest.approx((one + 5 * two) / 6)
+    assert history["ranks"][0][0]["val_n"] == 6
+
+
+@pytest.mark.parametrize(
+    "make_batch",
+    [
+        lambda x, y: Graph(x, y, 3),
+        lambda x, y: {"target": y, "edges": torch.zeros(2, 9), "nodes": x},
+        lambda x, y: y.mean(),
+    ],
+)
+def test_where_samples_are_not_known_batches_count_alike_and_a_warning_says_so(make_batch):
+    x, y = dataset(12).tensors
+    batches = [make_batch(x[:3], y[:3]), make_batch(x[3:], y[3:])]
+    run = make(OfNodes, model=nn.Linear(3, 1))
+    with pytest.warns(UserWarning, match=r"define OfNodes\.count_samples\(self, batch\)") as found:
+        run.run(1, batches, batches)
+    assert len(found) == 2  # in training and in validation
+    alike = [run.test_step(batch)["loss"].item() for batch in batches]
+    assert run.history["val_loss"][0] == pytest.approx(sum(alike) / 2)
+
+
+def test_tensors_that_agree_are_counted_and_those_that_agree_by_chance_refused():
+    x, y = dataset(12).tensors
+    run = make(OfNodes, model=nn.Linear(3, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.run(1, [Bag(x, y)], [Bag(x[:3], y[:3]), Bag(x[3:], y[3:])])
+    ends = [run.test_step(Bag(x[c], y[c]))["loss"].item() for c in (slice(3), slice(3, 12))]
+    assert run.history["val_loss"][0] == pytest.approx((3 * ends[0] + 9 * ends[1]) / 12)
+    static = torch.zeros(8, 2)
+    some = [{"map": static, "nodes": x[c], "target": y[c]} for c in (slice(8), slice(8, 12))]
+    with pytest.raises(InvalidTypeError, match=r"of this one \(dict\) it is not"):
+        make(OfNodes, model=nn.Linear(3, 1)).run(1, some)
+
+
+@pytest.mark.parametrize("found", ["3", 2.5, -1])
+def test_what_is_no_number_of_samples_is_refused(found):
+    class Wrong(OfNodes):
+        def count_samples(self, batch):
+            return found
+
+    with pytest.raises(InvalidTypeError, match=rf"Wrong\.count_samples must .* got {found!r}"):
+        make(Wrong, model=nn.Linear(3, 1)).run(1, graphs())
+
+
+def test_a_loss_given_for_testing_alone_divides_as_it_does():
+    """The step of training is one's own, that of testing is the loss."""
+    model = nn.Linear(3, 3)
+
+    class Half(Trainer):
+        def train_step(self, batch):
+            return {"loss": self.model(batch[0]).pow(2).mean()}
+
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([0.1, 1.0, 5.0]))
+    x, y = dataset(12).tensors[0], torch.arange(12) % 3
+    y[4:] = 0
+    run = make(Half, model=model, loss=loss)
+    history = run.run(1, [(x, y)], [(x[:4], y[:4]), (x[4:], y[4:])])
+    assert history["val_loss"][0] == pytest.approx(loss(model(x), y).item(), rel=1e-5)
 
 
 # ------------------------------------------------------------- settings of the loop

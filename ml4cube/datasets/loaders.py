@@ -197,6 +197,10 @@ class SampleLoader:
         """Batches of this rank in one epoch."""
         return len(self._plan.share())
 
+    def share_out(self) -> None:
+        """Let the ranks of the process group share the samples, as ``parallel=True`` does."""
+        self.parallel = self._plan.parallel = True
+
     @property
     def keeps_samples(self) -> bool:
         """Whether batches surely have the samples that they were made of."""
@@ -545,6 +549,10 @@ class MapLoader(DataLoader[Any]):
     def parallel(self) -> bool:
         """Whether ranks share the samples."""
         return self.sampler.plan.parallel
+
+    def share_out(self) -> None:
+        """Let the ranks of the process group share the samples, as ``parallel=True`` does."""
+        self.sampler.plan.parallel = self._is_accelerate_prepared = True
 
     @property
     def keeps_samples(self) -> bool:

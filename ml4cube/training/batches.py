@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -78,14 +80,28 @@ def weights_of(batch: Any) -> torch.Tensor | None:
     torch.Tensor or None
         Samples first; None where it brings none.
 
+    Raises
+    ------
+    InvalidTypeError
+        If the third item is whole numbers, such as the samples' indices.
+
     Examples
     --------
     >>> weights_of((torch.zeros(4, 2), torch.zeros(4, 1), torch.ones(4))).shape
     torch.Size([4])
     """
-    if isinstance(batch, tuple | list) and len(batch) == 3 and isinstance(batch[2], torch.Tensor):
-        return batch[2]
-    return None
+    if not isinstance(batch, tuple | list) or len(batch) != 3:
+        return None
+    weights = batch[2]
+    if not isinstance(weights, torch.Tensor):
+        return None
+    if not weights.is_floating_point() and weights.dtype != torch.bool:
+        raise InvalidTypeError(
+            "the third item of a batch must be weights, floating or bool, got "
+            f"{weights.dtype}; convert it by .float() if it weighs the samples, and leave it out, "
+            "for example in a collate function, if it is an index"
+        )
+    return weights
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -94,25 +110,33 @@ def to_device(batch: Any, device: torch.device) -> Any:
     Parameters
     ----------
     batch : Any
-        Tensors, also inside tuples, lists and dicts.
+        Tensors, also inside tuples, lists, dicts and dataclasses, or an object with a method
+        ``to(device)``, such as a graph.
     device : torch.device
         Where to.
 
     Returns
     -------
     Any
-        The same structure; what is no tensor stays.
+        The same structure; what is none of these stays.
     """
     if isinstance(batch, torch.Tensor):
         return batch if batch.device == device else batch.to(device, non_blocking=True)
     if type(batch) in _PLAIN:
         return type(batch)([to_device(value, device) for value in batch])
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, tuple | list):
         return type(batch)(to_device(value, device) for value in batch)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        moved = copy.copy(batch)  # also of one that is frozen, or made by a function of its own
+        for field in fields(batch):
+            object.__setattr__(moved, field.name, to_device(getattr(batch, field.name), device))
+        return moved
     return batch
 
 
@@ -146,6 +170,30 @@ def count_samples(batch: Any) -> int:
             "let the loader collate samples into tensors"
         )
     return int(tensor.shape[0])
+
+
+def agreed_samples(batch: Any) -> int | None:
+    """Return the number of samples in a batch of any kind, if its tensors agree on it.
+
+    Parameters
+    ----------
+    batch : Any
+        One batch of a loader.
+
+    Returns
+    -------
+    int or None
+        The length of the first axis of all its tensors; None where they differ, or there is none.
+
+    Examples
+    --------
+    >>> agreed_samples({"x": torch.zeros(4, 8), "y": torch.zeros(4), "scale": torch.tensor(2.0)})
+    4
+    >>> agreed_samples({"edges": torch.zeros(2, 9), "nodes": torch.zeros(6, 3)}) is None
+    True
+    """
+    lengths = {int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim}
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
@@ -403,6 +451,21 @@ class _Share(Sampler[int]):
 
     def __len__(self) -> int:
         return len(self._indices)
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+        return
+    held: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        held = batch.values()
+    elif isinstance(batch, tuple | list):
+        held = batch
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        held = [getattr(batch, field.name) for field in fields(batch)]
+    for item in held:
+        yield from _tensors(item)
 
 
 def _first_tensor(batch: Any) -> torch.Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -86,7 +87,7 @@ class Engine:
         self._optimizer, self.scheduler = optimizer, scheduler
         self.strategy = make_strategy(world, options)
         self._hold(self.strategy.place(model))
-        self.feed = Feed(train, world, options, getattr(step, "weigh", None))
+        self.feed = Feed(train, world, options, step)
         self.val_loader = _exact(val, world)
         if val is not None:
             for batches in named_sets(self.val_loader).values():  # refused here, not after an epoch
@@ -295,9 +296,10 @@ class Engine:
         limit, sets = self.options.limit_val_batches, named_sets(loader)
         tally = Tally(self.metrics, self.world.device, sets if isinstance(loader, Mapping) else ())
         self.model.eval()
+        weighed = partial(self.feed.portion, training=False)
         for name, batches in sets.items():
             used = islice(batches, limit_of(batches, limit, "limit_val_batches"))
-            for portion in self.strategy.in_step(map(self.feed.portion, used), self._is_called):
+            for portion in self.strategy.in_step(map(weighed, used), self._is_called):
                 if portion is None:
                     return tally, True
                 result = self._forward(self.compiled, portion.batch)

@@ -20,8 +20,9 @@ from ml4cube.training.batches import (
 )
 from ml4cube.training.dist import World
 from ml4cube.training.options import Options
+from ml4cube.training.sharing import share_out
 from ml4cube.training.state import TrainState, capture_rng, restore_rng
-from ml4cube.training.steps import Weigh
+from ml4cube.training.steps import Count, Step, Weigh
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +58,12 @@ class Feed:
         The ranks.
     options : Options
         How many batches a step takes, and how many steps there are.
-    weigh : callable, optional
-        ``weigh(batch)`` → scalar tensor; without it, or where it says None, a batch weighs its
-        samples. All batches of a run are weighed in the same way.
+    step : callable, optional
+        Where it has a method ``weigh(batch, training)`` → scalar tensor, that is what a batch
+        weighs; without it, or where it says None, a batch weighs its samples. All batches that are
+        trained on are weighed in the same way. Where it has ``count(batch, training)`` → int, that
+        says how many samples those are; with a true ``counts_itself``, they need not be those
+        that the loader speaks of.
 
     Attributes
     ----------
@@ -82,17 +86,32 @@ class Feed:
     """
 
     def __init__(
-        self, loader: Any, world: World, options: Options, weigh: Weigh | None = None
+        self, loader: Any, world: World, options: Options, step: Step | None = None
     ) -> None:
         self.loader, self.even = loader, world.size == 1
         self.waited = self.asked = 0.0
         self.epoch_rng: dict[str, Any] = {}
         self.position: dict[str, Any] | None = None
         self.ended = self.used_up = False
-        self._world, self._weigh = world, weigh
+        self._world = world
+        self._weigh: Weigh | None = getattr(step, "weigh", None)
+        self._count: Count | None = getattr(step, "count", None)
+        self._counts_itself: bool = getattr(step, "counts_itself", False)
         self._lockstep = options.strategy == "fsdp"
         self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
-        self._limit = limit_of(loader, options.limit_train_batches, "limit_train_batches")
+        self._share = options.limit_train_batches
+        self._limit = limit_of(loader, self._share, "limit_train_batches")
+
+    def share_out(self, *, only_warn: bool) -> None:
+        """Share out what ranks train on, as `ml4cube.training.sharing` says; every rank.
+
+        Parameters
+        ----------
+        only_warn : bool
+            Whether to leave the loader as it is.
+        """
+        if share_out(self.loader, self._world, only_warn=only_warn):
+            self._limit = limit_of(self.loader, self._share, "limit_train_batches")
 
     @property
     def steps(self) -> int | None:
@@ -159,24 +178,26 @@ class Feed:
                 return
             yield portions, total
 
-    def portion(self, batch: Any) -> Portion:
+    def portion(self, batch: Any, training: bool = True) -> Portion:
         """Bring a batch to the device and weigh it.
 
         Parameters
         ----------
         batch : Any
             From a loader.
+        training : bool
+            Whether it is to be trained on.
 
         Returns
         -------
         Portion
             With 0 samples where a collate function dropped all of them.
         """
-        samples = count_samples(batch)
+        batch = to_device(batch, self._world.device)
+        samples = count_samples(batch) if self._count is None else self._count(batch, training)
         if not samples:
             return Portion(batch, 0, 0.0)
-        batch = to_device(batch, self._world.device)
-        weight = None if self._weigh is None else self._weigh(batch)
+        weight = None if self._weigh is None else self._weigh(batch, training)
         return Portion(batch, samples, samples if weight is None else weight)
 
     def total(self, portions: list[Portion]) -> Weight | None:
@@ -256,7 +277,7 @@ class Feed:
             generator.set_state(state["loader"])
 
     def _sizes(self) -> tuple[int, int, int] | None:
-        sizes = fixed_sizes(self.loader)
+        sizes = None if self._counts_itself else fixed_sizes(self.loader)
         if sizes is None or self._limit is None or self._limit >= sizes[0]:
             return sizes
         return self._limit, sizes[1], sizes[1]

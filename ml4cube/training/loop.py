@@ -63,8 +63,9 @@ class Loop(Engine):
         Moved to the device of `world`.
     step : callable
         ``step(module, batch)`` → `StepResult`, in training and in validation. Where it has a
-        method ``weigh(batch)`` → scalar tensor, that is what the batch's mean loss weighs beside
-        those of other batches and ranks; else it weighs its samples.
+        method ``weigh(batch, training)`` → scalar tensor, that is what the batch's mean loss weighs
+        beside those of other batches and ranks; else it weighs its samples, which a method
+        ``count(batch, training)`` → int may count; else they are the length of the first tensor.
     optimizer : torch.optim.Optimizer, optional
         Over the model's parameters; a loop without one only evaluates.
     train : iterable, optional
@@ -174,6 +175,9 @@ class Loop(Engine):
             )
             self._forget_alarm()
             self._spread()
+            # Ranks that share a loader do not validate on all of it.
+            validated = named_sets(self.val_loader).values()
+            self.feed.share_out(only_warn=any(own is self.feed.loader for own in validated))
             self.resumed = resume and snapshot.resume(self)
             if self.ema is not None:
                 self.ema.apply(False)

@@ -6,25 +6,22 @@ The formula, for cells c with loss l, weight w and mask m (0 where the target ha
 
 A batch then counts in an epoch, in an accumulated step and among the batches of other ranks by
 its ``sum(w * m)``, and not by its samples; so the loss of all of them is the same formula over all
-their cells, however they are cut into batches and ranks.
+their cells, however they are cut into batches and ranks. Weights of classes, which torch's losses
+have in l, are in w as well below the line, as torch divides.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ml4cube.core.angles import cell_areas
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.training.batches import as_pair, weights_of
 from ml4cube.training.checks import check_loss
+from ml4cube.training.means import Classes, Paired, is_over_classes, reduced, setting
 
 
 class MaskedLoss:
@@ -52,6 +49,7 @@ class MaskedLoss:
 
     Examples
     --------
+    >>> from torch import nn
     >>> loss = MaskedLoss(nn.MSELoss())
     >>> target = torch.tensor([1.0, float("nan")])
     >>> loss(torch.tensor([3.0, 5.0]), target).item()
@@ -60,8 +58,10 @@ class MaskedLoss:
 
     def __init__(self, loss: Callable[..., Any], weights: Any = None) -> None:
         self.loss = check_loss("loss", loss)
-        self._cellwise = _cellwise(loss)
-        self._ignored = _ignored(loss)
+        self._cellwise = Paired("loss", reduced(loss, "none"))
+        self._classes = Classes(loss) if is_over_classes(loss) else None
+        own = setting(loss, "ignore_index")
+        self._ignored = own if self._classes is None else self._classes.ignored
         self._weights = None if weights is None else _checked(weights)
 
     def __call__(
@@ -107,7 +107,7 @@ class MaskedLoss:
         counts = self._counts(target, mask, weights).to(values.dtype)
         if mask is not None:
             values = torch.where(mask, values, torch.zeros_like(values))
-        total = counts.sum().clamp_min(torch.finfo(values.dtype).tiny)
+        total = self._total(counts, target).clamp_min(torch.finfo(values.dtype).tiny)
         return (values * counts).sum() / total
 
     def weigh(self, target: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
@@ -125,7 +125,12 @@ class MaskedLoss:
         torch.Tensor
             A scalar, which is not read from the device.
         """
-        return self._counts(target, self._mask(target), weights).sum()
+        return self._total(self._counts(target, self._mask(target), weights), target)
+
+    def _total(self, counts: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """What the mean divides by; the values of a loss have the weights of classes already."""
+        classes = None if self._classes is None else self._classes(target)
+        return (counts if classes is None else counts * classes).sum()
 
     def _mask(self, target: torch.Tensor) -> torch.Tensor | None:
         if target.is_floating_point():
@@ -165,7 +170,7 @@ def masked(loss: Callable[..., Any]) -> MaskedLoss:
 
     Examples
     --------
-    >>> masked(nn.functional.l1_loss)(torch.ones(2), torch.tensor([0.5, float("nan")])).item()
+    >>> masked(torch.nn.functional.l1_loss)(torch.ones(2), torch.tensor([0.5, float("nan")])).item()
     0.5
     """
     return MaskedLoss(loss)
@@ -203,7 +208,7 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
     --------
     >>> area_weights([-60.0, 0.0, 60.0]).flatten().tolist()
     [0.5, 1.0, 0.5]
-    >>> loss = MaskedLoss(nn.MSELoss(), weights=area_weights([0.0, 60.0]))
+    >>> loss = MaskedLoss(torch.nn.MSELoss(), weights=area_weights([0.0, 60.0]))
     >>> loss(torch.zeros(1, 2, 1), torch.tensor([[[0.0], [3.0]]])).item()
     3.0
     """
@@ -222,48 +227,6 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
     # sin of a pole is not 1 to the last digit
     weights = weights.round(12).reshape(*weights.shape, *(1,) * (-axis - dims))
     return torch.from_numpy(weights).float()
-
-
-def weigh_batch(loss: MaskedLoss, batch: Any) -> torch.Tensor:
-    """Return what a batch counts among others.
-
-    Parameters
-    ----------
-    loss : MaskedLoss
-        Which cells count.
-    batch : Any
-        ``(X, y)``, ``(X, y, weights)``, or X alone.
-
-    Returns
-    -------
-    torch.Tensor
-        A scalar.
-    """
-    return loss.weigh(as_pair(batch)[1], weights_of(batch))
-
-
-def _cellwise(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """The same loss, not reduced."""
-    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
-        alike = copy.copy(loss)  # the user's own keeps its reduction
-        alike.reduction = "none"  # type: ignore[assignment]
-        return alike
-    return partial(loss, reduction="none") if "reduction" in _parameters(loss) else loss
-
-
-def _ignored(loss: Callable[..., Any]) -> Any:
-    """The class that does not count: a module has it, a function takes it."""
-    taken = _parameters(loss).get("ignore_index")
-    return getattr(loss, "ignore_index", None if taken is None else taken.default)
-
-
-def _parameters(loss: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    try:
-        # What calls a module takes anything; its forward says what.
-        call = loss.forward if isinstance(loss, nn.Module) else loss
-        return inspect.signature(call).parameters
-    except (TypeError, ValueError):  # builtins have no signature
-        return {}
 
 
 def _checked(weights: Any) -> torch.Tensor:

@@ -27,8 +27,10 @@ class Trainer(pytorch.Trainer):
     replaced for validation by an exact one; a loader that gives every rank all samples is
     evaluated in full by every rank, which is exact as well.
 
-    Training batches are used as they come. An epoch ends for all ranks when one of them has no
-    batch left.
+    Training samples are shared out: a loader of `prep_dataloader` made without ``parallel=True`` is
+    made to share, where all ranks hold the same data. Any other loader is used as it is; where
+    ranks train on the same samples, a warning names it. An epoch ends for all ranks when one of
+    them has no batch left.
 
     Parameters
     ----------

@@ -14,6 +14,7 @@ import torch
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.checks import refuse_class
 from ml4cube.training.dist import World
+from ml4cube.training.means import Mean, warn_if_unknown
 
 logger = logging.getLogger(__name__)
 
@@ -229,15 +230,18 @@ class Scores:
     Parameters
     ----------
     metrics : mapping of str to callable or metric object
-        As checked by `check_metrics`. Callables ``metric(pred, target)`` are averaged over
-        samples, batch by batch, or by their ``weigh(target)`` where they have one; objects
-        with ``update`` and ``compute`` reduce themselves.
+        As checked by `check_metrics`. Callables ``metric(pred, target)`` are averaged as `Mean`
+        says; objects with ``update`` and ``compute`` reduce themselves.
     device : torch.device
         Where predictions lie.
     """
 
     def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
-        self._plain = {name: (m, Meter()) for name, m in metrics.items() if not _is_object(m)}
+        self._plain = {
+            name: (Mean(f"metrics[{name!r}]", m), Meter())
+            for name, m in metrics.items()
+            if not _is_object(m)
+        }
         # Copies, so that what the user passed keeps the state it had.
         self._objects = {n: _fresh(m, device) for n, m in metrics.items() if _is_object(m)}
         self._updated = False
@@ -258,9 +262,8 @@ class Scores:
             self._look_for_logits(pred)
         self._updated = True
         for name, (metric, meter) in self._plain.items():
-            weigh = getattr(metric, "weigh", None)  # as a MaskedLoss has: by cells with a value
-            weight = None if weigh is None else weigh(target)
-            meter.add(_one_number(name, metric(pred, target)), samples, weight)
+            value = _one_number(name, metric(pred, target, samples))
+            meter.add(value, samples, metric.weigh(target))
         for metric in self._objects.values():
             if _merges(metric):
                 metric.update(pred.detach().cpu().numpy(), target.detach().cpu().numpy())
@@ -347,6 +350,8 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
             raise InvalidValueError(
                 f"metrics has the name {name!r}, a column of the History; choose another name"
             )
+        if not _is_object(metric):
+            warn_if_unknown(f"metrics[{name!r}]", metric)
     return dict(metrics)
 
 

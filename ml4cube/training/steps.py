@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ml4cube.training.batches import as_pair, weights_of
-from ml4cube.training.losses import MaskedLoss, weigh_batch
+from ml4cube.training.losses import MaskedLoss
+from ml4cube.training.means import Mean, warn_if_unknown
 
 
 class StepResult(NamedTuple):
@@ -39,7 +40,8 @@ class StepResult(NamedTuple):
 
 
 Step = Callable[[nn.Module, Any], StepResult]
-Weigh = Callable[[Any], torch.Tensor | None]
+Weigh = Callable[[Any, bool], torch.Tensor | None]
+Count = Callable[[Any, bool], int]
 
 
 class Supervised:
@@ -56,8 +58,8 @@ class Supervised:
 
     def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
         self.loss = loss
-        # What sums over a batch would weigh large batches twice.
-        self._sums = getattr(loss, "reduction", "mean") == "sum"
+        warn_if_unknown("loss", loss)
+        self._mean = Mean("loss", loss)
         self._masked = loss if isinstance(loss, MaskedLoss) else None
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
@@ -80,28 +82,31 @@ class Supervised:
         weights = weights_of(batch)
         if weights is not None:
             return StepResult(self._weighted()(pred, target, weights), pred, target)
-        loss = self.loss(pred, target)
         gaps = None
         if target.is_floating_point() and not isinstance(self.loss, MaskedLoss):
             gaps = target.detach().sum()  # one number, left on the device
-        return StepResult(loss / len(features) if self._sums else loss, pred, target, gaps=gaps)
+        return StepResult(self._mean(pred, target, len(features)), pred, target, gaps=gaps)
 
-    def weigh(self, batch: Any) -> torch.Tensor | None:
+    def weigh(self, batch: Any, training: bool = True) -> torch.Tensor | None:
         """Say what a batch's loss counts beside those of others.
 
         Parameters
         ----------
         batch : Any
             On the device already.
+        training : bool
+            Whether it is trained on; it weighs the same in validation.
 
         Returns
         -------
         torch.Tensor or None
-            The weights of its cells that have a value; None for its samples.
+            What its loss divides by, such as the weights of its cells that have a value; None
+            for its samples.
         """
-        if self._masked is None and weights_of(batch) is None:
-            return None
-        return weigh_batch(self._weighted(), batch)
+        target, weights = as_pair(batch)[1], weights_of(batch)
+        if weights is None:
+            return self._mean.weigh(target)
+        return self._weighted().weigh(target, weights)
 
     def _weighted(self) -> MaskedLoss:
         if self._masked is None:

@@ -73,6 +73,7 @@ class Stepwise(Keeping, metaclass=Combinable):
     progress_checker: ProgressChecker
     loss_step: Supervised | None
     under_way: set[str]
+    count_samples: Callable[[Any], int | None]
     predict_step: Callable[[Any], Any]
     evaluate: Callable[[Any], dict[str, Any]]
     _callbacks: list[Callback]
@@ -102,6 +103,11 @@ class Stepwise(Keeping, metaclass=Combinable):
             False where it is the one of `Trainer` itself.
         """
         return not getattr(getattr(type(self), name), "is_default", False)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the rank that speaks for all."""
+        return self._world.is_main
 
     @property
     def has_metrics(self) -> bool:

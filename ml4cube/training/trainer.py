@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ml4cube.core.errors import InvalidTypeError, check_choice
 from ml4cube.training.addons.core import AddOnBase, combine
 from ml4cube.training.advanced import AdvancedTrainer
-from ml4cube.training.batches import as_pair
+from ml4cube.training.batches import agreed_samples, as_pair
 from ml4cube.training.callbacks import (
     Callback,
     EarlyStopping,
@@ -41,7 +41,8 @@ class Trainer(Stepwise):
     A subclass defines ``train_step(batch)`` and ``test_step(batch)``, which call ``self.model``
     and return a dict: its ``"loss"``, the mean over the batch's samples, is trained on; every
     other single number in it becomes columns ``train_<name>`` and ``val_<name>`` of the History:
-    means over samples, over all ranks. Other values are only collected, see `log_train`.
+    means over samples, over all ranks. Other values are only collected, see `log_train`. A batch
+    may be anything; `count_samples` says how many samples it has.
 
     The model keeps the weights of the last epoch, so that `run` can go on; `apply_weights` puts
     those of the best epoch into it.
@@ -258,6 +259,27 @@ class Trainer(Stepwise):
             ``"loss"``, and whatever else is to be averaged or collected.
         """
         return self._loss_only(batch)
+
+    @default
+    def count_samples(self, batch: Any) -> int | None:
+        """Return how many samples a batch has; define it for batches of a kind of your own.
+
+        It is what the means that a step returns weigh: in the History, in accumulated steps, and
+        beside the batches of other ranks.
+
+        Parameters
+        ----------
+        batch : Any
+            As the loader gives it, on the device: whatever your steps take, such as a graph.
+
+        Returns
+        -------
+        int or None
+            0 for a batch to leave out. By default, the length of the first axis of all its
+            tensors; None where they differ, or there is none: then every batch counts the same,
+            and a warning says so.
+        """
+        return agreed_samples(batch)
 
     @default
     def metric_on_epoch_end(self) -> Mapping[str, float] | None:

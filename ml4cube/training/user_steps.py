@@ -6,6 +6,8 @@ through a method of the Trainer that an add-on may have overridden.
 
 from __future__ import annotations
 
+import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +15,10 @@ import torch
 from torch import nn
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError
+from ml4cube.training.batches import count_samples
 from ml4cube.training.callbacks import Callback, monitored
 from ml4cube.training.feed import Portion, Weight
-from ml4cube.training.loop import Loop, StepResult
+from ml4cube.training.loop import Loop, StepResult, Supervised
 from ml4cube.training.state import capture_rng, restore_rng
 from ml4cube.training.tally import Tally
 
@@ -37,9 +40,89 @@ class UserStep:
 
     def __init__(self, trainer: Stepwise) -> None:
         self._trainer = trainer
-        own = any(map(trainer.overrides, ("train_step", "test_step")))
-        if trainer.loss_step is not None and not own:
-            self.weigh = trainer.loss_step.weigh
+        # Whether the loader's sizes say nothing of how many samples a batch has.
+        self.counts_itself = trainer.overrides("count_samples")
+        self._counted: dict[bool, bool] = {}  # in training, or not: whether samples are known
+
+    def weigh(self, batch: Any, training: bool) -> torch.Tensor | None:
+        """Say what a batch's loss counts beside those of others.
+
+        Parameters
+        ----------
+        batch : Any
+            On the device already.
+        training : bool
+            Whether it is trained on.
+
+        Returns
+        -------
+        torch.Tensor or None
+            What the loss given to the Trainer divides by; None, for its samples, in a step of the
+            user's own.
+        """
+        loss = self._loss_step(training)
+        return None if loss is None else loss.weigh(batch)
+
+    def count(self, batch: Any, training: bool) -> int:
+        """Say how many samples a batch has.
+
+        Parameters
+        ----------
+        batch : Any
+            On the device already.
+        training : bool
+            Whether it is trained on.
+
+        Returns
+        -------
+        int
+            1, for the batch itself, where that is not known.
+
+        Raises
+        ------
+        InvalidTypeError
+            If it was known of batches before.
+        """
+        if not self.counts_itself and self._loss_step(training) is not None:
+            return count_samples(batch)
+        samples = self._trainer.count_samples(batch)
+        if samples is None:
+            return self._take_as_one(batch, training)
+        try:
+            number = operator.index(samples)
+        except TypeError:
+            number = -1
+        if number < 0:
+            raise InvalidTypeError(
+                f"{type(self._trainer).__name__}.count_samples must return a whole number of "
+                f"samples, or None, got {samples!r}"
+            )
+        return number if self._counted.setdefault(training, True) else 1
+
+    def _take_as_one(self, batch: Any, training: bool) -> int:
+        """Count a batch as one, and say so, unless batches before were counted by samples."""
+        trainer = self._trainer
+        who, kind = type(trainer).__name__, type(batch).__name__
+        if self._counted.get(training):
+            raise InvalidTypeError(
+                f"of some batches it is known how many samples they have, of this one ({kind}) it "
+                f"is not; define {who}.count_samples(self, batch), which returns them"
+            )
+        if training not in self._counted and trainer.is_main:
+            warnings.warn(
+                f"how many samples a batch ({kind}) has is not known, so in losses and metrics "
+                "every batch counts the same, and they depend on how samples are cut into "
+                f"batches; define {who}.count_samples(self, batch), which returns them",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._counted[training] = False
+        return 1
+
+    def _loss_step(self, training: bool) -> Supervised | None:
+        """The step that is made of the loss given to the Trainer, where that is the one taken."""
+        own = self._trainer.overrides("train_step" if training else "test_step")
+        return None if own else self._trainer.loss_step
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
         """Run the user's step on one batch.
