@@ -801,11 +801,14 @@ def test_hopeless_cubes_leave_nothing_behind(tmp_path: Path, what: str) -> None:
     ds = split_cube(gaps=1.0 if what == "all gaps" else 0.0)
     if what == "all masked":
         ds["filter_mask"] = ("lat", np.zeros(9, bool))
+    options: dict[str, Any] = {"val_cube": tmp_path / "val.zarr"}
+    if what == "val without a path":
+        options = {}
     if what == "one block":
-        ds = ds.drop_vars("split").chunk()
-    val = {} if what == "val without a path" else {"val_cube": tmp_path / "val.zarr"}
+        ds = ds.drop_vars("split")
+        options = {"block_size": dict(ds.sizes)}
     with pytest.raises(ValueError, match=r"val_cube|no sample|block"):
-        sampler(ds, tmp_path, **val if what != "one block" else {}).run()
+        sampler(ds, tmp_path, **options).run()
     assert not list(tmp_path.iterdir())
 
 

@@ -162,7 +162,8 @@ class MultiProcSampler:
         installed libraries and what it imports when it is called are not looked into.
     block_size : mapping or pairs, optional
         Blocks for `data_split` and `data_fraq`, in cells by dim; a dim that is missing is not
-        cut. By default the chunks, or some dozens of blocks of whole windows.
+        cut. By default `data_split` shares out few large blocks of whole windows, with a warning,
+        as `assign_block_split` does; and `data_fraq` counts chunks, or some dozens of blocks.
     sample_size : mapping or pairs, optional
         Cells of a window by dim, 1 for dims left out. None: single points.
     overlap : mapping, pairs or float, optional
@@ -208,6 +209,12 @@ class MultiProcSampler:
     missing_chunks : {"fill", "raise"}
         What of chunks that the cube's zarr store does not have, and which read as its fill value.
         They are counted in the plan, and warned of where that value is no gap; or refused.
+
+    Warns
+    -----
+    UserWarning
+        If the cube has no split label and `block_size` is not given: which blocks were chosen,
+        and how to choose better ones.
 
     Raises
     ------

@@ -28,6 +28,8 @@ from ml4cube.datasets.store import AXES, MANIFEST
 from ml4cube.preprocessing.cubes import check_decoded, is_mask, split_label
 from ml4cube.splits import assign_block_split
 from ml4cube.splits.assign import label_lookup
+from ml4cube.splits.block_sizes import block_sizes
+from ml4cube.splits.cube import CubeView
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +46,7 @@ _TILES_PER_SHARD = 16
 _TILE_BYTES = MIB // 2
 #: Bytes of a sample's origin along one dim: a value and an index.
 ORIGIN_BYTES = 12
-# Blocks that a cube without chunks is cut into for the split, about.
+# Blocks that a cube without chunks is cut into where only some are used, about.
 _BLOCKS_WANTED = 64
 #: What the cells of a dim without a coordinate are called in a store: they have numbers, no places.
 NUMBERED = "number of the cell, which has no coordinate"
@@ -165,14 +167,16 @@ class Sampling:
         )
         if callback is None:
             check_targets(spec, names)
-        blocks = Grid.blocks(shape, _block_sizes(ds, spec, block_size))
+        blocks = Grid.blocks(shape, _used_blocks(ds, spec, block_size))
         if label is None and not split_unlabelled:
             label = "split"
             ds = ds.assign({label: ((), np.uint8(PARTS["train"]))})
         elif label is None:
-            sizes = dict(zip(blocks.dims, blocks.tile, strict=True))
             if val_split is None:
                 val_split = (1 - data_split) / 2 if wants_val else 0.0
+            fractions = check_fractions(data_split, val_split, ("data_split", "val_split"))
+            view = CubeView.of(ds)
+            sizes = block_sizes(block_size, view, fractions.values(), spec.windows)
             ds = assign_block_split(ds, sizes, data_split, val=val_split, seed=seed)
             label = "split"
         elif val_split:
@@ -374,8 +378,8 @@ def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
     return chunks
 
 
-def _block_sizes(ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None) -> dict[str, int]:
-    """Blocks as asked for, else the chunks, else a few dozen of whole windows."""
+def _used_blocks(ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None) -> dict[str, int]:
+    """Blocks of which some are used: as asked for, else the chunks, else a few dozen of windows."""
     shape = dict(zip(spec.dims, spec.shape, strict=True))
     if block_size is not None:
         return parse_sizes("block_size", block_size, shape)
