@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,12 @@ from ml4cube.datasets import multiproc_sampler, sample_plan, sampling, shard_wri
 from ml4cube.datasets.drafts import open_draft
 from ml4cube.datasets.local_draft import LocalDraft
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import StoreMetadata, open_axes, open_store, verify_store
+from ml4cube.datasets.xr_dataset import XrDataset
 from ml4cube.preprocessing import assign_mask
-from ml4cube.splits import assign_block_split, assign_time_split
+from ml4cube.splits import apply_split, assign_block_split, assign_time_split
+from tests import oracle_splits
 from tests.cubes import cell_id_cube
 from tests.oracle_sampler import sample_cube
 
@@ -487,6 +491,36 @@ def test_chunk_size(tmp_path: Path) -> None:
     assert train.a.chunks[0][0] == 7
 
 
+@pytest.mark.parametrize("window", [{}, {"lat": 9, "lon": 9}, {"time": 5}])
+def test_a_split_that_nobody_asked_for_is_of_few_large_blocks(
+    tmp_path: Path, window: dict[str, int]
+) -> None:
+    """Chunks of one step each, as reanalyses have them, are no blocks."""
+    cube = cell_id_cube({"time": 60, "lat": 40, "lon": 90}, "float64", names=("a", "b"))
+    given: dict[str, Any] = {"sample_size": window or None, "overlap": 0.2}
+    labels = []
+    for chunks in ({"time": 1}, {"lat": 20, "lon": 9}):
+        ds = cube.chunk(chunks)
+        for make in (
+            lambda ds: sampler(ds, tmp_path, **given).sampling.recipe,
+            lambda ds: XrDataset(ds, to_pred="b", num_chunks=3, **given)._sampling.recipe,
+            lambda ds: PTXrDataset(ds, to_pred="b", data_split=0.8, **given).metadata.split,
+        ):
+            with pytest.warns(UserWarning, match="no block_size is given") as told:
+                recipe = make(ds)
+            assert [warning.filename for warning in told] == [__file__]
+            labels.append(apply_split(cube, recipe)["split"].values)
+    assert all((label == labels[0]).all() for label in labels[1:])
+    assert oracle_splits.touching(labels[0], [False, False, True]) <= 0.3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a size or a label was given: nothing to say
+        sampler(cube, tmp_path, block_size={"time": 20}, **given)
+        sampler(cube.assign(split=(cube.a.dims, labels[0])), tmp_path, **given)
+        sampler(cube, tmp_path, data_split=1.0, **given)
+    plan = sampler(cube, tmp_path, **given).plan()
+    assert plan.accounting["straddle"] < 0.2 * plan.accounting["total"]
+
+
 @pytest.mark.parametrize("at_random", [False, True])
 def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     ds = cell_id_cube({"time": 20, "x": 5}, "float64").assign(split=("time", [1, 0] * 10))
@@ -506,6 +540,15 @@ def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     train, _ = made.get_datasets()
     used = set((train.time_index.values // 2).tolist())
     assert (used == {0, 1, 2}) != at_random
+
+
+@pytest.mark.parametrize("at_random", [False, True])
+def test_every_part_is_in_the_blocks_that_are_used(tmp_path: Path, at_random: bool) -> None:
+    ds = cell_id_cube({"time": 2000, "x": 2}, "float64", dask_chunks={"time": 5})
+    made = sampler(ds, tmp_path, data_fraq=0.15, rand_chunk=at_random)
+    samples = made.plan().samples
+    assert sum(samples.values()) == 0.15 * 4000
+    assert 0.6 <= samples["train"] / 600 <= 0.95
 
 
 @pytest.mark.parametrize("change", ["taken off", "moved"])

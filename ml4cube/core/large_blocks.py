@@ -14,7 +14,7 @@ MOST_TOUCHING = 0.3
 
 # Every part gets two blocks, so that it is not one place or one stretch of time alone.
 _BLOCKS_PER_PART = 2
-_FEWEST, _MOST = 10, 64
+_FEWEST, _MOST = 10, 500
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ def blocks_wanted(fractions: Iterable[float]) -> int:
     Parameters
     ----------
     fractions : iterable of float
-        Share of each part, above 0.
+        Share of the cube that each part gets, above 0.
 
     Returns
     -------
     int
-        So many that the smallest part gets two, but a few dozen at most.
+        So many that the smallest part gets two, but a few hundred at most.
 
     Examples
     --------

@@ -168,6 +168,7 @@ class Sampling:
         if callback is None:
             check_targets(spec, names)
         blocks = Grid.blocks(shape, _used_blocks(ds, spec, block_size))
+        choice = _choice(blocks, data_fraq, rand_chunk, seed)
         if label is None and not split_unlabelled:
             label = "split"
             ds = ds.assign({label: ((), np.uint8(PARTS["train"]))})
@@ -176,7 +177,7 @@ class Sampling:
                 val_split = (1 - data_split) / 2 if wants_val else 0.0
             fractions = check_fractions(data_split, val_split, ("data_split", "val_split"))
             view = CubeView.of(ds)
-            sizes = block_sizes(block_size, view, fractions.values(), spec.windows)
+            sizes = block_sizes(block_size, view, fractions.values(), spec.windows, data_fraq)
             ds = assign_block_split(ds, sizes, data_split, val=val_split, seed=seed)
             label = "split"
         elif val_split:
@@ -195,7 +196,7 @@ class Sampling:
             tiles=tiles,
             axes=tuple(_axis(ds, dim, spec) for dim in spec.dims),
             label=label,
-            choice=_choice(blocks, data_fraq, rand_chunk, seed),
+            choice=choice,
             callback=callback,
             seed=seed,
         )

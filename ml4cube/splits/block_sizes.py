@@ -21,6 +21,7 @@ def block_sizes(
     view: CubeView,
     fractions: Iterable[float],
     windows: Grid | None = None,
+    used: float = 1.0,
 ) -> dict[str, int]:
     """Turn the block size as a user writes it into cells by dim, or choose one.
 
@@ -36,6 +37,8 @@ def block_sizes(
         Share of each part, above 0. One part alone needs no blocks.
     windows : Grid, optional
         Windows that samples will be cut in; blocks that are chosen are of whole windows.
+    used : float
+        Fraction of the cube that will be used, above 0; the parts need their blocks in it.
 
     Returns
     -------
@@ -54,12 +57,12 @@ def block_sizes(
     """
     if block_size is not None:
         return parse_sizes("block_size", block_size, view.sizes)
-    shares = list(fractions)
+    shares = [used * fraction for fraction in fractions]
     if len(shares) < 2:
         return {}
     chosen = _choose(view, shares, windows)
     if chosen.count > 1:
-        few = chosen.count < blocks_wanted(shares)
+        few = chosen.count * min(shares) < 1
         warnings.warn(_say(chosen, few, view), UserWarning, stacklevel=_outside())
     return chosen.sizes
 
