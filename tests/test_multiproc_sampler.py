@@ -15,7 +15,7 @@ import textwrap
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from ml4cube.core.errors import (
     StoreError,
     StoreExistsError,
 )
-from ml4cube.datasets import multiproc_sampler, sample_plan, sampling, shard_writer
+from ml4cube.datasets import multiproc_sampler, provenance, sample_plan, sampling, shard_writer
 from ml4cube.datasets.drafts import open_draft
 from ml4cube.datasets.local_draft import LocalDraft
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
@@ -949,19 +949,72 @@ class TestTargets:
         assert tree(tmp_path) == before
         assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == stamps
 
-    @pytest.mark.parametrize("change", ["seed", "values", "callback"])
-    def test_another_call_is_refused(self, tmp_path: Path, change: str) -> None:
+    @pytest.mark.parametrize(
+        ("options", "change", "said"),
+        [
+            ({"seed": 7}, None, r"settings: seed was 42 and is 7\. Choose"),
+            ({"drop_nan": None}, None, r"spec: drop_nan was 'auto' and is None\. Choose"),
+            (
+                {"sample_size": {"lon": 2}, "order": "grid"},
+                None,
+                r"settings: order was 'shuffled' and is 'grid'; spec: sample_size was "
+                r"\[1, 1, 1\] and is \[1, 1, 2\], array_dims was .* and is .*",
+            ),
+            (
+                {"callback": lambda samples: samples},
+                None,
+                r".*; callback: code, or what it uses\. Choose",
+            ),
+            (
+                {},
+                lambda ds: ds.assign(a=ds.a.copy(data=ds.a + 1)),
+                r"source: cells of 'a' \(cells of a file opened lazily",
+            ),
+            (
+                {},
+                lambda ds: ds.assign(b=ds.a * 2),
+                r"spec: variables was \['a'\] and is \['a', 'b'\]; source: cells of 'b', descr",
+            ),
+            ({}, lambda ds: ds.assign_coords(lat=range(9)), r"source: coordinate 'lat', attr"),
+            (
+                {},
+                lambda ds: assign_block_split(ds, {"time": 4, "lat": 3}, 0.6, val=0.2, seed=1),
+                r"split: blocks was {'lat': 3, 'lon': 5, 'time': 4} and is {'lat': 3, 'lon': 10, "
+                r"'time': 4}, seed was 42 and is 1\. Choose",
+            ),
+            ({}, lambda ds: ds.assign(split=1 - ds.split // 2), r"derived: labels\. Choose"),
+        ],
+    )
+    def test_another_call_is_refused_and_what_differs_is_named(
+        self,
+        tmp_path: Path,
+        options: dict[str, Any],
+        change: Callable[[xr.Dataset], xr.Dataset] | None,
+        said: str,
+    ) -> None:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         before = tree(tmp_path)
-        options: dict[str, Any] = {"seed": 7} if change == "seed" else {}
-        if change == "callback":
-            options["callback"] = lambda samples: samples
-        other = split_cube() + 1 if change == "values" else split_cube()
-        if change == "values":
-            other["split"] = split_cube().split
-        with pytest.raises(FileExistsError, match="another call"):
+        other = split_cube() if change is None else change(split_cube())
+        with pytest.raises(FileExistsError, match="another call or from another cube: " + said):
             sampler(other, tmp_path, val_cube=tmp_path / "v", **options).run()
         assert tree(tmp_path) == before
+
+    def test_other_versions_are_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+        monkeypatch.setattr(provenance, "version", lambda name: "0.1")
+        with pytest.raises(FileExistsError, match=r"cube: versions: numpy was '.*' and is '0.1', "):
+            sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+
+    def test_a_second_run_says_that_nothing_was_done(self, tmp_path: Path) -> None:
+        made = sampler(split_cube(), tmp_path, val_cube=tmp_path / "v")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert made.run() is not None
+            made.get_datasets()  # to open what was written is no surprise
+        with pytest.warns(UserWarning, match=r"nothing was written: .*train.zarr.* overwrite=True"):
+            assert made.run() is None
 
     def test_overwrite_replaces_a_store_of_ours(self, tmp_path: Path) -> None:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()

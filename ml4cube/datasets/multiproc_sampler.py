@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,7 +44,7 @@ from ml4cube.datasets.local_draft import put_back
 from ml4cube.datasets.overwriting import check_overwritable, is_taken
 from ml4cube.datasets.places import Place, ZarrFolder
 from ml4cube.datasets.precision import Precision
-from ml4cube.datasets.provenance import fingerprint, provenance
+from ml4cube.datasets.provenance import Call, provenance
 from ml4cube.datasets.sample_plan import SamplePlan, check_missing_chunks, make_plan
 from ml4cube.datasets.sampling import MAX_CHUNK_MB, Sampling, check_stored_names
 from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, scaling_of, shard_tasks
@@ -376,11 +377,11 @@ class MultiProcSampler:
         with self._working() as engine:
             return self._plan_on(engine, self._call())[1]
 
-    def _call(self) -> str:
-        return fingerprint(self.sampling, self._settings, self._identity, self._folders())
+    def _call(self) -> Call:
+        return Call.of(self.sampling, self._settings, self._identity, self._folders())
 
-    def _plan_on(self, engine: Engine, call: str) -> tuple[Extractor, SamplePlan]:
-        if self._planned is None or self._planned[0] != call:
+    def _plan_on(self, engine: Engine, call: Call) -> tuple[Extractor, SamplePlan]:
+        if self._planned is None or self._planned[0] != call.id:
             with self._bar("counting", len(self.sampling.extractor.tiles), "tiles") as bar:
                 extractor, plan = make_plan(
                     self.sampling,
@@ -398,7 +399,7 @@ class MultiProcSampler:
                     "(data_split, or the split label), or scale_fn=None"
                 )
             dims = len(self.sampling.spec.dims)
-            self._planned = call, extractor, plan.stored_as(self._precision, dims)
+            self._planned = call.id, extractor, plan.stored_as(self._precision, dims)
         return self._planned[1:]
 
     def run(self) -> RunSummary | None:
@@ -412,6 +413,11 @@ class MultiProcSampler:
             What was written, also logged; None if every store stood there already, made by the
             same call.
 
+        Warns
+        -----
+        UserWarning
+            If nothing was written, since every store stood there already.
+
         Raises
         ------
         StoreExistsError
@@ -420,6 +426,18 @@ class MultiProcSampler:
             As `plan`; or if another run writes to the same path, or the disk is full. Nothing
             stands at the paths then, and the same call goes on where this one stopped.
         """
+        summary = self._run()
+        places = ", ".join(map(str, self.targets.values()))
+        if summary is None:
+            warnings.warn(
+                f"nothing was written: {places} stand already, complete and made by the same call. "
+                "get_datasets() opens them; overwrite=True writes them anew",
+                UserWarning,
+                stacklevel=2,
+            )
+        return summary
+
+    def _run(self) -> RunSummary | None:
         started = time.perf_counter()
         call = self._call()
         summary = None
@@ -434,25 +452,24 @@ class MultiProcSampler:
                     time.perf_counter() - started,
                 )
         for target in self.targets.values():
-            sweep(target, call)
+            sweep(target, call.id)
         # once written, the stores of this object are there to be opened, not replaced again
         self._overwrite = False
-        places = ", ".join(map(str, self.targets.values()))
-        logger.info("%s", summary or f"every store stands already: {places}")
+        logger.info("%s", summary or "every store stands already")
         return summary
 
-    def _drafts(self, call: str, stack: contextlib.ExitStack) -> dict[str, Draft]:
+    def _drafts(self, call: Call, stack: contextlib.ExitStack) -> dict[str, Draft]:
         """Take hold of the stores that are not there yet."""
         held: dict[str, Draft] = {}
         # in one order, or of two runs each could hold what the other needs
         for part in sorted(self._wanted(call), key=lambda part: str(self.targets[part])):
             with WriteErrors.of(self.targets[part]):
-                draft = open_draft(self.targets[part], call)
+                draft = open_draft(self.targets[part], call.id)
             held[part] = stack.enter_context(draft)
         # another run may have ended before it gave its locks to this one
         return {part: held[part] for part in self._wanted(call) if part in held}
 
-    def _wanted(self, call: str) -> list[str]:
+    def _wanted(self, call: Call) -> list[str]:
         """Parts whose stores are to be written."""
         wanted = [part for part, target in self.targets.items() if not self._stands(target, call)]
         # where all are replaced, that run was over, and this is asked for anew
@@ -463,7 +480,7 @@ class MultiProcSampler:
         stores = [target for target in self.targets.values() if isinstance(target, Path)]
         return [*stores, *(Path(work_place(store)) for store in stores)]
 
-    def _stands(self, target: Place, call: str) -> bool:
+    def _stands(self, target: Place, call: Call) -> bool:
         """Whether the very store of this call is there; refuse anything that is in the way."""
         with WriteErrors.of(target):
             put_back(target)
@@ -472,11 +489,11 @@ class MultiProcSampler:
             if self._overwrite:
                 check_overwritable(target)
                 # a run that failed later has replaced it already
-                if not (self._resume and was_published(target, call)):
+                if not (self._resume and was_published(target, call.id)):
                     return False
         try:
             open_store(target)
-            found = StoreMetadata.of(target).provenance.get("call")
+            found = StoreMetadata.of(target).provenance
         except CubeError as error:
             if self._overwrite:
                 return False
@@ -484,15 +501,15 @@ class MultiProcSampler:
                 f"{target} exists and is no complete store of this call ({error}); move it away, "
                 "choose another path, or replace a store of ours by overwrite=True"
             ) from error
-        if found != call and not self._overwrite:
+        same = bool(found.get("call") == call.id)
+        if not same and not self._overwrite:
             raise StoreExistsError(
-                f"{target} exists and was made by another call or from another cube (a file opened "
-                "lazily and loaded since is another, too: open it anew); choose another path, or "
-                "overwrite=True to replace it"
+                f"{target} exists and was made by another call or from another cube: "
+                f"{call.unlike(found)}. Choose another path, or overwrite=True to replace it"
             )
-        return bool(found == call)
+        return same
 
-    def _write(self, drafts: dict[str, Draft], call: str) -> tuple[SamplePlan, int]:
+    def _write(self, drafts: dict[str, Draft], call: Call) -> tuple[SamplePlan, int]:
         """Write and publish; tell the plan and how many shards were there."""
         finished = []
         # stores are described and completed while workers write, the last while they stop
@@ -619,7 +636,7 @@ class MultiProcSampler:
                     yield part, shard, pieces, [reader for _, reader in readers]
 
     def _metadata(
-        self, extractor: Extractor, plan: SamplePlan, part: str, call: str
+        self, extractor: Extractor, plan: SamplePlan, part: str, call: Call
     ) -> StoreMetadata:
         return StoreMetadata(
             part=part,
@@ -627,7 +644,8 @@ class MultiProcSampler:
             statistics=plan.statistics,
             accounting=plan.accounting,
             split=self.sampling.recipe,
-            provenance=provenance(self.sampling, self._settings, call)
+            provenance=provenance(self.sampling, self._settings)
+            | {"call": call.id, "call_parts": call.parts}
             | {"absent_chunks": {name: found.number for name, found in plan.absent.items()}},
             variables=tuple(plan.schema),
             fill=extractor.fill,
@@ -646,7 +664,7 @@ class MultiProcSampler:
         StoreExistsError, EmptyPartError, RunError, StoreError
             As `run`.
         """
-        self.run()
+        self._run()
         return tuple(open_store(path) for path in self.targets.values())
 
     @contextlib.contextmanager
