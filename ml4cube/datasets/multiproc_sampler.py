@@ -173,7 +173,7 @@ class MultiProcSampler:
         How float variables are scaled by the train statistics; others never are.
     val_cube : str, path, zarr store or StorePath, or Icechunk session, optional
         Where the validation store will stand, as for `train_cube`; needed if the label has a
-        validation part.
+        validation part, and refused if it has none.
     val_split : float, optional
         Fraction of blocks for validation, if the cube has no split label. By default, with a
         `val_cube`, half of what `data_split` leaves.
@@ -326,6 +326,7 @@ class MultiProcSampler:
             scale_fn=scale_fn,
             max_chunk_mb=max_chunk_mb,
         )
+        self._check_val(read=False)
         check_missing_chunks(missing_chunks, self.sampling.reader)
         self._missing_chunks = missing_chunks
         self._precision = Precision.parse(dtype, bitround)
@@ -377,11 +378,23 @@ class MultiProcSampler:
         with self._working() as engine:
             return self._plan_on(engine, self._call())[1]
 
+    def _check_val(self, *, read: bool) -> None:
+        """Refuse a validation store of which the label knows nothing."""
+        if "val" not in self.targets or not self.sampling.labelled:
+            return
+        if not self.sampling.has_part("val", read=read):
+            raise InvalidValueError(
+                f"val_cube={str(self.targets['val'])!r} is given, but the split label "
+                f"{self.sampling.extractor.label!r} of the cube has no validation part (2); label "
+                "the cube with one (assign_block_split(..., val=0.1)), or leave val_cube out"
+            )
+
     def _call(self) -> Call:
         return Call.of(self.sampling, self._settings, self._identity, self._folders())
 
     def _plan_on(self, engine: Engine, call: Call) -> tuple[Extractor, SamplePlan]:
         if self._planned is None or self._planned[0] != call.id:
+            self._check_val(read=True)
             with self._bar("counting", len(self.sampling.extractor.tiles), "tiles") as bar:
                 extractor, plan = make_plan(
                     self.sampling,

@@ -30,6 +30,7 @@ from ml4cube.splits import assign_block_split
 from ml4cube.splits.assign import label_lookup
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.cube import CubeView
+from ml4cube.splits.label import read_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ class Sampling:
         Variables that samples cannot hold, with the reason.
     blocks : Grid
         Blocks of the cube, dims in the cube's order.
+    labelled : bool
+        Whether the cube came with its label.
     """
 
     ds: xr.Dataset
@@ -82,6 +85,7 @@ class Sampling:
     recipe: Mapping[str, Any]
     left_out: Mapping[str, str]
     blocks: Grid
+    labelled: bool = False
 
     @classmethod
     def of(
@@ -142,6 +146,7 @@ class Sampling:
         shape = _shape(ds)
         filter_var = _mask_name(ds, filter_var, policy)
         label = split_label(ds)
+        labelled = label is not None
         masks = [str(n) for n in ds.data_vars if is_mask(n, ds, filter_var)]
         names, left_out = cube_variables(ds, exclude=[*masks, *([label] if label else [])])
         # or what is made of a mask would be missed without a word
@@ -200,12 +205,40 @@ class Sampling:
             callback=callback,
             seed=seed,
         )
-        return cls(ds, _reader(ds, read, label), extractor, _recipe(ds[label]), left_out, blocks)
+        return cls(
+            ds, _reader(ds, read, label), extractor, _recipe(ds[label]), left_out, blocks, labelled
+        )
 
     @property
     def spec(self) -> SampleSpec:
         """How samples are cut."""
         return self.extractor.spec
+
+    def has_part(self, part: str, *, read: bool) -> bool:
+        """Tell whether any cell has the label of a part.
+
+        Parameters
+        ----------
+        part : str
+            "train", "test" or "val".
+        read : bool
+            Whether a label that is neither in memory nor worked out from its recipe is read, block
+            by block up to the first such cell; if not, it is taken to have one.
+
+        Returns
+        -------
+        bool
+            True if one has.
+        """
+        name, code = self.extractor.label, PARTS[part]
+        label = self.ds[name]
+        if label_lookup(self.ds, name) is not None:
+            plan, *_ = read_recipe(self.recipe)
+            return part in dict(plan.fractions) or code in getattr(plan, "labels", b"")
+        if label.variable._in_memory:
+            return bool((label.values == code).any())
+        reader = self.reader.only([name])
+        return not read or any((reader.read(b.slices)[name] == code).any() for b in self.blocks)
 
     def tile_tasks(self, ids: Iterable[int]) -> Iterator[tuple[int, CubeReader]]:
         """Prepare tiles for a worker.
