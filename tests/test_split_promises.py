@@ -500,6 +500,9 @@ UNASKED = {
     "A1B": lambda: iris("A1B_north_america"),
     "E1": lambda: iris("E1_north_america"),
     "two months": lambda: field(time=2, level=3, lat=241, lon=480),
+    "no coordinates": lambda: field(time=2, level=30, lat=60, lon=80).drop_vars(
+        ["time", "lat", "lon"]
+    ),
     "members": lambda: field(member=12, time=3, level=20, lat=40, lon=90),
     "map": lambda: field(y=300, x=200),
     "series": lambda: field(time=3650),
@@ -514,6 +517,7 @@ CUT = {
     "A1B": {"time"},
     "E1": {"time"},
     "two months": {"lat", "lon"},
+    "no coordinates": {"lat", "lon"},
     "members": {"lat", "lon"},
     "map": {"y", "x"},
     "series": {"time"},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ml4cube.core.angles import is_latitude, is_longitude
 from ml4cube.core.errors import InvalidValueError
@@ -69,7 +70,8 @@ def block_sizes(
 
 def _choose(view: CubeView, shares: list[float], windows: Grid | None) -> LargeBlocks:
     """Blocks on the map or in time; along other dims only where the cube is too small there."""
-    on_map, times = _map_dims(view), _time_dims(view)
+    times = _time_dims(view)
+    on_map = [dim for dim in _map_dims(view) if dim not in times]
     others = [dim for dim in view.canonical if dim not in (*on_map, *times)]
     turn = view.lon_turn()
     blocks = LargeBlocks({}, 1, 0.0)
@@ -94,16 +96,21 @@ def _map_dims(view: CubeView) -> list[str]:
         return []  # stations, a track or a mesh: neighbours in the file may be far apart
     found = {str(axis.dims[0]) for axis in (lat, lon) if axis is not None}
     for coord in view.ds.coords.values():
-        name, attrs = coord.name, coord.attrs
-        if is_latitude(name, attrs, rotated=True) or is_longitude(name, attrs, rotated=True):
+        if _is_place(coord.name, coord.attrs):
             found |= set(map(str, coord.dims)) if coord.ndim < 3 else set()
-        elif coord.ndim == 1 and str(attrs.get("axis")).upper() in ("X", "Y"):
+        elif coord.ndim == 1 and str(coord.attrs.get("axis")).upper() in ("X", "Y"):
             found.add(str(coord.dims[0]))
-    found |= {dim for dim in view.dims if dim.lower() in _MAP_DIMS}
+    found |= {dim for dim in view.dims if dim.lower() in _MAP_DIMS or _is_place(dim, {})}
     turn = view.lon_turn()
     if turn is not None and turn[1] < view.sizes.get(turn[0], 0):
         found.discard(turn[0])  # its first columns stand at its end once more
     return sorted(found & set(view.dims))
+
+
+def _is_place(name: object, attrs: Mapping[Any, Any]) -> bool:
+    """Whether a coordinate is a latitude or longitude, of a rotated grid, too."""
+    rotated = {"rotated": True}
+    return is_latitude(name, attrs, **rotated) or is_longitude(name, attrs, **rotated)
 
 
 def _time_dims(view: CubeView) -> list[str]:
