@@ -67,3 +67,18 @@ def blocks_of(labels: NDArray[Any], dims: Sequence[str], size: Mapping[str, int]
         ].ravel()
         for start in itertools.product(*ranges)
     ]
+
+
+def touching(labels: NDArray[np.uint8], around: Sequence[bool]) -> float:
+    """Share of the test cells with a train cell among the cells around them, corners too."""
+    near = labels == 1
+    for axis, wraps in enumerate(around):
+        there = np.moveaxis(near, axis, 0)
+        grown = there.copy()
+        grown[1:] |= there[:-1]
+        grown[:-1] |= there[1:]
+        if wraps:
+            grown[0] |= there[-1]
+            grown[-1] |= there[0]
+        near = np.moveaxis(grown, 0, axis)
+    return float(near[labels == 0].mean())

@@ -14,7 +14,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +33,21 @@ from ml4cube.core.errors import (
     CubeError,
     EmptyPartError,
     InvalidTypeError,
+    InvalidValueError,
     RunError,
     StoreError,
     StoreExistsError,
 )
-from ml4cube.datasets import multiproc_sampler, sample_plan, sampling, shard_writer
+from ml4cube.datasets import multiproc_sampler, provenance, sample_plan, sampling, shard_writer
 from ml4cube.datasets.drafts import open_draft
 from ml4cube.datasets.local_draft import LocalDraft
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import StoreMetadata, open_axes, open_store, verify_store
+from ml4cube.datasets.xr_dataset import XrDataset
 from ml4cube.preprocessing import assign_mask
-from ml4cube.splits import assign_block_split, assign_time_split
+from ml4cube.splits import apply_split, assign_block_split, assign_time_split
+from tests import oracle_splits
 from tests.cubes import cell_id_cube
 from tests.oracle_sampler import sample_cube
 
@@ -487,6 +492,36 @@ def test_chunk_size(tmp_path: Path) -> None:
     assert train.a.chunks[0][0] == 7
 
 
+@pytest.mark.parametrize("window", [{}, {"lat": 9, "lon": 9}, {"time": 5}])
+def test_a_split_that_nobody_asked_for_is_of_few_large_blocks(
+    tmp_path: Path, window: dict[str, int]
+) -> None:
+    """Chunks of one step each, as reanalyses have them, are no blocks."""
+    cube = cell_id_cube({"time": 60, "lat": 40, "lon": 90}, "float64", names=("a", "b"))
+    given: dict[str, Any] = {"sample_size": window or None, "overlap": 0.2}
+    labels = []
+    for chunks in ({"time": 1}, {"lat": 20, "lon": 9}):
+        ds = cube.chunk(chunks)
+        for make in (
+            lambda ds: sampler(ds, tmp_path, **given).sampling.recipe,
+            lambda ds: XrDataset(ds, to_pred="b", num_chunks=3, **given)._sampling.recipe,
+            lambda ds: PTXrDataset(ds, to_pred="b", data_split=0.8, **given).metadata.split,
+        ):
+            with pytest.warns(UserWarning, match="no block_size is given") as told:
+                recipe = make(ds)
+            assert [warning.filename for warning in told] == [__file__]
+            labels.append(apply_split(cube, recipe)["split"].values)
+    assert all((label == labels[0]).all() for label in labels[1:])
+    assert oracle_splits.touching(labels[0], [False, False, True]) <= 0.3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a size or a label was given: nothing to say
+        sampler(cube, tmp_path, block_size={"time": 20}, **given)
+        sampler(cube.assign(split=(cube.a.dims, labels[0])), tmp_path, **given)
+        sampler(cube, tmp_path, data_split=1.0, **given)
+    plan = sampler(cube, tmp_path, **given).plan()
+    assert plan.accounting["straddle"] < 0.2 * plan.accounting["total"]
+
+
 @pytest.mark.parametrize("at_random", [False, True])
 def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     ds = cell_id_cube({"time": 20, "x": 5}, "float64").assign(split=("time", [1, 0] * 10))
@@ -506,6 +541,15 @@ def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     train, _ = made.get_datasets()
     used = set((train.time_index.values // 2).tolist())
     assert (used == {0, 1, 2}) != at_random
+
+
+@pytest.mark.parametrize("at_random", [False, True])
+def test_every_part_is_in_the_blocks_that_are_used(tmp_path: Path, at_random: bool) -> None:
+    ds = cell_id_cube({"time": 2000, "x": 2}, "float64", dask_chunks={"time": 5})
+    made = sampler(ds, tmp_path, data_fraq=0.15, rand_chunk=at_random)
+    samples = made.plan().samples
+    assert sum(samples.values()) == 0.15 * 4000
+    assert 0.6 <= samples["train"] / 600 <= 0.95
 
 
 @pytest.mark.parametrize("change", ["taken off", "moved"])
@@ -801,11 +845,14 @@ def test_hopeless_cubes_leave_nothing_behind(tmp_path: Path, what: str) -> None:
     ds = split_cube(gaps=1.0 if what == "all gaps" else 0.0)
     if what == "all masked":
         ds["filter_mask"] = ("lat", np.zeros(9, bool))
+    options: dict[str, Any] = {"val_cube": tmp_path / "val.zarr"}
+    if what == "val without a path":
+        options = {}
     if what == "one block":
-        ds = ds.drop_vars("split").chunk()
-    val = {} if what == "val without a path" else {"val_cube": tmp_path / "val.zarr"}
+        ds = ds.drop_vars("split")
+        options = {"block_size": dict(ds.sizes)}
     with pytest.raises(ValueError, match=r"val_cube|no sample|block"):
-        sampler(ds, tmp_path, **val if what != "one block" else {}).run()
+        sampler(ds, tmp_path, **options).run()
     assert not list(tmp_path.iterdir())
 
 
@@ -903,19 +950,72 @@ class TestTargets:
         assert tree(tmp_path) == before
         assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == stamps
 
-    @pytest.mark.parametrize("change", ["seed", "values", "callback"])
-    def test_another_call_is_refused(self, tmp_path: Path, change: str) -> None:
+    @pytest.mark.parametrize(
+        ("options", "change", "said"),
+        [
+            ({"seed": 7}, None, r"settings: seed was 42 and is 7\. Choose"),
+            ({"drop_nan": None}, None, r"spec: drop_nan was 'auto' and is None\. Choose"),
+            (
+                {"sample_size": {"lon": 2}, "order": "grid"},
+                None,
+                r"settings: order was 'shuffled' and is 'grid'; spec: sample_size was "
+                r"\[1, 1, 1\] and is \[1, 1, 2\], array_dims was .* and is .*",
+            ),
+            (
+                {"callback": lambda samples: samples},
+                None,
+                r".*; callback: code, or what it uses\. Choose",
+            ),
+            (
+                {},
+                lambda ds: ds.assign(a=ds.a.copy(data=ds.a + 1)),
+                r"source: cells of 'a' \(cells of a file opened lazily",
+            ),
+            (
+                {},
+                lambda ds: ds.assign(b=ds.a * 2),
+                r"spec: variables was \['a'\] and is \['a', 'b'\]; source: cells of 'b', descr",
+            ),
+            ({}, lambda ds: ds.assign_coords(lat=range(9)), r"source: coordinate 'lat', attr"),
+            (
+                {},
+                lambda ds: assign_block_split(ds, {"time": 4, "lat": 3}, 0.6, val=0.2, seed=1),
+                r"split: blocks was {'lat': 3, 'lon': 5, 'time': 4} and is {'lat': 3, 'lon': 10, "
+                r"'time': 4}, seed was 42 and is 1\. Choose",
+            ),
+            ({}, lambda ds: ds.assign(split=1 - ds.split // 2), r"derived: labels\. Choose"),
+        ],
+    )
+    def test_another_call_is_refused_and_what_differs_is_named(
+        self,
+        tmp_path: Path,
+        options: dict[str, Any],
+        change: Callable[[xr.Dataset], xr.Dataset] | None,
+        said: str,
+    ) -> None:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         before = tree(tmp_path)
-        options: dict[str, Any] = {"seed": 7} if change == "seed" else {}
-        if change == "callback":
-            options["callback"] = lambda samples: samples
-        other = split_cube() + 1 if change == "values" else split_cube()
-        if change == "values":
-            other["split"] = split_cube().split
-        with pytest.raises(FileExistsError, match="another call"):
+        other = split_cube() if change is None else change(split_cube())
+        with pytest.raises(FileExistsError, match="another call or from another cube: " + said):
             sampler(other, tmp_path, val_cube=tmp_path / "v", **options).run()
         assert tree(tmp_path) == before
+
+    def test_other_versions_are_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+        monkeypatch.setattr(provenance, "version", lambda name: "0.1")
+        with pytest.raises(FileExistsError, match=r"cube: versions: numpy was '.*' and is '0.1', "):
+            sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
+
+    def test_a_second_run_says_that_nothing_was_done(self, tmp_path: Path) -> None:
+        made = sampler(split_cube(), tmp_path, val_cube=tmp_path / "v")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert made.run() is not None
+            made.get_datasets()  # to open what was written is no surprise
+        with pytest.warns(UserWarning, match=r"nothing was written: .*train.zarr.* overwrite=True"):
+            assert made.run() is None
 
     def test_overwrite_replaces_a_store_of_ours(self, tmp_path: Path) -> None:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
@@ -1628,6 +1728,33 @@ def test_nothing_of_a_lazy_cube_is_read_by_the_constructor(tmp_path: Path) -> No
     ds = split_cube(dask_chunks={"time": 2})
     with dask.config.set(scheduler=lambda *_, **__: pytest.fail("computed")):
         sampler(ds, tmp_path, val_cube=tmp_path / "v")
+
+
+@pytest.mark.parametrize("label", ["recipe", "by hand", "stored"])
+def test_a_validation_store_for_a_label_without_that_part_is_refused_before_work(
+    tmp_path: Path, label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ds = cell_id_cube(SHAPE, "float64", dask_chunks={"time": 2})
+    ds = assign_block_split(ds, {"time": 4, "lat": 3, "lon": 5}, split=0.6)
+    if label == "by hand":
+        ds["split"] = ("time", [1, 0] * 4)
+    if label == "stored":
+        ds.to_zarr(tmp_path / "cube.zarr", consolidated=False)
+        ds = xr.open_zarr(tmp_path / "cube.zarr", consolidated=False)
+    monkeypatch.setattr(sample_plan, "count_tiles", None)
+    said = r"val_cube='.*/v' .* 'split' .* no validation"
+    if label == "stored":  # the others are told by the constructor, which reads nothing
+        made = sampler(ds, tmp_path, val_cube=tmp_path / "v")
+        with pytest.raises(InvalidValueError, match=said):
+            made.run()
+    else:
+        with pytest.raises(InvalidValueError, match=said):
+            sampler(ds, tmp_path, val_cube=tmp_path / "v")
+    # one cell is enough, whatever a recipe says
+    codes = xr.where(ds.a == 719, 2, ds.split).astype("u1")
+    ds["split"] = codes.transpose(*ds.a.dims).assign_attrs(ds.split.attrs)
+    monkeypatch.undo()
+    assert sampler(ds, tmp_path, val_cube=tmp_path / "v").plan().samples["val"] == 1
 
 
 def test_a_validation_store_without_a_label_gets_half_of_what_train_leaves(tmp_path):

@@ -54,7 +54,7 @@ from ml4cube.datasets import cube_identity, multiproc_sampler
 from ml4cube.datasets.callback_identity import identity_of
 from ml4cube.datasets.cube_identity import hash_of
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.provenance import fingerprint
+from ml4cube.datasets.provenance import Call
 from ml4cube.datasets.sampling import Sampling
 from tests.cubes import cell_id_cube
 
@@ -435,7 +435,7 @@ def test_a_cube_whose_variables_come_in_another_order_is_the_same(tmp_path: Path
 
 def call(cube: Any) -> str:
     sampling = Sampling.of(cube, sample_size=None, overlap=None, block_size={"time": 1})
-    return fingerprint(sampling, {})
+    return Call.of(sampling, {}).id
 
 
 ENGINES = ["netcdf4", "h5netcdf", "scipy"]

@@ -28,7 +28,7 @@ from ml4cube.datasets import folders, remote_draft
 from ml4cube.datasets.folders import RemoteFolder, filesystem
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.places import ZarrFolder, place_of
-from ml4cube.datasets.provenance import fingerprint
+from ml4cube.datasets.provenance import Call
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.datasets.remote_draft import RemoteDraft
 from ml4cube.datasets.sampling import Sampling
@@ -623,7 +623,7 @@ def test_the_host_of_a_cube_tells_which_it_is(bucket: str, monkeypatch: Any) -> 
     def call(**options: Any) -> str:
         source = xr.open_zarr(f"{bucket}/a", consolidated=False, storage_options=options)
         sampling = Sampling.of(source, sample_size=None, overlap=None, block_size={"time": 4})
-        return fingerprint(sampling, {})
+        return Call.of(sampling, {}).id
 
     first = call()
     for url in (host, other):

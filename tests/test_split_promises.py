@@ -6,6 +6,7 @@ import datetime
 import json
 import subprocess
 import sys
+import warnings
 
 import dask.array as da
 import iris_sample_data
@@ -15,6 +16,7 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ml4cube
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import SplitPlan
 from ml4cube.errors import EmptyPartError, InvalidValueError
@@ -32,6 +34,7 @@ from ml4cube.splits import (
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import count_by_block, valid_mask
 from tests import oracle_splits as oracle
+from tests.cubes import coordinates
 
 SHARES = {"train": 0.7, "val": 0.1, "test": 0.2}
 CODES = {"train": 1, "val": 2, "test": 0}
@@ -363,7 +366,7 @@ def test_no_cell_is_read_where_all_count():
     sizes = {"time": 3, "lat": 2}
     made = [
         assign_block_split(cube, sizes, 0.6, val=0.2, buffer={"time": 1}),
-        assign_block_split(cube),
+        assign_block_split(cube, sizes),
         assign_block_split(cube, sizes, stratify="season"),
         assign_block_split(cube, sizes, stratify=zones),
         assign_time_split(cube, 0.6, gap="30D"),
@@ -470,3 +473,102 @@ def test_a_recipe_is_made_of_dates_without_hours():
     split = assign_block_split(ds, {"time": 2}, seed=1)["split"]
     rebuilt = apply_split(ds, split.attrs["ml4cube_split"])["split"]
     np.testing.assert_array_equal(rebuilt, split)
+
+
+# --- blocks that nobody chose ---------------------------------------------------------------
+
+
+def field(**sizes):
+    """A cube of these sizes, coordinates for time, lat and lon, and no others."""
+    made = coordinates({dim: n for dim, n in sizes.items() if dim in ("time", "lat", "lon")})
+    return xr.Dataset({"t": (tuple(sizes), np.zeros(tuple(sizes.values()), "float32"))}, made)
+
+
+def curvilinear():
+    lat, lon = np.meshgrid(np.linspace(40, 60, 50), np.linspace(0, 30, 80), indexing="ij")
+    places = {"nav_lat": (("south", "west"), lat), "nav_lon": (("south", "west"), lon)}
+    return field(time=4, depth=30, south=50, west=80).assign_coords(places)
+
+
+def iris(name):
+    with xr.open_dataset(f"{iris_sample_data.path}/{name}.nc") as ds:
+        return ds[[var for var, v in ds.data_vars.items() if v.ndim == 3]].load()
+
+
+UNASKED = {
+    "ostia": lambda: iris("ostia_monthly"),
+    "A1B": lambda: iris("A1B_north_america"),
+    "E1": lambda: iris("E1_north_america"),
+    "two months": lambda: field(time=2, level=3, lat=241, lon=480),
+    "no coordinates": lambda: field(time=2, level=30, lat=60, lon=80).drop_vars(
+        ["time", "lat", "lon"]
+    ),
+    "members": lambda: field(member=12, time=3, level=20, lat=40, lon=90),
+    "map": lambda: field(y=300, x=200),
+    "series": lambda: field(time=3650),
+    "stations": lambda: field(time=400, station=90).assign_coords(
+        lat=("station", np.linspace(-40, 40, 90)), lon=("station", np.linspace(0, 80, 90))
+    ),
+    "curvilinear": curvilinear,
+    "Sentinel": lambda: field(time=70, band=13, y=64, x=64),
+}
+CUT = {
+    "ostia": {"longitude"},
+    "A1B": {"time"},
+    "E1": {"time"},
+    "two months": {"lat", "lon"},
+    "no coordinates": {"lat", "lon"},
+    "members": {"lat", "lon"},
+    "map": {"y", "x"},
+    "series": {"time"},
+    "stations": {"time"},
+    "curvilinear": {"south", "west"},
+    "Sentinel": {"y", "x"},
+}
+
+
+@pytest.mark.parametrize("name", UNASKED)
+def test_blocks_that_nobody_chose_seldom_touch_train_for_any_chunks(name):
+    cube = UNASKED[name]()
+    var = next(iter(cube.data_vars))
+    step = cube.chunk({dim: 1 if n < 100 else 10 for dim, n in list(cube.sizes.items())[:1]})
+    found = []
+    for seed, split, val in ((0, 0.8, 0.0), (1, 0.8, 0.1), (2, 0.5, 0.0)):
+        made = []
+        for chunked in (step, cube, cube.chunk().transpose(*reversed(cube[var].dims))):
+            with pytest.warns(UserWarning, match="no block_size is given") as told:
+                labelled = assign_block_split(chunked, split=split, val=val, seed=seed)
+            assert len(told) == 1
+            made.append(labelled["split"].transpose(*cube[var].dims).values)
+        assert all((labels == made[0]).all() for labels in made[1:])
+        wraps = ["lon" in dim and np.ptp(cube[dim].values) > 300 for dim in cube[var].dims]
+        found.append(oracle.touching(made[0], wraps))
+        assert abs((made[0] == 1).mean() - split) < 0.05
+        cut = {
+            dim
+            for axis, dim in enumerate(cube[var].dims)
+            if (made[0] != made[0].take([0], axis)).any()
+        }
+        assert cut == CUT[name]
+    assert max(found) <= 0.3
+    if name in ("ostia", "A1B", "E1", "two months"):  # our own report measures the same
+        rows = leakage_report(labelled, var=var).table
+        assert rows.loc["touching cells", "found"] == pytest.approx(found[-1], abs=0.03)
+
+
+def test_the_warning_names_the_blocks_and_a_line_that_chooses_by_the_data():
+    ds = iris("ostia_monthly")
+    with pytest.warns(UserWarning, match="no range of autocorrelation was looked at") as told:
+        assign_block_split(ds)
+    said = str(told[0].message)
+    assert told[0].filename == __file__
+    assert "10 blocks of {'longitude': 44} cells, whole along 'time', 'latitude'" in said
+    line = said.partition("block_size=")[2].partition(")")[0] + ")"
+    assert line == "ml4cube.splits.suggest_block_size(ds, 'surface_temperature')"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sizes = eval(line, {"ml4cube": ml4cube, "ds": ds})
+        assign_block_split(ds, sizes)
+        assign_block_split(ds, split=1.0)  # one part alone needs no blocks
+    with pytest.warns(UserWarning, match="no block_size is given"):
+        assert len(list(BlockKFold(4).split_cube(ds))) == 4

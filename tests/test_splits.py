@@ -308,12 +308,6 @@ def test_labels_are_looked_up_only_where_they_are_those_of_the_cube(sizes, coord
         np.testing.assert_array_equal(label_lookup(same, "split")(*positions), ds.split.values)
 
 
-def test_no_block_size_means_the_chunks():
-    cube = cell_id_cube(SHAPE, "float64", dask_chunks={"time": 4, "lat": 3, "lon": 5})
-    sizes = {"time": 4, "lat": 3, "lon": 5}
-    np.testing.assert_array_equal(label_of(cube).values, label_of(cube, block_size=sizes).values)
-
-
 @pytest.mark.parametrize("calendar", [None, "360_day"])
 @pytest.mark.parametrize("gap", [None, 2, "61D", np.timedelta64(61, "D")])
 def test_time_split_is_forward_with_a_gap(calendar, gap):
@@ -477,7 +471,7 @@ group.create_array(
 )
 ds = xr.open_zarr(sys.argv[1], chunks=None, consolidated=False)
 start = time.monotonic()
-made = assign_block_split(ds, val=0.1, buffer=1)
+made = assign_block_split(ds, {"time": 8, "lat": 64, "lon": 64}, val=0.1, buffer=1)
 assert made["split"].chunks is not None and made["split"].chunksizes["lat"][0] % 64 == 0
 corner = made["split"].isel(time=slice(0, 16), lat=slice(0, 64), lon=slice(0, 64)).values
 assert set(np.unique(corner)) <= {0, 1, 2, 255}

@@ -621,7 +621,6 @@ BAD = [
     (lambda c: BlockKFold(True), InvalidTypeError, "n_splits=True"),
     (lambda c: BlockKFold(3, seed=None), InvalidTypeError, "seed=None"),
     (lambda c: BlockKFold(3, {"height": 2}, cube=c), InvalidValueError, "height"),
-    (lambda c: BlockKFold(3, cube=c), InvalidValueError, "block_size is missing"),
     (lambda c: BlockKFold(40, SIZES, cube=c), EmptyPartError, "40 parts are needed, and 27"),
     (lambda c: BlockKFold(3, {"lat": 3}, buffer=9, cube=c), EmptyPartError, "smaller buffer"),
     (

@@ -261,7 +261,7 @@ def cut_cube(
         statistics=without_targets(plan.statistics),
         accounting=plan.accounting,
         split=whole.recipe,
-        provenance=provenance(whole, settings, ""),
+        provenance=provenance(whole, settings),
         variables=whole.spec.variables if lead is not None else tuple(plan.schema),
         fill=extractor.fill,
         filled=plan.filled,

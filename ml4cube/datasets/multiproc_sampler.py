@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,7 +43,7 @@ from ml4cube.datasets.local_draft import put_back
 from ml4cube.datasets.overwriting import check_overwritable, is_taken
 from ml4cube.datasets.places import Place, ZarrFolder
 from ml4cube.datasets.precision import Precision
-from ml4cube.datasets.provenance import fingerprint, provenance
+from ml4cube.datasets.provenance import Call, provenance
 from ml4cube.datasets.sample_plan import SamplePlan, check_missing_chunks, make_plan
 from ml4cube.datasets.sampling import MAX_CHUNK_MB, Sampling, check_stored_names
 from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, scaling_of, shard_tasks
@@ -164,7 +165,8 @@ class MultiProcSampler:
         installed libraries and what it imports when it is called are not looked into.
     block_size : mapping or pairs, optional
         Blocks for `data_split` and `data_fraq`, in cells by dim; a dim that is missing is not
-        cut. By default the chunks, or some dozens of blocks of whole windows.
+        cut. By default `data_split` shares out few large blocks of whole windows, with a warning,
+        as `assign_block_split` does; and `data_fraq` counts chunks, or some dozens of blocks.
     sample_size : mapping or pairs, optional
         Cells of a window by dim, 1 for dims left out. None: single points.
     overlap : mapping, pairs or float, optional
@@ -173,7 +175,7 @@ class MultiProcSampler:
         How float variables are scaled by the train statistics; others never are.
     val_cube : str, path, zarr store or StorePath, or Icechunk session, optional
         Where the validation store will stand, as for `train_cube`; needed if the label has a
-        validation part.
+        validation part, and refused if it has none.
     val_split : float, optional
         Fraction of blocks for validation, if the cube has no split label. By default, with a
         `val_cube`, half of what `data_split` leaves.
@@ -211,6 +213,12 @@ class MultiProcSampler:
     missing_chunks : {"fill", "raise"}
         What of chunks that the cube's zarr store does not have, and which read as its fill value.
         They are counted in the plan, and warned of where that value is no gap; or refused.
+
+    Warns
+    -----
+    UserWarning
+        If the cube has no split label and `block_size` is not given: which blocks were chosen,
+        and how to choose better ones.
 
     Raises
     ------
@@ -321,6 +329,7 @@ class MultiProcSampler:
             scale_fn=scale_fn,
             max_chunk_mb=max_chunk_mb,
         )
+        self._check_val(read=False)
         check_missing_chunks(missing_chunks, self.sampling.reader)
         self._missing_chunks = missing_chunks
         self._precision = Precision.parse(dtype, bitround)
@@ -372,11 +381,23 @@ class MultiProcSampler:
         with self._working() as engine:
             return self._plan_on(engine, self._call())[1]
 
-    def _call(self) -> str:
-        return fingerprint(self.sampling, self._settings, self._identity, self._folders())
+    def _check_val(self, *, read: bool) -> None:
+        """Refuse a validation store of which the label knows nothing."""
+        if "val" not in self.targets or not self.sampling.labelled:
+            return
+        if not self.sampling.has_part("val", read=read):
+            raise InvalidValueError(
+                f"val_cube={str(self.targets['val'])!r} is given, but the split label "
+                f"{self.sampling.extractor.label!r} of the cube has no validation part (2); label "
+                "the cube with one (assign_block_split(..., val=0.1)), or leave val_cube out"
+            )
 
-    def _plan_on(self, engine: Engine, call: str) -> tuple[Extractor, SamplePlan]:
-        if self._planned is None or self._planned[0] != call:
+    def _call(self) -> Call:
+        return Call.of(self.sampling, self._settings, self._identity, self._folders())
+
+    def _plan_on(self, engine: Engine, call: Call) -> tuple[Extractor, SamplePlan]:
+        if self._planned is None or self._planned[0] != call.id:
+            self._check_val(read=True)
             with self._stage("counting", len(self.sampling.extractor.tiles), "tiles") as stage:
                 extractor, plan = make_plan(
                     self.sampling,
@@ -394,7 +415,7 @@ class MultiProcSampler:
                     "(data_split, or the split label), or scale_fn=None"
                 )
             dims = len(self.sampling.spec.dims)
-            self._planned = call, extractor, plan.stored_as(self._precision, dims)
+            self._planned = call.id, extractor, plan.stored_as(self._precision, dims)
         return self._planned[1:]
 
     def run(self) -> RunSummary | None:
@@ -408,6 +429,11 @@ class MultiProcSampler:
             What was written, also logged; None if every store stood there already, made by the
             same call.
 
+        Warns
+        -----
+        UserWarning
+            If nothing was written, since every store stood there already.
+
         Raises
         ------
         StoreExistsError
@@ -416,6 +442,18 @@ class MultiProcSampler:
             As `plan`; or if another run writes to the same path, or the disk is full. Nothing
             stands at the paths then, and the same call goes on where this one stopped.
         """
+        summary = self._run()
+        places = ", ".join(map(str, self.targets.values()))
+        if summary is None:
+            warnings.warn(
+                f"nothing was written: {places} stand already, complete and made by the same call. "
+                "get_datasets() opens them; overwrite=True writes them anew",
+                UserWarning,
+                stacklevel=2,
+            )
+        return summary
+
+    def _run(self) -> RunSummary | None:
         started = time.perf_counter()
         call = self._call()
         summary = None
@@ -430,25 +468,24 @@ class MultiProcSampler:
                     time.perf_counter() - started,
                 )
         for target in self.targets.values():
-            sweep(target, call)
+            sweep(target, call.id)
         # once written, the stores of this object are there to be opened, not replaced again
         self._overwrite = False
-        places = ", ".join(map(str, self.targets.values()))
-        logger.info("%s", summary or f"every store stands already: {places}")
+        logger.info("%s", summary or "every store stands already")
         return summary
 
-    def _drafts(self, call: str, stack: contextlib.ExitStack) -> dict[str, Draft]:
+    def _drafts(self, call: Call, stack: contextlib.ExitStack) -> dict[str, Draft]:
         """Take hold of the stores that are not there yet."""
         held: dict[str, Draft] = {}
         # in one order, or of two runs each could hold what the other needs
         for part in sorted(self._wanted(call), key=lambda part: str(self.targets[part])):
             with WriteErrors.of(self.targets[part]):
-                draft = open_draft(self.targets[part], call)
+                draft = open_draft(self.targets[part], call.id)
             held[part] = stack.enter_context(draft)
         # another run may have ended before it gave its locks to this one
         return {part: held[part] for part in self._wanted(call) if part in held}
 
-    def _wanted(self, call: str) -> list[str]:
+    def _wanted(self, call: Call) -> list[str]:
         """Parts whose stores are to be written."""
         wanted = [part for part, target in self.targets.items() if not self._stands(target, call)]
         # where all are replaced, that run was over, and this is asked for anew
@@ -459,7 +496,7 @@ class MultiProcSampler:
         stores = [target for target in self.targets.values() if isinstance(target, Path)]
         return [*stores, *(Path(work_place(store)) for store in stores)]
 
-    def _stands(self, target: Place, call: str) -> bool:
+    def _stands(self, target: Place, call: Call) -> bool:
         """Whether the very store of this call is there; refuse anything that is in the way."""
         with WriteErrors.of(target):
             put_back(target)
@@ -468,11 +505,11 @@ class MultiProcSampler:
             if self._overwrite:
                 check_overwritable(target)
                 # a run that failed later has replaced it already
-                if not (self._resume and was_published(target, call)):
+                if not (self._resume and was_published(target, call.id)):
                     return False
         try:
             open_store(target)
-            found = StoreMetadata.of(target).provenance.get("call")
+            found = StoreMetadata.of(target).provenance
         except CubeError as error:
             if self._overwrite:
                 return False
@@ -480,15 +517,15 @@ class MultiProcSampler:
                 f"{target} exists and is no complete store of this call ({error}); move it away, "
                 "choose another path, or replace a store of ours by overwrite=True"
             ) from error
-        if found != call and not self._overwrite:
+        same = bool(found.get("call") == call.id)
+        if not same and not self._overwrite:
             raise StoreExistsError(
-                f"{target} exists and was made by another call or from another cube (a file opened "
-                "lazily and loaded since is another, too: open it anew); choose another path, or "
-                "overwrite=True to replace it"
+                f"{target} exists and was made by another call or from another cube: "
+                f"{call.unlike(found)}. Choose another path, or overwrite=True to replace it"
             )
-        return bool(found == call)
+        return same
 
-    def _write(self, drafts: dict[str, Draft], call: str) -> tuple[SamplePlan, int]:
+    def _write(self, drafts: dict[str, Draft], call: Call) -> tuple[SamplePlan, int]:
         """Write and publish; tell the plan and how many shards were there."""
         finished = []
         # stores are described and completed while workers write, the last while they stop
@@ -615,7 +652,7 @@ class MultiProcSampler:
                     yield part, shard, pieces, [reader for _, reader in readers]
 
     def _metadata(
-        self, extractor: Extractor, plan: SamplePlan, part: str, call: str
+        self, extractor: Extractor, plan: SamplePlan, part: str, call: Call
     ) -> StoreMetadata:
         return StoreMetadata(
             part=part,
@@ -623,7 +660,8 @@ class MultiProcSampler:
             statistics=plan.statistics,
             accounting=plan.accounting,
             split=self.sampling.recipe,
-            provenance=provenance(self.sampling, self._settings, call)
+            provenance=provenance(self.sampling, self._settings)
+            | {"call": call.id, "call_parts": call.parts}
             | {"absent_chunks": {name: found.number for name, found in plan.absent.items()}},
             variables=tuple(plan.schema),
             fill=extractor.fill,
@@ -643,7 +681,7 @@ class MultiProcSampler:
         StoreExistsError, EmptyPartError, RunError, StoreError
             As `run`.
         """
-        self.run()
+        self._run()
         return tuple(open_store(path) for path in self.targets.values())
 
     @contextlib.contextmanager

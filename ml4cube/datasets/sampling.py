@@ -28,6 +28,9 @@ from ml4cube.datasets.store import AXES, MANIFEST
 from ml4cube.preprocessing.cubes import check_decoded, is_mask, split_label
 from ml4cube.splits import assign_block_split
 from ml4cube.splits.assign import label_lookup
+from ml4cube.splits.block_sizes import block_sizes
+from ml4cube.splits.cube import CubeView
+from ml4cube.splits.label import read_recipe
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +47,7 @@ _TILES_PER_SHARD = 16
 _TILE_BYTES = MIB // 2
 #: Bytes of a sample's origin along one dim: a value and an index.
 ORIGIN_BYTES = 12
-# Blocks that a cube without chunks is cut into for the split, about.
+# Blocks that a cube without chunks is cut into where only some are used, about.
 _BLOCKS_WANTED = 64
 #: What the cells of a dim without a coordinate are called in a store: they have numbers, no places.
 NUMBERED = "number of the cell, which has no coordinate"
@@ -77,6 +80,8 @@ class Sampling:
         Variables that samples cannot hold, with the reason.
     blocks : Grid
         Blocks of the cube, dims in the cube's order.
+    labelled : bool
+        Whether the cube came with its label.
     """
 
     ds: xr.Dataset
@@ -85,6 +90,7 @@ class Sampling:
     recipe: Mapping[str, Any]
     left_out: Mapping[str, str]
     blocks: Grid
+    labelled: bool = False
 
     @classmethod
     def of(
@@ -145,6 +151,7 @@ class Sampling:
         shape = _shape(ds)
         filter_var = _mask_name(ds, filter_var, policy)
         label = split_label(ds)
+        labelled = label is not None
         masks = [str(n) for n in ds.data_vars if is_mask(n, ds, filter_var)]
         names, left_out = cube_variables(ds, exclude=[*masks, *([label] if label else [])])
         # or what is made of a mask would be missed without a word
@@ -174,14 +181,17 @@ class Sampling:
         attrs = {name: ds[name].attrs for name in names if name in spec.targets}
         filled = {name: own[FILLED_ATTR] for name, own in attrs.items() if FILLED_ATTR in own}
         warn_of_filled("to_pred", filled, FILL_FEATURES)
-        blocks = Grid.blocks(shape, _block_sizes(ds, spec, block_size))
+        blocks = Grid.blocks(shape, _used_blocks(ds, spec, block_size))
+        choice = _choice(blocks, data_fraq, rand_chunk, seed)
         if label is None and not split_unlabelled:
             label = "split"
             ds = ds.assign({label: ((), np.uint8(PARTS["train"]))})
         elif label is None:
-            sizes = dict(zip(blocks.dims, blocks.tile, strict=True))
             if val_split is None:
                 val_split = (1 - data_split) / 2 if wants_val else 0.0
+            fractions = check_fractions(data_split, val_split, ("data_split", "val_split"))
+            view = CubeView.of(ds)
+            sizes = block_sizes(block_size, view, fractions.values(), spec.windows, data_fraq)
             ds = assign_block_split(ds, sizes, data_split, val=val_split, seed=seed)
             label = "split"
         elif val_split:
@@ -200,16 +210,44 @@ class Sampling:
             tiles=tiles,
             axes=tuple(_axis(ds, dim, spec) for dim in spec.dims),
             label=label,
-            choice=_choice(blocks, data_fraq, rand_chunk, seed),
+            choice=choice,
             callback=callback,
             seed=seed,
         )
-        return cls(ds, _reader(ds, read, label), extractor, _recipe(ds[label]), left_out, blocks)
+        return cls(
+            ds, _reader(ds, read, label), extractor, _recipe(ds[label]), left_out, blocks, labelled
+        )
 
     @property
     def spec(self) -> SampleSpec:
         """How samples are cut."""
         return self.extractor.spec
+
+    def has_part(self, part: str, *, read: bool) -> bool:
+        """Tell whether any cell has the label of a part.
+
+        Parameters
+        ----------
+        part : str
+            "train", "test" or "val".
+        read : bool
+            Whether a label that is neither in memory nor worked out from its recipe is read, block
+            by block up to the first such cell; if not, it is taken to have one.
+
+        Returns
+        -------
+        bool
+            True if one has.
+        """
+        name, code = self.extractor.label, PARTS[part]
+        label = self.ds[name]
+        if label_lookup(self.ds, name) is not None:
+            plan, *_ = read_recipe(self.recipe)
+            return part in dict(plan.fractions) or code in getattr(plan, "labels", b"")
+        if label.variable._in_memory:
+            return bool((label.values == code).any())
+        reader = self.reader.only([name])
+        return not read or any((reader.read(b.slices)[name] == code).any() for b in self.blocks)
 
     def tile_tasks(self, ids: Iterable[int]) -> Iterator[tuple[int, CubeReader]]:
         """Prepare tiles for a worker.
@@ -393,8 +431,8 @@ def _chunks(ds: xr.Dataset, names: Iterable[str]) -> dict[str, int]:
     return chunks
 
 
-def _block_sizes(ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None) -> dict[str, int]:
-    """Blocks as asked for, else the chunks, else a few dozen of whole windows."""
+def _used_blocks(ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None) -> dict[str, int]:
+    """Blocks of which some are used: as asked for, else the chunks, else a few dozen of windows."""
     shape = dict(zip(spec.dims, spec.shape, strict=True))
     if block_size is not None:
         return parse_sizes("block_size", block_size, shape)

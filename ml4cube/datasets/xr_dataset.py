@@ -87,7 +87,8 @@ class XrDataset:
     patience : int
         Blocks in a row without a sample after which no further block is tried.
     block_size : mapping or pairs, optional
-        Blocks, in cells by dim; by default the chunks.
+        Blocks, in cells by dim; by default the chunks are counted, and the split of a cube
+        without a label is of few large blocks, with a warning, as of `assign_block_split`.
     sample_size : mapping or pairs, optional
         Cells of a window by dim. None: single points.
     overlap : mapping, pairs or float, optional

@@ -11,8 +11,9 @@ import xarray as xr
 
 from ml4cube.core.buffer import AxisReach, Reach
 from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_seed
-from ml4cube.core.grid import Grid, SizesLike, parse_sizes
+from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TRAIN, CellPlan, SplitPlan, check_fractions
+from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import Cube, check_name, with_label
@@ -46,8 +47,10 @@ def assign_block_split(
     ds : Dataset or DataArray
         The cube, of any dims. A DataArray becomes a Dataset of one variable.
     block_size : mapping or list of (str, int), optional
-        Cells of a block by dim, in any order; a dim that is missing is not cut. By default
-        the chunk sizes. The last block along a dim may be smaller.
+        Cells of a block by dim, in any order; a dim that is missing is not cut. The last block
+        along a dim may be smaller. By default few large blocks, the same for any chunks: along
+        the dims of the map or in long stretches of time, whole along every other dim, of whose
+        cells at most 30 % touch another block where the cube is large enough.
     split : float
         Fraction of the cells for training; met as closely as whole blocks allow, before the
         buffer is taken off.
@@ -87,7 +90,8 @@ def assign_block_split(
     Warns
     -----
     UserWarning
-        If a class of `stratify` lies in too few blocks to give every part one.
+        If `block_size` is not given: which blocks were chosen, and how to choose better ones. If
+        a class of `stratify` lies in too few blocks to give every part one.
 
     Returns
     -------
@@ -118,7 +122,8 @@ def assign_block_split(
     check_name(name, view)
     seed = check_seed(seed)
     fractions = check_fractions(split, val)
-    grid = Grid.blocks(view.canonical, block_sizes(block_size, view))
+    sizes = block_sizes(block_size, view, fractions.values())
+    grid = Grid.blocks(view.canonical, sizes)
     cut = [dim for dim, count in zip(grid.dims, grid.counts, strict=True) if count > 1]
     keep_away = parse_buffer(buffer, gap, view, cut)
     wraps = parse_cyclic(cyclic, view, cut)
@@ -380,33 +385,3 @@ def _align(mask: xr.DataArray, dims: tuple[str, ...]) -> np.ndarray[Any, np.dtyp
     present = [dim for dim in dims if dim in mask.dims]
     index = tuple(slice(None) if dim in present else None for dim in dims)
     return np.asarray(mask.transpose(*present).values[index])
-
-
-def block_sizes(block_size: SizesLike | None, view: CubeView) -> dict[str, int]:
-    """Turn the block size as a user writes it into cells by dim.
-
-    Parameters
-    ----------
-    block_size : mapping, list of (str, int) or None
-        As `assign_block_split` takes it; None means the chunks.
-    view : CubeView
-        The cube.
-
-    Returns
-    -------
-    dict of str to int
-        Cells of a block along the dims that are cut.
-
-    Raises
-    ------
-    InvalidValueError
-        If a dim or a size does not fit the cube, or nothing is given and there are no chunks.
-    """
-    if block_size is not None:
-        return parse_sizes("block_size", block_size, view.sizes)
-    if view.chunk_size is None:
-        raise InvalidValueError(
-            f"block_size is missing, and the cube of {view.sizes} has no chunks to stand in; "
-            f"give it, as in block_size={{{view.dims[0]!r}: 10}}"
-        )
-    return view.chunk_size

@@ -40,14 +40,11 @@ class CubeView:
     chunks : dict of str to tuple of int, optional
         Chunks for a label along every dim: those of dask, or several of the file's together
         where a large cube was opened without dask; None for other cubes.
-    chunk_size : dict of str to int, optional
-        Size of a chunk of the cube along every dim, of dask or of the file; None if it has none.
     """
 
     ds: xr.Dataset
     dims: tuple[str, ...]
     chunks: dict[str, tuple[int, ...]] | None
-    chunk_size: dict[str, int] | None = None
 
     @classmethod
     def of(cls, cube: xr.Dataset | xr.DataArray) -> CubeView:
@@ -82,7 +79,7 @@ class CubeView:
         if empty := [dim for dim in main.dims if ds.sizes[dim] == 0]:
             raise InvalidValueError(f"the cube has no cells along {empty}")
         dims = tuple(str(dim) for dim in main.dims)
-        return cls(ds, dims, *_chunks(dims, ds, [main, *variables]))
+        return cls(ds, dims, _chunks(dims, ds, [main, *variables]))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -422,28 +419,26 @@ def _data_variables(ds: xr.Dataset) -> list[xr.DataArray]:
 
 def _chunks(
     dims: tuple[str, ...], ds: xr.Dataset, variables: list[xr.DataArray]
-) -> tuple[dict[str, tuple[int, ...]] | None, dict[str, int] | None]:
-    """Chunks for a label along every dim, and the size of the cube's; None where there are none."""
+) -> dict[str, tuple[int, ...]] | None:
+    """Chunks for a label along every dim; None where it needs none."""
     known: dict[str, tuple[int, ...]] = {}
     for variable in variables:
         for dim, sizes in variable.chunksizes.items():
             known.setdefault(str(dim), tuple(sizes))
     if known:
-        chunks = {dim: known.get(dim, (ds.sizes[dim],)) for dim in dims}
-        return chunks, {dim: max(sizes) for dim, sizes in chunks.items()}
+        return {dim: known.get(dim, (ds.sizes[dim],)) for dim in dims}
     # opened without dask, and not read yet: a label of all cells might not fit in memory
     lazy = [variable for variable in variables if not variable.variable._in_memory]
+    shape = tuple(ds.sizes[dim] for dim in dims)
+    if not lazy or math.prod(shape) <= _LABELS_AT_ONCE:
+        return None
     stored: dict[str, int] = {}
     for variable in lazy:
         stored = {**_stored_chunks(variable), **stored}
-    shape = tuple(ds.sizes[dim] for dim in dims)
-    size_of_chunk = {dim: min(stored.get(dim, n), n) for dim, n in zip(dims, shape, strict=True)}
-    if not lazy or math.prod(shape) <= _LABELS_AT_ONCE:
-        return None, size_of_chunk if stored else None
     # labels are small: several chunks of the file make one of theirs, or there are too many
-    of_file = tuple(size_of_chunk.values()) if stored else None
-    whole = _whole_chunks(shape, of_file, _LABELS_AT_ONCE)
-    return dict(zip(dims, whole, strict=True)), size_of_chunk if stored else None
+    of_file = tuple(min(stored.get(dim, n), n) for dim, n in zip(dims, shape, strict=True))
+    whole = _whole_chunks(shape, of_file if stored else None, _LABELS_AT_ONCE)
+    return dict(zip(dims, whole, strict=True))
 
 
 def _stored_chunks(variable: xr.DataArray) -> dict[str, int]:

@@ -23,7 +23,7 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.partition import cut_in_order, hash_ids, partition
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan, check_fractions
-from ml4cube.splits.assign import block_sizes
+from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import Cube
@@ -53,7 +53,8 @@ class _BlockSplitter(CubeSplitter):
         return tuple(dict.fromkeys(named))
 
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
-        grid = Grid.blocks(view.canonical, block_sizes(self.block_size, view))
+        sizes = block_sizes(self.block_size, view, self._shares())
+        grid = Grid.blocks(view.canonical, sizes)
         cut = [dim for dim, count in zip(grid.dims, grid.counts, strict=True) if count > 1]
         keep_away = parse_buffer(self.buffer, self.gap, view, cut)
         wraps = parse_cyclic(self.cyclic, view, cut)
@@ -71,6 +72,10 @@ class _BlockSplitter(CubeSplitter):
                 note=f"fold {fold} of {self.n_splits}",
             )
             yield plan, reaches
+
+    def _shares(self) -> list[float]:
+        """Shares of the blocks that are dealt out."""
+        raise NotImplementedError
 
     def _tests(
         self, weights: Ints, classes: NDArray[np.float64] | None
@@ -91,8 +96,8 @@ class BlockKFold(_BlockSplitter):
     n_splits : int
         Folds, 2 or more.
     block_size : mapping or list of (str, int), optional
-        Cells of a block by dim; a dim that is missing is not cut. By default the chunk sizes
-        of the cube.
+        Cells of a block by dim; a dim that is missing is not cut. By default few large blocks,
+        with a warning, as for `assign_block_split`.
     cube : Dataset or DataArray, optional
         The cube that the samples come from. Without it X or groups must hold positions
         ("lat_index"), as those of sample stores do.
@@ -160,11 +165,14 @@ class BlockKFold(_BlockSplitter):
         check_whole("n_splits", self.n_splits, 2)
         check_seed(self.seed)
 
+    def _shares(self) -> list[float]:
+        return [1 / self.n_splits] * self.n_splits
+
     def _tests(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
         _check_folds(self.n_splits, weights, "blocks")
-        fold = partition(weights, [1 / self.n_splits] * self.n_splits, int(self.seed), classes)
+        fold = partition(weights, self._shares(), int(self.seed), classes)
         for k in range(self.n_splits):
             yield fold == k
 
@@ -177,8 +185,8 @@ class BlockShuffleSplit(_BlockSplitter):
     n_splits : int
         Splits, 1 or more.
     block_size : mapping or list of (str, int), optional
-        Cells of a block by dim; a dim that is missing is not cut. By default the chunk sizes
-        of the cube.
+        Cells of a block by dim; a dim that is missing is not cut. By default few large blocks,
+        with a warning, as for `assign_block_split`.
     test_size : float
         Fraction of the samples, or valid cells, for testing, met as closely as whole blocks
         allow.
@@ -234,13 +242,15 @@ class BlockShuffleSplit(_BlockSplitter):
                 "below 1"
             )
 
+    def _shares(self) -> list[float]:
+        return [1 - self.test_size, self.test_size]
+
     def _tests(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
         _check_folds(2, weights, "blocks")
-        wanted = [1 - self.test_size, self.test_size]
         for seed in hash_ids(int(self.seed), np.arange(self.n_splits)).tolist():
-            yield partition(weights, wanted, seed, classes) == 1
+            yield partition(weights, self._shares(), seed, classes) == 1
 
 
 class ForwardChaining(CubeSplitter):

@@ -1,0 +1,155 @@
+"""Blocks for a split of which nobody said how large: few, large, rarely beside one another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ml4cube.core.grid import Grid
+
+#: Share of a block's cells that may have a neighbour in another block.
+MOST_TOUCHING = 0.3
+
+# Every part gets two blocks, so that it is not one place or one stretch of time alone.
+_BLOCKS_PER_PART = 2
+_FEWEST, _MOST = 10, 500
+
+
+@dataclass(frozen=True)
+class LargeBlocks:
+    """Sizes of blocks, how many there are, and how much of one may lie beside others.
+
+    Parameters
+    ----------
+    sizes : dict of str to int
+        Cells of a block along the dims that are cut.
+    count : int
+        Blocks in all.
+    touching : float
+        Largest share of a block's cells that have a neighbour in another block.
+    """
+
+    sizes: dict[str, int]
+    count: int
+    touching: float
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether there are blocks, and few enough of their cells touch another one."""
+        return self.count > 1 and self.touching <= MOST_TOUCHING
+
+
+def blocks_wanted(fractions: Iterable[float]) -> int:
+    """Tell how many blocks parts of such sizes need.
+
+    Parameters
+    ----------
+    fractions : iterable of float
+        Share of the cube that each part gets, above 0.
+
+    Returns
+    -------
+    int
+        So many that the smallest part gets two, but a few hundred at most.
+
+    Examples
+    --------
+    >>> blocks_wanted([0.8, 0.2]), blocks_wanted([0.8, 0.1, 0.1])
+    (10, 20)
+    """
+    needed = math.ceil(round(_BLOCKS_PER_PART / min(fractions), 6))
+    return min(max(needed, _FEWEST), _MOST)
+
+
+def large_blocks(
+    shape: Mapping[str, int],
+    groups: Sequence[Sequence[str]],
+    wanted: int,
+    *,
+    least: int = 2,
+    windows: Grid | None = None,
+    around: Iterable[str] = (),
+) -> LargeBlocks:
+    """Cut a cube along one or two dims into few blocks, few of whose cells touch another block.
+
+    Of all ways to cut along one dim, or along two of one group, in which at most `MOST_TOUCHING`
+    of a block's cells touch another block, it takes the one with blocks enough whose cells touch
+    least; if none has enough, the one with the most. The chunks of the cube do not matter.
+
+    Parameters
+    ----------
+    shape : mapping of str to int
+        Dims and lengths.
+    groups : sequence of sequence of str
+        Dims that may be cut, those that may be cut together in one group.
+    wanted : int
+        Blocks that are enough.
+    least : int
+        Blocks without which the parts cannot all have one.
+    windows : Grid, optional
+        Windows that will be cut from the cube: a block begins where one does, and holds one.
+    around : iterable of str
+        Dims whose last cell touches the first.
+
+    Returns
+    -------
+    LargeBlocks
+        The blocks; the whole cube where no cut gives `least` of them.
+
+    Examples
+    --------
+    >>> shape = {"lat": 241, "level": 3, "lon": 480, "time": 2}
+    >>> large_blocks(shape, [["lat", "lon"], ["time"]], 10)
+    LargeBlocks(sizes={'lat': 121, 'lon': 96}, count=10, touching=0.02899...)
+    """
+    ways = [
+        way
+        for group in groups
+        for number in (1, 2)
+        for dims in itertools.combinations(sorted(group), number)
+        for way in _ways(shape, dims, wanted, windows, set(around))
+        if way.count >= least
+    ]
+
+    def worth(way: LargeBlocks) -> tuple[float, ...]:
+        if not way.is_apart:
+            return 1, way.touching, way.count
+        return 0, -min(way.count, wanted), way.touching, way.count
+
+    return min(ways, key=worth, default=LargeBlocks({}, 1, 0.0))
+
+
+def _ways(
+    shape: Mapping[str, int],
+    dims: tuple[str, ...],
+    wanted: int,
+    windows: Grid | None,
+    around: set[str],
+) -> Iterator[LargeBlocks]:
+    """Every cut along all of these dims."""
+    along = [list(_cuts(dim, shape[dim], wanted, windows, dim in around)) for dim in dims]
+    for cuts in itertools.product(*along):
+        count = math.prod(number for _, number, _ in cuts)
+        inside = math.prod(1 - touching for *_, touching in cuts)
+        sizes = dict(zip(dims, (size for size, *_ in cuts), strict=True))
+        yield LargeBlocks(sizes, count, 1 - inside)
+
+
+def _cuts(
+    dim: str, cells: int, wanted: int, windows: Grid | None, around: bool
+) -> Iterator[tuple[int, int, float]]:
+    """Size and number of blocks along a dim, and the largest share of cells beside a border."""
+    window = stride = 1
+    if windows is not None and dim in windows.dims:
+        axis = windows.dims.index(dim)
+        window, stride = windows.tile[axis], windows.stride[axis]
+    found = {math.ceil(cells / number / stride) * stride for number in range(2, wanted + 1)}
+    for size in sorted(size for size in found if window <= size < cells):
+        number = math.ceil(cells / size)
+        last = cells - size * (number - 1)
+        borders = 2 if around else 1
+        inner = 2 / size if number > 2 else borders / size
+        # what holds no whole window is no block to share out
+        yield size, number - (last < window), min(max(inner, borders / last), 1.0)
