@@ -14,24 +14,23 @@ from ml4cube.core.errors import InvalidValueError, RunError, check_choice, check
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
 from ml4cube.core.split_plan import PARTS
-from ml4cube.core.statistics import scale_values
 from ml4cube.datasets.callback_identity import name_of
 from ml4cube.datasets.engines import local_engine
 from ml4cube.datasets.extractor import Arrays, Extractor
+from ml4cube.datasets.known_scaling import KnownScaling
 from ml4cube.datasets.lead import (
     Lead,
     LeadArguments,
     LeadExtractor,
     LeadReader,
-    of_inputs,
     target_name,
     with_lead,
     without_targets,
 )
 from ml4cube.datasets.provenance import provenance
+from ml4cube.datasets.rescaling import places_of
 from ml4cube.datasets.sample_plan import SamplePlan, make_plan
 from ml4cube.datasets.sampling import Sampling
-from ml4cube.datasets.shard_layout import scaling_of
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.preprocessing.cubes import split_label
 
@@ -56,6 +55,7 @@ CUTTING_OPTIONS = (
     "rand_chunk",
     "seed",
     "nproc",
+    "statistics",
 )
 
 
@@ -72,15 +72,17 @@ class CubeSource:
         Makes samples of tiles.
     plan : SamplePlan
         What every tile gives.
-    part : {"train", "test", "val"}
-        Whose samples.
+    metadata : StoreMetadata
+        What a store of these samples would say of itself.
     """
 
     def __init__(
-        self, sampling: Sampling, extractor: Extractor, plan: SamplePlan, part: str
+        self, sampling: Sampling, extractor: Extractor, plan: SamplePlan, metadata: StoreMetadata
     ) -> None:
+        part = metadata.part
         self._reader, self._extractor, self._label = sampling.reader, extractor, PARTS[part]
-        self._scaling = scaling_of(plan.statistics, extractor.spec.scale_fn)
+        # dims of these samples have the names that they have in the cube
+        self._scaling = KnownScaling(KnownScaling.of(metadata).scaling, {})
         reader = sampling.reader
         self.lead: Lead | None = reader.lead if isinstance(reader, LeadReader) else None
         self._axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
@@ -109,11 +111,16 @@ class CubeSource:
             cells = self._reader.only(extractor.reads).read(extractor.cells_of(tile))
         else:
             cells = self._look(chunk)
-        samples = extractor.samples(cells, tile, self._keep(chunk))
+        keep = self._keep(chunk)
+        samples = extractor.samples(cells, tile, keep)
+        first = None
         for name, target in out.items():
             values = samples[name]
             if name in self._scaling:
-                values = scale_values(values, *self._scaling[name], values.dtype)
+                if first is None and self._scaling.dims(name):
+                    origins = extractor.origins(tile, keep)
+                    first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
+                values = self._scaling.scaled(name, values, self, first or {})
             target[...] = values
 
     def _keep(self, chunk: int) -> NDArray[np.intp]:
@@ -223,9 +230,7 @@ def _window_dims(extractor: Extractor, name: str, window: tuple[int, ...]) -> tu
     if isinstance(extractor, LeadExtractor) and name.endswith(target_name("")):
         assert extractor.target is not None
         spec = extractor.target.spec
-    if spec.window_shape == window:
-        return spec.window_dims
-    return tuple(f"{name}_{axis}" for axis in range(1, len(window) + 1))
+    return tuple(spec.window_of(name, window))
 
 
 def cut_cube(
@@ -253,15 +258,18 @@ def cut_cube(
     with local_engine(int(nproc)) as engine:
         extractor, plan = make_plan(counted, engine, PARTS)
     logger.info("samples cut as they are read:\n%s", plan)
+    statistics = without_targets(plan.statistics)
+    scaling = whole.scaling(statistics, plan.schema)
     settings = {"seed": int(extractor.seed), "callback": name_of(extractor.callback)}
     metadata = StoreMetadata(
         part=part,
         spec=whole.spec,
-        statistics=without_targets(plan.statistics),
+        statistics=statistics,
         accounting=plan.accounting,
         split=whole.recipe,
         provenance=provenance(whole, settings, ""),
         variables=whole.spec.variables if lead is not None else tuple(plan.schema),
         fill=extractor.fill,
+        places=places_of(scaling),
     )
-    return CubeSource(sampling, extractor, of_inputs(plan), part), metadata
+    return CubeSource(sampling, extractor, plan, metadata), metadata

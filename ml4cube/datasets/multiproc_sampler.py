@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import time
 from collections import deque
@@ -44,9 +45,10 @@ from ml4cube.datasets.overwriting import check_overwritable, is_taken
 from ml4cube.datasets.places import Place, ZarrFolder
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.provenance import fingerprint, provenance
+from ml4cube.datasets.rescaling import places_of
 from ml4cube.datasets.sample_plan import SamplePlan, check_missing_chunks, make_plan
 from ml4cube.datasets.sampling import MAX_CHUNK_MB, Sampling, check_stored_names
-from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, scaling_of, shard_tasks
+from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, shard_tasks
 from ml4cube.datasets.shard_writer import ShardJob, make_shard
 from ml4cube.datasets.store import (
     StoreLayout,
@@ -205,6 +207,12 @@ class MultiProcSampler:
         zero, which compresses well. 10 bits are about three digits.
     max_chunk_mb : float
         Most megabytes that a decoded chunk of the cube may have; a worker holds some at a time.
+    statistics : Statistics, CubeScaler, or a sample store or its path, optional
+        What float variables are scaled by, instead of the statistics of this call's train
+        samples: so that stores share their scaling, or to scale per level, pixel or month
+        (``CubeScaler(per=("variable", "level"))``). Coordinates are matched by their values and
+        dates by month, season or day. `scale_fn` says how ``Statistics`` scale; a scaler or store
+        brings its own way.
     missing_chunks : {"fill", "raise"}
         What of chunks that the cube's zarr store does not have, and which read as its fill value.
         They are counted in the plan, and warned of where that value is no gap; or refused.
@@ -274,6 +282,7 @@ class MultiProcSampler:
         bitround: Any = None,
         max_chunk_mb: float = MAX_CHUNK_MB,
         missing_chunks: str = "fill",
+        statistics: Any = None,
     ) -> None:
         """Check every argument against the cube; read none of its cells."""
         check_client(client)
@@ -317,6 +326,7 @@ class MultiProcSampler:
             drop_nan=drop_nan,
             scale_fn=scale_fn,
             max_chunk_mb=max_chunk_mb,
+            statistics=statistics,
         )
         check_missing_chunks(missing_chunks, self.sampling.reader)
         self._missing_chunks = missing_chunks
@@ -346,6 +356,8 @@ class MultiProcSampler:
             "compressor": asdict(self._compressor),
             "precision": asdict(self._precision),
         }
+        if (given := self.sampling.given) is not None:
+            self._settings["statistics"] = hashlib.sha256(given.to_json().encode()).hexdigest()
         # with the call, which is another one once the cube has changed
         self._planned: tuple[str, Extractor, SamplePlan] | None = None
 
@@ -384,12 +396,14 @@ class MultiProcSampler:
                     missing_chunks=self._missing_chunks,
                 )
             check_stored_names(self.sampling.spec, plan.schema)
-            if not plan.samples["train"] and self.sampling.spec.scale_fn is not None:
+            scaled_by_train = self.sampling.spec.scale_fn and self.sampling.given is None
+            if not plan.samples["train"] and scaled_by_train:
                 raise EmptyPartError(
                     "the train part would hold no sample, and its statistics are what "
                     f"scale_fn={self.sampling.spec.scale_fn!r} scales by; give it blocks "
-                    "(data_split, or the split label), or scale_fn=None"
+                    "(data_split, or the split label), statistics=, or scale_fn=None"
                 )
+            self.sampling.scaling(plan.statistics, plan.schema)
             dims = len(self.sampling.spec.dims)
             self._planned = call, extractor, plan.stored_as(self._precision, dims)
         return self._planned[1:]
@@ -496,7 +510,7 @@ class MultiProcSampler:
                 with WriteErrors.of(draft.target):
                     draft.begin(self._resume)
             resumed = sum(len(draft.done) for draft in drafts.values())
-            scaling = scaling_of(plan.statistics, self.sampling.spec.scale_fn)
+            scaling = self.sampling.scaling(plan.statistics, plan.schema)
             layouts = {
                 part: layout_of(
                     self.sampling,
@@ -624,6 +638,7 @@ class MultiProcSampler:
             | {"absent_chunks": {name: found.number for name, found in plan.absent.items()}},
             variables=tuple(plan.schema),
             fill=extractor.fill,
+            places=places_of(self.sampling.scaling(plan.statistics, plan.schema)),
         )
 
     def get_datasets(self) -> tuple[xr.Dataset, ...]:

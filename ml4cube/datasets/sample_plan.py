@@ -25,6 +25,7 @@ from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.engines import Engine
 from ml4cube.datasets.extractor import OUTCOMES, REASONS, Extractor
 from ml4cube.datasets.precision import Precision
+from ml4cube.datasets.rescaling import needed
 from ml4cube.datasets.sampling import MIB, ORIGIN_BYTES, Sampling, check_targets, tile_bytes
 from ml4cube.preprocessing.cubes import check_no_fill_value
 
@@ -48,7 +49,8 @@ class SamplePlan:
         cube's end), ``straddle`` (in two parts), ``buffer`` (touches excluded cells), ``mask``,
         ``gap``, ``unused`` (in a block that is not used). Parts and reasons add up to the total.
     statistics : Statistics
-        Of the float variables of the train samples, before scaling.
+        Of the float variables: those that were given, or those of the train samples, before
+        scaling.
     schema : dict
         Window shape and dtype of every stored variable.
     nbytes : dict of str to int
@@ -195,6 +197,8 @@ def make_plan(
     for name in statistics if extractor.callback is None else ():
         if name in sampling.ds:
             check_no_fill_value(name, statistics[name], sampling.ds[name])
+    if sampling.given is not None:
+        statistics = needed(sampling.given, floats)
     samples = {part: accounting[part] for part in parts}
     return extractor, SamplePlan(
         parts,

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
 from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.scaling import Places, decoded_places, encoded_places
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.encoding import Compressor, with_index
 from ml4cube.datasets.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
@@ -48,6 +49,7 @@ AXES = "axes"
 #: Units of dates that a store can hold, in numpy's words and in CF's.
 DATE_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _FILL = "fill_statistics"
+_PLACES = "scaling_places"
 _NO_DATE = np.iinfo(np.int64).min
 
 
@@ -529,7 +531,8 @@ class StoreMetadata:
     spec : SampleSpec
         How samples were cut, and what their gaps did.
     statistics : Statistics
-        Of the float variables of the train part, before scaling: what scaled the samples.
+        What scaled the samples: of the float variables of the train part, before scaling, or
+        those that the sampler was given.
     accounting : dict of str to int
         What became of every window: ``total``, samples of each part, drops by reason; parts
         and reasons add up to the total.
@@ -542,6 +545,9 @@ class StoreMetadata:
     fill : Statistics, optional
         Of the raw train cells, whose numbers stand in for gaps; None where no such number does,
         and for what older versions made.
+    places : mapping of str to tuple
+        Of variables that are not scaled alike everywhere: which entry of `statistics` stands for
+        each cell of the cube, as in `core.scaling.Scaling`.
     """
 
     part: str
@@ -552,6 +558,7 @@ class StoreMetadata:
     provenance: Mapping[str, Any]
     variables: tuple[str, ...]
     fill: Statistics | None = None
+    places: Mapping[str, Places] = field(default_factory=dict)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -595,6 +602,7 @@ class StoreMetadata:
                 provenance=attrs["provenance"],
                 variables=tuple(attrs["variables"]),
                 fill=_statistics(attrs[_FILL]) if _FILL in attrs else None,
+                places={n: decoded_places(one) for n, one in attrs.get(_PLACES, {}).items()},
             )
         except (KeyError, TypeError) as error:
             raise StoreError(
@@ -610,6 +618,7 @@ class StoreMetadata:
             What `of` reads.
         """
         fill = {} if self.fill is None else {_FILL: json.loads(self.fill.to_json())}
+        places = {name: encoded_places(one) for name, one in self.places.items()}
         return {
             "part": self.part,
             "variables": list(self.variables),
@@ -619,6 +628,7 @@ class StoreMetadata:
             "split": dict(self.split),
             "provenance": dict(self.provenance),
             **fill,
+            **({_PLACES: places} if places else {}),
         }
 
 

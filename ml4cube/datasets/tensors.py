@@ -18,12 +18,13 @@ from ml4cube.core.shard import Ints
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.coordinates import WithCoordinates
 from ml4cube.datasets.cube_source import CubeSource
+from ml4cube.datasets.known_scaling import KnownScaling
 from ml4cube.datasets.lead import LeadArguments, target_name
 from ml4cube.datasets.memory import check_megabytes
 from ml4cube.datasets.ring import ChunkSource, read_chunk
 from ml4cube.datasets.rooms import Field
 from ml4cube.datasets.sources import SampleSource, open_source
-from ml4cube.datasets.unbatch import known_scaling, to_dataset
+from ml4cube.datasets.unbatch import to_dataset
 from ml4cube.datasets.views import WEIGHT, Broadcast, Weighted, Whole
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -471,7 +472,7 @@ class PTXrDataset(Dataset[Any]):
                 f"weights of classes need one target, there are {list(self.targets)}; give a "
                 "variable of weights"
             )
-        scaling = known_scaling(self.metadata)
+        scaling = KnownScaling.of(self.metadata)
         self._source = Weighted(self._source, weights, self._answers[0], scaling)
 
     def _make_fields(self, dtype: np.dtype[Any], target_dtype: np.dtype[Any]) -> tuple[Field, ...]:

@@ -6,19 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from ml4cube.chunks.blocks import read_in_blocks
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
-from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
+from ml4cube.core.scaling import Places, apply_in_cells, check_groups, match_places
 from ml4cube.core.statistics import scale_values, scaled_dtype
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.climatology import GROUPS, group_ids
 from ml4cube.preprocessing.samples import Samples
 from ml4cube.preprocessing.statistics import Statistics
 
@@ -279,89 +276,21 @@ def rescale_array(array: xr.DataArray, offset: Any, scale: Any, arithmetic: Resc
         numbers = {"offset": offset, "scale": scale}
         return xr.apply_ufunc(arithmetic, array, kwargs=numbers, **options)
     offset, scale = xr.broadcast(xr.DataArray(offset), xr.DataArray(scale))
-    by = next((dim for dim in offset.dims if dim in GROUPS and dim not in array.dims), None)
-    offset, scale = _matched(offset, array, by), _matched(scale, array, by)
-    if by is None:
-        return xr.apply_ufunc(arithmetic, array, offset, scale, **options)
-    cube = array.to_dataset(name=roles.DATA_VAR)
-    groups = group_ids(cube, str(by))
-    _check_groups(groups, offset, str(by))
-    time = groups.dims[0]
+    places = _places(offset, array)
+    check_groups(str(array.name), [str(dim) for dim in offset.dims], places, offset.values)
+    entries = [xr.Variable((dim,), along) for dim, along in places]
     if array.chunks is not None:
-        groups = groups.chunk({time: array.chunksizes[time]})
-    return xr.apply_ufunc(
-        partial(_scale_by_group, arithmetic, array.dims.index(time)),
-        array,
-        groups,
-        offset,
-        scale,
-        input_core_dims=[[], [], [by], [by]],
-        **options,
+        entries = [e.chunk({e.dims[0]: array.chunksizes[e.dims[0]]}) for e in entries]
+    work = partial(apply_in_cells, arithmetic, offset.values, scale.values)
+    return xr.apply_ufunc(work, array, *entries, **options)
+
+
+def _places(field: xr.DataArray, array: xr.DataArray) -> Places:
+    """Which entry of statistics stands for each cell of an array."""
+    labels, coords = (
+        {str(dim): one.indexes[dim].values for dim in one.dims if dim in one.indexes}
+        for one in (field, array)
     )
-
-
-def _matched(field: xr.DataArray, array: xr.DataArray, by: Any) -> xr.Variable:
-    """Parameters at the places of an array, in its order."""
-    for dim in field.dims:
-        if dim == by:
-            continue
-        if dim not in array.dims:
-            raise InvalidValueError(
-                f"statistics of {array.name!r} keep the dims {list(field.dims)}, the data have "
-                f"{list(array.dims)}; compute them of this cube, or without {dim!r}"
-            )
-        if dim in field.indexes and dim in array.indexes:
-            # those that are equal but for rounding, as of float32, are matched by position
-            if same_coordinate(field[dim].values, array[dim].values):
-                continue
-            if not field.indexes[dim].is_unique:
-                raise InvalidValueError(
-                    f"statistics of {array.name!r} know some {dim} more than once, and the data "
-                    "are not at the same places in the same order; drop the repeated ones"
-                )
-            position = field.indexes[dim].get_indexer(array.indexes[dim])
-            if (position < 0).any():
-                missing = list(array.indexes[dim][position < 0][:3])
-                raise InvalidValueError(
-                    f"there are no statistics of {array.name!r} at {dim} {missing}, only at "
-                    f"{list(field.indexes[dim][:3])} ...; compute them of cells there too"
-                )
-            field = field.isel({dim: position})
-        elif field.sizes[dim] != array.sizes[dim]:
-            raise InvalidValueError(
-                f"statistics of {array.name!r} have {field.sizes[dim]} places along {dim!r}, the "
-                f"data {array.sizes[dim]}; compute them of this cube"
-            )
-    dims = [dim for dim in (by, *array.dims) if dim in field.dims]
-    return field.variable.transpose(*dims)
-
-
-def _check_groups(groups: xr.Variable, offset: xr.Variable, by: str) -> None:
-    """Refuse dates of which no statistics were made at any place."""
-    spare = [dim for dim in offset.dims if dim != by]
-    empty = offset.isnull().all(spare).values
-    wanted = np.unique(groups.values)
-    missing = [GROUPS[by][group].item() for group in wanted if empty[group]]
-    if missing:
-        raise InvalidValueError(
-            f"there are no statistics of {by} {missing[:6]}: no training cell lies there; "
-            "choose a split that has some, or a coarser climatology"
-        )
-
-
-def _scale_by_group(
-    arithmetic: Rescale,
-    axis: int,
-    values: NDArray[Any],
-    groups: NDArray[Any],
-    offset: NDArray[Any],
-    scale: NDArray[Any],
-) -> NDArray[Any]:
-    """Scale one block by the parameters, groups last, of each step's group along `axis`."""
-    result = np.empty(values.shape, scaled_dtype(values.dtype))
-    front = (slice(None),) * axis
-    steps_of = groups.ravel()
-    for group in np.unique(steps_of):
-        steps: tuple[Any, ...] = (*front, np.flatnonzero(steps_of == group))
-        result[steps] = arithmetic(values[steps], offset[..., group], scale[..., group])
-    return result
+    sizes = {str(dim): n for dim, n in array.sizes.items()}
+    dims = [str(dim) for dim in field.dims]
+    return match_places(str(array.name), dims, field.shape, labels, sizes, coords)
