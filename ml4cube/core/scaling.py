@@ -1,4 +1,4 @@
-"""What scales a variable of a cube: one offset and scale, or those of each level, pixel or month."""
+"""What scales a variable: one offset and scale, or those of each level, pixel or month."""
 
 from __future__ import annotations
 
@@ -170,14 +170,14 @@ def decoded_places(written: Sequence[Sequence[Any]]) -> Places:
     Parameters
     ----------
     written : list
-        JSON values.
+        JSON values; what follows the first two of each is not read.
 
     Returns
     -------
     tuple of (str, ndarray of int)
         The same places.
     """
-    return tuple((str(dim), decoded(along).astype(np.intp)) for dim, along in written)
+    return tuple((str(dim), decoded(along).astype(np.intp)) for dim, along, *_ in written)
 
 
 def _entries(

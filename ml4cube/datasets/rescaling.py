@@ -72,7 +72,7 @@ def _metadata_of(given: Any) -> StoreMetadata:
     found = getattr(given, "metadata", given)  # of a PTXrDataset
     if isinstance(found, StoreMetadata):
         return found
-    if found is None or isinstance(given, Mapping) and not hasattr(given, "attrs"):
+    if found is None or (isinstance(given, Mapping) and not hasattr(given, "attrs")):
         raise InvalidTypeError(
             f"statistics is a {type(given).__name__}, which does not say by what samples are "
             "scaled; give Statistics (Statistics.from_cube), a fitted CubeScaler, or a sample "

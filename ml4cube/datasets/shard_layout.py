@@ -71,7 +71,8 @@ def layout_of(
         ArrayLayout(name, _dims(spec, name, window), window, dtype, chunk, attrs)
         for name, (window, dtype) in plan.schema.items()
         for attrs in [
-            _variable_attrs(sampling, name, scaling.get(name)) | precision.attrs(name, dtype)
+            _variable_attrs(sampling, name, scaling.get(name), window)
+            | precision.attrs(name, dtype)
         ]
     ]
     samples = (spec.array_dims[0],)
@@ -92,11 +93,18 @@ def _dims(spec: SampleSpec, name: str, window: tuple[int, ...]) -> tuple[str, ..
 
 
 def _variable_attrs(
-    sampling: Sampling, name: str, scaling: Scaling | None
+    sampling: Sampling, name: str, scaling: Scaling | None, window: tuple[int, ...]
 ) -> dict[str, Any]:
     attrs = jsonable(without_epoch(sampling.ds[name].attrs)) if name in sampling.ds else {}
     if scaling is not None and scaling.places:
-        attrs |= {PLACES_ATTR: encoded_places(scaling.places)}
+        # with the dim of the samples that lies along it, if any, and its cells
+        spec = sampling.spec
+        stored = zip(
+            _dims(spec, name, window)[1:], spec.window_of(name, window).items(), strict=True
+        )
+        kept = {dim: (shown, n) for shown, (dim, n) in stored}
+        written = encoded_places(scaling.places)
+        attrs |= {PLACES_ATTR: [[*one, *kept.get(one[0], ("", 1))] for one in written]}
     elif scaling is not None:
         attrs |= {"ml4cube_offset": scaling.offset, "ml4cube_scale": scaling.scale}
     return attrs

@@ -94,8 +94,7 @@ def predict_cube(
         axis may be missing. It runs in eval mode without gradients; its mode is restored.
     ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
         The cube to predict from, of any dim order, with all features.
-    store_or_stats : store path, PTXrDataset, Dataset, StoreMetadata, Statistics, CubeScaler, \
-mapping or None
+    store_or_stats : store path, PTXrDataset, Dataset, Statistics, CubeScaler, mapping or None
         How the training data were made. A sample store brings features, targets, window,
         overlap, scaling, fill method and mask; the `PTXrDataset` that the model was trained on
         the same, with the features and targets that it was given; statistics

@@ -10,6 +10,7 @@ from ml4cube.core.errors import InvalidValueError, check_choice
 from ml4cube.core.scaling import GROUPS as GROUPS
 from ml4cube.core.scaling import dated_dim, group_numbers
 
+
 def check_group(argument: str, by: str | None) -> None:
     """Refuse a climatology that there is not.
 

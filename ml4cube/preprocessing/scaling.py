@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import xarray as xr
 
 from ml4cube.chunks.blocks import read_in_blocks
+from ml4cube.chunks.rescaling import no_zero, rescale_at_places
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
-from ml4cube.core.scaling import Places, apply_in_cells, check_groups, match_places
 from ml4cube.core.statistics import scale_values, scaled_dtype
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import Samples
@@ -114,22 +113,6 @@ def _spread_of_std(_mean: Any, std: Any) -> Any:
 def _spread_of_range(low: Any, high: Any) -> Any:
     """Divisor of `normalize`."""
     return no_zero(high - low)
-
-
-def no_zero(scale: Any) -> Any:
-    """Put 1 for a scale of 0: a constant is shifted only, to 0, and so comes back exactly.
-
-    Parameters
-    ----------
-    scale : float or DataArray
-        Of one place, or of many.
-
-    Returns
-    -------
-    float or DataArray
-        NaN where it was NaN.
-    """
-    return scale.where(scale != 0, 1.0) if isinstance(scale, xr.DataArray) else scale or 1.0
 
 
 def pairs(
@@ -266,31 +249,16 @@ def rescale_array(array: xr.DataArray, offset: Any, scale: Any, arithmetic: Resc
     """
     core.check_real(str(array.name), array.dtype)
     cubes.check_decoded(str(array.name), array)
-    array = read_in_blocks(array)
-    options: dict[str, Any] = {
-        "dask": "parallelized",
-        "output_dtypes": [scaled_dtype(array.dtype)],
-        "keep_attrs": "override",
-    }
     if not isinstance(offset, xr.DataArray) and not isinstance(scale, xr.DataArray):
-        numbers = {"offset": offset, "scale": scale}
-        return xr.apply_ufunc(arithmetic, array, kwargs=numbers, **options)
+        return xr.apply_ufunc(
+            arithmetic,
+            read_in_blocks(array),
+            kwargs={"offset": offset, "scale": scale},
+            dask="parallelized",
+            output_dtypes=[scaled_dtype(array.dtype)],
+            keep_attrs="override",
+        )
     offset, scale = xr.broadcast(xr.DataArray(offset), xr.DataArray(scale))
-    places = _places(offset, array)
-    check_groups(str(array.name), [str(dim) for dim in offset.dims], places, offset.values)
-    entries = [xr.Variable((dim,), along) for dim, along in places]
-    if array.chunks is not None:
-        entries = [e.chunk({e.dims[0]: array.chunksizes[e.dims[0]]}) for e in entries]
-    work = partial(apply_in_cells, arithmetic, offset.values, scale.values)
-    return xr.apply_ufunc(work, array, *entries, **options)
-
-
-def _places(field: xr.DataArray, array: xr.DataArray) -> Places:
-    """Which entry of statistics stands for each cell of an array."""
-    labels, coords = (
-        {str(dim): one.indexes[dim].values for dim in one.dims if dim in one.indexes}
-        for one in (field, array)
-    )
-    sizes = {str(dim): n for dim, n in array.sizes.items()}
-    dims = [str(dim) for dim in field.dims]
-    return match_places(str(array.name), dims, field.shape, labels, sizes, coords)
+    dims = [str(dim) for dim in offset.dims]
+    labels = {dim: offset.indexes[dim].values for dim in dims if dim in offset.indexes}
+    return rescale_at_places(array, arithmetic, offset.values, scale.values, dims, labels)
