@@ -1,5 +1,6 @@
 """Scaling by statistics of other cells: of another store, per level, pixel or month."""
 
+import functools
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 import xarray as xr
 
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.pytorch import PTXrDataset
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.datasets.store import StoreMetadata, open_store
 from ml4cube.errors import CubeError, RunError, StoreExistsError
 from ml4cube.postprocessing import undo_normalizing, undo_standardizing
@@ -226,7 +227,11 @@ def test_statistics_that_do_not_fit_are_refused_by_name(tmp_path):
     for statistics, more, words in [
         (CubeScaler().fit(cube[["t", "split"]]), {}, r"have \['u'\] too"),
         (CubeScaler(per=("level",)).fit(cube.isel(level=[0])), {}, r"'t' at level \[850\]"),
-        (CubeScaler(climatology="month").fit(cube.drop_vars("split").isel(time=slice(6))), {}, "of month"),
+        (
+            CubeScaler(climatology="month").fit(cube.drop_vars("split").isel(time=slice(6))),
+            {},
+            "of month",
+        ),
         (CubeScaler(climatology="month").fit(cube), {"drop": "time"}, "needs one dim with dates"),
         (CubeScaler(), {}, "not fitted"),
         ({"t": [0, 1]}, {}, "statistics is a dict"),
@@ -295,3 +300,57 @@ def test_selected_samples_are_not_undone_at_the_wrong_place(tmp_path):
             undo_standardizing(wrong, statistics)
     with pytest.raises(CubeError, match="give those of the store"):
         undo_standardizing(store, CubeScaler(per=("level", "lat")).fit(cube).statistics_)
+
+
+def data_of(shift, **arguments):
+    cube = labelled(made_cube(shift=shift)[["t", "u"]])
+    return PTXrDataset(cube, to_pred="t", features="u", **arguments)
+
+
+def model_and_rest():
+    model = torch.nn.Linear(1, 1)
+    return model, torch.optim.SGD(model.parameters(), 1e-9)
+
+
+def train_on(train, **test):
+    from ml4cube.training.pytorch import Trainer
+
+    model, optimizer = model_and_rest()
+    return Trainer(
+        model, train, optimizer=optimizer, loss=torch.nn.MSELoss(), epochs=1, progress=False, **test
+    )
+
+
+def test_data_scaled_differently_are_not_joined():
+    mine, other = data_of(0.0), data_of(100.0)
+    raw, joined = data_of(0.0, scale_fn=None), data_of(100.0, statistics=data_of(0.0))
+    means = [one.statistics["t"].mean for one in (mine, other)]
+    words = rf"'t' is scaled differently .* mean {means[0]:.6g} and std .*{means[1]:.6g}"
+    concat, subset = torch.utils.data.ConcatDataset, torch.utils.data.Subset
+    plain = torch.utils.data.TensorDataset(torch.zeros(4, 1), torch.zeros(4, 1))
+    loader = functools.partial(torch.utils.data.DataLoader, batch_size=4)
+    # in one loader
+    for wrong in (concat([mine, other]), concat([mine, subset(other, [1, 2])])):
+        with pytest.raises(CubeError, match=words):
+            prep_dataloader(wrong)
+        with pytest.raises(CubeError, match=words):
+            train_on(loader(wrong))
+    # in several loaders of one call, or of one trainer
+    with pytest.raises(CubeError, match=r"in train_ds, .* in val_ds"):
+        prep_dataloader(mine, val_ds=other)
+    with pytest.raises(CubeError, match="not at all in test_ds"):
+        prep_dataloader(mine, raw)
+    with pytest.raises(CubeError, match=words):
+        train_on(prep_dataloader(mine), test_data=prep_dataloader(test_ds=other))
+    sets = {"south": prep_dataloader(test_ds=mine), "north": loader(other)}
+    with pytest.raises(CubeError, match=r"in train_data, .* in test_data\['north'\]"):
+        train_on(prep_dataloader(mine), test_data=sets)
+    by_month = data_of(0.0, statistics=CubeScaler(climatology="month").fit(made_cube()))
+    with pytest.raises(CubeError, match=r"mean .* to .* and std .* along time"):
+        prep_dataloader(mine, by_month)
+    # alike, or not known
+    prep_dataloader(concat([mine, joined]), test_ds=mine, val_ds=plain)
+    prep_dataloader(by_month, data_of(9.0, statistics=by_month))
+    train_on(
+        loader(concat([mine, joined, plain])), test_data={"a": loader(mine), "b": loader(plain)}
+    )

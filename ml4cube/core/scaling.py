@@ -17,6 +17,11 @@ from ml4cube.core.moments import VariableStatistics
 from ml4cube.core.statistics import scale_parameters, scale_values, unscale_values
 
 Ints = NDArray[np.intp]
+_NUMBERS = {
+    "standardize": ("mean", "std"),
+    "normalize": ("least value", "range"),
+    "robust": ("median", "interquartile range"),
+}
 #: Attribute of a stored variable: which entry of the statistics stands for each cell of the cube.
 PLACES_ATTR = "ml4cube_places"
 #: Along each axis of the statistics: a dim of the cube, and the entry of each of its cells.
@@ -224,6 +229,12 @@ def _shown(labels: NDArray[Any]) -> list[Any]:
     return list(few.astype(str).tolist() if few.dtype.kind in "mM" else few.tolist())
 
 
+def _span(numbers: Any) -> str:
+    """A number, or the least and greatest of many."""
+    low, high = np.nanmin(numbers), np.nanmax(numbers)
+    return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+
+
 @dataclass(frozen=True, eq=False)
 class Scaling:
     """Offset and scale of a variable, in each cell of a cube; picklable.
@@ -236,6 +247,8 @@ class Scaling:
         From `scale_parameters`: one number, or one at each place of the statistics.
     places : tuple of (str, ndarray of int)
         For each axis of the two, a dim of the cube, and the entry of each cell along it.
+    how : {"standardize", "normalize", "robust", None}
+        What the two numbers are, for messages.
 
     Examples
     --------
@@ -250,6 +263,7 @@ class Scaling:
     offset: Any
     scale: Any
     places: Places = ()
+    how: str | None = None
 
     @classmethod
     def of(
@@ -289,12 +303,21 @@ class Scaling:
             shape = stats.mean.shape
             places = match_places(name, stats.dims, shape, stats.labels, sizes, coords)
             check_groups(name, stats.dims, places, offset)
-        return cls(name, offset, scale, places)
+        return cls(name, offset, scale, places, scale_fn)
 
     @property
     def dims(self) -> tuple[str, ...]:
         """Dims of the cube along which it differs."""
         return tuple(dim for dim, _ in self.places)
+
+    @property
+    def described(self) -> str:
+        """What scales, for messages."""
+        if self.how is None:
+            return "not at all"
+        words = zip(_NUMBERS[self.how], (self.offset, self.scale), strict=True)
+        shown = " and ".join(f"{word} {_span(numbers)}" for word, numbers in words)
+        return f"by {shown}" + (f" along {', '.join(self.dims)}" if self.places else "")
 
     def at(self, cells: Mapping[str, NDArray[Any]]) -> tuple[Any, Any]:
         """Offset and scale in some cells.

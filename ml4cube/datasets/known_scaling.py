@@ -55,7 +55,7 @@ class KnownScaling:
         if (how := metadata.spec.scale_fn) is not None:
             for name, stats in metadata.statistics.items():
                 offset, scale = scale_parameters(stats, how)
-                found[name] = Scaling(name, offset, scale, metadata.places.get(name, ()))
+                found[name] = Scaling(name, offset, scale, metadata.places.get(name, ()), how)
         return cls(found, metadata.spec.cube_dims)
 
     def __contains__(self, name: str) -> bool:

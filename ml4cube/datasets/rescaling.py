@@ -73,12 +73,18 @@ def _metadata_of(given: Any) -> StoreMetadata:
     if isinstance(found, StoreMetadata):
         return found
     if found is None or (isinstance(given, Mapping) and not hasattr(given, "attrs")):
-        raise InvalidTypeError(
-            f"statistics is a {type(given).__name__}, which does not say by what samples are "
-            "scaled; give Statistics (Statistics.from_cube), a fitted CubeScaler, or a sample "
-            "store or its path"
-        )
-    return StoreMetadata.of(given)
+        raise _no_statistics(given)
+    try:
+        return StoreMetadata.of(given)
+    except InvalidTypeError:
+        raise _no_statistics(given) from None
+
+
+def _no_statistics(given: Any) -> InvalidTypeError:
+    return InvalidTypeError(
+        f"statistics is a {type(given).__name__}, which does not say by what samples are scaled; "
+        "give Statistics (Statistics.from_cube), a fitted CubeScaler, or a sample store or its path"
+    )
 
 
 def needed(given: Statistics, names: Iterable[str]) -> Statistics:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.sample_spec import parse_names
+from ml4cube.core.scaling import Scaling
 from ml4cube.core.shard import Ints
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.coordinates import WithCoordinates
@@ -195,6 +196,15 @@ class PTXrDataset(Dataset[Any]):
     def statistics(self) -> Statistics | None:
         """Statistics that scaled the samples; None if they are not known."""
         return self.metadata.statistics if self.metadata else None
+
+    @property
+    def scaling(self) -> dict[str, Scaling] | None:
+        """How the features and targets are scaled; None if that is not known."""
+        if self.metadata is None:
+            return None
+        known = KnownScaling.of(self.metadata).scaling
+        names = [n for n in (*self.features, *self.targets) if n in self.metadata.variables]
+        return {name: known.get(name, Scaling(name, 0.0, 1.0)) for name in names}
 
     def __len__(self) -> int:
         """How many samples."""
