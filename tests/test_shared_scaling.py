@@ -1,5 +1,6 @@
 """Scaling by statistics of other cells: of another store, per level, pixel or month."""
 
+import collections
 import functools
 import json
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 import xarray as xr
 
+from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.datasets.store import StoreMetadata, open_store
@@ -228,7 +230,7 @@ def test_statistics_that_do_not_fit_are_refused_by_name(tmp_path):
         (CubeScaler().fit(cube[["t", "split"]]), {}, r"have \['u'\] too"),
         (CubeScaler(per=("level",)).fit(cube.isel(level=[0])), {}, r"'t' at level \[850\]"),
         (
-            CubeScaler(climatology="month").fit(cube.drop_vars("split").isel(time=slice(6))),
+            CubeScaler(climatology="month").fit(made_cube().isel(time=slice(6))),
             {},
             "of month",
         ),
@@ -255,7 +257,7 @@ def test_a_value_without_statistics_is_refused_and_does_not_become_a_gap(tmp_pat
     holes = cube.assign(t=cube.t.where((cube.lat < 50) | (cube.split != 1)))
     scaler = CubeScaler(per=("lat", "lon")).fit(holes)
     sampler, _ = sampled(holes, tmp_path, "x", statistics=scaler)
-    with pytest.raises(CubeError, match="'t' has values where there are no statistics .* lat 3"):
+    with pytest.raises(CubeError, match=r"'t' has values where there are no statistics .* lat 3"):
         sampler.run()
     land = cube.assign(t=cube.t.where(cube.lat < 50))
     assert all(
@@ -312,20 +314,18 @@ def model_and_rest():
     return model, torch.optim.SGD(model.parameters(), 1e-9)
 
 
-def train_on(train, **test):
+def train_on(train, test_data=None):
     from ml4cube.training.pytorch import Trainer
 
     model, optimizer = model_and_rest()
-    return Trainer(
-        model, train, optimizer=optimizer, loss=torch.nn.MSELoss(), epochs=1, progress=False, **test
-    )
+    return Trainer(model, train, test_data, optimizer, loss=torch.nn.MSELoss(), epochs=1)
 
 
 def test_data_scaled_differently_are_not_joined():
     mine, other = data_of(0.0), data_of(100.0)
     raw, joined = data_of(0.0, scale_fn=None), data_of(100.0, statistics=data_of(0.0))
-    means = [one.statistics["t"].mean for one in (mine, other)]
-    words = rf"'t' is scaled differently .* mean {means[0]:.6g} and std .*{means[1]:.6g}"
+    means = [one.statistics["u"].mean for one in (mine, other)]
+    words = rf"'u' is scaled differently .* mean {means[0]:.6g} and std .*{means[1]:.6g} and std"
     concat, subset = torch.utils.data.ConcatDataset, torch.utils.data.Subset
     plain = torch.utils.data.TensorDataset(torch.zeros(4, 1), torch.zeros(4, 1))
     loader = functools.partial(torch.utils.data.DataLoader, batch_size=4)
@@ -354,3 +354,98 @@ def test_data_scaled_differently_are_not_joined():
     train_on(
         loader(concat([mine, joined, plain])), test_data={"a": loader(mine), "b": loader(plain)}
     )
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Cells read of every variable but the label, as they are."""
+    found = collections.Counter()
+    read = CubeReader.read
+
+    def noted(self, slices):
+        cells = int(np.prod([s.stop - s.start for s in slices.values()]))
+        found.update({name: cells for name in self.sources if name != "split"})
+        return read(self, slices)
+
+    monkeypatch.setattr(CubeReader, "read", noted)
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"scale_fn": None, "drop_nan": None},
+        {"scale_fn": None, "drop_nan": None, "target_offset": {"time": 1}, "to_pred": "t"},
+        {"statistics": CubeScaler(per=("level",)), "drop_nan": None, "to_pred": "t"},
+        {"statistics": CubeScaler(), "drop_nan": None, "fill_method": "constant", "const": 0.0},
+    ],
+    ids=["unscaled", "lead", "scaled", "filled"],
+)
+def test_a_cube_that_decides_nothing_is_not_read_before_its_samples(reads, arguments, capsys):
+    cube = labelled(made_cube(seed=3))
+    if "statistics" in arguments:
+        arguments = arguments | {"statistics": arguments["statistics"].fit(cube)}
+    cut = {"sample_size": {"lat": 2, "lon": 2}, "overlap": 0.5, "progress": True}
+    parts = {part: PTXrDataset(cube, part=part, **cut, **arguments) for part in ("train", "test")}
+    assert not reads
+    assert "counting" not in capsys.readouterr().err
+    # the same samples as where gaps are looked for, of which there are none
+    strict = {k: v for k, v in arguments.items() if k not in ("drop_nan", "fill_method", "const")}
+    for part, data in parts.items():
+        eager = PTXrDataset(cube, part=part, **cut, **strict)
+        assert len(data) == len(eager) > 0
+        rows = np.arange(len(data))
+        for a, b in zip(data.unpack(data.take(rows)), eager.unpack(eager.take(rows)), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_the_first_samples_read_no_variable_that_nobody_asked_for(reads):
+    cube = labelled(made_cube())
+    PTXrDataset(cube, features="u", scale_fn=None, drop_nan=None)[0]
+    assert set(reads) == {"u"}
+    reads.clear()
+    # whole numbers have no gaps, and nothing but them would be dropped
+    PTXrDataset(cube[["n", "split"]], scale_fn=None)
+    assert not reads
+    PTXrDataset(cube, statistics=CubeScaler().fit(cube))
+    assert set(reads) == {"t", "u"}
+
+
+@pytest.mark.parametrize("kind", ["memory", "path", "opened", "dask"])
+def test_a_cube_is_read_once_for_all_its_parts(tmp_path, reads, kind, capsys):
+    cube = labelled(made_cube(seed=4)[["t", "n"]])
+    cube.drop_encoding().to_zarr(tmp_path / "c.zarr", zarr_format=3)
+    options = {"path": {}, "opened": {"chunks": None}, "dask": {}}
+    given = {"memory": cube, "path": str(tmp_path / "c.zarr")}.get(kind)
+    if given is None:
+        given = xr.open_zarr(tmp_path / "c.zarr", **options[kind])
+    cut = {"sample_size": {"lat": 4, "lon": 4}, "progress": True}
+    first = PTXrDataset(given, part="train", **cut)
+    assert reads == {"t": cube.t.size, "n": cube.t.size}
+    assert "counting" in capsys.readouterr().err
+    second = PTXrDataset(given, part="test", **cut)
+    third = PTXrDataset(given, part="train", to_pred="t", **cut)
+    assert reads == {"t": cube.t.size, "n": cube.t.size}
+    assert first.statistics == second.statistics == third.statistics
+    assert len(first) + len(second) == SHAPE["time"] * SHAPE["level"]
+    # another call, or a cube that has changed
+    PTXrDataset(given, part="train", drop_nan="if_all_nan", **cut)
+    assert reads["t"] == 2 * cube.t.size
+    if kind == "memory":
+        cube["t"].values[0] += 5
+        assert PTXrDataset(cube, part="train", **cut).statistics != first.statistics
+
+
+def test_masks_and_gaps_are_looked_for_and_their_counts_are_right(reads):
+    cube = labelled(made_cube()[["t", "n"]])
+    cube["filter_mask"] = cube.lat > -50
+    holes = cube.assign(t=cube.t.where(cube.n % 7 > 0))
+    scaler = CubeScaler().fit(cube)
+    data = PTXrDataset(holes, statistics=scaler)
+    assert set(reads) == {"t", "filter_mask"}
+    good = (holes.n % 7 > 0) & holes.filter_mask & (holes.split == 1)
+    assert len(data) == int(good.sum()) == data.metadata.accounting["train"]
+    empty = cube.assign(t=cube.t.where(cube.split == 1))
+    assert len(PTXrDataset(empty, statistics=scaler)) > 0
+    with pytest.raises(CubeError, match="the test part would hold no sample"):
+        PTXrDataset(empty, part="test", statistics=scaler)

@@ -362,6 +362,37 @@ class LeadExtractor(Extractor):
         """Variables of the reader that `samples` needs."""
         return (*super().reads, *map(target_name, self._targets.reads))
 
+    def rules(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
+        """Variables of the reader that `outcomes` needs.
+
+        Parameters
+        ----------
+        dtypes : mapping of str to dtype
+            Of the variables of the cube.
+
+        Returns
+        -------
+        tuple of str
+            Of inputs, and of targets by their `target_name`.
+        """
+        return (*super().rules(dtypes), *map(target_name, self._targets.rules(dtypes)))
+
+    def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Tell window shape and dtype of samples without making one.
+
+        Parameters
+        ----------
+        dtypes : mapping of str to dtype
+            Of the variables of the cube.
+
+        Returns
+        -------
+        dict
+            Of inputs, and of targets by their `target_name`.
+        """
+        far = self._targets.schema(dtypes)
+        return super().schema(dtypes) | {target_name(name): one for name, one in far.items()}
+
     def only(self, names: Iterable[str]) -> LeadExtractor:
         """Return an extractor of some variables.
 

@@ -50,7 +50,10 @@ class PTXrDataset(Dataset[Any]):
         A sample store (opened, by path or URL, or a Dataset made by hand whose variables have
         the dim ``samples``), or a cube, which is cut into windows as it is read: the samples
         that `MultiProcSampler` would write for the same arguments. The cube is read once
-        beforehand, to count samples and for the statistics. A path is taken for a sample
+        beforehand for all its parts, for the statistics and to look for gaps and masks; not at
+        all with ``drop_nan=None`` (or without floats and dates), no mask, and `statistics` or
+        ``scale_fn=None``, unless there is a `callback` or gaps are filled by train means. A path
+        is taken for a sample
         store unless one of the arguments for cubes is given.
     to_pred : str or list of str, optional
         Target variables. Items are then pairs ``(X, y)``.
@@ -94,7 +97,7 @@ class PTXrDataset(Dataset[Any]):
         For a cube, as `MultiProcSampler` takes them: `apply_mask`, `drop_sample`,
         `fill_method`, `const`, `filter_var`, `drop_nan`, `scale_fn`, `callback`,
         `data_split` (1.0 unless given), `val_split`, `data_fraq`, `rand_chunk`, `seed`,
-        `nproc`.
+        `nproc`, `statistics`, `progress`.
 
     Attributes
     ----------
