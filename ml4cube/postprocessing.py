@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from ml4cube.chunks.blocks import read_in_blocks
+from ml4cube.chunks.rescaling import labelled, no_zero, rescale_at_places
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
@@ -56,8 +56,8 @@ def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) 
     array([1., 3.])
     """
     if isinstance(xmean, core.Statistics):
-        xmean = xmean.mean_std()
-    return _undo(x, xmean, xstd, ("xmean", "xstd"), lambda mean, std: std or 1.0)
+        xmean = _pairs(xmean, lambda stats: (stats.mean, stats.std))
+    return _undo(x, xmean, xstd, ("xmean", "xstd"), lambda mean, std: no_zero(std))
 
 
 def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> Any:
@@ -94,8 +94,13 @@ def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> 
     array([1., 3.])
     """
     if isinstance(xmin, core.Statistics):
-        xmin = xmin.range()
-    return _undo(x, xmin, xmax, ("xmin", "xmax"), lambda low, high: (high - low) or 1.0)
+        xmin = _pairs(xmin, lambda stats: (stats.min, stats.max))
+    return _undo(x, xmin, xmax, ("xmin", "xmax"), lambda low, high: no_zero(high - low))
+
+
+def _pairs(statistics: core.Statistics, numbers: Any) -> dict[str, list[Any]]:
+    """Two numbers of each variable, with dims and coordinates where there are many."""
+    return {name: [labelled(s, one) for one in numbers(s)] for name, s in statistics.items()}
 
 
 def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], spread: Any) -> Any:
@@ -139,23 +144,17 @@ def _undo_each(x: Any, pairs: Mapping[str, Any], argument: str, spread: Any) -> 
     return x.assign({name: array.variable for name, array in undone.items()})
 
 
-def _parameters(called: str, entry: Any, spread: Any) -> tuple[float, float]:
-    """Offset and scale from two numbers, not from fields of them."""
-    if isinstance(entry, list | tuple):
-        for one in entry:
-            if getattr(one, "ndim", 0):
-                raise InvalidTypeError(
-                    f"{called} keeps dims {getattr(one, 'dims', np.shape(one))}, which are not "
-                    "undone here; use CubeScaler and its inverse_transform"
-                )
-    offset, scale = offset_and_scale(called, entry, spread)
-    return offset, scale
+def _parameters(called: str, entry: Any, spread: Any) -> tuple[Any, Any]:
+    """Offset and scale, each a number or one at each place."""
+    return offset_and_scale(called, entry, spread, (xr.DataArray,))
 
 
-def _undo_array(name: str, x: Any, offset: float, scale: float) -> Any:
+def _undo_array(name: str, x: Any, offset: Any, scale: Any) -> Any:
     """Unscale one array of any kind, lazily if it is lazy."""
     x = x if isinstance(x, xr.DataArray) or hasattr(x, "dask") else plain(x)
     check_real(name, x.dtype)
+    if isinstance(offset, xr.DataArray) or isinstance(scale, xr.DataArray):
+        return _undo_at_places(name, x, xr.DataArray(offset), xr.DataArray(scale))
     if not isinstance(x, xr.DataArray):
         if hasattr(x, "dask"):
             return x.map_blocks(unscale_values, offset, scale, dtype=scaled_dtype(x.dtype))
@@ -168,5 +167,20 @@ def _undo_array(name: str, x: Any, offset: float, scale: float) -> Any:
         output_dtypes=[scaled_dtype(x.dtype)],
         keep_attrs=True,
     )
+    undone.attrs = unscaled_attrs(undone.attrs)
+    return undone
+
+
+def _undo_at_places(name: str, x: Any, offset: xr.DataArray, scale: xr.DataArray) -> xr.DataArray:
+    """Unscale an array with dims by the numbers of each place."""
+    offset, scale = xr.broadcast(offset, scale)
+    dims = [str(dim) for dim in offset.dims]
+    if not isinstance(x, xr.DataArray):
+        raise InvalidTypeError(
+            f"the statistics of {name!r} keep dims {dims}, but x is a {type(x).__name__} without "
+            "names of dims; give a DataArray or Dataset"
+        )
+    labels = {dim: offset.indexes[dim].values for dim in dims if dim in offset.indexes}
+    undone = rescale_at_places(x, unscale_values, offset.values, scale.values, dims, labels)
     undone.attrs = unscaled_attrs(undone.attrs)
     return undone

@@ -77,7 +77,7 @@ def sample(name: str, cube: xr.Dataset, folder: Path, **settings: Any) -> tuple[
 
 def train(stores: tuple[xr.Dataset, ...], cube: xr.Dataset, folder: Path) -> None:
     """Train a small network on stores, and hash losses, weights and what it predicts."""
-    train, test, val = (PTXrDataset(store, to_pred="b") for store in stores)
+    train, _, val = (PTXrDataset(store, to_pred="b") for store in stores)
     train_loader, val_loader = prep_dataloader(train, val, batch_size=16, seed=1)
     tell("batches", *(x.numpy().tobytes() + y.numpy().tobytes() for x, y in train_loader))
     torch.manual_seed(0)
@@ -104,7 +104,16 @@ def main() -> None:
         folder = Path(place)
         sample("points", made["turned"], folder, nproc=1)
         sample("masked", made["masked"], folder, nproc=2, drop_nan=None, fill_method="mean")
-        sample("bits", made["masked"], folder, nproc=1, drop_nan=None, bitround=7, drop_sample=False, **windows)
+        sample(
+            "bits",
+            made["masked"],
+            folder,
+            nproc=1,
+            drop_nan=None,
+            bitround=7,
+            drop_sample=False,
+            **windows,
+        )
         stores = sample("windows", made["plain"], folder, nproc=1, drop_nan="if_all_nan", **windows)
         torch_cube = made["plain"].fillna(0.0)
         pairs = sample("pairs", torch_cube, folder, nproc=1, to_pred="b", **windows)

@@ -575,8 +575,11 @@ def test_other_forms_neither_merge_nor_scale_where_one_number_is_needed() -> Non
         levels["t"].quantile(0.5)
     with pytest.raises(InvalidValueError, match="no histogram"):
         whole.quantiles([0.5])
-    with pytest.raises(InvalidTypeError, match="use CubeScaler"):
-        scale_parameters(levels["t"], "standardize")
+    offset, scale = scale_parameters(levels["t"], "standardize")
+    np.testing.assert_array_equal(offset, levels["t"].mean)
+    np.testing.assert_array_equal(scale, levels["t"].std)
+    with pytest.raises(InvalidValueError, match="know no quartiles"):
+        scale_parameters(whole["t"], "robust")
 
 
 @pytest.mark.parametrize("dtype", ["i2", "u1", "bool", ">f4", "f2", "f8"])

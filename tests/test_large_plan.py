@@ -23,7 +23,8 @@ from ml4cube.datasets.counting import TileCount
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.precision import Precision
-from ml4cube.datasets.shard_layout import layout_of, scaling_of, shard_tasks
+from ml4cube.datasets.rescaling import scaling_of
+from ml4cube.datasets.shard_layout import layout_of, shard_tasks
 from ml4cube.splits import assign_block_split
 
 folder = sys.argv[1]

@@ -335,7 +335,7 @@ class FieldStatistics(VariableStatistics):
     def _form(self) -> str:
         """What two of them must share to be merged, as text."""
         labels = {
-            dim: zlib.crc32(json.dumps(_encoded(values)).encode())
+            dim: zlib.crc32(json.dumps(encoded(values)).encode())
             for dim, values in sorted(self.labels.items())
         }
         sizes = dict(zip(self.dims, self.mean.shape, strict=True))
@@ -427,17 +427,17 @@ class FieldStatistics(VariableStatistics):
 
     def _entry(self) -> dict[str, Any]:
         """What two of them must share to be equal, as plain values."""
-        arrays = {name: _encoded(values) for name, values in self.moments._asdict().items()}
-        labels = {dim: _encoded(values) for dim, values in self.labels.items()}
+        arrays = {name: encoded(values) for name, values in self.moments._asdict().items()}
+        labels = {dim: encoded(values) for dim, values in self.labels.items()}
         entry: dict[str, Any] = {"dims": list(self.dims), "labels": labels, **arrays}
         if self.weighting is not None:
             entry["weighting"] = self.weighting
         if self.histogram is not None:
             entry["histogram"] = {
                 "bins": self.histogram.bins,
-                "exponent": _encoded(self.histogram.exponent),
-                "edges": _encoded(self.histogram.edges),
-                "counts": _encoded(self.histogram.counts),
+                "exponent": encoded(self.histogram.exponent),
+                "edges": encoded(self.histogram.edges),
+                "counts": encoded(self.histogram.counts),
             }
         return entry
 
@@ -455,12 +455,12 @@ class FieldStatistics(VariableStatistics):
         FieldStatistics
             Equal to the one that was written, bit for bit.
         """
-        moments = Moments(**{name: _decoded(raw[name]) for name in Moments._fields})
-        labels = {str(dim): _decoded(values) for dim, values in raw["labels"].items()}
+        moments = Moments(**{name: decoded(raw[name]) for name in Moments._fields})
+        labels = {str(dim): decoded(values) for dim, values in raw["labels"].items()}
         histogram = None
         if "histogram" in raw:
             part = raw["histogram"]
-            exponent, edges, counts = (_decoded(part[k]) for k in ("exponent", "edges", "counts"))
+            exponent, edges, counts = (decoded(part[k]) for k in ("exponent", "edges", "counts"))
             histogram = Histogram(exponent, edges, counts, int(part["bins"]))
         # what was written before weights were named tells no more than that there were some
         unnamed = None if np.array_equal(moments.weight, moments.count) else "given"
@@ -468,7 +468,7 @@ class FieldStatistics(VariableStatistics):
         return cls(*moments, tuple(raw["dims"]), labels, histogram, weighting)
 
 
-def _encoded(values: NDArray[Any]) -> dict[str, Any]:
+def encoded(values: NDArray[Any]) -> dict[str, Any]:
     """Write an array as JSON values: its bytes, or a list for texts and objects."""
     values = np.asarray(values)
     entry: dict[str, Any] = {"shape": list(values.shape)}
@@ -476,7 +476,7 @@ def _encoded(values: NDArray[Any]) -> dict[str, Any]:
         listed = values.ravel().tolist()
         if listed and all(isinstance(value, cftime.datetime) for value in listed):
             ticks = np.asarray(cftime.date2num(values, _TICKS, listed[0].calendar), np.int64)
-            return {**_encoded(ticks), "calendar": listed[0].calendar}
+            return {**encoded(ticks), "calendar": listed[0].calendar}
         texts = all(isinstance(value, str) for value in listed)
         shown = [str(value) for value in listed]
         return {**entry, "dtype": "text" if texts else "object", "values": shown}
@@ -492,8 +492,8 @@ def _text(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _decoded(entry: Mapping[str, Any]) -> NDArray[Any]:
-    """Read what `_encoded` wrote."""
+def decoded(entry: Mapping[str, Any]) -> NDArray[Any]:
+    """Read what `encoded` wrote."""
     shape = tuple(entry["shape"])
     if entry["dtype"] == "text":
         return np.array(entry["values"], dtype=str).reshape(shape)

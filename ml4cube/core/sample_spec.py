@@ -12,7 +12,7 @@ from typing import Any
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid, SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import DROP_POLICIES, FILL_METHODS
-from ml4cube.core.statistics import SCALE_FNS
+from ml4cube.core.statistics import SCALINGS
 
 SAMPLE_DIM = "samples"
 
@@ -101,7 +101,7 @@ class SampleSpec:
         Whether a sample with a masked cell is dropped whole.
     filter_var : str, optional
         The mask variable, if the cube has one.
-    scale_fn : {"standardize", "normalize", None}
+    scale_fn : {"standardize", "normalize", "robust", None}
         How float variables are scaled.
 
     Examples
@@ -143,7 +143,7 @@ class SampleSpec:
             raise InvalidValueError("variables is empty; name at least one variable of the cube")
         check_choice("drop_nan", self.drop_nan, DROP_POLICIES)
         object.__setattr__(self, "fill_method", _fills(self.fill_method, self.variables))
-        check_choice("scale_fn", self.scale_fn, SCALE_FNS)
+        check_choice("scale_fn", self.scale_fn, SCALINGS)
         self._check_const()
         # makes a Grid once, which checks that dims, sizes and overlaps fit one another
         assert len(self.windows) >= 0
@@ -295,6 +295,25 @@ class SampleSpec:
         """Cells of a stored sample along `window_dims`."""
         size = dict(zip(self.dims, self.size, strict=True))
         return tuple(size[dim] for dim in self.window_dims)
+
+    def window_of(self, name: str, shape: tuple[int, ...]) -> dict[str, int]:
+        """Name the dims of a variable's samples; a callback may have given it others.
+
+        Parameters
+        ----------
+        name : str
+            The variable.
+        shape : tuple of int
+            Cells of one of its samples.
+
+        Returns
+        -------
+        dict of str to int
+            Dims of the cube where they are `window_dims`, else names that no cube has by chance.
+        """
+        if shape == self.window_shape:
+            return dict(zip(self.window_dims, shape, strict=True))
+        return {f"{name}_{axis}": n for axis, n in enumerate(shape, 1)}
 
     @property
     def cube_dims(self) -> dict[str, str]:

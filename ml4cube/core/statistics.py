@@ -22,6 +22,9 @@ from ml4cube.core.moments import VariableStatistics as VariableStatistics
 _PIECE = 131_072
 
 SCALE_FNS = ("standardize", "normalize", None)
+#: What a store may be scaled by; quartiles come of statistics that are given.
+SCALINGS = ("standardize", "normalize", "robust", None)
+QUARTILES = (0.25, 0.5, 0.75)
 
 # Attributes of CF conventions that hold for values in their own units only.
 _OF_VALUES = (
@@ -428,21 +431,23 @@ def _entry(fields: Mapping[str, Any]) -> VariableStatistics:
     return kind.from_dict(fields)
 
 
-def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[float, float]:
+def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[Any, Any]:
     """Offset and scale so that ``(x - offset) / scale`` is the scaled variable.
 
     Parameters
     ----------
     stats : VariableStatistics
         Of the training cells.
-    scale_fn : {"standardize", "normalize", None}
-        To mean 0 and standard deviation 1, to the range 0 to 1, or not at all.
+    scale_fn : {"standardize", "normalize", "robust", None}
+        To mean 0 and standard deviation 1, to the range 0 to 1, to median 0 and interquartile
+        range 1 (statistics with quantiles), or not at all.
 
     Returns
     -------
-    (float, float)
+    offset, scale : float or ndarray
         Offset, in the variable's units, and scale, never 0: a constant variable is only shifted,
-        to 0, and so comes back exactly.
+        to 0, and so comes back exactly. Arrays of the shape of the statistics where these keep
+        dims, NaN at places without a cell.
 
     Raises
     ------
@@ -454,22 +459,38 @@ def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[f
     >>> scale_parameters(VariableStatistics.of([2.0, 4.0]), "normalize")
     (2.0, 2.0)
     """
-    check_choice("scale_fn", scale_fn, SCALE_FNS)
+    check_choice("scale_fn", scale_fn, SCALINGS)
     if scale_fn is None:
         return 0.0, 1.0
-    if isinstance(stats, FieldStatistics):
-        raise InvalidTypeError(
-            f"cannot {scale_fn} here by statistics that keep dims or are weighted "
-            f"({stats.dims or 'one place'}); use CubeScaler, or statistics of whole variables"
-        )
-    if stats.count == 0:
+    if not np.any(stats.count):
         raise InvalidValueError(
             f"cannot {scale_fn} by statistics of no finite cell "
-            f"({stats.gaps} gaps, {stats.infs} infinities); drop the variable or its gaps"
+            f"({np.sum(stats.gaps)} gaps, {np.sum(stats.infs)} infinities); drop the variable or "
+            "its gaps"
         )
     if scale_fn == "standardize":
-        return stats.mean, stats.std or 1.0
-    return stats.min, (stats.max - stats.min) or 1.0
+        offset, scale = stats.mean, stats.std
+    elif scale_fn == "normalize":
+        offset, scale = stats.min, stats.max - stats.min
+    else:
+        offset, scale = _median_and_spread(stats)
+    if np.ndim(offset):
+        return offset, np.where(scale == 0, 1.0, scale)
+    return float(offset), float(scale) or 1.0
+
+
+def _median_and_spread(stats: VariableStatistics) -> tuple[Any, Any]:
+    """Median and interquartile range; 1 where the histogram cannot tell the quartiles apart."""
+    if not isinstance(stats, FieldStatistics):
+        raise InvalidValueError(
+            "statistics without a histogram know no quartiles; compute them with "
+            "quantiles=(0.25, 0.5, 0.75), or by CubeScaler(method='robust')"
+        )
+    low, median, high = (stats.quantile(probability) for probability in QUARTILES)
+    spread = high - low
+    # in one bin: more than half of the cells (dry days, say) have about the same value
+    apart = spread > stats.quantile_error
+    return median, np.where(apart | np.isnan(spread), spread, 1.0)
 
 
 def scaled_dtype(dtype: DTypeLike) -> np.dtype[Any]:

@@ -71,6 +71,31 @@ def count_tiles(
     return [_count_tile(extractor, id, reader.joined(common)) for id, reader in tiles]
 
 
+def count_outcomes(
+    shared: tuple[Extractor, CubeReader], tiles: list[tuple[int, CubeReader]]
+) -> list[TileCount]:
+    """Count what becomes of the windows of some tiles, without making samples.
+
+    Parameters
+    ----------
+    shared, tiles : tuple and list
+        As for `count_tiles`; readers of what decides about windows are enough.
+
+    Returns
+    -------
+    list of TileCount
+        One for each tile, without statistics and schema.
+    """
+    extractor, common = shared
+    found = []
+    for id, reader in tiles:
+        tile = extractor.tiles.block(id)
+        codes = extractor.outcomes(reader.joined(common).read(extractor.cells_of(tile)), tile)
+        counts = np.bincount(codes, minlength=len(OUTCOMES))
+        found.append(TileCount(id, tuple(int(n) for n in counts), None, None))
+    return found
+
+
 def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> TileCount:
     tile = extractor.tiles.block(id)
     region = extractor.cells_of(tile)

@@ -2,38 +2,51 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError, RunError, check_choice, check_whole
+from ml4cube.core.errors import (
+    CubeError,
+    InvalidValueError,
+    RunError,
+    check_choice,
+    check_flags,
+    check_whole,
+)
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
 from ml4cube.core.split_plan import PARTS
-from ml4cube.core.statistics import scale_values
-from ml4cube.datasets.callback_identity import name_of
+from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.callback_identity import identity_of, name_of
+from ml4cube.datasets.cube_identity import identity_of_variable, state_of
 from ml4cube.datasets.engines import local_engine
 from ml4cube.datasets.extractor import Arrays, Extractor
+from ml4cube.datasets.known_scaling import KnownScaling
 from ml4cube.datasets.lead import (
     Lead,
     LeadArguments,
     LeadExtractor,
     LeadReader,
-    of_inputs,
     target_name,
     with_lead,
     without_targets,
 )
-from ml4cube.datasets.provenance import provenance
-from ml4cube.datasets.sample_plan import SamplePlan, make_plan
+from ml4cube.datasets.provenance import Call, provenance
+from ml4cube.datasets.rescaling import places_of
+from ml4cube.datasets.sample_plan import SamplePlan, make_plan, makes_samples, refuse_empty
 from ml4cube.datasets.sampling import Sampling
-from ml4cube.datasets.shard_layout import scaling_of
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.preprocessing.cubes import split_label
+from ml4cube.progress import Stage
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -56,6 +69,8 @@ CUTTING_OPTIONS = (
     "rand_chunk",
     "seed",
     "nproc",
+    "statistics",
+    "progress",
 )
 
 
@@ -72,15 +87,17 @@ class CubeSource:
         Makes samples of tiles.
     plan : SamplePlan
         What every tile gives.
-    part : {"train", "test", "val"}
-        Whose samples.
+    metadata : StoreMetadata
+        What a store of these samples would say of itself.
     """
 
     def __init__(
-        self, sampling: Sampling, extractor: Extractor, plan: SamplePlan, part: str
+        self, sampling: Sampling, extractor: Extractor, plan: SamplePlan, metadata: StoreMetadata
     ) -> None:
+        part = metadata.part
         self._reader, self._extractor, self._label = sampling.reader, extractor, PARTS[part]
-        self._scaling = scaling_of(plan.statistics, extractor.spec.scale_fn)
+        # dims of these samples have the names that they have in the cube
+        self._scaling = KnownScaling(KnownScaling.of(metadata).scaling, {})
         reader = sampling.reader
         self.lead: Lead | None = reader.lead if isinstance(reader, LeadReader) else None
         self._axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
@@ -103,17 +120,22 @@ class CubeSource:
             Where to write; values are cast.
         """
         extractor, tile = self._extractor, self._extractor.tiles.block(chunk)
+        extractor = extractor.only(out)
         if chunk in self._kept:
             # only the first reading needs the other variables, to look for gaps
-            extractor = extractor.only(out)
             cells = self._reader.only(extractor.reads).read(extractor.cells_of(tile))
         else:
-            cells = self._look(chunk)
-        samples = extractor.samples(cells, tile, self._keep(chunk))
+            cells = self._look(chunk, extractor.reads)
+        keep = self._keep(chunk)
+        samples = extractor.samples(cells, tile, keep)
+        first = None
         for name, target in out.items():
             values = samples[name]
             if name in self._scaling:
-                values = scale_values(values, *self._scaling[name], values.dtype)
+                if first is None and self._scaling.dims(name):
+                    origins = extractor.origins(tile, keep)
+                    first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
+                values = self._scaling.scaled(name, values, self, first or {})
             target[...] = values
 
     def _keep(self, chunk: int) -> NDArray[np.intp]:
@@ -122,10 +144,12 @@ class CubeSource:
             self._look(chunk)
         return np.flatnonzero(np.unpackbits(self._kept[chunk]))
 
-    def _look(self, chunk: int) -> Arrays:
-        """Read all cells of a tile, and note which of its windows are samples."""
+    def _look(self, chunk: int, wanted: Iterable[str] = ()) -> Arrays:
+        """Read what decides about the windows of a tile, and note which of them are samples."""
         tile = self._extractor.tiles.block(chunk)
-        cells = self._reader.read(self._extractor.cells_of(tile))
+        rules = self._extractor.rules(self._reader.dtypes)
+        read = self._reader.only(dict.fromkeys((*rules, *wanted)))
+        cells = read.read(self._extractor.cells_of(tile))
         keep = self._extractor.outcomes(cells, tile) == self._label
         if keep.sum() != self.counts[chunk]:
             raise RunError(
@@ -223,9 +247,7 @@ def _window_dims(extractor: Extractor, name: str, window: tuple[int, ...]) -> tu
     if isinstance(extractor, LeadExtractor) and name.endswith(target_name("")):
         assert extractor.target is not None
         spec = extractor.target.spec
-    if spec.window_shape == window:
-        return spec.window_dims
-    return tuple(f"{name}_{axis}" for axis in range(1, len(window) + 1))
+    return tuple(spec.window_of(name, window))
 
 
 def cut_cube(
@@ -236,8 +258,13 @@ def cut_cube(
     unfilled: Iterable[str],
     options: dict[str, Any],
 ) -> tuple[CubeSource, StoreMetadata]:
-    """Count the windows of a cube, reading it once; unless it has a split, all are training."""
+    """Count the windows of a cube; unless it has a split, all are training.
+
+    Only what decides about windows, fills and scales is read, once for all parts.
+    """
     check_choice("part", part, PARTS)
+    progress = options.pop("progress", True)
+    check_flags({"progress": progress})
     unsplit = options.get("data_split", 1.0) == 1.0 and not options.get("val_split")
     if part != "train" and unsplit and split_label(ds) is None:
         raise InvalidValueError(
@@ -249,21 +276,76 @@ def cut_cube(
     sampling = whole = Sampling.of(ds, unfilled=unfilled, **sizes, **{"data_split": 1.0, **options})
     if lead is not None:
         sampling = with_lead(whole, lead)
-    # whether other parts have samples is nothing to whom asks for this one
-    counted = replace(sampling, recipe={"plan": {"fractions": {part: 1.0}}})
-    with local_engine(int(nproc)) as engine:
-        extractor, plan = make_plan(counted, engine, PARTS)
+    extractor, plan = _planned(sampling, int(nproc), progress)
+    if not plan.accounting[part]:
+        refuse_empty(plan.accounting, [part])
     logger.info("samples cut as they are read:\n%s", plan)
+    statistics = without_targets(plan.statistics)
+    scaling = whole.scaling(statistics, plan.schema)
     settings = {"seed": int(extractor.seed), "callback": name_of(extractor.callback)}
     metadata = StoreMetadata(
         part=part,
         spec=whole.spec,
-        statistics=without_targets(plan.statistics),
+        statistics=statistics,
         accounting=plan.accounting,
         split=whole.recipe,
         provenance=provenance(whole, settings),
         variables=whole.spec.variables if lead is not None else tuple(plan.schema),
         fill=extractor.fill,
         filled=plan.filled,
+        places=places_of(scaling),
     )
-    return CubeSource(sampling, extractor, of_inputs(plan), part), metadata
+    return CubeSource(sampling, extractor, plan, metadata), metadata
+
+
+#: What was counted last, by the identity of the call, for the other parts of the same cube.
+_counted: OrderedDict[str, tuple[Statistics | None, SamplePlan]] = OrderedDict()
+_COUNTED_AT_MOST = 8
+_lock = Lock()
+
+
+def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor, SamplePlan]:
+    """Count the windows of all parts, or recall what was counted for another part."""
+    extractor = sampling.extractor
+    rules = extractor.rules(sampling.reader.dtypes)
+    fills = sampling.spec.fills_from_train
+    labels = {extractor.label, target_name(extractor.label)}
+    reads = fills or makes_samples(sampling) or not labels.issuperset(rules)
+    call = _identity_of(sampling) if reads else None
+    with _lock:
+        if call is not None and call in _counted:
+            _counted.move_to_end(call)
+            fill, plan = _counted[call]
+            return replace(extractor, fill=fill), plan
+    # whether a part has samples is nothing to whom asks for another one
+    asked = replace(sampling, recipe={"plan": {"fractions": {}}})
+    stage = Stage("counting", len(extractor.tiles), "tiles", show=progress and reads)
+    with local_engine(nproc) as engine, stage:
+        extractor, plan = make_plan(asked, engine, PARTS, note=stage.update, sparing=True)
+    if call is not None:
+        with _lock:
+            _counted[call] = extractor.fill, plan
+            while len(_counted) > _COUNTED_AT_MOST:
+                _counted.popitem(last=False)
+    return extractor, plan
+
+
+def _identity_of(sampling: Sampling) -> str | None:
+    """Tell a call from others; None where only reading the cube would tell."""
+    state = functools.cache(functools.partial(state_of, outputs=frozenset()))
+    extractor, reader = sampling.extractor, sampling.reader
+    settings: dict[str, Any] = {"seed": extractor.seed, "ds": [str(d) for d in sampling.ds.dims]}
+    if sampling.given is not None:
+        settings["statistics"] = hashlib.sha256(sampling.given.to_json().encode()).hexdigest()
+    if isinstance(reader, LeadReader):
+        settings["lead"] = [asdict(reader.lead), list(reader.far.variables)]
+    try:
+        callback = None if extractor.callback is None else identity_of(extractor.callback)
+        for name in reader.variables:
+            variable = sampling.ds.variables[name]
+            lazy = variable.dims and not variable._in_memory
+            if lazy and identity_of_variable(variable, state) is None:
+                return None
+        return Call.of(sampling, settings, callback).id
+    except (CubeError, OSError):
+        return None

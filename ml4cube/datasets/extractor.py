@@ -172,6 +172,39 @@ class Extractor:
         mask = [self.spec.filter_var] if self.spec.filter_var and self._mask_blanks else []
         return (*self.spec.variables, *mask)
 
+    def rules(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
+        """Variables of the cube that `outcomes` needs: the label, the mask, those with gaps.
+
+        Parameters
+        ----------
+        dtypes : mapping of str to dtype
+            Of the variables of the cube.
+
+        Returns
+        -------
+        tuple of str
+            No variable but the label where gaps and masks drop nothing.
+        """
+        spec = self.spec
+        drops = [] if spec.drop_nan is None else spec.variables
+        mask = [] if spec.filter_var is None else [spec.filter_var]
+        return (*(name for name in drops if dtypes[name].kind in "fM"), self.label, *mask)
+
+    def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Tell window shape and dtype of samples without making one.
+
+        Parameters
+        ----------
+        dtypes : mapping of str to dtype
+            Of the variables of the cube.
+
+        Returns
+        -------
+        dict
+            By variable; those of a callback are not known.
+        """
+        return {name: (self.spec.window_shape, dtypes[name].str) for name in self.spec.variables}
+
     def only(self, names: Iterable[str]) -> Extractor:
         """Return an extractor that makes samples of some variables, to spare reading others.
 
@@ -279,7 +312,7 @@ class Extractor:
 
     def _with_gaps(self, cells: Arrays) -> list[str]:
         """Variables whose dtype knows gaps."""
-        return [name for name in self.spec.variables if cells[name].dtype.kind in "fM"]
+        return [n for n in self.spec.variables if n in cells and cells[n].dtype.kind in "fM"]
 
     def _gaps(self, values: NDArray[Any], mask: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
         gaps = find_gaps(values)

@@ -21,7 +21,6 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.cube_reader import CubeReader, Slices
 from ml4cube.datasets.extractor import OUTCOMES, Arrays, Extractor
-from ml4cube.datasets.sample_plan import SamplePlan
 from ml4cube.datasets.sampling import Sampling
 
 _TARGET = "@target"
@@ -363,6 +362,37 @@ class LeadExtractor(Extractor):
         """Variables of the reader that `samples` needs."""
         return (*super().reads, *map(target_name, self._targets.reads))
 
+    def rules(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
+        """Variables of the reader that `outcomes` needs.
+
+        Parameters
+        ----------
+        dtypes : mapping of str to dtype
+            Of the variables of the cube.
+
+        Returns
+        -------
+        tuple of str
+            Of inputs, and of targets by their `target_name`.
+        """
+        return (*super().rules(dtypes), *map(target_name, self._targets.rules(dtypes)))
+
+    def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Tell window shape and dtype of samples without making one.
+
+        Parameters
+        ----------
+        dtypes : mapping of str to dtype
+            Of the variables of the cube.
+
+        Returns
+        -------
+        dict
+            Of inputs, and of targets by their `target_name`.
+        """
+        far = self._targets.schema(dtypes)
+        return super().schema(dtypes) | {target_name(name): one for name, one in far.items()}
+
     def only(self, names: Iterable[str]) -> LeadExtractor:
         """Return an extractor of some variables.
 
@@ -514,33 +544,20 @@ def with_lead(sampling: Sampling, wanted: LeadArguments) -> Sampling:
     needed = [*targets, extractor.label, *([spec.filter_var] if spec.filter_var else [])]
     cube = sampling.reader
     reader = LeadReader(cube.dims, cube.shape, cube.sources, far=cube.only(needed), lead=lead)
-    return replace(sampling, reader=reader, extractor=pairs)
-
-
-def of_inputs(plan: SamplePlan) -> SamplePlan:
-    """Let the statistics of inputs stand for those of targets, so that both are scaled alike.
-
-    Parameters
-    ----------
-    plan : SamplePlan
-        Of pairs of windows.
-
-    Returns
-    -------
-    SamplePlan
-        The same with other statistics.
-    """
-    known = {name: plan.statistics[name.removesuffix(_TARGET)] for name in plan.statistics}
-    return replace(plan, statistics=Statistics(known, plan.statistics.part))
+    given = sampling.given
+    if given is not None:
+        far = {target_name(name): given[name] for name in targets if name in given}
+        given = Statistics({**given, **far}, given.part)
+    return replace(sampling, reader=reader, extractor=pairs, given=given)
 
 
 def without_targets(statistics: Statistics) -> Statistics:
-    """Drop the entries of targets, which are those of the inputs.
+    """Drop the entries of targets, so that those of the inputs scale both alike.
 
     Parameters
     ----------
     statistics : Statistics
-        From `of_inputs`.
+        Of pairs of windows.
 
     Returns
     -------

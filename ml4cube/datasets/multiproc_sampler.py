@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import time
 import warnings
@@ -44,9 +45,10 @@ from ml4cube.datasets.overwriting import check_overwritable, is_taken
 from ml4cube.datasets.places import Place, ZarrFolder
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.provenance import Call, provenance
+from ml4cube.datasets.rescaling import places_of
 from ml4cube.datasets.sample_plan import SamplePlan, check_missing_chunks, make_plan
 from ml4cube.datasets.sampling import MAX_CHUNK_MB, Sampling, check_stored_names
-from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, scaling_of, shard_tasks
+from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, shard_tasks
 from ml4cube.datasets.shard_writer import ShardJob, make_shard
 from ml4cube.datasets.store import (
     StoreLayout,
@@ -210,6 +212,12 @@ class MultiProcSampler:
         zero, which compresses well. 10 bits are about three digits.
     max_chunk_mb : float
         Most megabytes that a decoded chunk of the cube may have; a worker holds some at a time.
+    statistics : Statistics, CubeScaler, or a sample store or its path, optional
+        What float variables are scaled by, instead of the statistics of this call's train
+        samples: so that stores share their scaling, or to scale per level, pixel or month
+        (``CubeScaler(per=("variable", "level"))``). Coordinates are matched by their values and
+        dates by month, season or day. `scale_fn` says how ``Statistics`` scale; a scaler or store
+        brings its own way.
     missing_chunks : {"fill", "raise"}
         What of chunks that the cube's zarr store does not have, and which read as its fill value.
         They are counted in the plan, and warned of where that value is no gap; or refused.
@@ -285,6 +293,7 @@ class MultiProcSampler:
         bitround: Any = None,
         max_chunk_mb: float = MAX_CHUNK_MB,
         missing_chunks: str = "fill",
+        statistics: Any = None,
     ) -> None:
         """Check every argument against the cube; read none of its cells."""
         check_client(client)
@@ -328,6 +337,7 @@ class MultiProcSampler:
             drop_nan=drop_nan,
             scale_fn=scale_fn,
             max_chunk_mb=max_chunk_mb,
+            statistics=statistics,
         )
         self._check_val(read=False)
         check_missing_chunks(missing_chunks, self.sampling.reader)
@@ -358,6 +368,8 @@ class MultiProcSampler:
             "compressor": asdict(self._compressor),
             "precision": asdict(self._precision),
         }
+        if (given := self.sampling.given) is not None:
+            self._settings["statistics"] = hashlib.sha256(given.to_json().encode()).hexdigest()
         # with the call, which is another one once the cube has changed
         self._planned: tuple[str, Extractor, SamplePlan] | None = None
 
@@ -408,12 +420,14 @@ class MultiProcSampler:
                     missing_chunks=self._missing_chunks,
                 )
             check_stored_names(self.sampling.spec, plan.schema)
-            if not plan.samples["train"] and self.sampling.spec.scale_fn is not None:
+            scaled_by_train = self.sampling.spec.scale_fn and self.sampling.given is None
+            if not plan.samples["train"] and scaled_by_train:
                 raise EmptyPartError(
                     "the train part would hold no sample, and its statistics are what "
                     f"scale_fn={self.sampling.spec.scale_fn!r} scales by; give it blocks "
-                    "(data_split, or the split label), or scale_fn=None"
+                    "(data_split, or the split label), statistics=, or scale_fn=None"
                 )
+            self.sampling.scaling(plan.statistics, plan.schema)
             dims = len(self.sampling.spec.dims)
             self._planned = call.id, extractor, plan.stored_as(self._precision, dims)
         return self._planned[1:]
@@ -536,7 +550,7 @@ class MultiProcSampler:
                 with WriteErrors.of(draft.target):
                     draft.begin(self._resume)
             resumed = sum(len(draft.done) for draft in drafts.values())
-            scaling = scaling_of(plan.statistics, self.sampling.spec.scale_fn)
+            scaling = self.sampling.scaling(plan.statistics, plan.schema)
             layouts = {
                 part: layout_of(
                     self.sampling,
@@ -666,6 +680,7 @@ class MultiProcSampler:
             variables=tuple(plan.schema),
             fill=extractor.fill,
             filled=plan.filled,
+            places=places_of(self.sampling.scaling(plan.statistics, plan.schema)),
         )
 
     def get_datasets(self) -> tuple[xr.Dataset, ...]:

@@ -13,6 +13,7 @@ from ml4cube.core.errors import (
     check_whole,
     needs_torch,
 )
+from ml4cube.core.joining import check_joined
 from ml4cube.datasets.augment import Flip, Rotate90, bound
 from ml4cube.datasets.handover import Augment, Collate, Handover
 from ml4cube.datasets.loaders import MapLoader, Plan, SampleLoader, ShareSampler
@@ -109,7 +110,9 @@ def prep_dataloader(
     InvalidTypeError
         If there is no data set, or one has no length or cannot be indexed.
     InvalidValueError
-        If a number cannot work, or there are fewer training samples than one global batch.
+        If a number cannot work, there are fewer training samples than one global batch, or a
+        variable is scaled in different ways in data sets that know how they are scaled, also
+        inside a ``ConcatDataset``.
 
     Examples
     --------
@@ -153,6 +156,7 @@ def prep_dataloader(
         return _map_loader(data, plan, memory, handover, int(num_workers))
 
     given = {"train_ds": train_ds, "test_ds": test_ds, "val_ds": val_ds}
+    check_joined(given)
     loaders = [loader(a, data, a == "train_ds") for a, data in given.items() if data is not None]
     if not loaders:
         raise InvalidTypeError("there is no data set; give train_ds, test_ds or val_ds")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,12 @@ from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.absent_chunks import AbsentChunks
-from ml4cube.datasets.counting import Schema, count_tiles, same_schema, train_cells
+from ml4cube.datasets.counting import Schema, count_outcomes, count_tiles, same_schema, train_cells
 from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.engines import Engine
 from ml4cube.datasets.extractor import OUTCOMES, REASONS, Extractor
 from ml4cube.datasets.precision import Precision
+from ml4cube.datasets.rescaling import needed
 from ml4cube.datasets.sampling import MIB, ORIGIN_BYTES, Sampling, check_targets, tile_bytes
 from ml4cube.preprocessing.cubes import check_no_fill_value
 
@@ -49,7 +50,8 @@ class SamplePlan:
         cube's end), ``straddle`` (in two parts), ``buffer`` (touches excluded cells), ``mask``,
         ``gap``, ``unused`` (in a block that is not used). Parts and reasons add up to the total.
     statistics : Statistics
-        Of the float variables of the train samples, before scaling.
+        Of the float variables: those that were given, or those of the train samples, before
+        scaling.
     schema : dict
         Window shape and dtype of every stored variable.
     nbytes : dict of str to int
@@ -136,6 +138,7 @@ def make_plan(
     batch: int | None = None,
     note: Callable[[int], object] = lambda _: None,
     missing_chunks: str = "fill",
+    sparing: bool = False,
 ) -> tuple[Extractor, SamplePlan]:
     """Read the cube and count what becomes of every window.
 
@@ -153,6 +156,9 @@ def make_plan(
         Told the number of tiles done, as they are.
     missing_chunks : {"fill", "raise"}
         What of chunks that are not in the source.
+    sparing : bool
+        Whether nothing is read but what the rules for gaps and masks, and the statistics need;
+        statistics that nothing needs are left out then.
 
     Returns
     -------
@@ -172,6 +178,13 @@ def make_plan(
     extractor = sampling.extractor
     if sampling.spec.fills_from_train:
         extractor = replace(extractor, fill=fill_statistics(sampling, engine, batch))
+    sparing = sparing and not makes_samples(sampling)
+    if sparing:
+        rules = extractor.rules(sampling.reader.dtypes)
+        dtypes, sampling = (
+            sampling.reader.dtypes,
+            replace(sampling, reader=sampling.reader.only(rules)),
+        )
     batches = _batches(len(extractor.tiles), sampling, batch)
     tasks = (list(sampling.tile_tasks(ids)) for ids in batches)
     counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
@@ -180,7 +193,8 @@ def make_plan(
     absent: dict[str, AbsentChunks] = {}
     filled: set[str] = set()
     shared = extractor, sampling.reader.common()
-    for position, results in engine.run(count_tiles, shared, tasks):
+    work = count_outcomes if sparing else count_tiles
+    for position, results in engine.run(work, shared, tasks):
         for result in results:
             counts[result.id] = result.outcomes
             filled.update(result.filled)
@@ -195,14 +209,17 @@ def make_plan(
     accounting = _accounting(sampling.spec, counts, parts)
     warn_of_nothing_to_fill(sampling.spec, accounting)
     _check_parts(sampling, accounting, counts.sum(axis=0), parts)
-    schema = schemas[0]
+    schema = extractor.schema(dtypes) if sparing else schemas[0]
     check_targets(sampling.spec, schema)
     floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
-    statistics = merge.total or Statistics.empty(floats, part="train")
+    none = Statistics.empty([] if sparing else floats, part="train")
+    statistics = merge.total or none
     # attributes say what gaps are of the source's values, not of those that a callback makes
     for name in statistics if extractor.callback is None else ():
         if name in sampling.ds:
             check_no_fill_value(name, statistics[name], sampling.ds[name])
+    if sampling.given is not None:
+        statistics = needed(sampling.given, floats)
     samples = {part: accounting[part] for part in parts}
     return extractor, SamplePlan(
         parts,
@@ -215,6 +232,24 @@ def make_plan(
         sampling.left_out,
         {name: str(sampling.spec.fill_of(name)) for name in sorted(filled)},
     )
+
+
+def makes_samples(sampling: Sampling) -> bool:
+    """Whether samples must be made to plan: for their statistics, or to see what a callback does.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What to sample.
+
+    Returns
+    -------
+    bool
+        If not, the label, masks and gaps decide alone.
+    """
+    if sampling.extractor.callback is not None:
+        return True
+    return sampling.spec.scale_fn is not None and sampling.given is None
 
 
 def check_missing_chunks(missing_chunks: str, reader: CubeReader) -> None:
@@ -389,13 +424,35 @@ def _check_parts(
     empty = [part for part in parts if not accounting[part]]
     missed = [part for part in empty if _is_wanted(sampling.recipe, part)]
     if missed or len(empty) == len(parts):
-        drops = {k: n for k, n in accounting.items() if n and k not in ("total", *parts)}
-        raise EmptyPartError(
-            f"the {' and the '.join(missed or empty)} part would hold no sample: of "
-            f"{accounting['total']} windows {sum(accounting[p] for p in parts)} are left, dropped "
-            f"were {drops}; use smaller windows or more blocks, or change drop_nan, the mask or "
-            "the split"
-        )
+        refuse_empty(accounting, missed or empty, parts)
+
+
+def refuse_empty(
+    accounting: Mapping[str, int], empty: Sequence[str], parts: Sequence[str] = tuple(PARTS)
+) -> NoReturn:
+    """Say why parts hold no sample.
+
+    Parameters
+    ----------
+    accounting : mapping of str to int
+        What became of all windows.
+    empty : sequence of str
+        The parts without samples.
+    parts : sequence of str
+        All that were asked for.
+
+    Raises
+    ------
+    EmptyPartError
+        Always.
+    """
+    drops = {k: n for k, n in accounting.items() if n and k not in ("total", *parts)}
+    raise EmptyPartError(
+        f"the {' and the '.join(empty)} part would hold no sample: of "
+        f"{accounting['total']} windows {sum(accounting[p] for p in parts)} are left, dropped "
+        f"were {drops}; use smaller windows or more blocks, or change drop_nan, the mask or "
+        "the split"
+    )
 
 
 def _is_wanted(recipe: Mapping[str, Any], part: str) -> bool:

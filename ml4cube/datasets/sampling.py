@@ -14,16 +14,20 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.missing import FILLED_ATTR, check_mask, warn_of_filled
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.roles import RECIPE_ATTR, ROLE_ATTR
 from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS, check_fractions
+from ml4cube.core.statistics import SCALE_FNS, Statistics
+from ml4cube.datasets.counting import Schema
 from ml4cube.datasets.cube_reader import ComputedSource, CubeReader
 from ml4cube.datasets.extractor import Axis, BlockChoice, Callback, Extractor, tiling
 from ml4cube.datasets.opening import as_dataset, cube_dims, cube_variables
+from ml4cube.datasets.rescaling import given_statistics, needed, scaling_of
 from ml4cube.datasets.store import AXES, MANIFEST
 from ml4cube.preprocessing.cubes import check_decoded, is_mask, split_label
 from ml4cube.splits import assign_block_split
@@ -82,6 +86,8 @@ class Sampling:
         Blocks of the cube, dims in the cube's order.
     labelled : bool
         Whether the cube came with its label.
+    given : Statistics, optional
+        What scales the samples, if not the statistics of their own train part.
     """
 
     ds: xr.Dataset
@@ -91,6 +97,7 @@ class Sampling:
     left_out: Mapping[str, str]
     blocks: Grid
     labelled: bool = False
+    given: Statistics | None = None
 
     @classmethod
     def of(
@@ -113,6 +120,7 @@ class Sampling:
         split_unlabelled: bool = True,
         callback: Callback | None = None,
         max_chunk_mb: float = MAX_CHUNK_MB,
+        statistics: Any = None,
         **policy: Any,
     ) -> Sampling:
         """Check a user's wishes against a cube, and split the cube if it has no label.
@@ -123,7 +131,7 @@ class Sampling:
             The cube.
         sample_size, overlap, array_dims, to_pred, features, filter_var, block_size, data_split
             As `MultiProcSampler` takes them.
-        val_split, seed, data_fraq, rand_chunk, callback, max_chunk_mb
+        val_split, seed, data_fraq, rand_chunk, callback, max_chunk_mb, statistics
             As `MultiProcSampler` takes them.
         wants_val : bool
             Whether validation samples are wanted even where `val_split` is not given.
@@ -147,6 +155,12 @@ class Sampling:
                 f"callback={callback!r} cannot be called; give a function of a dict of arrays"
             )
         check_fractions(data_split, val_split or 0.0, ("data_split", "val_split"))
+        check_choice("scale_fn", policy.get("scale_fn"), SCALE_FNS)
+        given = None
+        if statistics is not None:
+            given, policy["scale_fn"] = given_statistics(
+                statistics, policy.get("scale_fn", SCALE_FNS[0])
+            )
         ds = as_dataset(cube)
         shape = _shape(ds)
         filter_var = _mask_name(ds, filter_var, policy)
@@ -214,9 +228,22 @@ class Sampling:
             callback=callback,
             seed=seed,
         )
-        return cls(
-            ds, _reader(ds, read, label), extractor, _recipe(ds[label]), left_out, blocks, labelled
+        sampling = cls(
+            ds,
+            _reader(ds, read, label),
+            extractor,
+            _recipe(ds[label]),
+            left_out,
+            blocks,
+            labelled,
+            given,
         )
+        if given is not None:
+            # refused before any work; what a callback makes of them is known later
+            floats = [name for name in names if ds[name].dtype.kind == "f"]
+            known = [n for n in floats if n in given] if callback is not None else floats
+            sampling.scaling(needed(given, known))
+        return sampling
 
     @property
     def spec(self) -> SampleSpec:
@@ -248,6 +275,40 @@ class Sampling:
             return bool((label.values == code).any())
         reader = self.reader.only([name])
         return not read or any((reader.read(b.slices)[name] == code).any() for b in self.blocks)
+
+    def scaling(self, statistics: Statistics, schema: Schema | None = None) -> dict[str, Scaling]:
+        """Say how every variable is scaled, in every cell of the cube.
+
+        Parameters
+        ----------
+        statistics : Statistics
+            What scales them.
+        schema : dict, optional
+            Window shape and dtype of the samples of every variable, where they are known.
+
+        Returns
+        -------
+        dict of str to Scaling
+            By variable; empty if nothing is scaled.
+
+        Raises
+        ------
+        InvalidValueError
+            If statistics do not fit the cube, or a callback made other windows of a variable that
+            is not scaled alike everywhere.
+        """
+        spec = self.spec
+        found = scaling_of(statistics, spec.scale_fn, self.ds, spec.dims)
+        size = dict(zip(spec.dims, spec.size, strict=True))
+        for name, scaling in found.items():
+            window = spec.window_shape if schema is None else schema[name][0]
+            long = [dim for dim in scaling.dims if size[dim] > 1]
+            if long and window != spec.window_shape:
+                raise InvalidValueError(
+                    f"the callback makes windows {window} of {name!r}, so its cells cannot be "
+                    f"matched with statistics along {long}; give statistics without these dims"
+                )
+        return found
 
     def tile_tasks(self, ids: Iterable[int]) -> Iterator[tuple[int, CubeReader]]:
         """Prepare tiles for a worker.

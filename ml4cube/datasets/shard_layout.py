@@ -11,7 +11,8 @@ import numpy as np
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
-from ml4cube.core.statistics import Statistics, scale_parameters, scaled_attrs
+from ml4cube.core.scaling import PLACES_ATTR, Scaling, encoded_places
+from ml4cube.core.statistics import scaled_attrs
 from ml4cube.datasets.encoding import Compressor
 from ml4cube.datasets.precision import Precision
 from ml4cube.datasets.sample_plan import SamplePlan
@@ -25,43 +26,12 @@ _CHUNKS_PER_SHARD = 8
 _MAX_CHUNK_SAMPLES = 65_536
 
 
-def scaling_of(statistics: Statistics, scale_fn: str | None) -> dict[str, tuple[float, float]]:
-    """Offset and scale of every variable that is scaled.
-
-    Parameters
-    ----------
-    statistics : Statistics
-        Of the train samples.
-    scale_fn : {"standardize", "normalize", None}
-        How to scale.
-
-    Returns
-    -------
-    dict of str to (float, float)
-        Empty for None.
-
-    Raises
-    ------
-    InvalidValueError
-        If the train part has no finite value of a variable.
-    """
-    if scale_fn is None:
-        return {}
-    scaling = {}
-    for name, stats in statistics.items():
-        try:
-            scaling[name] = scale_parameters(stats, scale_fn)
-        except InvalidValueError as error:
-            raise InvalidValueError(f"variable {name!r} of the train part: {error}") from None
-    return scaling
-
-
 def layout_of(
     sampling: Sampling,
     plan: SamplePlan,
     part: str,
     chunk: int | None,
-    scaling: Mapping[str, tuple[float, float]],
+    scaling: Mapping[str, Scaling],
     precision: Precision,
     compressor: Compressor,
 ) -> StoreLayout:
@@ -77,8 +47,8 @@ def layout_of(
         The part.
     chunk : int, optional
         Samples of a chunk, if asked for.
-    scaling : dict of str to (float, float)
-        Offset and scale of scaled variables.
+    scaling : dict of str to Scaling
+        Of the variables that are scaled.
     precision : Precision
         What is kept of the samples.
     compressor : Compressor
@@ -102,7 +72,8 @@ def layout_of(
         ArrayLayout(name, _dims(spec, name, window), window, dtype, chunk, attrs)
         for name, (window, dtype) in plan.schema.items()
         for attrs in [
-            _variable_attrs(sampling, name, scaling.get(name)) | precision.attrs(name, dtype)
+            _variable_attrs(sampling, name, scaling.get(name), window)
+            | precision.attrs(name, dtype)
         ]
     ]
     samples = (spec.array_dims[0],)
@@ -119,15 +90,26 @@ def _dims(spec: SampleSpec, name: str, window: tuple[int, ...]) -> tuple[str, ..
     """Dims of a stored variable; a callback may have given it a window of its own."""
     if window == spec.window_shape:
         return spec.array_dims
-    return (spec.array_dims[0], *(f"{name}_{axis}" for axis in range(1, len(window) + 1)))
+    return (spec.array_dims[0], *spec.window_of(name, window))
 
 
 def _variable_attrs(
-    sampling: Sampling, name: str, scaling: tuple[float, float] | None
+    sampling: Sampling, name: str, scaling: Scaling | None, window: tuple[int, ...]
 ) -> dict[str, Any]:
     attrs = jsonable(without_epoch(sampling.ds[name].attrs)) if name in sampling.ds else {}
-    if scaling is not None:
-        attrs = scaled_attrs(attrs) | {"ml4cube_offset": scaling[0], "ml4cube_scale": scaling[1]}
+    if scaling is None:
+        return attrs
+    attrs = scaled_attrs(attrs)
+    if scaling.places:
+        # with the dim of the samples that lies along it, if any, and its cells
+        spec = sampling.spec
+        stored = zip(
+            _dims(spec, name, window)[1:], spec.window_of(name, window).items(), strict=True
+        )
+        kept = {dim: (shown, n) for shown, (dim, n) in stored}
+        written = encoded_places(scaling.places)
+        return attrs | {PLACES_ATTR: [[*one, *kept.get(one[0], ("", 1))] for one in written]}
+    return attrs | {"ml4cube_offset": scaling.offset, "ml4cube_scale": scaling.scale}
     return attrs
 
 

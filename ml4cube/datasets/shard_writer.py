@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import RunError
 from ml4cube.core.partition import hash_ids
+from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS
-from ml4cube.core.statistics import scale_values
 from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.extractor import Arrays, Extractor
 from ml4cube.datasets.folders import Files, Folder
@@ -65,8 +65,8 @@ class ShardJob:
         How it is told that the folder cannot be written.
     layout : StoreLayout
         Its layout.
-    scaling : dict of str to (float, float)
-        Offset and scale of every variable that is scaled.
+    scaling : dict of str to Scaling
+        Of every variable that is scaled.
     mix : bool
         Whether samples are mixed inside a shard.
     precision : Precision
@@ -80,7 +80,7 @@ class ShardJob:
     root: Folder
     errors: WriteErrors
     layout: StoreLayout
-    scaling: Mapping[str, tuple[float, float]]
+    scaling: Mapping[str, Scaling]
     mix: bool
     precision: Precision
     common: CubeReader
@@ -150,10 +150,14 @@ def _piece_samples(job: ShardJob, piece: Piece, reader: CubeReader) -> Arrays:
         # the callback sees the same samples together as when the statistics were made
         made = extractor.samples(cells, tile, keep)
         samples = {name: values[chosen] for name, values in made.items()}
-    for name, (offset, scale) in job.scaling.items():
-        samples[name] = scale_values(samples[name], offset, scale, samples[name].dtype)
+    origins = extractor.origins(tile, keep[chosen])
+    first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
+    for name, scaling in job.scaling.items():
+        values = samples[name]
+        window = extractor.spec.window_of(name, values.shape[1:])
+        samples[name] = scaling.scaled(values, first, window, values.dtype)
     samples = {name: job.precision.apply(name, values) for name, values in samples.items()}
-    return samples | extractor.origins(tile, keep[chosen])
+    return samples | origins
 
 
 def _shard_seed(job: ShardJob, shard: int) -> int:

@@ -457,6 +457,7 @@ def open_source(
             )
     sizes = {"sample_size": sample_size, "overlap": overlap, "block_size": block_size}
     asked = [*(name for name, given in sizes.items() if given is not None), *options]
+    asked = [name for name in asked if name != "progress"]  # of which a store needs none
     if lead is not None and asked == ["sample_size"] and _holds_samples(ds):
         asked = []  # it says how many cells of a stored window are inputs
     opened = isinstance(ds, xr.Dataset | xr.DataArray)

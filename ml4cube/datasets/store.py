@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import StoreError
 from ml4cube.core.missing import FILLED_ATTR
 from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.scaling import Places, decoded_places, encoded_places
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.encoding import Compressor, with_index
 from ml4cube.datasets.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
@@ -50,6 +51,7 @@ AXES = "axes"
 #: Units of dates that a store can hold, in numpy's words and in CF's.
 DATE_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _FILL = "fill_statistics"
+_PLACES = "scaling_places"
 _NO_DATE = np.iinfo(np.int64).min
 
 
@@ -602,7 +604,8 @@ class StoreMetadata:
     spec : SampleSpec
         How samples were cut, and what their gaps did.
     statistics : Statistics
-        Of the float variables of the train part, before scaling: what scaled the samples.
+        What scaled the samples: of the float variables of the train part, before scaling, or
+        those that the sampler was given.
     accounting : dict of str to int
         What became of every window: ``total``, samples of each part, drops by reason; parts
         and reasons add up to the total.
@@ -617,6 +620,9 @@ class StoreMetadata:
         and for what older versions made.
     filled : dict of str to str
         Variables in which there were gaps that were filled, with the method.
+    places : mapping of str to tuple
+        Of variables that are not scaled alike everywhere: which entry of `statistics` stands for
+        each cell of the cube, as in `core.scaling.Scaling`.
     """
 
     part: str
@@ -628,6 +634,7 @@ class StoreMetadata:
     variables: tuple[str, ...]
     fill: Statistics | None = None
     filled: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, Places] = field(default_factory=dict)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -693,6 +700,7 @@ class StoreMetadata:
                 variables=tuple(attrs["variables"]),
                 fill=_statistics(attrs[_FILL]) if _FILL in attrs else None,
                 filled=dict(attrs.get("filled", {})),
+                places={n: decoded_places(one) for n, one in attrs.get(_PLACES, {}).items()},
             )
         except (KeyError, TypeError) as error:
             raise StoreError(
@@ -708,6 +716,7 @@ class StoreMetadata:
             What `of` reads.
         """
         fill = {} if self.fill is None else {_FILL: json.loads(self.fill.to_json())}
+        places = {name: encoded_places(one) for name, one in self.places.items()}
         return {
             "part": self.part,
             "variables": list(self.variables),
@@ -718,6 +727,7 @@ class StoreMetadata:
             "provenance": dict(self.provenance),
             "filled": dict(self.filled),
             **fill,
+            **({_PLACES: places} if places else {}),
         }
 
 

@@ -15,17 +15,19 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.missing import FILLED_ATTR, warn_of_filled
 from ml4cube.core.sample_spec import parse_names
+from ml4cube.core.scaling import Scaling
 from ml4cube.core.shard import Ints
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.coordinates import WithCoordinates
 from ml4cube.datasets.cube_source import CubeSource
+from ml4cube.datasets.known_scaling import KnownScaling
 from ml4cube.datasets.lead import LeadArguments, target_name
 from ml4cube.datasets.memory import check_megabytes
 from ml4cube.datasets.ring import ChunkSource, read_chunk
 from ml4cube.datasets.rooms import Field
 from ml4cube.datasets.sampling import FILL_FEATURES
 from ml4cube.datasets.sources import SampleSource, open_source
-from ml4cube.datasets.unbatch import known_scaling, to_dataset
+from ml4cube.datasets.unbatch import to_dataset
 from ml4cube.datasets.views import WEIGHT, Broadcast, Weighted, Whole
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -54,7 +56,10 @@ class PTXrDataset(Dataset[Any]):
         A sample store (opened, by path or URL, or a Dataset made by hand whose variables have
         the dim ``samples``), or a cube, which is cut into windows as it is read: the samples
         that `MultiProcSampler` would write for the same arguments. The cube is read once
-        beforehand, to count samples and for the statistics. A path is taken for a sample
+        beforehand for all its parts, for the statistics and to look for gaps and masks; not at
+        all with ``drop_nan=None`` (or without floats and dates), no mask, and `statistics` or
+        ``scale_fn=None``, unless there is a `callback` or gaps are filled by train means. A path
+        is taken for a sample
         store unless one of the arguments for cubes is given.
     to_pred : str or list of str, optional
         Target variables. Items are then pairs ``(X, y)``.
@@ -98,8 +103,8 @@ class PTXrDataset(Dataset[Any]):
         For a cube, as `MultiProcSampler` takes them: `apply_mask`, `drop_sample`,
         `fill_method`, `const`, `filter_var`, `drop_nan`, `scale_fn`, `callback`,
         `data_split` (1.0 unless given), `val_split`, `data_fraq`, `rand_chunk`, `seed`,
-        `nproc`. Gaps of `to_pred` and of a variable given as `weights` are filled only where a
-        mapping given as `fill_method` names them, and at a lead time never.
+        `nproc`, `statistics`, `progress`. Gaps of `to_pred` and of a variable given as `weights`
+        are filled only where a mapping given as `fill_method` names them, and at a lead time never.
 
     Attributes
     ----------
@@ -204,6 +209,15 @@ class PTXrDataset(Dataset[Any]):
     def statistics(self) -> Statistics | None:
         """Statistics that scaled the samples; None if they are not known."""
         return self.metadata.statistics if self.metadata else None
+
+    @property
+    def scaling(self) -> dict[str, Scaling] | None:
+        """How the features and targets are scaled; None if that is not known."""
+        if self.metadata is None:
+            return None
+        known = KnownScaling.of(self.metadata).scaling
+        names = [n for n in (*self.features, *self.targets) if n in self.metadata.variables]
+        return {name: known.get(name, Scaling(name, 0.0, 1.0)) for name in names}
 
     def __len__(self) -> int:
         """How many samples."""
@@ -494,7 +508,7 @@ class PTXrDataset(Dataset[Any]):
                 f"weights of classes need one target, there are {list(self.targets)}; give a "
                 "variable of weights"
             )
-        scaling = known_scaling(self.metadata)
+        scaling = KnownScaling.of(self.metadata)
         self._source = Weighted(self._source, weights, self._answers[0], scaling)
 
     def _make_fields(self, dtype: np.dtype[Any], target_dtype: np.dtype[Any]) -> tuple[Field, ...]:

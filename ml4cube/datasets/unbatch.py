@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
-from ml4cube.core.statistics import unscale_values
+from ml4cube.datasets.known_scaling import KnownScaling
 from ml4cube.datasets.lead import Lead, target_name
 from ml4cube.datasets.rooms import Field
-from ml4cube.datasets.shard_layout import scaling_of
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.datasets.views import WEIGHT
 
@@ -24,25 +23,6 @@ if TYPE_CHECKING:
     from ml4cube.datasets.sources import SampleSource
 
 _SUFFIX = target_name("")
-
-
-def known_scaling(metadata: StoreMetadata | None) -> dict[str, tuple[float, float]]:
-    """Offset and scale of every variable that is scaled, as far as that is known.
-
-    Parameters
-    ----------
-    metadata : StoreMetadata or None
-        What is known about samples.
-
-    Returns
-    -------
-    dict of str to (float, float)
-        Empty where nothing is scaled or known.
-    """
-    if metadata is None:
-        return {}
-    scaling = scaling_of(metadata.statistics, metadata.spec.scale_fn)
-    return scaling | {target_name(name): pair for name, pair in scaling.items()}
 
 
 def to_dataset(
@@ -84,7 +64,7 @@ def to_dataset(
                 f"an array of the batch has the shape {array.shape}, {len(samples)} samples of "
                 f"{list(field.variables)} have {(len(samples), *field.shape)}"
             )
-    scaling = known_scaling(metadata)
+    scaling = KnownScaling.of(metadata)
     if unscale and metadata is None:
         raise InvalidValueError(
             "unscale=True, but samples made by hand do not say how they were scaled; undo it "
@@ -105,7 +85,7 @@ def to_dataset(
                 offset = _offset(lead if elsewhere else None, dim)
                 windows[shown] = cube_dims.get(dim, dim), cells, offset
             if unscale and name in scaling:
-                values = unscale_values(values, *scaling[name])
+                values = scaling.unscaled(name, values, source, samples)
             shown = f"{base}_target" if elsewhere and base in inputs else base
             if name == WEIGHT:
                 shown = "weights" if "weights" not in inputs else "sample_weights"

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_pairs, parse_sizes
 from ml4cube.core.shard import Ints
-from ml4cube.core.statistics import unscale_values
+from ml4cube.datasets.known_scaling import KnownScaling
 from ml4cube.datasets.lead import Lead, LeadArguments, target_name
 
 if TYPE_CHECKING:
@@ -387,8 +387,8 @@ class Weighted(View):
         A variable, ``{class of the target: weight}``, or one number per sample.
     target : str
         The target, for weights of classes.
-    scaling : mapping of str to (float, float)
-        Offset and scale of the variables that are scaled: a weight is taken unscaled.
+    scaling : KnownScaling
+        How variables are scaled: a weight is taken unscaled.
 
     Raises
     ------
@@ -401,7 +401,7 @@ class Weighted(View):
         source: SampleSource,
         weights: Any,
         target: str,
-        scaling: Mapping[str, tuple[float, float]],
+        scaling: KnownScaling,
     ) -> None:
         super().__init__(source)
         self._target, self._variable, self._scaling = target, "", scaling
@@ -462,7 +462,8 @@ class Weighted(View):
         if self._variable:
             values = inner[needed]
             if needed in self._scaling:
-                values = unscale_values(values, *self._scaling[needed])
+                rows = self._rows(chunk)
+                values = self._scaling.unscaled(needed, values, self._source, rows)
             out[WEIGHT][...] = _checked(values, self.describe(chunk))
         elif self._classes is not None:
             out[WEIGHT][...] = self._of_classes(inner[needed], chunk)

@@ -19,7 +19,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.grid import Block, SizesLike
 from ml4cube.core.split_plan import PARTS
-from ml4cube.core.statistics import Statistics, scale_values
+from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.engines import InProcess
 from ml4cube.datasets.extractor import (
     OUTCOMES,
@@ -29,9 +29,9 @@ from ml4cube.datasets.extractor import (
     Extractor,
     float_statistics,
 )
+from ml4cube.datasets.rescaling import scaling_of
 from ml4cube.datasets.sample_plan import fill_statistics, warn_of_nothing_to_fill
 from ml4cube.datasets.sampling import Sampling, block_order, check_targets
-from ml4cube.datasets.shard_layout import scaling_of
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
@@ -287,7 +287,7 @@ class XrDataset:
     def _scaled(self, samples: Arrays) -> Arrays:
         scaling = scaling_of(self.statistics, self._sampling.spec.scale_fn)
         return {
-            name: scale_values(values, *scaling[name], values.dtype) if name in scaling else values
+            name: scaling[name].scaled(values, {}, {}, values.dtype) if name in scaling else values
             for name, values in samples.items()
         }
 

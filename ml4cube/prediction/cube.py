@@ -25,21 +25,23 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import Block, Grid, SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import check_mask, fill_gaps, find_gaps, flags_of
 from ml4cube.core.sample_spec import parse_names
+from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import (
     Statistics,
     check_decoded,
-    scale_parameters,
     scale_values,
     unscale_values,
 )
 from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.opening import as_dataset, cube_dims, cube_variables
 from ml4cube.datasets.pytorch import PTXrDataset
+from ml4cube.datasets.rescaling import given_statistics, scaling_of
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import describe
 from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_free, parse_path
 from ml4cube.preprocessing.cubes import check_places
+from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.progress import Stage
 from ml4cube.splits.cube import is_label
 from ml4cube.training.dist import World, pick_device
@@ -49,6 +51,7 @@ Source = (
     PTXrDataset
     | StoreMetadata
     | Statistics
+    | CubeScaler
     | Mapping[str, Sequence[float]]
     | xr.Dataset
     | str
@@ -92,11 +95,12 @@ def predict_cube(
         axis may be missing. It runs in eval mode without gradients; its mode is restored.
     ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
         The cube to predict from, of any dim order, with all features.
-    store_or_stats : store path, PTXrDataset, Dataset, StoreMetadata, Statistics, mapping or None
+    store_or_stats : store path, PTXrDataset, Dataset, Statistics, CubeScaler, mapping or None
         How the training data were made. A sample store brings features, targets, window,
         overlap, scaling, fill method and mask; the `PTXrDataset` that the model was trained on
         the same, with the features and targets that it was given; statistics
-        (``{var: [mean, std]}``) only the scaling. None: nothing is scaled.
+        (``{var: [mean, std]}``) or a scaler only the scaling. None: nothing is scaled. Scaling
+        per level, pixel or month is matched with the cube by coordinates and dates.
     out : str or path, optional
         ``.zarr`` or ``.nc`` path to write; nothing is there before the cube is complete.
         None: the cube is returned in memory.
@@ -221,7 +225,7 @@ class _Recipe:
     targets: tuple[str, ...]
     cover: Cover
     window_dims: tuple[str, ...]
-    scaling: Mapping[str, tuple[float, float]]
+    scaling: Mapping[str, Scaling]
     attrs: Mapping[str, Mapping[str, Any]]
     mask: str | None = None
     mask_features: bool = False
@@ -280,7 +284,7 @@ class _Recipe:
             targets=wanted or seen,
             cover=Cover(shape, sizes, cells),
             window_dims=window_dims,
-            scaling=_scaling(source if metadata is None else metadata),
+            scaling=_scaling(source if metadata is None else metadata, cube, (*seen, *wanted)),
             attrs=_variable_attrs(metadata),
             mask=applied if applied in cube.variables else mask,
             mask_features=applied is not None and applied in cube.variables,
@@ -337,6 +341,17 @@ class _Recipe:
                     stacklevel=4,
                 )
 
+    def scaling_in(
+        self, name: str, box: Mapping[str, slice], values: NDArray[Any]
+    ) -> tuple[Any, Any]:
+        """Offset and scale of a feature in the cells of a box, in a row, or one number."""
+        shape = tuple(s.stop - s.start for s in box.values())
+        pair = self.scaling[name].in_box(box, values.reshape(shape))
+        offset, scale = (
+            np.broadcast_to(one, shape).reshape(-1) if np.ndim(one) else one for one in pair
+        )
+        return offset, scale
+
     def about(self, model: Model) -> dict[str, Any]:
         """Return what a reader of the predicted cube may ask, as JSON values."""
         kind = type(model) if isinstance(model, torch.nn.Module) else model
@@ -390,21 +405,26 @@ def _metadata(source: Source) -> StoreMetadata | None:
     """What the store says, if a store was given."""
     if isinstance(source, StoreMetadata):
         return source
-    if source is None or (isinstance(source, Mapping) and not isinstance(source, xr.Dataset)):
+    if source is None or isinstance(source, CubeScaler):
+        return None
+    if isinstance(source, Mapping) and not isinstance(source, xr.Dataset):
         return None
     return StoreMetadata.of(source)
 
 
-def _scaling(source: Source) -> dict[str, tuple[float, float]]:
-    """Offset and scale of every variable that is scaled."""
-    if isinstance(source, StoreMetadata):
-        fn = source.spec.scale_fn
-        return {name: scale_parameters(one, fn) for name, one in source.statistics.items()}
-    if isinstance(source, Statistics):
-        return {name: scale_parameters(one, "standardize") for name, one in source.items()}
-    if not isinstance(source, Mapping):
+def _scaling(source: Source, cube: xr.Dataset, used: Iterable[str]) -> dict[str, Scaling]:
+    """Offset and scale of every variable that is scaled, in every cell of the cube."""
+    if isinstance(source, Mapping) and not isinstance(source, Statistics):
+        pairs = {str(name): _mean_std(str(name), pair) for name, pair in source.items()}
+        return {name: Scaling(name, *pair) for name, pair in pairs.items()}
+    if source is None or (isinstance(source, StoreMetadata) and source.spec.scale_fn is None):
         return {}
-    return {str(name): _mean_std(str(name), pair) for name, pair in source.items()}
+    statistics, how = given_statistics(source, "standardize")
+    # others need not fit this cube
+    chosen = {name: statistics[name] for name in used if name in statistics}
+    if not chosen:
+        return {name: Scaling(name, 0.0, 1.0) for name in statistics}
+    return scaling_of(Statistics(chosen, statistics.part), how, cube, cube_dims(cube))
 
 
 def _mean_std(name: str, pair: Any) -> tuple[float, float]:
@@ -564,18 +584,24 @@ class _Predictor:
             values = {name: _gaps_outside(array, inside) for name, array in values.items()}
         left_out = self._left_out(values, inside)
         wanted = ~np.logical_and.reduce(left_out)
+        scaling = {
+            name: recipe.scaling_in(name, tile.box, array)
+            for name, array in values.items()
+            if name in recipe.scaling
+        }
         blend = Blend(len(recipe.targets), tile)
         for positions in tile.batches(batch_size):
             # a window of nothing but gaps would be computed to be thrown away
             positions = positions[np.take(wanted, positions).any(axis=1)]
             if len(positions):
-                blend.add(positions, self._windows(values, positions, tile))
+                blend.add(positions, self._windows(values, positions, tile, scaling))
         result = blend.block()
         shape = tuple(cells.stop - cells.start for cells in tile.box.values())
         gaps = left_out.reshape(-1, *shape)[(slice(None), *tile.inner)]
         for target, name in enumerate(recipe.targets):
-            offset, scale = recipe.scaling.get(name, (0.0, 1.0))
-            result[target] = unscale_values(result[target], offset, scale)
+            if name in recipe.scaling:
+                offset, scale = recipe.scaling[name].in_box(block.slices)
+                result[target] = unscale_values(result[target], offset, scale)
             result[target][gaps[target]] = np.nan
         return result
 
@@ -591,14 +617,20 @@ class _Predictor:
         return np.stack([~inside | gaps.get(name, everywhere) for name in targets])
 
     def _windows(
-        self, values: Mapping[str, NDArray[Any]], positions: NDArray[np.intp], tile: Tile
+        self,
+        values: Mapping[str, NDArray[Any]],
+        positions: NDArray[np.intp],
+        tile: Tile,
+        scaling: Mapping[str, tuple[Any, Any]],
     ) -> NDArray[np.float64]:
         """Predictions for some windows, shape (windows, targets, cells), still scaled."""
         recipe = self.recipe
         x = np.empty((len(positions), len(recipe.features), positions.shape[1]))
         for channel, (name, array) in enumerate(values.items()):
             samples = self._filled(name, array[positions], tile, positions)
-            offset, scale = recipe.scaling.get(name, (0.0, 1.0))
+            offset, scale = (
+                one[positions] if np.ndim(one) else one for one in scaling.get(name, (0.0, 1.0))
+            )
             x[:, channel] = scale_values(samples, offset, scale, np.float64)
         x = x.reshape(*x.shape[:2], *tile.window_shape)
         try:

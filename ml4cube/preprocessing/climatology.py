@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import Any
 
-import numpy as np
-import pandas as pd
 import xarray as xr
-from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, check_choice
-
-#: Labels of the groups. A day of the year counts from 1; calendars without leap days have 365,
-#: or 360. The others are without cells there.
-GROUPS: dict[str, NDArray[Any]] = {
-    "month": np.arange(1, 13),
-    "season": np.array(["DJF", "MAM", "JJA", "SON"]),
-    "dayofyear": np.arange(1, 367),
-}
+from ml4cube.core.scaling import GROUPS as GROUPS
+from ml4cube.core.scaling import dated_dim, group_numbers
 
 
 def check_group(argument: str, by: str | None) -> None:
@@ -83,17 +73,8 @@ def time_dim(cube: xr.Dataset) -> str:
     InvalidValueError
         If there is none, or several of which none is called ``"time"``.
     """
-    dated = [
-        str(name)
-        for name, index in cube.indexes.items()
-        if isinstance(index, pd.DatetimeIndex | xr.CFTimeIndex) and name in cube.dims
-    ]
-    if len(dated) == 1 or "time" in dated:
-        return "time" if "time" in dated else dated[0]
-    raise InvalidValueError(
-        f"a climatology needs one dim with dates for coordinates, found {dated or 'none'} among "
-        f"{list(cube.dims)}; decode the times, or name the dim that counts 'time'"
-    )
+    own = {str(name): index.values for name, index in cube.indexes.items() if name in cube.dims}
+    return dated_dim(own, list(cube.dims))
 
 
 def group_ids(cube: xr.Dataset, by: str) -> xr.Variable:
@@ -118,6 +99,7 @@ def group_ids(cube: xr.Dataset, by: str) -> xr.Variable:
 
     Examples
     --------
+    >>> import numpy as np
     >>> days = np.array(["2000-12-31", "2001-01-01", "2001-03-01"], "M8[ns]")
     >>> group_ids(xr.Dataset(coords={"time": days}), "season").values
     array([0, 0, 1])
@@ -126,9 +108,4 @@ def group_ids(cube: xr.Dataset, by: str) -> xr.Variable:
     when = cube[dim]
     if bool(when.isnull().any()):
         raise InvalidValueError(f"{dim!r} has missing dates; leave those steps out")
-    if by == "dayofyear":
-        numbers = when.dt.dayofyear.values - 1
-    else:
-        months = when.dt.month.values
-        numbers = months - 1 if by == "month" else months % 12 // 3
-    return xr.Variable((dim,), np.asarray(numbers, np.int64))
+    return xr.Variable((dim,), group_numbers(when.values, by))

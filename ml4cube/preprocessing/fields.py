@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.fields import FieldStatistics, Moments
-from ml4cube.core.moments import VariableStatistics
 from ml4cube.core.quantiles import Histogram, default_bins
 from ml4cube.preprocessing.blocks import Slices, each_block
 from ml4cube.preprocessing.climatology import GROUPS, check_free, check_group, group_ids, time_dim
@@ -267,24 +266,3 @@ def _count_block(
         return np.moveaxis(array, plan.axes, last).reshape(*kept, -1)
 
     return Histogram.of(flat(cells), bins, None if weights is None else flat(weights))
-
-
-def labelled(stats: VariableStatistics, values: Any) -> Any:
-    """Give numbers of statistics their dims and coordinates.
-
-    Parameters
-    ----------
-    stats : VariableStatistics or FieldStatistics
-        Whose numbers they are.
-    values : float or ndarray
-        One number, or one at each place.
-
-    Returns
-    -------
-    float or DataArray
-        A float where there is one place only.
-    """
-    if not isinstance(stats, FieldStatistics) or not stats.dims:
-        return float(values)
-    coords = {dim: (dim, labels) for dim, labels in stats.labels.items()}
-    return xr.DataArray(values, coords, stats.dims)

@@ -9,19 +9,16 @@ from typing import Any, Self
 import numpy as np
 import xarray as xr
 
+from ml4cube.chunks.rescaling import labelled, no_zero
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
-from ml4cube.core.fields import FieldStatistics
-from ml4cube.core.moments import VariableStatistics
-from ml4cube.core.statistics import scale_values, unscale_values
+from ml4cube.core.statistics import QUARTILES, scale_parameters, scale_values, unscale_values
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.climatology import check_free, check_group
-from ml4cube.preprocessing.fields import labelled
-from ml4cube.preprocessing.scaling import Parameters, Rescale, no_zero, pairs, rescale
+from ml4cube.preprocessing.scaling import Parameters, Rescale, pairs, rescale
 from ml4cube.preprocessing.statistics import Statistics
 from ml4cube.preprocessing.weights import Weights
 
 METHODS = ("standardize", "normalize", "robust")
-_QUARTILES = (0.25, 0.5, 0.75)
 
 
 class CubeScaler:
@@ -139,7 +136,7 @@ class CubeScaler:
         """
         if not self._is_fitted():
             return self.fit(X)
-        self.statistics_ = self._fitted().merge(self._learned(X))
+        self.statistics_ = self.fitted_statistics().merge(self._learned(X))
         return self
 
     def merge(self, other: CubeScaler) -> Self:
@@ -169,7 +166,7 @@ class CubeScaler:
         if not self._same_parameters(other):
             raise InvalidValueError(f"cannot merge {self!r} with {other!r}; give equal parameters")
         merged = type(self)(**self.get_params())
-        merged.statistics_ = self._fitted().merge(other._fitted())
+        merged.statistics_ = self.fitted_statistics().merge(other.fitted_statistics())
         merged._first = self._first
         return merged
 
@@ -241,6 +238,30 @@ class CubeScaler:
             Of the kind given, scaled.
         """
         return self.fit(X, y).transform(X)
+
+    def fitted_statistics(self) -> Statistics:
+        """Return the statistics, if they suit the parameters.
+
+        Returns
+        -------
+        Statistics
+            What `fit` learned.
+
+        Raises
+        ------
+        RunError
+            If the scaler is not fitted.
+        InvalidValueError
+            If its parameters were changed since.
+        """
+        if not self._is_fitted():
+            raise RunError(f"{self!r} is not fitted; call fit first")
+        if self._first is not None and not self._same_parameters(self._first):
+            raise InvalidValueError(
+                f"{self!r} was fitted as {self._first!r}; set its parameters back, or call fit to "
+                "start anew"
+            )
+        return self.statistics_
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """List the constructor's parameters.
@@ -331,7 +352,7 @@ class CubeScaler:
             dims=along,
             by=self.climatology,
             weights=self.weights,
-            quantiles=_QUARTILES if self.method == "robust" else (),
+            quantiles=QUARTILES if self.method == "robust" else (),
         )
 
     def _same_parameters(self, other: CubeScaler) -> bool:
@@ -348,17 +369,6 @@ class CubeScaler:
         """Whether there are statistics."""
         return hasattr(self, "statistics_")
 
-    def _fitted(self) -> Statistics:
-        """Statistics that suit the parameters, or an error that says what to do."""
-        if not self._is_fitted():
-            raise RunError(f"{self!r} is not fitted; call fit first")
-        if self._first is not None and not self._same_parameters(self._first):
-            raise InvalidValueError(
-                f"{self!r} was fitted as {self._first!r}; set its parameters back, or call fit to "
-                "start anew"
-            )
-        return self.statistics_
-
     def _rescaled(self, X: cubes.Cube, arithmetic: Rescale) -> Any:
         """Scale a cube or take the scaling back."""
         parameters = self._parameters()
@@ -368,32 +378,17 @@ class CubeScaler:
 
     def _parameters(self) -> Parameters:
         """Offset and scale by variable."""
-        statistics = self._fitted()
+        statistics = self.fitted_statistics()
         if self.method == "standardize":
             found = pairs(statistics.mean_std(), "fitted", lambda mean, std: no_zero(std))
         elif self.method == "normalize":
             found = pairs(statistics.range(), "fitted", lambda low, high: no_zero(high - low))
         else:
-            found = pairs(_median_and_spread(statistics), "fitted", lambda _, spread: spread)
+            quartiles = {
+                name: [labelled(stats, values) for values in scale_parameters(stats, "robust")]
+                for name, stats in statistics.items()
+                if np.any(stats.count)
+            }
+            gaps = {name: [np.nan, np.nan] for name in statistics if name not in quartiles}
+            found = pairs(quartiles | gaps, "fitted", lambda _, spread: spread)
         return found
-
-
-def _resolution(stats: VariableStatistics) -> Any:
-    """How far off a quantile may be."""
-    return stats.quantile_error if isinstance(stats, FieldStatistics) else 0.0
-
-
-def _median_and_spread(statistics: Statistics) -> dict[str, list[Any]]:
-    """Median and interquartile range; 1 where the histogram cannot tell the quartiles apart."""
-    found = {}
-    for name, (low, median, high) in statistics.quantiles(_QUARTILES).items():
-        stats = statistics[name]
-        spread = high - low
-        # in one bin: more than half of the cells (dry days, say) have about the same value
-        apart = spread > labelled(stats, _resolution(stats))
-        if isinstance(spread, xr.DataArray):
-            spread = spread.where(apart | spread.isnull(), 1.0)
-        elif not apart and not np.isnan(spread):
-            spread = 1.0
-        found[name] = [median, spread]
-    return found

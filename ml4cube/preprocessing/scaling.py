@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from ml4cube.chunks.blocks import read_in_blocks
+from ml4cube.chunks.rescaling import no_zero, rescale_at_places
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
-from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
 from ml4cube.core.statistics import scale_values, scaled_attrs, scaled_dtype, unscaled_attrs
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.climatology import GROUPS, group_ids
 from ml4cube.preprocessing.samples import Samples
 from ml4cube.preprocessing.statistics import Statistics
 
@@ -121,22 +117,6 @@ def _spread_of_std(_mean: Any, std: Any) -> Any:
 def _spread_of_range(low: Any, high: Any) -> Any:
     """Divisor of `normalize`."""
     return no_zero(high - low)
-
-
-def no_zero(scale: Any) -> Any:
-    """Put 1 for a scale of 0: a constant is shifted only, to 0, and so comes back exactly.
-
-    Parameters
-    ----------
-    scale : float or DataArray
-        Of one place, or of many.
-
-    Returns
-    -------
-    float or DataArray
-        NaN where it was NaN.
-    """
-    return scale.where(scale != 0, 1.0) if isinstance(scale, xr.DataArray) else scale or 1.0
 
 
 def pairs(
@@ -276,99 +256,16 @@ def rescale_array(array: xr.DataArray, offset: Any, scale: Any, arithmetic: Resc
     """
     core.check_real(str(array.name), array.dtype)
     cubes.check_decoded(str(array.name), array)
-    array = read_in_blocks(array)
-    options: dict[str, Any] = {
-        "dask": "parallelized",
-        "output_dtypes": [scaled_dtype(array.dtype)],
-        "keep_attrs": "override",
-    }
     if not isinstance(offset, xr.DataArray) and not isinstance(scale, xr.DataArray):
-        numbers = {"offset": offset, "scale": scale}
-        return xr.apply_ufunc(arithmetic, array, kwargs=numbers, **options)
-    offset, scale = xr.broadcast(xr.DataArray(offset), xr.DataArray(scale))
-    by = next((dim for dim in offset.dims if dim in GROUPS and dim not in array.dims), None)
-    offset, scale = _matched(offset, array, by), _matched(scale, array, by)
-    if by is None:
-        return xr.apply_ufunc(arithmetic, array, offset, scale, **options)
-    cube = array.to_dataset(name=roles.DATA_VAR)
-    groups = group_ids(cube, str(by))
-    _check_groups(groups, offset, str(by))
-    time = groups.dims[0]
-    if array.chunks is not None:
-        groups = groups.chunk({time: array.chunksizes[time]})
-    return xr.apply_ufunc(
-        partial(_scale_by_group, arithmetic, array.dims.index(time)),
-        array,
-        groups,
-        offset,
-        scale,
-        input_core_dims=[[], [], [by], [by]],
-        **options,
-    )
-
-
-def _matched(field: xr.DataArray, array: xr.DataArray, by: Any) -> xr.Variable:
-    """Parameters at the places of an array, in its order."""
-    for dim in field.dims:
-        if dim == by:
-            continue
-        if dim not in array.dims:
-            raise InvalidValueError(
-                f"statistics of {array.name!r} keep the dims {list(field.dims)}, the data have "
-                f"{list(array.dims)}; compute them of this cube, or without {dim!r}"
-            )
-        if dim in field.indexes and dim in array.indexes:
-            # those that are equal but for rounding, as of float32, are matched by position
-            if same_coordinate(field[dim].values, array[dim].values):
-                continue
-            if not field.indexes[dim].is_unique:
-                raise InvalidValueError(
-                    f"statistics of {array.name!r} know some {dim} more than once, and the data "
-                    "are not at the same places in the same order; drop the repeated ones"
-                )
-            position = field.indexes[dim].get_indexer(array.indexes[dim])
-            if (position < 0).any():
-                missing = list(array.indexes[dim][position < 0][:3])
-                raise InvalidValueError(
-                    f"there are no statistics of {array.name!r} at {dim} {missing}, only at "
-                    f"{list(field.indexes[dim][:3])} ...; compute them of cells there too"
-                )
-            field = field.isel({dim: position})
-        elif field.sizes[dim] != array.sizes[dim]:
-            raise InvalidValueError(
-                f"statistics of {array.name!r} have {field.sizes[dim]} places along {dim!r}, the "
-                f"data {array.sizes[dim]}; compute them of this cube"
-            )
-    dims = [dim for dim in (by, *array.dims) if dim in field.dims]
-    return field.variable.transpose(*dims)
-
-
-def _check_groups(groups: xr.Variable, offset: xr.Variable, by: str) -> None:
-    """Refuse dates of which no statistics were made at any place."""
-    spare = [dim for dim in offset.dims if dim != by]
-    empty = offset.isnull().all(spare).values
-    wanted = np.unique(groups.values)
-    missing = [GROUPS[by][group].item() for group in wanted if empty[group]]
-    if missing:
-        raise InvalidValueError(
-            f"there are no statistics of {by} {missing[:6]}: no training cell lies there; "
-            "choose a split that has some, or a coarser climatology"
+        return xr.apply_ufunc(
+            arithmetic,
+            read_in_blocks(array),
+            kwargs={"offset": offset, "scale": scale},
+            dask="parallelized",
+            output_dtypes=[scaled_dtype(array.dtype)],
+            keep_attrs="override",
         )
-
-
-def _scale_by_group(
-    arithmetic: Rescale,
-    axis: int,
-    values: NDArray[Any],
-    groups: NDArray[Any],
-    offset: NDArray[Any],
-    scale: NDArray[Any],
-) -> NDArray[Any]:
-    """Scale one block by the parameters, groups last, of each step's group along `axis`."""
-    result = np.empty(values.shape, scaled_dtype(values.dtype))
-    front = (slice(None),) * axis
-    steps_of = groups.ravel()
-    for group in np.unique(steps_of):
-        steps: tuple[Any, ...] = (*front, np.flatnonzero(steps_of == group))
-        result[steps] = arithmetic(values[steps], offset[..., group], scale[..., group])
-    return result
+    offset, scale = xr.broadcast(xr.DataArray(offset), xr.DataArray(scale))
+    dims = [str(dim) for dim in offset.dims]
+    labels = {dim: offset.indexes[dim].values for dim in dims if dim in offset.indexes}
+    return rescale_at_places(array, arithmetic, offset.values, scale.values, dims, labels)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ml4cube.chunks.blocks import block_shape, blocks
 from ml4cube.chunks.opened import straight
+from ml4cube.chunks.rescaling import labelled
 from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
@@ -22,7 +23,7 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.blocks import threads
-from ml4cube.preprocessing.fields import Form, field_statistics, form_of, labelled
+from ml4cube.preprocessing.fields import Form, field_statistics, form_of
 from ml4cube.preprocessing.weights import Weights
 
 logger = logging.getLogger(__name__)

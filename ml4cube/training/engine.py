@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
+from ml4cube.core.joining import check_joined
 from ml4cube.training.batches import (
     describe_batch,
     exact_loader,
@@ -82,6 +83,7 @@ class Engine:
         for name, loader in (("train_data", train), ("test_data", val)):
             if loader is not None:
                 check_loader(name, loader)
+        check_joined({"train_data": train, **named("test_data", val)})
         self.world, self.options, self.step = world, options, step
         self.metrics = check_metrics(metrics)
         self._optimizer, self.scheduler = optimizer, scheduler
@@ -152,6 +154,8 @@ class Engine:
         EmptyPartError
             If it gives no sample.
         """
+        if loader is not None:
+            check_joined({"train_data": self.feed.loader, **named("loader", loader)})
         chosen = self.val_loader if loader is None else _exact(loader, self.world)
         if chosen is None:
             raise InvalidTypeError("there is nothing to evaluate; give a loader")
@@ -351,6 +355,25 @@ def named_sets(loader: Any) -> dict[str, Any]:
         ``{name: loader}``, the name ``""`` for a single one.
     """
     return dict(loader) if isinstance(loader, Mapping) else {"": loader}
+
+
+def named(argument: str, loader: Any) -> dict[str, Any]:
+    """Name validation sets as messages do.
+
+    Parameters
+    ----------
+    argument : str
+        What they were given as.
+    loader : iterable or mapping of str to iterable
+        As the user gave it.
+
+    Returns
+    -------
+    dict
+        ``{"test_data['north']": loader}``.
+    """
+    sets = named_sets(loader).items()
+    return {f"{argument}[{name!r}]" if name else argument: one for name, one in sets}
 
 
 def _exact(loader: Any, world: World) -> Any:

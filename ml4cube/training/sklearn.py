@@ -28,6 +28,7 @@ from ml4cube.core.errors import (
     StoreError,
     check_choice,
 )
+from ml4cube.core.joining import check_joined
 from ml4cube.progress import write_line
 from ml4cube.training.batches import as_pair, set_epoch
 from ml4cube.training.callbacks import EarlyStopping, LoggerCallback, is_better
@@ -148,6 +149,7 @@ class Trainer:
             check_count(name, value, optional=name == "max_samples")
         if self._by_batch:
             check_loader("train_data", train_data)
+        check_joined({"train_data": train_data, "test_data": test_data})
         if not self._by_batch and epochs > 1:
             raise InvalidTypeError(
                 f"epochs={epochs} and batch_training=False contradict: fit() sees all samples once"

@@ -1,0 +1,78 @@
+"""Whether data sets that are used together are scaled alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.scaling import Scaling
+
+# The same statistics, summed up in another order, differ by rounding.
+_ROUNDING = 1e-6
+
+
+def check_joined(given: Mapping[str, Any]) -> None:
+    """Refuse data sets in which a variable is scaled in different ways.
+
+    Parameters
+    ----------
+    given : mapping of str to Any
+        By the names of arguments: data sets or loaders, dicts or lists of them, also joined
+        (``ConcatDataset``) or cut (``Subset``); None is passed over.
+
+    Raises
+    ------
+    InvalidValueError
+        If two of them that know how they are scaled differ in a variable; the message names it,
+        and what scales it in each.
+    """
+    seen: dict[str, tuple[str, Scaling]] = {}
+    for argument, one in given.items():
+        for dataset in _datasets(one):
+            for name, scaling in dataset.scaling.items():
+                first, other = seen.setdefault(name, (argument, scaling))
+                if not _alike(scaling, other):
+                    where = argument if argument != first else f"another data set of {argument}"
+                    raise InvalidValueError(
+                        f"{name!r} is scaled differently in data that are used together: "
+                        f"{other.described} in {first}, {scaling.described} in {where}, so that "
+                        "equal values are not equal any more; make one with statistics= of the "
+                        "other (MultiProcSampler or PTXrDataset, statistics=store)"
+                    )
+
+
+def _datasets(given: Any, depth: int = 0) -> Iterator[Any]:
+    """Data sets in a loader or in what joins or cuts others, if they know how they are scaled."""
+    known = getattr(given, "scaling", None)
+    if isinstance(known, Mapping) and all(isinstance(one, Scaling) for one in known.values()):
+        yield given
+        return
+    if depth > 8 or given is None:
+        return
+    inside = [getattr(given, name, None) for name in ("dataset", "datasets")]
+    if type(given) in (dict, list, tuple):
+        inside.append(given)
+    for one in inside:
+        for part in _members(one):
+            yield from _datasets(part, depth + 1)
+
+
+def _members(one: Any) -> list[Any]:
+    if type(one) is dict:
+        return list(one.values())
+    # of batches in memory there may be many, and they know nothing
+    return list(one)[:64] if type(one) in (list, tuple) else [] if one is None else [one]
+
+
+def _alike(one: Scaling, other: Scaling) -> bool:
+    """Whether two scale alike, but for rounding."""
+    if one.dims != other.dims or np.shape(one.offset) != np.shape(other.offset):
+        return False
+    with np.errstate(invalid="ignore"):
+        near = np.abs(np.subtract(one.offset, other.offset)) <= _ROUNDING * np.abs(one.scale)
+    same = np.isclose(one.scale, other.scale, rtol=_ROUNDING, atol=0.0)
+    unknown = np.isnan(one.scale) & np.isnan(other.scale)
+    return bool(np.all((near & same) | unknown))

@@ -1,0 +1,539 @@
+"""What scales a variable: one offset and scale, or those of each level, pixel or month."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ml4cube.core.axes import is_time, same_coordinate
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.fields import FieldStatistics, decoded, encoded
+from ml4cube.core.moments import VariableStatistics
+from ml4cube.core.statistics import scale_parameters, scale_values, unscale_values
+
+Ints = NDArray[np.intp]
+_NUMBERS = {
+    "standardize": ("mean", "std"),
+    "normalize": ("least value", "range"),
+    "robust": ("median", "interquartile range"),
+}
+#: Attribute of a stored variable: which entry of the statistics stands for each cell of the cube.
+PLACES_ATTR = "ml4cube_places"
+#: Along each axis of the statistics: a dim of the cube, and the entry of each of its cells.
+Places = tuple[tuple[str, Ints], ...]
+
+#: Labels of the groups of a climatology. A day of the year counts from 1; calendars without leap
+#: days have 365, or 360. The others are without cells there.
+GROUPS: dict[str, NDArray[Any]] = {
+    "month": np.arange(1, 13),
+    "season": np.array(["DJF", "MAM", "JJA", "SON"]),
+    "dayofyear": np.arange(1, 367),
+}
+
+
+def group_numbers(dates: NDArray[Any], by: str) -> NDArray[np.int64]:
+    """Number the group of each date.
+
+    Parameters
+    ----------
+    dates : ndarray of datetime64 or cftime dates
+        None missing.
+    by : {"month", "season", "dayofyear"}
+        Kind of climatology.
+
+    Returns
+    -------
+    ndarray of int64
+        Position of the group's label in ``GROUPS[by]``.
+
+    Examples
+    --------
+    >>> days = np.array(["2000-12-31", "2001-01-01", "2001-03-01"], "M8[ns]")
+    >>> group_numbers(days, "season"), group_numbers(days, "dayofyear")
+    (array([0, 0, 1]), array([365,   0,  59]))
+    """
+    if dates.dtype.kind == "M":
+        months = dates.astype("M8[M]").astype(np.int64) % 12
+        days = (dates.astype("M8[D]") - dates.astype("M8[Y]").astype("M8[D]")).astype(np.int64)
+    else:
+        months = np.array([date.month - 1 for date in dates], np.int64)
+        days = np.array([date.dayofyr - 1 for date in dates], np.int64)
+    return days if by == "dayofyear" else months if by == "month" else (months + 1) % 12 // 3
+
+
+def dated_dim(coords: Mapping[str, NDArray[Any]], dims: Sequence[Any]) -> str:
+    """Find the dim of time: the one whose coordinate holds dates.
+
+    Parameters
+    ----------
+    coords : mapping of str to ndarray
+        Coordinate values by dim.
+    dims : sequence of str
+        All dims, for messages.
+
+    Returns
+    -------
+    str
+        Its name; ``"time"`` where there are several.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is none, or several of which none is called ``"time"``.
+    """
+    dated = [name for name, values in coords.items() if is_time(values)]
+    if len(dated) == 1 or "time" in dated:
+        return "time" if "time" in dated else dated[0]
+    raise InvalidValueError(
+        f"a climatology needs one dim with dates for coordinates, found {dated or 'none'} among "
+        f"{list(dims)}; decode the times, or name the dim that counts 'time'"
+    )
+
+
+def match_places(
+    name: str,
+    dims: Sequence[str],
+    shape: Sequence[int],
+    labels: Mapping[str, NDArray[Any]],
+    sizes: Mapping[str, int],
+    coords: Mapping[str, NDArray[Any]],
+) -> Places:
+    """Find the entry of statistics for every cell along the dims of a cube.
+
+    Parameters
+    ----------
+    name : str
+        The variable, for messages.
+    dims, shape : sequence
+        Names and lengths of the axes of the statistics.
+    labels : mapping of str to ndarray
+        Coordinates along those that have some.
+    sizes : mapping of str to int
+        Dims of the cube.
+    coords : mapping of str to ndarray
+        Coordinates along those that have some.
+
+    Returns
+    -------
+    tuple of (str, ndarray of int)
+        For each axis a dim of the cube: matched by coordinate, those equal but for rounding by
+        position; the axis of a climatology by the date.
+
+    Raises
+    ------
+    InvalidValueError
+        If a dim, a coordinate or dates are missing on one side.
+
+    Examples
+    --------
+    >>> labels, coords = {"level": np.array([500, 850])}, {"level": np.array([850])}
+    >>> match_places("t", ["level"], [2], labels, {"level": 1}, coords)
+    (('level', array([1])),)
+    """
+    found = []
+    for dim, size in zip(dims, shape, strict=True):
+        if dim in GROUPS and dim not in sizes:
+            along = dated_dim(coords, list(sizes))
+            dates = coords[along]
+            if (dates != dates).any():
+                raise InvalidValueError(f"{along!r} has missing dates; leave those steps out")
+            found.append((along, group_numbers(dates, dim).astype(np.intp)))
+            continue
+        if dim not in sizes:
+            raise InvalidValueError(
+                f"statistics of {name!r} keep the dims {list(dims)}, the data have "
+                f"{list(sizes)}; compute them of this cube, or without {dim!r}"
+            )
+        found.append((dim, _entries(name, dim, size, labels, sizes[dim], coords)))
+    return tuple(found)
+
+
+def encoded_places(places: Places) -> list[list[Any]]:
+    """Write places as JSON values.
+
+    Parameters
+    ----------
+    places : tuple of (str, ndarray of int)
+        From `match_places`.
+
+    Returns
+    -------
+    list
+        What `decoded_places` reads.
+    """
+    return [[dim, encoded(along.astype(np.int64))] for dim, along in places]
+
+
+def decoded_places(written: Sequence[Sequence[Any]]) -> Places:
+    """Read what `encoded_places` wrote.
+
+    Parameters
+    ----------
+    written : list
+        JSON values; what follows the first two of each is not read.
+
+    Returns
+    -------
+    tuple of (str, ndarray of int)
+        The same places.
+    """
+    return tuple((str(dim), decoded(along).astype(np.intp)) for dim, along, *_ in written)
+
+
+def _entries(
+    name: str,
+    dim: str,
+    size: int,
+    labels: Mapping[str, NDArray[Any]],
+    cells: int,
+    coords: Mapping[str, NDArray[Any]],
+) -> Ints:
+    """Entry of each cell along one dim."""
+    if dim not in labels or dim not in coords:
+        if size != cells:
+            raise InvalidValueError(
+                f"statistics of {name!r} have {size} places along {dim!r}, the data {cells}; "
+                "compute them of this cube"
+            )
+        return np.arange(cells)
+    known, wanted = labels[dim], coords[dim]
+    # those that are equal but for rounding, as of float32, are matched by position
+    if same_coordinate(known, wanted):
+        return np.arange(cells)
+    if known.dtype.kind == wanted.dtype.kind == "M":
+        unit = np.result_type(known, wanted)
+        known, wanted = known.astype(unit), wanted.astype(unit)
+    entries = {label: entry for entry, label in enumerate(known.tolist())}
+    if len(entries) < len(known):
+        raise InvalidValueError(
+            f"statistics of {name!r} know some {dim} more than once, and the data "
+            "are not at the same places in the same order; drop the repeated ones"
+        )
+    found = np.array([entries.get(label, -1) for label in wanted.tolist()], np.intp)
+    if (found < 0).any():
+        raise InvalidValueError(
+            f"there are no statistics of {name!r} at {dim} {_shown(wanted[found < 0])}, only at "
+            f"{_shown(known)} ...; compute them of cells there too"
+        )
+    return found
+
+
+def _shown(labels: NDArray[Any]) -> list[Any]:
+    """The first of some coordinates, for a message."""
+    few = labels[:3]
+    return list(few.astype(str).tolist() if few.dtype.kind in "mM" else few.tolist())
+
+
+def _span(numbers: Any) -> str:
+    """A number, or the least and greatest of many."""
+    low, high = np.nanmin(numbers), np.nanmax(numbers)
+    return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Offset and scale of a variable, in each cell of a cube; picklable.
+
+    Parameters
+    ----------
+    name : str
+        The variable, for messages.
+    offset, scale : float or ndarray
+        From `scale_parameters`: one number, or one at each place of the statistics.
+    places : tuple of (str, ndarray of int)
+        For each axis of the two, a dim of the cube, and the entry of each cell along it.
+    how : {"standardize", "normalize", "robust", None}
+        What the two numbers are, for messages.
+
+    Examples
+    --------
+    >>> by_level = np.array([250.0, 280.0]), np.array([5.0, 10.0])
+    >>> scaling = Scaling("t", *by_level, (("level", np.array([0, 1])),))
+    >>> scaling.scaled(np.array([[260.0], [290.0]]), {"level": np.array([0, 1])}, {"lat": 1})
+    array([[2.],
+           [1.]])
+    """
+
+    name: str
+    offset: Any
+    scale: Any
+    places: Places = ()
+    how: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        stats: VariableStatistics,
+        scale_fn: str | None,
+        sizes: Mapping[str, int],
+        coords: Mapping[str, NDArray[Any]],
+    ) -> Self:
+        """Match statistics with a cube.
+
+        Parameters
+        ----------
+        name : str
+            The variable.
+        stats : VariableStatistics
+            Its statistics, with or without dims.
+        scale_fn : {"standardize", "normalize", "robust", None}
+            How to scale.
+        sizes, coords : mapping
+            Dims of the cube, and coordinates along those that have some.
+
+        Returns
+        -------
+        Scaling
+            Its offset and scale in every cell.
+
+        Raises
+        ------
+        InvalidValueError
+            If there is nothing to scale by, or they do not fit the cube.
+        """
+        offset, scale = scale_parameters(stats, scale_fn)
+        places: Places = ()
+        if isinstance(stats, FieldStatistics) and scale_fn is not None:
+            shape = stats.mean.shape
+            places = match_places(name, stats.dims, shape, stats.labels, sizes, coords)
+            check_groups(name, stats.dims, places, offset)
+        return cls(name, offset, scale, places, scale_fn)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Dims of the cube along which it differs."""
+        return tuple(dim for dim, _ in self.places)
+
+    @property
+    def described(self) -> str:
+        """What scales, for messages."""
+        if self.how is None:
+            return "not at all"
+        words = zip(_NUMBERS[self.how], (self.offset, self.scale), strict=True)
+        shown = " and ".join(f"{word} {_span(numbers)}" for word, numbers in words)
+        return f"by {shown}" + (f" along {', '.join(self.dims)}" if self.places else "")
+
+    def at(self, cells: Mapping[str, NDArray[Any]]) -> tuple[Any, Any]:
+        """Offset and scale in some cells.
+
+        Parameters
+        ----------
+        cells : mapping of str to ndarray of int
+            Numbers of the cells along each of `dims`, arrays that broadcast.
+
+        Returns
+        -------
+        offset, scale : float or ndarray
+            One number where there is only one.
+        """
+        if not self.places:
+            return self.offset, self.scale
+        entries = tuple(place[cells[dim]] for dim, place in self.places)
+        return self.offset[entries], self.scale[entries]
+
+    def in_box(
+        self, box: Mapping[str, slice], values: NDArray[Any] | None = None
+    ) -> tuple[Any, Any]:
+        """Offset and scale in a box of cells.
+
+        Parameters
+        ----------
+        box : mapping of str to slice
+            Cells along every dim of the cube, in the order of the values.
+        values : ndarray, optional
+            What is to be scaled by them.
+
+        Returns
+        -------
+        offset, scale : float or ndarray
+            One number, or arrays that broadcast to the box.
+
+        Raises
+        ------
+        InvalidValueError
+            If there is a value where there are no statistics.
+        """
+        cells = np.meshgrid(
+            *(np.arange(s.start, s.stop) for s in box.values()), indexing="ij", sparse=True
+        )
+        at = dict(zip(box, cells, strict=True))
+        offset, scale = self.at(at)
+        if self.places and values is not None:
+            self.check_known(values, offset, scale, at)
+        return offset, scale
+
+    def scaled(
+        self,
+        values: NDArray[Any],
+        first: Mapping[str, NDArray[Any]],
+        window: Mapping[str, int],
+        dtype: DTypeLike | None = None,
+    ) -> NDArray[Any]:
+        """Scale samples, each at its place.
+
+        Parameters
+        ----------
+        values : ndarray, shape (samples, *window)
+            In physical units.
+        first : mapping of str to ndarray of int
+            Number of each sample's first cell, along each of `dims` at least.
+        window : mapping of str to int
+            Cells of a window by dim of the cube, in the order of the axes.
+        dtype : dtype, optional
+            Of the result; by default that of `scaled_dtype`.
+
+        Returns
+        -------
+        ndarray
+            A new array.
+
+        Raises
+        ------
+        InvalidValueError
+            If a cell has a value where there are no statistics, as none of the cells that were
+            summed up lie there.
+        """
+        cells = self._cells(first, window)
+        offset, scale = self.at(cells)
+        if self.places:
+            self.check_known(values, offset, scale, cells)
+        return scale_values(values, offset, scale, dtype)
+
+    def unscaled(
+        self,
+        values: NDArray[Any],
+        first: Mapping[str, NDArray[Any]],
+        window: Mapping[str, int],
+        dtype: DTypeLike | None = None,
+    ) -> NDArray[Any]:
+        """Undo `scaled`.
+
+        Parameters
+        ----------
+        values : ndarray, shape (samples, *window)
+            Scaled.
+        first, window : mapping
+            As for `scaled`.
+        dtype : dtype, optional
+            Of the result; by default that of `scaled_dtype`.
+
+        Returns
+        -------
+        ndarray
+            A new array, in physical units.
+        """
+        return unscale_values(values, *self.at(self._cells(first, window)), dtype)
+
+    def check_known(
+        self, values: NDArray[Any], offset: Any, scale: Any, cells: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Refuse a value where there are no statistics, which would become a gap.
+
+        Parameters
+        ----------
+        values : ndarray
+            In physical units.
+        offset, scale : ndarray
+            What they are to be scaled by, from `at`.
+        cells : mapping of str to ndarray of int
+            What was given to `at`.
+
+        Raises
+        ------
+        InvalidValueError
+            If there is one.
+        """
+        unknown = np.isnan(offset) | np.isnan(scale)
+        if not unknown.any():
+            return
+        lost = unknown & np.isfinite(values)
+        if lost.any():
+            at = tuple(axis[0] for axis in np.nonzero(lost))
+            places = ", ".join(
+                f"{dim} {int(np.broadcast_to(cells[dim], lost.shape)[at])}" for dim in self.dims
+            )
+            raise InvalidValueError(
+                f"variable {self.name!r} has values where there are no statistics to scale them "
+                f"by, as in cell {places}: none of the cells that were summed up lies there; "
+                "compute the statistics of cells there too, or along more dims"
+            )
+
+    def _cells(
+        self, first: Mapping[str, NDArray[Any]], window: Mapping[str, int]
+    ) -> dict[str, NDArray[Any]]:
+        """Numbers of all cells of some windows along each dim that counts."""
+        cells = {}
+        for dim in self.dims:
+            along = np.asarray(first[dim]).reshape(-1, *(1 for _ in window))
+            if dim in window:
+                shape = [1, *(n if d == dim else 1 for d, n in window.items())]
+                along = along + np.arange(window[dim]).reshape(shape)
+            cells[dim] = along
+        return cells
+
+
+def check_groups(name: str, dims: Sequence[str], places: Places, offset: Any) -> None:
+    """Refuse dates of which no statistics were made at any place.
+
+    Parameters
+    ----------
+    name : str
+        The variable, for messages.
+    dims : sequence of str
+        Axes of the statistics.
+    places : tuple of (str, ndarray of int)
+        From `match_places`.
+    offset : ndarray
+        NaN where there are no statistics.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is such a month, season or day.
+    """
+    for axis, (dim, (along, entries)) in enumerate(zip(dims, places, strict=True)):
+        if dim not in GROUPS or along == dim:
+            continue
+        empty = np.isnan(offset).all(axis=tuple(a for a in range(len(dims)) if a != axis))
+        missing = [GROUPS[dim][group].item() for group in np.unique(entries) if empty[group]]
+        if missing:
+            raise InvalidValueError(
+                f"there are no statistics of {dim} {missing[:6]} for {name!r}: no cell that was "
+                "summed up lies there; choose a split that has some, or a coarser climatology"
+            )
+
+
+def apply_in_cells(
+    arithmetic: Callable[..., Any],
+    offset: NDArray[Any],
+    scale: NDArray[Any],
+    values: NDArray[Any],
+    *entries: NDArray[Any],
+) -> Any:
+    """Scale a block by the entries of each cell, memory for no more than the block.
+
+    Parameters
+    ----------
+    arithmetic : callable
+        `scale_values` or `unscale_values`.
+    offset, scale : ndarray
+        At each place of the statistics.
+    values : ndarray
+        The block.
+    *entries : ndarray of int
+        For each axis of the statistics the entry of each cell, arrays that broadcast.
+
+    Returns
+    -------
+    ndarray
+        Of the shape of the block.
+    """
+    if not math.prod(values.shape):
+        return arithmetic(values, 0.0, 1.0)
+    return arithmetic(values, offset[entries], scale[entries])
