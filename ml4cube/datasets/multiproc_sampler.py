@@ -398,7 +398,7 @@ class MultiProcSampler:
         if "val" not in self.targets or not self.sampling.labelled:
             return
         if not self.sampling.has_part("val", read=read):
-            raise InvalidValueError(
+            raise EmptyPartError(
                 f"val_cube={str(self.targets['val'])!r} is given, but the split label "
                 f"{self.sampling.extractor.label!r} of the cube has no validation part (2); label "
                 "the cube with one (assign_block_split(..., val=0.1)), or leave val_cube out"
