@@ -137,18 +137,22 @@ def test_same_samples_as_the_oracle(tmp_path_factory: Any, case: dict[str, Any])
     folder = tmp_path_factory.mktemp("case")
     ds = made_cube(case)
     names = [n for n in ds.data_vars if n not in ("split", "filter_mask")]
-    made = MultiProcSampler(
-        ds,
-        **paths(folder, val=True),
-        nproc=1,
-        scale_fn=None,
-        sample_size=case["size"] or None,
-        overlap=case["overlap"] or None,
-        drop_nan=case["drop_nan"],
-        drop_sample=case["drop_sample"],
-        order=case["order"],
-        seed=case["seed"],
-    )
+    try:
+        made = MultiProcSampler(
+            ds,
+            **paths(folder, val=True),
+            nproc=1,
+            scale_fn=None,
+            sample_size=case["size"] or None,
+            overlap=case["overlap"] or None,
+            drop_nan=case["drop_nan"],
+            drop_sample=case["drop_sample"],
+            order=case["order"],
+            seed=case["seed"],
+        )
+    except EmptyPartError:  # said before any work
+        assert 2 not in ds["split"].values
+        return
     cells = dict(zip(made.sampling.spec.dims, made.sampling.spec.overlap, strict=True))
     size = dict(zip(made.sampling.spec.dims, made.sampling.spec.size, strict=True))
     counts, samples = sample_cube(
