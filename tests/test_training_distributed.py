@@ -67,6 +67,7 @@ def all_on_two_ranks(folder):
         "samples validated": count_samples_validated(),
         "validation": validate_all(),
         "shares": train_shares([[4, 1, 4, 2], [4, 7, 4, 1]]),
+        "unfrozen": unfreeze(),
         "unequal": unequal(),
         "unequal, resumed": unequal_resumed(folder),
         "agreement": agree(folder),
@@ -227,6 +228,61 @@ def test_ranks_train_as_one_process_on_their_joint_batches(two_ranks):
     for model, loss in (found["shares"] for found in two_ranks[1]):
         assert loss == pytest.approx(one[1], rel=1e-5)
         assert model["weight"][0] == pytest.approx(one[0]["weight"][0], rel=1e-5)
+
+
+class Thaw(Callback):
+    """Freezes and unfreezes layers, on rank 0 by an own choice that others do not make."""
+
+    def __init__(self, model, only_main=False):
+        self.model, self.only_main = model, only_main
+
+    def on_epoch_start(self, loop):
+        if self.only_main and not loop.world.is_main:
+            return
+        self.model[0].requires_grad_(loop.state.epoch >= 1)
+        self.model[3].requires_grad_(loop.state.epoch != 2)
+
+    def on_step_end(self, loop):
+        if loop.state.epoch == 3 and loop.state.batch == 2 and not self.only_main:
+            self.model[3].requires_grad_(False)
+
+
+def unfreeze():
+    """The first layer from epoch 2 on, the last not in epoch 3, nor from step 2 of epoch 4 on."""
+    rank, size = World.current("cpu").rank, World.current("cpu").size
+    eights, each, found = list(DataLoader(dataset(32), batch_size=8)), 8 // size, []
+    mine = [(x[rank * each :][:each], y[rank * each :][:each]) for x, y in eights]
+    for only_main in (False, True):
+        model = network()
+        model[2].p = 0.0
+        model[0].requires_grad_(False)
+        run = Trainer(
+            model,
+            mine,
+            eights,
+            torch.optim.AdamW(model.parameters(), lr=0.01),
+            loss=nn.MSELoss(),
+            epochs=4,
+            early_stopping=False,
+            device="cpu",
+            callbacks=Thaw(model, only_main),
+        )
+        run.train()
+        again = run._loop.evaluate()["val_loss"]
+        found.append((weights(model), run.history["val_loss"], run.best_loss, again))
+    return found
+
+
+def test_layers_frozen_and_unfrozen_in_a_run_train_as_in_one_process(two_ranks):
+    one = unfreeze()
+    assert one[0][1] != one[1][1]  # the last epoch differs
+    first, second = (rank["unfrozen"] for rank in two_ranks[1])
+    assert first == second
+    for (model, curve, best, again), (wanted, wanted_curve, _, _) in zip(first, one, strict=True):
+        assert curve == pytest.approx(wanted_curve, rel=1e-5)
+        assert best == pytest.approx(again, rel=1e-6)
+        for name, values in wanted.items():
+            torch.testing.assert_close(torch.tensor(model[name]), torch.tensor(values))
 
 
 def unequal():

@@ -218,9 +218,9 @@ class Loop(Engine):
         dict
             The row that the History got.
         """
+        self._call("on_epoch_start")
         self._prepare()
         started = time.perf_counter()
-        self._call("on_epoch_start")
         self._train()
         effort = self._effort(time.perf_counter() - started)
         with self._averaged():
@@ -308,6 +308,8 @@ class Loop(Engine):
                 self.take_step(portions, total)
             for hook in step_end:
                 hook(self)
+            if self.world.size > 1:
+                self._wrap()
             if pulse.is_due(state.step):
                 self._ask()
                 if self._cut_short:

@@ -88,6 +88,7 @@ class Sharded(Strategy):
         self._whole: nn.Module | None = None  # the user's own model
         self._cut: list[Any] = []  # the modules of the copy that is trained, those of groups
         self._shares: dict[str, Any] = {}  # its parameters
+        self._flags: tuple[bool, ...] = ()  # whether each is trained, as last seen
 
     def place(self, model: nn.Module) -> nn.Module:
         """Leave the model in main memory: it need not fit a device."""
@@ -113,6 +114,20 @@ class Sharded(Strategy):
             _move_optimizer(optimizer, model, cut)
         self._whole = model
         return cut
+
+    def trainable(self, model: nn.Module) -> tuple[bool, ...]:
+        """Say which are trained, be they frozen or unfrozen in the user's own model or its copy."""
+        if self._whole is None:
+            return super().trainable(model)
+        whole = super().trainable(self._whole)
+        changed = zip(model.parameters(), whole, self._flags or whole, strict=True)
+        for parameter, flag, before in changed:
+            if flag != before:
+                parameter.requires_grad_(flag)
+        self._flags = super().trainable(model)
+        for parameter, flag in zip(self._whole.parameters(), self._flags, strict=True):
+            parameter.requires_grad_(flag)
+        return self._flags
 
     def wrap(self, model: nn.Module, forward: nn.Module) -> nn.Module:
         """Return the model: it fetches and averages by itself."""
