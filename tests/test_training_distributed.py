@@ -32,6 +32,7 @@ from tests.training_parts import (
     At,
     Interrupt,
     Standing,
+    Thaw,
     dataset,
     losses,
     meet_now,
@@ -228,23 +229,6 @@ def test_ranks_train_as_one_process_on_their_joint_batches(two_ranks):
     for model, loss in (found["shares"] for found in two_ranks[1]):
         assert loss == pytest.approx(one[1], rel=1e-5)
         assert model["weight"][0] == pytest.approx(one[0]["weight"][0], rel=1e-5)
-
-
-class Thaw(Callback):
-    """Freezes and unfreezes layers, on rank 0 by an own choice that others do not make."""
-
-    def __init__(self, model, only_main=False):
-        self.model, self.only_main = model, only_main
-
-    def on_epoch_start(self, loop):
-        if self.only_main and not loop.world.is_main:
-            return
-        self.model[0].requires_grad_(loop.state.epoch >= 1)
-        self.model[3].requires_grad_(loop.state.epoch != 2)
-
-    def on_step_end(self, loop):
-        if loop.state.epoch == 3 and loop.state.batch == 2 and not self.only_main:
-            self.model[3].requires_grad_(False)
 
 
 def unfreeze():

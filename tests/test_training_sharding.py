@@ -24,7 +24,17 @@ from ml4cube.training.shard_files import read_shards, row_range
 from ml4cube.training.sharding import Sharded, pick_groups
 from ml4cube.training.trainer import AdvancedTrainer
 from tests.distributed_runner import on_ranks
-from tests.training_parts import At, Interrupt, dataset, losses, meet_now, network, trainer, weights
+from tests.training_parts import (
+    At,
+    Interrupt,
+    Thaw,
+    dataset,
+    losses,
+    meet_now,
+    network,
+    trainer,
+    weights,
+)
 
 GROUPS = {"strategy": "fsdp", "shard_modules": nn.Linear}
 
@@ -360,6 +370,19 @@ def again(folder):
     return str(caught.value), len(fresh().fit(loader, epochs=1))
 
 
+def thawed(folder):
+    """Layers frozen and unfrozen through the model that the user has."""
+
+    def train(strategy):
+        model = network()
+        model[0].requires_grad_(False)
+        settings = {"epochs": 4, "early_stopping": False, "callbacks": Thaw(model)}
+        done = run(strategy, model=model, **settings)
+        return done, [p.requires_grad for p in model.parameters()]
+
+    return train("ddp"), train("fsdp")
+
+
 SCENES = {
     scene.__name__: scene
     for scene in (
@@ -383,6 +406,7 @@ SCENES = {
         harmed,
         torn,
         again,
+        thawed,
     )
 }
 
@@ -391,6 +415,13 @@ SCENES = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
+def test_frozen_and_unfrozen_layers_train_as_with_ddp(stage):
+    for ddp, fsdp in stage["thawed"]:
+        assert close(fsdp[0][0], ddp[0][0])
+        assert fsdp[0][1]["val_loss"] == pytest.approx(ddp[0][1]["val_loss"], rel=1e-5)
+        assert fsdp[1] == ddp[1] == [True, True, False, False]
+
+
 def test_training_equals_ddp(stage, name):
     first, second = (rank[name] for rank in stage["equal"])
     assert first == second  # every rank has the whole model

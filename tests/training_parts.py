@@ -122,6 +122,25 @@ class At(Callback):
             self.action()
 
 
+class Thaw(Callback):
+    """Freezes and unfreezes layers, on rank 0 by an own choice that others do not make."""
+
+    def __init__(self, model: Any, only_main: bool = False) -> None:
+        self.model, self.only_main = model, only_main
+
+    def on_epoch_start(self, loop: Any) -> None:
+        """Choose for an epoch."""
+        if self.only_main and not loop.world.is_main:
+            return
+        self.model[0].requires_grad_(loop.state.epoch >= 1)
+        self.model[3].requires_grad_(loop.state.epoch != 2)
+
+    def on_step_end(self, loop: Any) -> None:
+        """Freeze inside the last epoch."""
+        if loop.state.epoch == 3 and loop.state.batch == 2 and not self.only_main:
+            self.model[3].requires_grad_(False)
+
+
 class Interrupt(RuntimeError):
     """Stands for whatever ends a process in the middle."""
 
