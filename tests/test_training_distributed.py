@@ -1,5 +1,7 @@
 """Several ranks: exact, agreed, equal to one process, and ended with a clear error."""
 
+import gc
+import itertools
 import math
 import os
 import signal
@@ -24,6 +26,7 @@ from ml4cube.training import loop
 from ml4cube.training.batches import exact_loader, fixed_sizes
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.dist import World, ddp_init
+from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
 from ml4cube.training.pytorch_distributed import Trainer, dist_train
 from tests.distributed_runner import on_ranks
 from tests.samplestores import write_store
@@ -69,6 +72,7 @@ def all_on_two_ranks(folder):
         "validation": validate_all(),
         "shares": train_shares([[4, 1, 4, 2], [4, 7, 4, 1]]),
         "unfrozen": unfreeze(),
+        "accumulated": accumulate(),
         "unequal": unequal(),
         "unequal, resumed": unequal_resumed(folder),
         "agreement": agree(folder),
@@ -267,6 +271,59 @@ def test_layers_frozen_and_unfrozen_in_a_run_train_as_in_one_process(two_ranks):
         assert best == pytest.approx(again, rel=1e-6)
         for name, values in wanted.items():
             torch.testing.assert_close(torch.tensor(model[name]), torch.tensor(values))
+
+
+SIZES = [[4, 4, 4, 4, 4], [2, 1, 3]]  # batches of two ranks, in windows of two
+
+
+def accumulate():
+    """A loop of one's own, on batches of unequal sizes and in unequal numbers."""
+    rank, passed = dist.get_rank(), []
+    x, y = dataset(64).tensors
+    x, y = x[32 * rank :], y[32 * rank :]
+    model = nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1, eps=0.0, affine=False).eval())
+    with torch.no_grad():
+        model[0].weight.fill_(0.5)
+        model[0].bias.zero_()
+    spread = DistributedTrainer(model, device="cpu").model
+    spread.register_comm_hook(passed, lambda state, bucket: state.append(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    accumulator = GradientAccumulator(spread, optimizer, 2, max_grad_norm=1.0)
+    for start, size in zip(itertools.accumulate([0, *SIZES[rank]]), SIZES[rank], strict=False):
+        own = slice(start, start + size)
+        model[1].running_mean.fill_(float(rank))  # as of other data; kept away from the loss
+        shift = model[1].running_mean * 1.0
+        accumulator.step(nn.functional.mse_loss(spread(x[own]) + shift, y[own]), size)
+    assert accumulator.flush()
+    assert not accumulator.flush()
+    alone = spread.require_backward_grad_sync
+    del accumulator
+    gc.collect()
+    return weights(model), passed, alone, spread.require_backward_grad_sync
+
+
+def accumulated_by_hand():
+    x, y = dataset(64).tensors
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+        model.bias.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for first, second in (((0, 8), (0, 3)), ((8, 16), (3, 6)), ((16, 20), (0, 0))):
+        rows = [*range(*first), *(32 + row for row in range(*second))]
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return weights(model)
+
+
+def test_an_accumulator_steps_over_the_samples_of_all_ranks(two_ranks):
+    (model, *rest), (other, *same) = (rank["accumulated"] for rank in two_ranks[1])
+    assert model == other
+    assert rest == same == [[], False, True]
+    for name, values in accumulated_by_hand().items():
+        torch.testing.assert_close(torch.tensor(model[f"0.{name}"]), torch.tensor(values))
 
 
 def unequal():

@@ -415,13 +415,6 @@ SCENES = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_frozen_and_unfrozen_layers_train_as_with_ddp(stage):
-    for ddp, fsdp in stage["thawed"]:
-        assert close(fsdp[0][0], ddp[0][0])
-        assert fsdp[0][1]["val_loss"] == pytest.approx(ddp[0][1]["val_loss"], rel=1e-5)
-        assert fsdp[1] == ddp[1] == [True, True, False, False]
-
-
 def test_training_equals_ddp(stage, name):
     first, second = (rank[name] for rank in stage["equal"])
     assert first == second  # every rank has the whole model
@@ -638,3 +631,10 @@ def test_one_rank_alone_trains_as_without(tmp_path):
     alone = run(epochs=2, snapshot_path=tmp_path / "s.pt")
     assert alone == run("ddp", epochs=2)
     assert [path.name for path in tmp_path.iterdir()] == ["s.pt"]
+
+
+def test_frozen_and_unfrozen_layers_train_as_with_ddp(stage):
+    for ddp, fsdp in stage["thawed"]:
+        assert close(fsdp[0][0], ddp[0][0])
+        assert fsdp[0][1]["val_loss"] == pytest.approx(ddp[0][1]["val_loss"], rel=1e-5)
+        assert fsdp[1] == ddp[1] == [True, True, False, False]

@@ -455,6 +455,8 @@ def facts_of(loader: Any) -> dict[str, Any]:
     """
     dataset = getattr(loader, "dataset", None)
     facts = {name: value for name, value in data_facts(loader).items() if name != "statistics"}
+    if "features" in facts:
+        facts.pop("variables", None)  # what else a store has makes no difference
     if dataset is None:
         return facts
     facts |= _of_dataset(dataset)
@@ -494,7 +496,7 @@ def _source(provenance: Mapping[str, Any], part: str | None) -> dict[str, Any]:
     call = provenance.get("call") or _digest(
         [provenance.get(name) for name in ("variables", "coordinates", "settings")]
     )
-    return {"path": provenance.get("source"), "part": part, "call": call}
+    return {"path": provenance.get("source"), "part": part, "call": call[:12]}
 
 
 def _validation(loader: Any) -> dict[str, Any]:
