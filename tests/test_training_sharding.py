@@ -26,6 +26,7 @@ from ml4cube.training.trainer import AdvancedTrainer
 from tests.distributed_runner import on_ranks
 from tests.training_parts import (
     At,
+    Counting,
     Interrupt,
     Thaw,
     dataset,
@@ -95,6 +96,10 @@ def play(folder):
         dist.barrier()
         done[name] = scene(place)
     return done
+
+
+def interrupt():
+    raise Interrupt
 
 
 def interrupted(step, strategy="fsdp", **arguments):
@@ -383,6 +388,23 @@ def thawed(folder):
     return train("ddp"), train("fsdp")
 
 
+def counted(folder):
+    """A model with a state that is no tensor, another one on each rank."""
+    settings = {"snapshot_path": f"{folder}/s.pt", "save_every": 1}
+
+    def train(strategy, **more):
+        model = Counting(100 * dist.get_rank())
+        more |= {"strategy": strategy, "epochs": 2, "schedule": False}
+        ran = trainer(ranks=True, model=model, **more)
+        assert ran.train() is model
+        return model.calls["train"] - 5 * ran.best_epoch, ran._loop.state.step
+
+    found = [train("ddp"), train("fsdp")]
+    with pytest.raises(Interrupt):
+        train("fsdp", callbacks=[At(8, interrupt)], **settings)
+    return [*found, train("fsdp", **settings)]
+
+
 SCENES = {
     scene.__name__: scene
     for scene in (
@@ -407,6 +429,7 @@ SCENES = {
         torn,
         again,
         thawed,
+        counted,
     )
 }
 
@@ -638,3 +661,8 @@ def test_frozen_and_unfrozen_layers_train_as_with_ddp(stage):
         assert close(fsdp[0][0], ddp[0][0])
         assert fsdp[0][1]["val_loss"] == pytest.approx(ddp[0][1]["val_loss"], rel=1e-5)
         assert fsdp[1] == ddp[1] == [True, True, False, False]
+
+
+def test_state_that_is_no_tensor_is_that_of_rank_0_everywhere(stage):
+    for rank in stage["counted"]:
+        assert rank == [(0, 10)] * 3

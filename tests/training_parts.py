@@ -141,6 +141,27 @@ class Thaw(Callback):
             self.model[3].requires_grad_(False)
 
 
+class Counting(nn.Linear):
+    """Counts its calls in training, in a state of its own that is no tensor."""
+
+    def __init__(self, calls: int = 0) -> None:
+        super().__init__(3, 1)
+        self.calls: dict[str, Any] = {"train": calls, "name": "counting"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Count."""
+        self.calls["train"] += self.training
+        return super().forward(x)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what goes into the state dict."""
+        return self.calls
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self.calls = dict(state)
+
+
 class Interrupt(RuntimeError):
     """Stands for whatever ends a process in the middle."""
 

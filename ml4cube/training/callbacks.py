@@ -22,6 +22,7 @@ from ml4cube.training.checkpoint import read_file, write_file
 from ml4cube.training.events import Callback, is_better, monitored
 from ml4cube.training.options import above_zero, check_path
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
+from ml4cube.training.state import copy_weights
 
 if TYPE_CHECKING:
     from ml4cube.training.loop import Loop
@@ -162,9 +163,7 @@ class BestModel(Callback):
         self.value, self.epoch = value, row["epoch"]
         weights = loop.strategy.model_state(loop.model)
         if loop.world.is_main:
-            self._weights = {
-                name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()
-            }
+            self._weights = copy_weights(weights)
             self._write(loop)
 
     def on_train_end(self, loop: Loop) -> None:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from ml4cube.training.dist import World
 from ml4cube.training.shard_files import read_shards
+from ml4cube.training.state import spread_weights
 
 if TYPE_CHECKING:
     from ml4cube.training.feed import Portion
@@ -326,7 +327,7 @@ class Strategy:
         """
         if self.world.is_main and state is not None:
             model.load_state_dict(state)
-        self.world.spread(model.state_dict().values())
+        spread_weights(model, self.world)
 
     def save_parts(
         self, path: str | Path, model: nn.Module, optimizer: Optimizer
