@@ -1,5 +1,7 @@
 """Several ranks: exact, agreed, equal to one process, and ended with a clear error."""
 
+import gc
+import itertools
 import math
 import os
 import signal
@@ -25,6 +27,7 @@ from ml4cube.training import loop
 from ml4cube.training.batches import exact_loader, fixed_sizes
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.dist import World, ddp_init
+from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
 from ml4cube.training.pytorch_distributed import Trainer, dist_train
 from ml4cube.training.sharing import whole_of
 from tests.distributed_runner import on_ranks
@@ -34,6 +37,7 @@ from tests.training_parts import (
     At,
     Interrupt,
     Standing,
+    Thaw,
     dataset,
     losses,
     meet_now,
@@ -69,6 +73,8 @@ def all_on_two_ranks(folder):
         "samples validated": count_samples_validated(),
         "validation": validate_all(),
         "shares": train_shares([[4, 1, 4, 2], [4, 7, 4, 1]]),
+        "unfrozen": unfreeze(),
+        "accumulated": accumulate(),
         "unequal": unequal(),
         "unequal, resumed": unequal_resumed(folder),
         "agreement": agree(folder),
@@ -230,6 +236,97 @@ def test_ranks_train_as_one_process_on_their_joint_batches(two_ranks):
     for model, loss in (found["shares"] for found in two_ranks[1]):
         assert loss == pytest.approx(one[1], rel=1e-5)
         assert model["weight"][0] == pytest.approx(one[0]["weight"][0], rel=1e-5)
+
+
+def unfreeze():
+    """The first layer from epoch 2 on, the last not in epoch 3, nor from step 2 of epoch 4 on."""
+    rank, size = World.current("cpu").rank, World.current("cpu").size
+    eights, each, found = list(DataLoader(dataset(32), batch_size=8)), 8 // size, []
+    mine = [(x[rank * each :][:each], y[rank * each :][:each]) for x, y in eights]
+    for only_main in (False, True):
+        model = network()
+        model[2].p = 0.0
+        model[0].requires_grad_(False)
+        run = Trainer(
+            model,
+            mine,
+            eights,
+            torch.optim.AdamW(model.parameters(), lr=0.01),
+            loss=nn.MSELoss(),
+            epochs=4,
+            early_stopping=False,
+            device="cpu",
+            callbacks=Thaw(model, only_main),
+        )
+        run.train()
+        again = run._loop.evaluate()["val_loss"]
+        found.append((weights(model), run.history["val_loss"], run.best_loss, again))
+    return found
+
+
+def test_layers_frozen_and_unfrozen_in_a_run_train_as_in_one_process(two_ranks):
+    one = unfreeze()
+    assert one[0][1] != one[1][1]  # the last epoch differs
+    first, second = (rank["unfrozen"] for rank in two_ranks[1])
+    assert first == second
+    for (model, curve, best, again), (wanted, wanted_curve, _, _) in zip(first, one, strict=True):
+        assert curve == pytest.approx(wanted_curve, rel=1e-5)
+        assert best == pytest.approx(again, rel=1e-6)
+        for name, values in wanted.items():
+            torch.testing.assert_close(torch.tensor(model[name]), torch.tensor(values))
+
+
+SIZES = [[4, 4, 4, 4, 4], [2, 1, 3]]  # batches of two ranks, in windows of two
+
+
+def accumulate():
+    """A loop of one's own, on batches of unequal sizes and in unequal numbers."""
+    rank, passed = dist.get_rank(), []
+    x, y = dataset(64).tensors
+    x, y = x[32 * rank :], y[32 * rank :]
+    model = nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1, eps=0.0, affine=False).eval())
+    with torch.no_grad():
+        model[0].weight.fill_(0.5)
+        model[0].bias.zero_()
+    spread = DistributedTrainer(model, device="cpu").model
+    spread.register_comm_hook(passed, lambda state, bucket: state.append(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    accumulator = GradientAccumulator(spread, optimizer, 2, max_grad_norm=1.0)
+    for start, size in zip(itertools.accumulate([0, *SIZES[rank]]), SIZES[rank], strict=False):
+        own = slice(start, start + size)
+        model[1].running_mean.fill_(float(rank))  # as of other data; kept away from the loss
+        shift = model[1].running_mean * 1.0
+        accumulator.step(nn.functional.mse_loss(spread(x[own]) + shift, y[own]), size)
+    assert accumulator.flush()
+    assert not accumulator.flush()
+    alone = spread.require_backward_grad_sync
+    del accumulator
+    gc.collect()
+    return weights(model), passed, alone, spread.require_backward_grad_sync
+
+
+def accumulated_by_hand():
+    x, y = dataset(64).tensors
+    model = nn.Linear(3, 1)
+    with torch.no_grad():
+        model.weight.fill_(0.5)
+        model.bias.zero_()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for first, second in (((0, 8), (0, 3)), ((8, 16), (3, 6)), ((16, 20), (0, 0))):
+        rows = [*range(*first), *(32 + row for row in range(*second))]
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return weights(model)
+
+
+def test_an_accumulator_steps_over_the_samples_of_all_ranks(two_ranks):
+    (model, *rest), (other, *same) = (rank["accumulated"] for rank in two_ranks[1])
+    assert model == other
+    assert rest == same == [[], False, True]
+    for name, values in accumulated_by_hand().items():
+        torch.testing.assert_close(torch.tensor(model[f"0.{name}"]), torch.tensor(values))
 
 
 def unequal():

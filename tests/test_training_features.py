@@ -522,11 +522,19 @@ def test_averages_are_the_same_on_all_ranks_and_resumed(two_ranks):
     assert first == second
 
 
-def test_snapshot_with_an_average_is_not_resumed_without(tmp_path):
+def test_snapshot_with_an_average_is_resumed_without_where_that_is_asked_for(tmp_path):
     path = tmp_path / "s.pt"
     trainer(ema=0.9, snapshot_path=path, epochs=1).train()
-    with pytest.raises(InvalidValueError, match="one has a moving average"):
-        trainer(snapshot_path=path, epochs=2).train()
+    content = torch.load(path, weights_only=True)
+    begun = []
+
+    class Look(Callback):
+        def on_train_start(self, loop):
+            begun.append(weights(loop.model))
+
+    with pytest.warns(UserWarning, match=r"ema: 0\.9 → None"):
+        trainer(snapshot_path=path, epochs=2, callbacks=Look()).train()
+    assert begun == [{name: value.tolist() for name, value in content["model"].items()}]
 
 
 def test_without_average_the_reported_loss_is_that_of_the_file_with_batch_norm(tmp_path):

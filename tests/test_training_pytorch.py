@@ -28,6 +28,7 @@ from ml4cube.training.state import History
 from tests.training_parts import (
     ROOT,
     At,
+    Counting,
     Interrupt,
     dataset,
     losses,
@@ -473,6 +474,55 @@ def test_early_stopped_run_stays_stopped(tmp_path):
     assert len(run().history) == len(run().history) == 3
 
 
+@pytest.mark.parametrize("ema", [None, 0.5])
+def test_state_that_is_no_tensor_is_kept_with_the_weights(tmp_path, ema):
+    paths = {"snapshot_path": tmp_path / "s.pt", "best_model_path": tmp_path / "b.pt"}
+    more = {"save_every": 1, "ema": ema, "schedule": False}
+    with pytest.raises(Interrupt):
+        trainer(model=Counting(), callbacks=[At(11, raise_interrupt)], **paths, **more).train()
+    run = trainer(model=Counting(), **paths, **more)
+    model = run.train()
+    assert model.calls == {"train": 10 * run.best_epoch, "name": "counting"}
+    saved = torch.load(paths["best_model_path"], weights_only=True)
+    assert saved["_extra_state"] == model.calls
+    model.calls["odd"] = object()
+    with pytest.raises(InvalidTypeError, match=r"'_extra_state'\]\['odd'\] is a object, which"):
+        trainer(model=model)
+
+
+def test_a_metric_of_arrays_refuses_other_predictions_by_name():
+    class Two(nn.Linear):
+        def forward(self, x):
+            return {"a": super().forward(x), "b": x}
+
+    with pytest.raises(InvalidTypeError, match=r"metrics\['r'\] compares .* dict of \['a', 'b'\]"):
+        trainer(
+            model=Two(3, 1),
+            loss=lambda p, y: nn.functional.mse_loss(p["a"], y),
+            metrics={"r": RMSE()},
+        ).train()
+
+
+def test_after_ctrl_c_the_best_weights_are_within_reach():
+    def ctrl_c():
+        raise KeyboardInterrupt
+
+    whole = trainer(epochs=2)
+    wanted = weights(whole.train())
+    run = trainer(epochs=3, callbacks=[At(25, ctrl_c)])
+    with pytest.raises(RunError, match="no epoch was finished yet"):
+        run.apply_weights()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run.train()
+    assert (
+        f"apply_weights() of the Trainer puts the weights of the best epoch, {run.best_epoch}"
+        in (caught.value.__notes__[0])
+    )
+    assert weights(run.model) != wanted
+    assert weights(run.apply_weights()) == wanted
+    assert not run.model.training
+
+
 def test_stale_best_model_of_another_run_is_never_returned(tmp_path):
     path = tmp_path / "best.pth"
     torch.save(network(seed=9).state_dict(), path)
@@ -737,8 +787,6 @@ def test_snapshot_of_another_model_or_damaged_is_refused_by_name(tmp_path):
     trainer(snapshot_path=path, epochs=1).train()
     with pytest.raises(InvalidValueError, match=r"snapshot\.pt is a snapshot of another model"):
         trainer(model=nn.Linear(3, 1), snapshot_path=path).train()
-    with pytest.raises(InvalidValueError, match="one has a scheduler, the other none"):
-        trainer(schedule=False, snapshot_path=path).train()
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

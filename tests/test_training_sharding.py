@@ -24,7 +24,18 @@ from ml4cube.training.shard_files import read_shards, row_range
 from ml4cube.training.sharding import Sharded, pick_groups
 from ml4cube.training.trainer import AdvancedTrainer
 from tests.distributed_runner import on_ranks
-from tests.training_parts import At, Interrupt, dataset, losses, meet_now, network, trainer, weights
+from tests.training_parts import (
+    At,
+    Counting,
+    Interrupt,
+    Thaw,
+    dataset,
+    losses,
+    meet_now,
+    network,
+    trainer,
+    weights,
+)
 
 GROUPS = {"strategy": "fsdp", "shard_modules": nn.Linear}
 
@@ -85,6 +96,10 @@ def play(folder):
         dist.barrier()
         done[name] = scene(place)
     return done
+
+
+def interrupt():
+    raise Interrupt
 
 
 def interrupted(step, strategy="fsdp", **arguments):
@@ -360,6 +375,36 @@ def again(folder):
     return str(caught.value), len(fresh().fit(loader, epochs=1))
 
 
+def thawed(folder):
+    """Layers frozen and unfrozen through the model that the user has."""
+
+    def train(strategy):
+        model = network()
+        model[0].requires_grad_(False)
+        settings = {"epochs": 4, "early_stopping": False, "callbacks": Thaw(model)}
+        done = run(strategy, model=model, **settings)
+        return done, [p.requires_grad for p in model.parameters()]
+
+    return train("ddp"), train("fsdp")
+
+
+def counted(folder):
+    """A model with a state that is no tensor, another one on each rank."""
+    settings = {"snapshot_path": f"{folder}/s.pt", "save_every": 1}
+
+    def train(strategy, **more):
+        model = Counting(100 * dist.get_rank())
+        more |= {"strategy": strategy, "epochs": 2, "schedule": False}
+        ran = trainer(ranks=True, model=model, **more)
+        assert ran.train() is model
+        return model.calls["train"] - 5 * ran.best_epoch, ran._loop.state.step
+
+    found = [train("ddp"), train("fsdp")]
+    with pytest.raises(Interrupt):
+        train("fsdp", callbacks=[At(8, interrupt)], **settings)
+    return [*found, train("fsdp", **settings)]
+
+
 SCENES = {
     scene.__name__: scene
     for scene in (
@@ -383,6 +428,8 @@ SCENES = {
         harmed,
         torn,
         again,
+        thawed,
+        counted,
     )
 }
 
@@ -607,3 +654,15 @@ def test_one_rank_alone_trains_as_without(tmp_path):
     alone = run(epochs=2, snapshot_path=tmp_path / "s.pt")
     assert alone == run("ddp", epochs=2)
     assert [path.name for path in tmp_path.iterdir()] == ["s.pt"]
+
+
+def test_frozen_and_unfrozen_layers_train_as_with_ddp(stage):
+    for ddp, fsdp in stage["thawed"]:
+        assert close(fsdp[0][0], ddp[0][0])
+        assert fsdp[0][1]["val_loss"] == pytest.approx(ddp[0][1]["val_loss"], rel=1e-5)
+        assert fsdp[1] == ddp[1] == [True, True, False, False]
+
+
+def test_state_that_is_no_tensor_is_that_of_rank_0_everywhere(stage):
+    for rank in stage["counted"]:
+        assert rank == [(0, 10)] * 3

@@ -122,6 +122,46 @@ class At(Callback):
             self.action()
 
 
+class Thaw(Callback):
+    """Freezes and unfreezes layers, on rank 0 by an own choice that others do not make."""
+
+    def __init__(self, model: Any, only_main: bool = False) -> None:
+        self.model, self.only_main = model, only_main
+
+    def on_epoch_start(self, loop: Any) -> None:
+        """Choose for an epoch."""
+        if self.only_main and not loop.world.is_main:
+            return
+        self.model[0].requires_grad_(loop.state.epoch >= 1)
+        self.model[3].requires_grad_(loop.state.epoch != 2)
+
+    def on_step_end(self, loop: Any) -> None:
+        """Freeze inside the last epoch."""
+        if loop.state.epoch == 3 and loop.state.batch == 2 and not self.only_main:
+            self.model[3].requires_grad_(False)
+
+
+class Counting(nn.Linear):
+    """Counts its calls in training, in a state of its own that is no tensor."""
+
+    def __init__(self, calls: int = 0) -> None:
+        super().__init__(3, 1)
+        self.calls: dict[str, Any] = {"train": calls, "name": "counting"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Count."""
+        self.calls["train"] += self.training
+        return super().forward(x)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return what goes into the state dict."""
+        return self.calls
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self.calls = dict(state)
+
+
 class Interrupt(RuntimeError):
     """Stands for whatever ends a process in the middle."""
 

@@ -358,6 +358,26 @@ def loader_generator(loader: Any) -> torch.Generator | None:
     return None
 
 
+def loader_seed(loader: Any) -> int | None:
+    """Return the seed of the order in which a loader shuffles, if it has one of its own.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+
+    Returns
+    -------
+    int or None
+        None where it is not known.
+    """
+    owners = [getattr(loader, "_plan", None)]
+    for sampler in _samplers(loader):
+        owners += [getattr(sampler, "plan", None), sampler]
+    seeds = (getattr(owner, "seed", None) for owner in owners)
+    return next((seed for seed in seeds if isinstance(seed, int)), None)
+
+
 def _samplers(loader: Any) -> list[Any]:
     """What a loader draws its order from; torch puts a stand-in beside a batch sampler."""
     batches = getattr(loader, "batch_sampler", None)

@@ -22,6 +22,7 @@ from ml4cube.training.checkpoint import read_file, write_file
 from ml4cube.training.events import Callback, is_better, monitored
 from ml4cube.training.options import above_zero, check_path
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
+from ml4cube.training.state import copy_weights
 
 if TYPE_CHECKING:
     from ml4cube.training.loop import Loop
@@ -117,6 +118,10 @@ class EarlyStopping(Callback):
         """Take back best value and strikes."""
         self.best, self.strikes = state["best"], state["strikes"]
 
+    def forget(self) -> None:
+        """Count anew."""
+        self.best, self.strikes = None, 0
+
     def _judge(self, loop: Loop) -> None:
         if self.exhausted:
             loop.stop(f"{self.monitor} has not improved for {self.strikes} checks")
@@ -158,9 +163,7 @@ class BestModel(Callback):
         self.value, self.epoch = value, row["epoch"]
         weights = loop.strategy.model_state(loop.model)
         if loop.world.is_main:
-            self._weights = {
-                name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()
-            }
+            self._weights = copy_weights(weights)
             self._write(loop)
 
     def on_train_end(self, loop: Loop) -> None:
@@ -187,6 +190,10 @@ class BestModel(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back value, epoch and weights."""
         self.value, self.epoch, self._weights = state["value"], state["epoch"], state["weights"]
+
+    def forget(self) -> None:
+        """Let the next epoch be the best."""
+        self.value = self.epoch = self._weights = None
 
     def _write(self, loop: Loop) -> None:
         if self.path is None or self._weights is None or loop.options.fast_dev_run:
@@ -287,6 +294,10 @@ class ModelCheckpoint(Callback):
         """Take them back."""
         self._kept = [(value, name) for value, name in state["kept"]]
         self._run = state.get("run")
+
+    def forget(self) -> None:
+        """Keep the files there are, and judge none of them any more."""
+        self._kept, self._run = [], None
 
     def _free_name(self, epoch: int) -> str:
         """Name a file that no other run has written."""

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Dataset, IterableDataset
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.training.checkpoint import to_plain
 
 
 def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = False) -> None:
@@ -41,6 +42,9 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = 
         raise InvalidTypeError(f"scheduler={scheduler!r} has no step(); give one of torch's")
     if optimizer is None:
         return
+    held = model.state_dict().items()
+    # Refused here, and not when the first best epoch is to be kept.
+    to_plain({n: v for n, v in held if not isinstance(v, torch.Tensor)}, "model.state_dict()")
     if not isinstance(optimizer, Optimizer):
         raise InvalidTypeError(f"optimizer={optimizer!r} is no torch.optim.Optimizer")
     if _needs_closure(optimizer):

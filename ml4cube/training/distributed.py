@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -246,10 +247,16 @@ class DistributedTrainer(_Wrapped):
 class GradientAccumulator:
     """Take one optimizer step over several batches, each weighted by its samples.
 
+    On several ranks, with a model wrapped by DistributedDataParallel, a step is over the batches
+    of all ranks: every sample counts alike, also where ranks have batches of unequal sizes, or
+    unequal numbers of them. Gradients travel between ranks once a step; as long as the accumulator
+    lives, backward passes of the model leave them on their rank. Every rank calls `flush` at the
+    end of its epoch.
+
     Parameters
     ----------
     model : torch.nn.Module
-        Whose gradients to clip.
+        The model that is trained, as it is called.
     optimizer : torch.optim.Optimizer
         What takes the step.
     accumulation_steps : int
@@ -286,6 +293,12 @@ class GradientAccumulator:
         self.model, self.optimizer = model, optimizer
         self.accumulation_steps, self.max_grad_norm = accumulation_steps, max_grad_norm
         self._batches, self._samples = 0, 0
+        self._ranks = _ranks_of(model)
+        if isinstance(model, DistributedDataParallel):
+            # What `no_sync` does: whichever batch is the last of a step is only known afterwards.
+            model.require_backward_grad_sync = False
+            model.require_forward_param_sync = False  # buffers travel with the gradients
+            weakref.finalize(self, setattr, model, "require_backward_grad_sync", True)
 
     def step(self, loss: torch.Tensor, samples: int = 1) -> bool:
         """Take in the mean loss of a batch, and step if the window is full.
@@ -314,23 +327,76 @@ class GradientAccumulator:
         torch.autograd.backward(loss * samples)
         self._batches += 1
         self._samples += samples
-        return self.flush() if self._batches == self.accumulation_steps else False
+        return self._finish(ended=False)[0] if self._batches == self.accumulation_steps else False
 
     def flush(self) -> bool:
         """Step over what was taken in, if anything: the last, shorter window of an epoch.
+
+        With a model on several ranks, every rank must call this once its batches are used up; it
+        waits for ranks that have more, and takes their steps with them.
 
         Returns
         -------
         bool
             Whether the optimizer took a step.
         """
+        stepped, all_ended = self._finish(ended=True)
+        while not all_ended:
+            more, all_ended = self._finish(ended=True)
+            stepped = stepped or more
+        return stepped
+
+    def _finish(self, *, ended: bool) -> tuple[bool, bool]:
+        """Take a step with all ranks; whether there was anything, and whether all have ended."""
+        if self._batches == 0 and self._ranks is None:
+            return False, True
         if self._batches == 0:
-            return False
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(self._samples)
-        if self.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
-        self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        held = [p.grad is not None for p in parameters]
+        samples, going, *used = _added_up([self._samples, not ended, *held], self._ranks)
+        stepped = samples > 0
+        if stepped:
+            for parameter, anywhere in zip(parameters, used, strict=True):
+                if anywhere:
+                    self._share(parameter, samples)
+            if self.max_grad_norm is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
+            self.optimizer.step()
+            self._share_buffers()
         self._batches, self._samples = 0, 0
-        return True
+        return stepped, not going
+
+    def _share(self, parameter: nn.Parameter, samples: float) -> None:
+        """Give a parameter the gradient of all samples, on all ranks."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if self._ranks is not None:
+            wire = parameter.grad.contiguous()
+            dist.all_reduce(wire, group=self._ranks)
+            parameter.grad.copy_(wire)
+        parameter.grad.div_(samples)
+
+    def _share_buffers(self) -> None:
+        """Give all ranks the buffers of the first, as the model would when it is called."""
+        if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
+            first = dist.get_global_rank(self._ranks, 0)
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, src=first, group=self._ranks)
+
+
+def _ranks_of(model: nn.Module) -> Any:
+    """The process group over which a model is spread; None for one on its own."""
+    several = isinstance(model, DistributedDataParallel)
+    return model.process_group if several else None
+
+
+def _added_up(numbers: Sequence[float], ranks: Any) -> list[float]:
+    if ranks is None:
+        return [float(number) for number in numbers]
+    on_gpu = dist.get_backend(ranks) == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    wire = torch.tensor([float(number) for number in numbers], dtype=torch.float64, device=device)
+    dist.all_reduce(wire, group=ranks)
+    added: list[float] = wire.tolist()
+    return added

@@ -100,6 +100,7 @@ class Engine:
         self._half, self._scales = DTYPES[options.precision], self.scaler.is_enabled()
         self._handles_norm = options.gradient_clip is not None or options.log_grad_norm
         self._prepared = False
+        self._wrapped: tuple[bool, ...] | None = None  # the parameters trained, when it was wrapped
 
     @property
     def optimizer(self) -> Optimizer:
@@ -286,11 +287,20 @@ class Engine:
             self._hold(model)
 
     def _prepare(self) -> None:
+        """Get ready for steps, also after a callback froze or unfroze parameters; every rank."""
         if not self._prepared:
             self._spread()
             self.feed.agree()
+            self._wrapped, self._prepared = None, True
+        self.strategy.agree(self.model)
+        self._wrap()
+
+    def _wrap(self) -> None:
+        """Wrap the model, if other parameters are trained than when that was done; every rank."""
+        trainable = self.strategy.trainable(self.model)
+        if trainable != self._wrapped:
             self.module = self.strategy.wrap(self.model, self.compiled)
-            self._prepared = True
+            self._wrapped = trainable
 
     # ------------------------------------------------------------------- a pass
 

@@ -146,6 +146,13 @@ class Callback:
             From a snapshot.
         """
 
+    def forget(self) -> None:
+        """Forget what was best so far: it cannot be compared with what comes.
+
+        Called in place of `load_state_dict` where a run goes on with another loss, another metric
+        or other validation data, if they decide about the callback's `monitor`.
+        """
+
 
 def listed(given: Any) -> list[Any]:
     """Return what an argument holds that takes one object or several.

@@ -15,6 +15,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, c
 from ml4cube.training.callbacks import is_better
 from ml4cube.training.checkpoint import read_file, write_file
 from ml4cube.training.dist import World
+from ml4cube.training.state import copy_weights, spread_weights
 
 Log = defaultdict[str, list[Any]]
 _COLUMNS = {"epoch", "train_loss", "val_loss", "lr", "seconds", "ranks"}
@@ -123,7 +124,7 @@ class Keeping:
         self._ema_state = {}
         if self.best_weights is not None:
             self.model.load_state_dict(self.best_weights)
-        return self._world.spread(self.model.state_dict().values())
+        return spread_weights(self.model, self._world)
 
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
         """Keep the weights if they are the best so far; called after every check.
@@ -145,9 +146,7 @@ class Keeping:
         self.best_epoch, self.best_loss = cur_epoch, cur_loss
         weights = self.weights_now()
         if self._world.is_main:
-            self.best_weights = {
-                name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()
-            }
+            self.best_weights = copy_weights(weights)
         return True
 
     def own_metrics(self) -> dict[str, float]:

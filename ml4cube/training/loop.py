@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -25,6 +26,7 @@ from ml4cube.training import snapshot
 from ml4cube.training.batches import kept_generators
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.clock import StepClock
+from ml4cube.training.description import Asked, ask, describe, leave
 from ml4cube.training.dist import World, explained
 from ml4cube.training.engine import Engine, named_sets
 from ml4cube.training.options import Options
@@ -121,6 +123,8 @@ class Loop(Engine):
         self.pulse = Pulse(world)
         self.saved_at: tuple[int, int] | None = None  # epoch and step
         self.resumed = False  # from a snapshot, by this call of `run`
+        self.asked: Asked | None = None  # with `description`, of a run that has a snapshot
+        self.description: dict[str, Any] = {}
         self.stop_reason: str | None = None
         self.resting: dict[str, Any] | None = None  # the feed's place, while validation draws
         self.step_loss: torch.Tensor | None = None  # of the last step's last batch
@@ -178,10 +182,15 @@ class Loop(Engine):
             # Ranks that share a loader do not validate on all of it.
             validated = named_sets(self.val_loader).values()
             self.feed.share_out(only_warn=any(own is self.feed.loader for own in validated))
+            if self.options.snapshot_path is not None:
+                self.asked = ask(self)
+                self.description = describe(self, self.asked)
+                stack.callback(leave, self)
             self.resumed = resume and snapshot.resume(self)
             if self.ema is not None:
                 self.ema.apply(False)
             self._call("on_train_start")
+            self._say_if_finished()
             with suppress(_OutOfTime):
                 while not self._is_finished():
                     self.run_epoch()
@@ -199,6 +208,22 @@ class Loop(Engine):
         if self.world.is_main:
             self.world.raise_alarm(None)
         self.world.maximum([0.0])  # none leaves one of this run before
+
+    def _say_if_finished(self) -> None:
+        if not self.world.is_main or not self._is_finished():
+            return
+        path = self.options.snapshot_path
+        held = f"{path} holds" if self.resumed else "there have been"
+        why = self.stop_reason or (
+            f"epochs={self.options.epochs}, max_steps={self.options.max_steps}"
+        )
+        warnings.warn(
+            f"nothing is left to train: {held} {self.state.epoch} epochs, "
+            f"{self.state.step} steps ({why}). The model is the one of that run; to train on, ask "
+            "for more epochs"
+            + (f", to start anew, give another snapshot_path or delete {path}" if path else ""),
+            stacklevel=2,
+        )
 
     def save_snapshot(self) -> None:
         """Write the snapshot, if there is a path for it and something to add to the last one.
@@ -227,9 +252,9 @@ class Loop(Engine):
         dict
             The row that the History got.
         """
+        self._call("on_epoch_start")
         self._prepare()
         self._began, self._validated_s = time.perf_counter(), 0.0
-        self._call("on_epoch_start")
         self._train()
         validates = self._validates_now()
         with self._averaged():
@@ -308,6 +333,11 @@ class Loop(Engine):
         if self.stop_reason is not None:
             logger.info("training ended after %d epochs: %s", self.state.epoch, self.stop_reason)
             return True
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all epochs or steps have been trained."""
         out_of_steps = self._is_out_of_steps() and self.state.batch == 0
         return self.state.epoch >= self.options.epochs or out_of_steps
 
@@ -370,6 +400,8 @@ class Loop(Engine):
             self._check_inside()
             if self._cut_short:
                 break
+            if self.world.size > 1:
+                self._wrap()
             if pulse.is_due(state.step):
                 self._ask()
                 if self._cut_short:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.training.callbacks import (
     BestModel,
     Callback,
@@ -304,7 +304,32 @@ class Trainer:
         EmptyPartError
             If a loader gives no sample.
         """
-        return self._loop.run()
+        try:
+            return self._loop.run()
+        except KeyboardInterrupt as stop:
+            note_best(stop, self.best_epoch)
+            raise
+
+    def apply_weights(self) -> nn.Module:
+        """Put the weights of the best epoch so far into the model; every rank.
+
+        `train` does so at its end; this is for one that was broken off, as by Ctrl-C, which leaves
+        the model as its last step did. Trained on, it goes on from the best epoch.
+
+        Returns
+        -------
+        torch.nn.Module
+            The model, in eval mode.
+
+        Raises
+        ------
+        RunError
+            If no epoch was finished yet, so that none is the best.
+        """
+        if self.best_epoch is None:
+            raise RunError("no epoch was finished yet, so none is the best; call train() first")
+        self._best.on_train_end(self._loop)
+        return self._loop.strategy.finish(self._loop.model).eval()
 
     def evaluate(self, loader: Iterable[Any] | Mapping[str, Iterable[Any]]) -> dict[str, float]:
         """Validate once, exactly on any number of ranks; every rank must call this.
@@ -328,6 +353,23 @@ class Trainer:
 
     def _make_world(self, device: str | torch.device | None) -> World:
         return World.single(device)
+
+
+def note_best(stop: KeyboardInterrupt, epoch: int | None) -> None:
+    """Tell who pressed Ctrl-C where the best weights are.
+
+    Parameters
+    ----------
+    stop : KeyboardInterrupt
+        What is about to be raised again.
+    epoch : int or None
+        The best epoch so far.
+    """
+    if epoch is not None:
+        stop.add_note(
+            "training was broken off, and the model is as its last step left it; "
+            f"apply_weights() of the Trainer puts the weights of the best epoch, {epoch}, into it"
+        )
 
 
 def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -> str:

@@ -264,8 +264,9 @@ class Scores:
         for name, (metric, meter) in self._plain.items():
             value = _one_number(name, metric(pred, target, samples))
             meter.add(value, samples, metric.weigh(target))
-        for metric in self._objects.values():
+        for name, metric in self._objects.items():
             if _merges(metric):
+                _refuse_structures(name, pred, target)
                 metric.update(pred.detach().cpu().numpy(), target.detach().cpu().numpy())
             else:
                 metric.update(pred, target)
@@ -369,6 +370,18 @@ def _one_number(name: str, value: Any) -> torch.Tensor:
             "number, such as its mean, or give each part a metric of its own"
         )
     return tensor.reshape(())
+
+
+def _refuse_structures(name: str, pred: Any, target: Any) -> None:
+    """Refuse predictions and targets that are no tensors, for metrics that take arrays."""
+    for what, value in (("prediction", pred), ("target", target)):
+        if not isinstance(value, torch.Tensor):
+            held = f" of {list(value)}" if isinstance(value, Mapping) else ""
+            raise InvalidTypeError(
+                f"metrics[{name!r}] compares tensors, but the {what} is a "
+                f"{type(value).__name__}{held}; give a function metric(pred, target) that picks "
+                "what to compare, such as lambda pred, target: l1_loss(pred['a'], target)"
+            )
 
 
 def _number(name: str, value: Any) -> float:

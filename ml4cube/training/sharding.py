@@ -27,6 +27,7 @@ from ml4cube.training.dist import World
 from ml4cube.training.feed import Portion
 from ml4cube.training.options import Options
 from ml4cube.training.shard_files import agreed, read_shards, remove_old, row_range, write_shards
+from ml4cube.training.state import spread_weights
 from ml4cube.training.strategy import Strategy
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class Sharded(Strategy):
         self._whole: nn.Module | None = None  # the user's own model
         self._cut: list[Any] = []  # the modules of the copy that is trained, those of groups
         self._shares: dict[str, Any] = {}  # its parameters
+        self._flags: tuple[bool, ...] = ()  # whether each is trained, as last seen
 
     def place(self, model: nn.Module) -> nn.Module:
         """Leave the model in main memory: it need not fit a device."""
@@ -98,7 +100,7 @@ class Sharded(Strategy):
         """Cut a copy of the model into shares, and hand them to the optimizer; every rank."""
         if self.world.size == 1 or self._whole is not None:
             return model
-        self.world.spread(model.state_dict().values())  # as DDP does: rank 0's weights count
+        spread_weights(model, self.world)  # as DDP does: rank 0's weights count
         # Shares of a model that never was on this device: it may not fit there.
         mesh = init_device_mesh(self.world.device.type, (self.world.size,))
         cut = copy.deepcopy(model)
@@ -113,6 +115,20 @@ class Sharded(Strategy):
             _move_optimizer(optimizer, model, cut)
         self._whole = model
         return cut
+
+    def trainable(self, model: nn.Module) -> tuple[bool, ...]:
+        """Say which are trained, be they frozen or unfrozen in the user's own model or its copy."""
+        if self._whole is None:
+            return super().trainable(model)
+        whole = super().trainable(self._whole)
+        changed = zip(model.parameters(), whole, self._flags or whole, strict=True)
+        for parameter, flag, before in changed:
+            if flag != before:
+                parameter.requires_grad_(flag)
+        self._flags = super().trainable(model)
+        for parameter, flag in zip(self._whole.parameters(), self._flags, strict=True):
+            parameter.requires_grad_(flag)
+        return self._flags
 
     def wrap(self, model: nn.Module, forward: nn.Module) -> nn.Module:
         """Return the model: it fetches and averages by itself."""
@@ -236,14 +252,18 @@ class Sharded(Strategy):
         if self.world.size == 1:
             super().share_model(model, state)
             return
-        for name, target in model.state_dict().items():
+        own, extra = model.state_dict(), {}
+        for name, target in own.items():
             if not isinstance(target, torch.Tensor):
+                extra[name] = self.world.share(None if state is None else state[name])
                 continue
             value = torch.empty(target.shape, dtype=target.dtype)
             if self.world.is_main and state is not None:
                 value.copy_(state[name])
             self.world.spread([value])
             _local(target).copy_(_local(_share(value, target)))
+        if extra:
+            model.load_state_dict({**own, **extra})
 
     def save_parts(
         self, path: str | Path, model: nn.Module, optimizer: Optimizer
@@ -287,10 +307,14 @@ class Sharded(Strategy):
         """Bring the weights back into the user's own model, whole, in main memory; every rank."""
         if self._whole is None:
             return model
-        targets = self._whole.state_dict()
+        targets, extra = self._whole.state_dict(), {}
         for name, value in model.state_dict().items():
             if isinstance(value, torch.Tensor):
                 targets[name].copy_(_whole(value))
+            else:
+                extra[name] = value
+        if extra:
+            self._whole.load_state_dict({**targets, **extra})
         return self._whole
 
     def _give_up(self) -> None:

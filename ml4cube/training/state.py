@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -13,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.training.checkpoint import to_plain
 from ml4cube.training.dist import World
 
 
@@ -199,6 +202,44 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def copy_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a model's state dict to main memory, with what `get_extra_state` put into it.
+
+    Parameters
+    ----------
+    weights : mapping of str to Any
+        Tensors, mostly.
+
+    Returns
+    -------
+    dict
+        Shares nothing with the model.
+    """
+    return {
+        name: value.detach().to("cpu", copy=True)
+        if isinstance(value, torch.Tensor)
+        else copy.deepcopy(value)
+        for name, value in weights.items()
+    }
+
+
+def spread_weights(model: nn.Module, world: World) -> None:
+    """Give the model of every rank the state of rank 0's; every rank.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The same on every rank, but for its state.
+    world : World
+        The ranks.
+    """
+    state = model.state_dict()
+    extra = {name: v for name, v in state.items() if not isinstance(v, torch.Tensor)}
+    world.spread(state[name] for name in state if name not in extra)
+    if extra and world.size > 1:
+        model.load_state_dict({**state, **world.share(to_plain(extra))})
 
 
 def capture_rng(device: torch.device) -> dict[str, Any]:

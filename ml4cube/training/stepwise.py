@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from ml4cube.training.dist import World, local_rank
 from ml4cube.training.keeping import Keeping
 from ml4cube.training.loop import Options, Supervised
 from ml4cube.training.progress import ProgressChecker
-from ml4cube.training.pytorch import pick_precision
+from ml4cube.training.pytorch import note_best, pick_precision
 from ml4cube.training.state import History, TrainState
 from ml4cube.training.user_steps import UserLoop, UserStep, on_cpu
 
@@ -222,6 +223,9 @@ class Stepwise(Keeping, metaclass=Combinable):
         self._started, self._running = True, loop
         try:
             loop.run(resume=resumes)
+        except KeyboardInterrupt as stop:
+            note_best(stop, self.best_epoch)
+            raise
         finally:
             self._running = None
             self._take_from(loop)
@@ -270,7 +274,7 @@ class Stepwise(Keeping, metaclass=Combinable):
         self._scaler_state = loop.scaler.state_dict()
         if loop.ema is not None and loop.model is self.model:
             loop.ema.apply(False)
-            own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+            own = copy.deepcopy(self.model.state_dict())
             self._ema_state = {"updates": loop.ema.updates, "own": own}
             loop.ema.apply(True)
         self.progress_checker.follow(loop.state)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from ml4cube.training.dist import World
 from ml4cube.training.shard_files import read_shards
+from ml4cube.training.state import spread_weights
 
 if TYPE_CHECKING:
     from ml4cube.training.feed import Portion
@@ -39,6 +40,33 @@ class Strategy:
     def __init__(self, world: World, *, find_unused_parameters: bool = False) -> None:
         self.world = world
         self.find_unused_parameters = find_unused_parameters
+
+    def trainable(self, model: nn.Module) -> tuple[bool, ...]:
+        """Say which parameters are trained now, as far as this rank knows.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that is trained.
+
+        Returns
+        -------
+        tuple of bool
+            One per parameter.
+        """
+        return tuple(parameter.requires_grad for parameter in model.parameters())
+
+    def agree(self, model: nn.Module) -> None:
+        """Let every rank train the parameters that rank 0 trains; every rank.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            The model that is trained.
+        """
+        flags = self.world.share(self.trainable(model))
+        for parameter, flag in zip(model.parameters(), flags, strict=True):
+            parameter.requires_grad_(flag)
 
     def place(self, model: nn.Module) -> nn.Module:
         """Bring the model to the device, before anything is loaded into it.
@@ -100,9 +128,10 @@ class Strategy:
         Returns
         -------
         torch.nn.Module
-            Averages gradients over the ranks in its backward pass.
+            Averages, in its backward pass, the gradients of the parameters that are trained now;
+            to be wrapped anew when others are.
         """
-        if self.world.size == 1:
+        if self.world.size == 1 or not any(self.trainable(model)):
             return forward
         cuda = self.world.device.type == "cuda"
         return DistributedDataParallel(
@@ -298,7 +327,7 @@ class Strategy:
         """
         if self.world.is_main and state is not None:
             model.load_state_dict(state)
-        self.world.spread(model.state_dict().values())
+        spread_weights(model, self.world)
 
     def save_parts(
         self, path: str | Path, model: nn.Module, optimizer: Optimizer

@@ -146,6 +146,25 @@ class UserStep:
         trainer.pass_through("run_batch", lambda b: box.append(self._run(module, b)), batch)
         return box[0]
 
+    def loss_parts(self) -> list[Any]:
+        """Return what decides about the loss: the user's methods, and losses that they may use.
+
+        Returns
+        -------
+        list
+            Functions and objects.
+        """
+        trainer = self._trainer
+        parts = [] if trainer.loss_step is None else [trainer.loss_step.loss]
+        parts += [
+            getattr(type(trainer), n) for n in ("train_step", "test_step") if trainer.overrides(n)
+        ]
+        return parts + [
+            part
+            for part in vars(trainer).values()
+            if isinstance(part, nn.Module) and next(part.parameters(), None) is None
+        ]
+
     def _run(self, module: nn.Module, batch: Any) -> StepResult:
         trainer, name = self._trainer, "train_step" if module.training else "test_step"
         if not trainer.overrides(name) and trainer.loss_step is not None:
@@ -256,6 +275,12 @@ class Follow(Callback):
         self._trainer = trainer
         self._rng: dict[str, Any] | None = None
 
+    @property
+    def monitor(self) -> str:
+        """The column that the Trainer's best epoch is chosen by."""
+        loop = self._trainer._running
+        return "val_loss" if loop is None else loop.monitor
+
     def on_train_start(self, loop: Loop) -> None:
         """Go on with the random numbers of the run before, and know where a snapshot stood."""
         if self._rng is not None and loop.options.seed is not None:
@@ -295,6 +320,10 @@ class Follow(Callback):
         """Take them back; a snapshot brings its own random numbers."""
         self._trainer.load_best_state(state)
         self._rng = None
+
+    def forget(self) -> None:
+        """Let the next epoch be the best."""
+        self.load_state_dict({"epoch": None, "loss": None, "weights": None})
 
 
 def on_cpu(value: Any) -> Any:

@@ -1,0 +1,425 @@
+"""What a run keeps, takes over and refuses when it goes on from a snapshot of another call."""
+
+import functools
+import math
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from ml4cube.datasets.pytorch import PTXrDataset
+from ml4cube.errors import InvalidValueError
+from ml4cube.training.callbacks import Callback
+from ml4cube.training.description import identity, merged
+from ml4cube.training.pytorch import Trainer
+from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping
+from ml4cube.training.trainer import Trainer as Stepwise
+from tests.samplestores import write_store
+from tests.training_parts import At, Interrupt, dataset, losses, network, weights
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make(path=None, *, lr=0.01, kind=torch.optim.SGD, schedule=None, group=(), **arguments):
+    """A Trainer of four epochs of five steps, whose snapshot is written after every epoch."""
+    model = arguments.pop("model", None) or network()
+    optimizer = kind(model.parameters(), lr=lr, **dict(group))
+    arguments = {
+        "train_data": DataLoader(dataset(40), batch_size=8),
+        "test_data": DataLoader(dataset(17, seed=1), batch_size=5),
+        "loss": nn.MSELoss(),
+        "seed": 3,
+        "device": "cpu",
+        "epochs": 4,
+        "scheduler": None if schedule is None else schedule(optimizer),
+        "snapshot_path": path,
+        "save_every": 1,
+        "early_stopping": False,
+    } | arguments
+    return Trainer(model, optimizer=optimizer, **arguments)
+
+
+def cut(path, step=11, **arguments):
+    """Leave a snapshot of two epochs."""
+
+    def stop():
+        raise Interrupt
+
+    callbacks = [*arguments.pop("callbacks", ()), At(step, stop)]
+    with pytest.raises(Interrupt):
+        make(path, callbacks=callbacks, **arguments).train()
+
+
+def go_on(path, **arguments):
+    """Train on; the Trainer, and what was warned of."""
+    run = make(path, **arguments)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run.train()
+    return run, [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+
+
+# ----------------------------------------------------------------- what is honoured
+
+SCHEDULES = {
+    "none": (None, [1, 1]),
+    "step": (lambda o: StepLR(o, 1, 0.9), [0.9**2, 0.9**3]),
+    "lambda": (lambda o: LambdaLR(o, lambda epoch: 1 / (1 + epoch)), [1 / 3, 1 / 4]),
+    "cosine": (
+        lambda o: CosineAnnealingLR(o, 4),
+        [(1 + math.cos(math.pi * e / 4)) / 2 for e in (2, 3)],
+    ),
+    "sequential": (
+        lambda o: SequentialLR(o, [StepLR(o, 1, 0.5), StepLR(o, 1, 0.1)], milestones=[3]),
+        [0.25, 1.0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_learning_rate_asked_for_is_used(tmp_path, name):
+    schedule, factors = SCHEDULES[name]
+    path = tmp_path / "s.pt"
+    cut(path, schedule=schedule)
+    whole = make(schedule=schedule)
+    whole.train()
+    assert whole.history["lr"][2:] == pytest.approx([0.01 * factor for factor in factors])
+    run, said = go_on(path, schedule=schedule, lr=0.1)
+    assert run.history["lr"][:2] == whole.history["lr"][:2]
+    assert run.history["lr"][2:] == pytest.approx([0.1 * factor for factor in factors])
+    assert len(said) == 1
+    assert f"{path} is a snapshot of a run with other settings" in said[0]
+    assert "lr: 0.01 → 0.1" in said[0]
+    assert "anew" not in said[0]
+
+
+def test_a_rate_that_a_scheduler_has_reached_is_a_change_when_it_is_asked_for(tmp_path):
+    path = tmp_path / "s.pt"
+    schedule = functools.partial(StepLR, step_size=1, gamma=0.5)
+    cut(path, schedule=schedule)
+    run, said = go_on(path, schedule=schedule, lr=0.0025)  # where the first run stands
+    assert run.history["lr"][2] == pytest.approx(0.0025 / 4)
+    assert "lr: 0.01 → 0.0025" in said[0]
+
+
+def test_settings_of_a_scheduler_are_honoured_and_another_one_starts_anew(tmp_path):
+    path = tmp_path / "s.pt"
+    cut(path, schedule=lambda o: StepLR(o, 1, 0.5))
+    kept = path.read_bytes()
+    run, said = go_on(path, schedule=lambda o: StepLR(o, 1, 0.1))
+    assert run.history["lr"] == pytest.approx([0.01, 0.005, 0.0025, 0.00025])
+    assert "scheduler's gamma: 0.5 → 0.1" in said[0]
+    path.write_bytes(kept)
+    run, said = go_on(path, schedule=lambda o: LambdaLR(o, lambda epoch: 1 / (1 + epoch)))
+    assert run.history["lr"] == pytest.approx([0.01, 0.005, 0.01, 0.005])
+    assert "StepLR → torch.optim.lr_scheduler.LambdaLR" in said[0]
+    path.write_bytes(kept)
+    run, said = go_on(path)
+    assert run.history["lr"] == pytest.approx([0.01, 0.005, 0.01, 0.01])
+    assert "StepLR → None" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"group": {"momentum": 0.9}}, "momentum: 0 → 0.9"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps: 1 → 2"),
+        ({"gradient_clip": 0.1}, "gradient_clip: None → 0.1"),
+        ({"precision": "bf16"}, "precision: fp32 → bf16"),
+        ({"precision": "fp16"}, "precision: fp32 → fp16"),
+        ({"seed": 4}, "seed: 3 → 4"),
+        ({"ema": 0.5}, "ema: None → 0.5"),
+        ({"train_data": DataLoader(dataset(40), batch_size=4)}, "batch_size: 8 → 4"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_changed_settings_are_honoured_and_listed(tmp_path, change, told):
+    """As a run whose weights and state are taken by hand, after the same two epochs."""
+    path = tmp_path / "s.pt"
+    cut(path)
+    content = torch.load(path, weights_only=True)
+    run, said = go_on(path, **change)
+    assert len(said) == 1
+    assert told in said[0]
+    restore = [] if "seed" in change else [Restore(content["ranks"][0]["rng"]["torch"])]
+    by_hand = make(callbacks=restore, **change)
+    by_hand._loop.model.load_state_dict(content["model"])
+    by_hand._loop.state.epoch = 2  # the rest of the four epochs
+    by_hand.train()
+    assert losses(run)["train_loss"][2:] == losses(by_hand)["train_loss"]
+    assert losses(run)["val_loss"][2:] == losses(by_hand)["val_loss"]
+
+
+class Restore(Callback):
+    """Puts torch's generator where it was."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def on_train_start(self, loop):
+        torch.set_rng_state(self.state)
+
+
+def test_other_batches_begin_the_epoch_under_way_anew(tmp_path):
+    path = tmp_path / "s.pt"
+
+    class Save(Callback):
+        def on_step_end(self, loop):
+            if loop.state.step == 8:
+                loop.save_snapshot()
+
+    cut(path, step=9, callbacks=[Save()])
+    run, said = go_on(path, train_data=DataLoader(dataset(40), batch_size=4))
+    assert "batch_size: 8 → 4. Begun anew: the epoch under way" in said[0]
+    assert [rows[0]["train_n"] for rows in run.history["ranks"]] == [40, 40, 40, 40]
+
+
+def test_a_run_that_nothing_changed_and_one_that_is_called_again_say_nothing(tmp_path):
+    path = tmp_path / "s.pt"
+    cut(path, schedule=lambda o: StepLR(o, 1, 0.9), loss=lambda p, y: (p - y).abs().mean())
+    _, said = go_on(
+        path, schedule=lambda o: StepLR(o, 1, 0.9), loss=lambda p, y: (p - y).abs().mean()
+    )
+    assert said == []
+    model, loader = network(), DataLoader(dataset(16), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    again = AdvancedTrainer(
+        model,
+        optimizer,
+        nn.MSELoss(),
+        StepLR(optimizer, 1, 0.5),
+        snapshot_path=tmp_path / "again.pt",
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again.fit(loader, epochs=2)
+        assert again.fit(loader, epochs=3)["lr"] == [0.1, 0.05, 0.025]
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0
+    with pytest.warns(UserWarning, match=r"lr: 0\.1 → 1\.0"):
+        again.fit(loader, epochs=4)
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+class Other(torch.optim.SGD):
+    """An optimizer of another class."""
+
+
+def other_data():
+    data = dataset(40)
+    return DataLoader(TensorDataset(data.tensors[0] + 1e-3, data.tensors[1]), batch_size=8)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"kind": Other}, r"snapshot of another optimizer: optimizer: torch\.optim\.sgd\.SGD → "),
+        ({"train_data": DataLoader(dataset(32), batch_size=8)}, r"samples: 40 → 32"),
+        ({"train_data": other_data()}, r"snapshot of other data: values"),
+    ],
+    ids=["optimizer", "samples", "values"],
+)
+def test_another_run_is_refused_by_name_and_leaves_the_snapshot(tmp_path, change, told):
+    path = tmp_path / "s.pt"
+    cut(path)
+    before = path.read_bytes()
+    with pytest.raises(InvalidValueError, match=told) as caught:
+        make(path, **change).train()
+    assert "give another snapshot_path or delete the file" in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_other_features_targets_statistics_and_stores_are_refused_by_name(tmp_path):
+    for store, names in (("one", "abc"), ("copy", "abc"), ("two", "bac")):
+        write_store(tmp_path / store, 40, tuple(names), window={})
+
+    def run(store="one", features=("a", "b"), target="c"):
+        data = PTXrDataset(tmp_path / store, to_pred=target, features=list(features))
+        loader = DataLoader(data, batch_size=8)
+        model = nn.Linear(len(features), 1)
+        settings = {"train_data": loader, "test_data": None, "epochs": 1, "lr": 1e-9}
+        make(tmp_path / "s.pt", model=model, **settings).train()
+
+    run()
+    with pytest.raises(InvalidValueError, match=r"snapshot of other data: features: \['a', 'b'\]"):
+        run(features=("a",))
+    with pytest.raises(InvalidValueError, match=r"features: \['a', 'b'\] → \['b', 'a'\]"):
+        run(features=("b", "a"))
+    with pytest.raises(InvalidValueError, match=r"targets: \['c'\] → \['b'\]"):
+        run(features=("a", "c"), target="b")
+    with pytest.raises(InvalidValueError, match=r"snapshot of other data: statistics \(a\)"):
+        run("two")
+    with pytest.warns(UserWarning, match="nothing is left to train"):
+        run("copy")
+
+
+# ------------------------------------------------------------ what is judged anew
+
+
+def test_after_a_change_of_loss_the_choice_of_the_best_starts_anew(tmp_path):
+    path = tmp_path / "s.pt"
+    small = {"loss": lambda p, y: nn.functional.mse_loss(p, y) * 1e-3}
+    cut(path, **small)
+    run, said = go_on(path, early_stopping=True, patience=1)
+    assert run.best_epoch == 4  # with the loss before, 1 or 2
+    assert run.best_loss == min(run.history["val_loss"][2:])
+    assert "loss: " in said[0]
+    assert said[0].endswith("Begun anew: the choice of the best epoch")
+
+
+def test_other_validation_data_and_metrics_are_judged_anew(tmp_path):
+    path = tmp_path / "s.pt"
+    x, y = dataset(17, seed=1).tensors
+    easy = DataLoader(TensorDataset(x, torch.zeros_like(y)), batch_size=5)
+    cut(path, test_data=easy)
+    kept = path.read_bytes()
+    run, said = go_on(path)
+    assert run.best_epoch > 2
+    assert "validation" in said[0]
+    path.write_bytes(kept)
+    run, said = go_on(path, test_data=easy, metrics={"mae": nn.functional.l1_loss})
+    assert run.best_epoch == int(torch.tensor(run.history["val_loss"]).argmin()) + 1
+    assert "metric 'mae': none → l1_loss" in said[0]
+    assert "anew" not in said[0]
+
+    def watch(metric):
+        stopping = EarlyStopping(patience=9, monitor="score")
+        go = {"metrics": {"score": metric}, "early_stopping": stopping}
+        return stopping, go
+
+    path.unlink()
+    cut(path, **watch(nn.functional.mse_loss)[1])
+    stopping, go = watch(lambda p, y: nn.functional.mse_loss(p, y) + 1e3)
+    _, said = go_on(path, **go)
+    assert stopping.best > 1e3
+    assert "the choice of the best epoch" in said[0]
+
+
+def test_a_finished_run_says_that_nothing_is_left_and_keeps_its_best(tmp_path):
+    path = tmp_path / "s.pt"
+    done = make(path)
+    model = done.train()
+    run, said = go_on(path, loss=nn.L1Loss())
+    assert weights(run.model) == weights(model)
+    assert (run.best_epoch, run.best_loss) == (done.best_epoch, done.best_loss)
+    assert "loss: MSELoss → L1Loss" in said[0]
+    assert "nothing is left to train" in said[1]
+    assert "epochs=4" in said[1]
+
+
+def test_a_step_of_ones_own_is_known_by_what_it_computes(tmp_path):
+    def fit(weight, epochs):
+        class Own(Stepwise):
+            def train_step(self, batch):
+                return {"loss": weight * (self.model(batch[0]) - batch[1]).pow(2).mean()}
+
+            test_step = train_step
+
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        own = Own(model, "cpu", optimizer=optimizer, snapshot_path=tmp_path / "s.pt", save_every=1)
+        loader = DataLoader(dataset(16), batch_size=4)
+        own.run(epochs, loader, loader)
+        return own
+
+    fit(1.0, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(1.0, 3)
+    with pytest.warns(UserWarning, match=r"loss \(train_step, train_step\) has changed"):
+        own = fit(10.0, 5)
+    assert own.best_epoch > 3
+
+
+def test_losses_are_known_by_settings_tensors_and_code():
+    weight = torch.tensor([1.0, 2.0])
+    scale = [1.0, 2.0]
+    kinds = [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(ignore_index=3),
+        nn.CrossEntropyLoss(weight=weight),
+        nn.CrossEntropyLoss(weight=2 * weight),
+        functools.partial(nn.functional.huber_loss, delta=1.0),
+        functools.partial(nn.functional.huber_loss, delta=2.0),
+        lambda p, y: (p - y).pow(2).mean(),
+        lambda p, y: (p - y).pow(4).mean(),
+        *(lambda p, y, s=s: (p - y).mean() * s for s in scale),
+    ]
+    found = [tuple(identity(kind)) for kind in kinds]
+    assert len(set(found)) == len(kinds)
+    assert found[3] == tuple(identity(nn.CrossEntropyLoss(weight=2 * weight)))
+    model = nn.Linear(1, 1)
+
+    def penalized(p, y):
+        return (p - y).mean() + model.weight.norm()
+
+    before = identity(penalized)
+    with torch.no_grad():
+        model.weight += 1
+    assert identity(penalized) == before
+
+
+def test_states_are_merged_by_who_changed_them():
+    old = {"gamma": 0.9, "n": 0, "inner": [{"a": 1, "n": 0}], "betas": [0.9, 0.99]}
+    saved = {"gamma": 0.9, "n": 5, "inner": [{"a": 1, "n": 5}], "betas": (0.9, 0.99), "late": 1}
+    new = {"gamma": 0.5, "n": 1, "inner": [{"a": 2, "n": 0}], "betas": (0.8, 0.99)}
+    assert merged(old, saved, new) == {
+        "gamma": 0.5,
+        "n": 5,
+        "inner": [{"a": 2, "n": 5}],
+        "betas": (0.8, 0.99),
+        "late": 1,
+    }
+
+
+# --------------------------------------------------------------- frozen parameters
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_layers_unfrozen_in_a_run_are_so_after_a_resume(tmp_path, adds):
+    """Once in epoch 2, by a callback that a resumed run does not come by again."""
+
+    class Unfreeze(Callback):
+        def on_epoch_start(self, loop):
+            if loop.state.epoch == 1:
+                loop.model[0].requires_grad_(True)
+                if adds:
+                    layer = {"params": loop.model[0].parameters(), "lr": 0.1}
+                    loop.optimizer.add_param_group(layer)
+
+    def settings():
+        model = network()
+        model[0].requires_grad_(False)
+
+        def kind(parameters, lr):
+            chosen = [p for p in model.parameters() if p.requires_grad or not adds]
+            return torch.optim.SGD(chosen, lr=lr, momentum=0.9)
+
+        return {"model": model, "kind": kind, "callbacks": [Unfreeze()]}
+
+    whole = make(**settings())
+    wanted = weights(whole.train())
+    path = tmp_path / "s.pt"
+    cut(path, **settings())
+    run, said = go_on(path, **settings())
+    assert said == []
+    assert weights(run.model) == wanted
+    assert losses(run) == losses(whole)
+    path.unlink()
+    cut(path, **settings())
+    changed = settings()
+    changed["model"][0].requires_grad_(True)
+    if not adds:  # else the optimizer has other parameters
+        _, said = go_on(path, **changed)
+        assert "parameters to train: ['3.weight', '3.bias'] → ['0.weight', " in said[0]
