@@ -11,8 +11,8 @@ import torch
 import xarray as xr
 
 from ml4cube import preprocessing as pp
-from ml4cube.core.axes import dates_along, find_time_dim, same_coordinate
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube.coordinates import dates_along, find_time_dim, same_coordinate
 from ml4cube.evaluation.metrics import score_cube
 from ml4cube.prediction import predict_cube
 from ml4cube.splits import assign_block_split

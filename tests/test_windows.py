@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.core.grid import Grid
+from ml4cube.cube.opening import as_dataset, cube_dims, cube_variables
 from ml4cube.datasets.cube_reader import CubeReader
-from ml4cube.datasets.opening import as_dataset, cube_dims, cube_variables
 from ml4cube.datasets.windows import arrange, cut, tile_cells
 from tests.cubes import cell_id_cube
 

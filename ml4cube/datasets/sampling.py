@@ -18,12 +18,12 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.missing import check_mask
 from ml4cube.core.partition import hash_ids
-from ml4cube.core.roles import RECIPE_ATTR, ROLE_ATTR
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS, check_fractions
+from ml4cube.cube.opening import as_dataset, cube_dims, cube_variables
+from ml4cube.cube.roles import RECIPE_ATTR, ROLE_ATTR
 from ml4cube.datasets.cube_reader import ComputedSource, CubeReader
 from ml4cube.datasets.extractor import Axis, BlockChoice, Callback, Extractor, tiling
-from ml4cube.datasets.opening import as_dataset, cube_dims, cube_variables
 from ml4cube.datasets.store import AXES, MANIFEST
 from ml4cube.preprocessing.cubes import check_decoded, is_mask, split_label
 from ml4cube.splits import assign_block_split

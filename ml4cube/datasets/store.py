@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import StoreError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
+from ml4cube.cube.opening import DATE_UNITS
 from ml4cube.datasets.encoding import Compressor, with_index
 from ml4cube.datasets.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
 from ml4cube.datasets.places import Place, ZarrFolder, folder_of, place_of
@@ -45,8 +46,6 @@ FORMAT = 1
 MANIFEST = "manifest/zarr.json"
 #: The subgroup of the cube's coordinates.
 AXES = "axes"
-#: Units of dates that a store can hold, in numpy's words and in CF's.
-DATE_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _FILL = "fill_statistics"
 _NO_DATE = np.iinfo(np.int64).min
 

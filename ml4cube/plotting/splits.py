@@ -13,9 +13,9 @@ from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColor
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ml4cube.core.axes import find_time_dim, is_time, steps_along, times_along
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, PARTS
+from ml4cube.cube.coordinates import find_time_dim, is_time, steps_along, times_along
 from ml4cube.plotting.fields import GAP_COLOR, axis_name, draw_field
 
 PART_COLORS = {"train": "#0072B2", "val": "#E69F00", "test": "#D55E00", "excluded": "#999999"}

@@ -32,8 +32,8 @@ from ml4cube.core.statistics import (
     scale_values,
     unscale_values,
 )
+from ml4cube.cube.opening import as_dataset, cube_dims, cube_variables
 from ml4cube.datasets.cube_reader import CubeReader
-from ml4cube.datasets.opening import as_dataset, cube_dims, cube_variables
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.store import StoreMetadata
 from ml4cube.prediction.blending import Blend, Cover, Tile

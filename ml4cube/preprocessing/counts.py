@@ -13,8 +13,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.chunks.blocks import read_in_blocks
-from ml4cube.core import roles
 from ml4cube.core.missing import KEPT, MASK, REASONS, find_gaps, keep_samples
+from ml4cube.cube import roles
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import SAMPLES
 

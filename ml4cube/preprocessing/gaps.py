@@ -16,7 +16,6 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.chunks.blocks import read_in_blocks
-from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import (
     InvalidTypeError,
@@ -40,6 +39,7 @@ from ml4cube.core.missing import (
     plain,
 )
 from ml4cube.core.statistics import check_numpy, scaled_dtype
+from ml4cube.cube import roles
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.counts import (
     Stage,

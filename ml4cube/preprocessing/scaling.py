@@ -11,12 +11,12 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.chunks.blocks import read_in_blocks
-from ml4cube.core import roles
 from ml4cube.core import statistics as core
-from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
 from ml4cube.core.statistics import scale_values, scaled_dtype
+from ml4cube.cube import roles
+from ml4cube.cube.coordinates import same_coordinate
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.climatology import GROUPS, group_ids
 from ml4cube.preprocessing.samples import Samples

@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import find_gaps, plain
-from ml4cube.core.roles import FILTER_VAR, is_mask
 from ml4cube.core.split_plan import TEST, TRAIN
+from ml4cube.cube.roles import FILTER_VAR, is_mask
 from ml4cube.splits.cube import CubeView, is_label
 
 Arrays = dict[str, NDArray[Any]]

@@ -12,10 +12,10 @@ import xarray as xr
 from dask.array.core import normalize_chunks
 from numpy.typing import NDArray
 
-from ml4cube.core import roles
 from ml4cube.core.angles import MOST_LAT, in_degrees, is_latitude, is_longitude
-from ml4cube.core.axes import TIME_NAMES, by_rank, find_time_dim, is_time, steps_along
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_names
+from ml4cube.cube import roles
+from ml4cube.cube.coordinates import TIME_NAMES, by_rank, find_time_dim, is_time, steps_along
 
 # Degrees that are places on the globe: a longitude may be counted once more around.
 _MOST_LON = 720.0
@@ -105,9 +105,9 @@ class CubeView:
         Returns
         -------
         DataArray or None
-            A coordinate along one dim of the cube, the first by `core.axes.by_rank`; times by
-            `core.axes.find_time_dim`. Latitudes and longitudes are in degrees, also where the
-            cube has radians.
+            A coordinate along one dim of the cube, the first by `by_rank`; times by
+            `find_time_dim`. Latitudes and longitudes are in degrees, also where the cube has
+            radians.
         """
         coords = self.ds.coords.values()
         dims = (find_time_dim(coords, self.dims),) if kind == "time" else self.dims
@@ -147,7 +147,7 @@ class CubeView:
         Returns
         -------
         DataArray or None
-            By `core.axes.steps_along`.
+            By `steps_along`.
         """
         found: xr.DataArray | None = steps_along(self.ds.coords.values(), dim)
         return found

@@ -14,10 +14,10 @@ from dask.array.core import slices_from_chunks
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT, in_degrees
-from ml4cube.core.axes import find_time_dim, is_time, same_coordinate, times_along
 from ml4cube.core.buffer import EARTH_RADIUS_KM
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
+from ml4cube.cube.coordinates import find_time_dim, is_time, same_coordinate, times_along
 from ml4cube.splits.cube import CubeView, check_places, in_chunks, is_kind, microseconds
 from ml4cube.splits.layout import SAMPLE, Layout
 from ml4cube.splits.validity import check_numpy_mask, on_cube

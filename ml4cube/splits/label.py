@@ -14,7 +14,6 @@ import xarray as xr
 
 from ml4cube.core.buffer import Reach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.roles import NAME_ATTR, RECIPE_ATTR
 from ml4cube.core.split_plan import (
     EXCLUDED,
     PARTS,
@@ -24,6 +23,7 @@ from ml4cube.core.split_plan import (
     SplitPlan,
     label_box,
 )
+from ml4cube.cube.roles import NAME_ATTR, RECIPE_ATTR
 from ml4cube.splits.buffers import resolve_buffer
 from ml4cube.splits.cube import CubeView, cube_positions, is_label
 from ml4cube.splits.validity import slabs

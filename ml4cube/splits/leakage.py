@@ -16,9 +16,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.roles import RECIPE_ATTR, is_mask
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN, VAL
 from ml4cube.core.statistics import check_decoded, check_numpy
+from ml4cube.cube.roles import RECIPE_ATTR, is_mask
 from ml4cube.splits.carried import Carried, find_carried
 from ml4cube.splits.cube import CubeView, is_label
 from ml4cube.splits.deployment import Ground, distances

@@ -12,11 +12,11 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core import roles
-from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.statistics import check_decoded
 from ml4cube.core.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
+from ml4cube.cube import roles
+from ml4cube.cube.coordinates import is_time
 from ml4cube.splits.cube import as_dataset, in_chunks, microseconds
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import rounding_of
 from ml4cube.core.buffer import Reach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, VAL, SplitPlan
+from ml4cube.cube.coordinates import rounding_of
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import ValidLike, valid_mask
 

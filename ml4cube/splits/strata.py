@@ -11,11 +11,11 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import check_decoded
+from ml4cube.cube.coordinates import is_time
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.tally import Tally, key_names, tally
 from ml4cube.splits.validity import Counts, on_cube, repeat_along_missing

@@ -11,10 +11,10 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.statistics import check_numpy
+from ml4cube.cube.coordinates import same_coordinate
 from ml4cube.splits.cube import CubeView, in_chunks
 
 Counts = NDArray[np.int64]

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ml4cube.core import roles
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_names
-from ml4cube.datasets.places import store_and_path
-from ml4cube.datasets.store import DATE_UNITS
+from ml4cube.cube import roles
 
 if TYPE_CHECKING:
     import xarray as xr
+
+#: Units of dates that samples can hold, as CF writes them.
+DATE_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
 
 def as_dataset(ds: Any) -> xr.Dataset:
@@ -52,6 +53,32 @@ def as_dataset(ds: Any) -> xr.Dataset:
             "group, or an Icechunk session"
         )
     return _open_cube(ds if store is None else store, inside)
+
+
+def store_and_path(source: Any) -> tuple[Any, str]:
+    """Find the zarr store behind an object, and the path inside it.
+
+    Parameters
+    ----------
+    source : object
+        A zarr store, StorePath or group, an Icechunk session, or anything else.
+
+    Returns
+    -------
+    store : zarr store or None
+        None if there is none behind it.
+    path : str
+        Empty for the store's root.
+    """
+    import zarr
+    from zarr.abc.store import Store
+    from zarr.storage import StorePath
+
+    if isinstance(source, zarr.Group | StorePath):
+        return source.store, source.path
+    # an Icechunk session is known by its store, so that icechunk need not be imported
+    store = source if isinstance(source, Store) else getattr(source, "store", None)
+    return (store, "") if isinstance(store, Store) else (None, "")
 
 
 def _open_cube(source: Any, group: str) -> xr.Dataset:
