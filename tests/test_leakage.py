@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ml4cube.core.fingerprint import combine, fingerprint_columns, informative, words_of
 from ml4cube.core.separation import nearest_box, pieces, run_lengths
-from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.plotting import split_timeline
 from ml4cube.preprocessing import assign_mask
 from ml4cube.splits import (
@@ -974,8 +974,8 @@ def test_labels_that_cannot_be_judged(label, words):
 # ------------------------------------------------------------------ the object, and large cubes
 
 
-def test_a_path_is_told_how_cubes_and_stores_are_opened():
-    with pytest.raises(InvalidTypeError, match=r"open_zarr, or a store .* ml4cube\.open_store"):
+def test_a_path_where_nothing_lies_is_named():
+    with pytest.raises(StoreError, match=r"no cube can be read from train\.zarr"):
         leakage_report("train.zarr", "test.zarr")
 
 

@@ -169,7 +169,10 @@ def test_units_of_a_buffer_may_be_in_any_case(asked, asked_alike):
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (lambda ds, _: assign_block_split(ds[["one"]]), r"has no data variable .* \['one'\]"),
+        (
+            lambda ds, _: assign_block_split(ds[["one"]]),
+            r"no data variable .* 'one' \(a scalar",
+        ),
         (
             lambda ds, bare: assign_time_split(ds, dim="lat", valid=bare[:5]),
             "^valid has 5 cells along",
@@ -371,8 +374,31 @@ def test_create_split_shares_every_cell_out(as_arrays):
     assert sorted(np.ravel(y_train)) == sorted(train)
     assert sorted([*np.ravel(y_train), *np.ravel(y_test)]) == sorted(made["a"].values.ravel())
     for axis in (3, -4, 9):
-        with pytest.raises(InvalidValueError, match=f"stack_axis={axis}, .* give -3 to 2"):
+        axes = "-3 to 2" if as_arrays else "-2 to 1"
+        with pytest.raises(InvalidValueError, match=f"stack_axis={axis}, .* give {axes}"):
             create_split(data, "a", stack_axis=axis)
+
+
+def test_create_split_of_a_cube_gives_one_row_for_each_valid_cell_of_a_part():
+    cube = cell_id_cube({"time": 6, "lat": 4, "lon": 5}, "float64", names=("a", "b"))
+    cube["height"] = cube.b[0].drop_vars("time") * 10
+    cube["b"] = cube.b.where(cube.a % 7 != 0)
+    cube["filter_mask"] = cube.a[0].drop_vars("time") % 5 != 0
+    made = assign_block_split(cube, {"time": 2, "lon": 2}, 0.5, val=0.2)
+    X_train, X_test, y_train, y_test = create_split(made.transpose(), "a")
+    split = made.split.transpose(*cube.a.dims)
+    for part, X, y in ((1, X_train, y_train), (0, X_test, y_test)):
+        expected = [
+            (cube.b.values[t, i, k], cube.height.values[i, k], cube.a.values[t, i, k])
+            for k in range(5) for i in range(4) for t in range(6)
+            if split.values[t, i, k] == part
+            and cube.filter_mask.values[i, k]
+            and cube.a.values[t, i, k] % 7
+        ]  # fmt: skip
+        assert len(expected) > 5
+        assert np.concatenate([X, y], axis=1).tolist() == [list(row) for row in expected]
+    samples = made.rename(time="samples")
+    assert create_split(samples, "a")[0].shape[1:] == (4, 5, 2)
 
 
 def test_other_labels_and_masks_are_no_features_by_themselves():

@@ -15,6 +15,7 @@ from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import scale_values
+from ml4cube.cube.variables import split_label
 from ml4cube.datasets.callback_identity import name_of
 from ml4cube.datasets.engines import local_engine
 from ml4cube.datasets.extractor import Arrays, Extractor
@@ -33,7 +34,6 @@ from ml4cube.datasets.sample_plan import SamplePlan, make_plan
 from ml4cube.datasets.sampling import Sampling
 from ml4cube.datasets.shard_layout import scaling_of
 from ml4cube.datasets.store import StoreMetadata
-from ml4cube.preprocessing.cubes import split_label
 
 if TYPE_CHECKING:
     import xarray as xr

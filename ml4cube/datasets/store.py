@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import StoreError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
-from ml4cube.cube.opening import DATE_UNITS
+from ml4cube.cube.variables import DATE_UNITS
 from ml4cube.datasets.encoding import Compressor, with_index
 from ml4cube.datasets.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
 from ml4cube.datasets.places import Place, ZarrFolder, folder_of, place_of

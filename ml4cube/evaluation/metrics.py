@@ -20,7 +20,8 @@ from ml4cube.core.angles import cosines, is_latitude
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
 from ml4cube.cube import roles
-from ml4cube.preprocessing.cubes import check_places, data_variables
+from ml4cube.cube.variables import data_variables
+from ml4cube.preprocessing.cubes import check_places
 
 Cube = xr.Dataset | xr.DataArray
 Weights = xr.DataArray | str | None

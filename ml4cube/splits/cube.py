@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ from dask.array.core import normalize_chunks
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT, in_degrees, is_latitude, is_longitude
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_names
-from ml4cube.cube import roles
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.coordinates import TIME_NAMES, by_rank, find_time_dim, is_time, steps_along
+from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.variables import cube_dims, cube_variables
 
 # Degrees that are places on the globe: a longitude may be counted once more around.
 _MOST_LON = 720.0
@@ -68,21 +69,15 @@ class CubeView:
         InvalidTypeError
             If it is no cube, or a dim has no string as name.
         InvalidValueError
-            If no data variable has a dim, or a dim has no cells.
+            By `cube_dims`, or if a dim has no cells.
         """
         ds = as_dataset(cube)
-        variables = _data_variables(ds)
-        if not variables:
-            raise InvalidValueError(
-                f"the cube has no data variable with dims, only {list(ds.data_vars)}; give one"
-            )
-        main = max(variables, key=lambda v: (v.ndim, v.size))
-        if odd := [dim for dim in main.dims if not isinstance(dim, str)]:
-            raise InvalidTypeError(f"dims are named by strings, found {odd}; use ds.rename")
-        if empty := [dim for dim in main.dims if ds.sizes[dim] == 0]:
+        dims = cube_dims(ds)
+        if empty := [dim for dim in dims if ds.sizes[dim] == 0]:
             raise InvalidValueError(f"the cube has no cells along {empty}")
-        dims = tuple(str(dim) for dim in main.dims)
-        return cls(ds, dims, *_chunks(dims, ds, [main, *variables]))
+        variables = [ds[name] for name in cube_variables(ds)[0]]
+        variables.sort(key=lambda v: -v.size)
+        return cls(ds, dims, *_chunks(dims, ds, variables))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -355,69 +350,10 @@ class CubeView:
         return str(coord.dims[0]), coord.size - max(math.floor(turns_over + 1.01), 0)
 
 
-def as_dataset(cube: xr.Dataset | xr.DataArray) -> xr.Dataset:
-    """Turn a DataArray into a Dataset of one variable; leave a Dataset as it is.
-
-    Parameters
-    ----------
-    cube : Dataset or DataArray
-        The cube.
-
-    Returns
-    -------
-    Dataset
-        The same data.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is neither, or variables or dims have names that are no texts.
-    """
-    if isinstance(cube, xr.Dataset):
-        check_names((*cube.variables, *cube.dims))
-        return cube
-    if isinstance(cube, xr.DataArray):
-        return cube.to_dataset(name=roles.DATA_VAR if cube.name is None else cube.name)
-    raise InvalidTypeError(
-        f"a cube is an xarray Dataset or DataArray, found {type(cube).__name__}; "
-        "open it first, for example with xarray.open_zarr, or a store of samples with "
-        "ml4cube.open_store"
-    )
-
-
-def is_label(variable: xr.DataArray) -> bool:
-    """Whether a variable is a split label.
-
-    Parameters
-    ----------
-    variable : DataArray
-        A variable of a cube.
-
-    Returns
-    -------
-    bool
-        True if it is one by `roles.is_label`.
-    """
-    return roles.is_label(variable.name, variable.dtype, variable.attrs)
-
-
 def _ranks(coord: xr.DataArray) -> NDArray[np.intp]:
     """Place of each value among the different values."""
     values = microseconds(coord) if is_time(coord) else coord.values
     return np.unique(values, return_inverse=True)[1].ravel()
-
-
-def _data_variables(ds: xr.Dataset) -> list[xr.DataArray]:
-    """Data variables with dims that are neither labels nor bounds of a coordinate."""
-    bounds: set[Hashable] = set()
-    for variable in ds.variables.values():
-        for source in (variable.attrs, variable.encoding):
-            bounds.update(source[key] for key in ("bounds", "climatology") if key in source)
-    return [
-        variable
-        for name, variable in ds.data_vars.items()
-        if variable.ndim and name not in bounds and not is_label(variable)
-    ]
 
 
 def _chunks(
