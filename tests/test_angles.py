@@ -7,8 +7,9 @@ import pytest
 import xarray as xr
 
 from ml4cube import preprocessing as pp
-from ml4cube.core.angles import cosines, is_latitude, is_longitude
+from ml4cube.core.angles import cosines
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.evaluation.metrics import area_weights
 from ml4cube.splits.cube import CubeView

@@ -696,7 +696,7 @@ def test_dates_of_something_else_are_no_times():
     assert label.values.tolist() == [1] * 5 + [255] * 2 + [0] * 3
     some = DAYS.copy()
     some[3] = np.datetime64("NaT")
-    gappy = xr.Dataset({"a": ("obs", np.zeros(10))}, {"obs": np.arange(10), "t": ("obs", some)})
+    gappy = xr.Dataset({"a": ("obs", np.zeros(10))}, {"obs": np.arange(10), "time": ("obs", some)})
     assert assign_time_split(gappy, 0.7, dim="obs").split.values.tolist() == [1] * 7 + [0] * 3
     with pytest.raises(InvalidValueError, match="missing dates"):
         assign_time_split(gappy.drop_vars("obs"), 0.7)
@@ -719,8 +719,12 @@ def test_of_dates_beside_a_dim_those_are_taken_that_are_its_times(names, taken):
         cube = xr.Dataset({"a": ("obs", np.zeros(12))}, coords)
         if "valid" in names:
             cube["valid"].attrs["standard_name"] = "time"
-        label = assign_time_split(cube, 0.6, gap="12h").split.values
-        assert label.tolist() == [1] * 5 + [255] * 2 + [0] * 5
+        if names == ("run", "begin"):  # they measure the steps of a dim that is named
+            with pytest.raises(InvalidValueError, match=r"needs a time dim.* as in dim='obs'"):
+                assign_time_split(cube, 0.6)
+        dim = "obs" if names == ("run", "begin") else None
+        label = assign_time_split(cube, 0.6, gap="12h", dim=dim).split
+        assert label.values.tolist() == [1] * 5 + [255] * 2 + [0] * 5
 
 
 @pytest.mark.parametrize("gap", [4, 10, "10D"])
@@ -732,8 +736,8 @@ def test_a_gap_that_takes_all_of_train_is_refused(gap, own):
         assign_time_split(cube, 0.6, gap=gap)
 
 
-@pytest.mark.parametrize("names", [("time", "init"), ("init", "run")])
-def test_of_two_time_axes_the_same_is_taken_in_any_order(names):
+@pytest.mark.parametrize("names", [("time", "init"), ("init", "time")])
+def test_of_two_axes_of_dates_the_one_called_time_is_taken(names):
     coords = {name: DAYS[:8] + np.timedelta64(9 * i, "D") for i, name in enumerate(names)}
     cube = xr.Dataset({"a": (names, np.zeros((8, 8)))}, coords)
     turned = xr.Dataset({"a": cube.a}, dict(reversed(list(cube.coords.items()))))
@@ -741,7 +745,12 @@ def test_of_two_time_axes_the_same_is_taken_in_any_order(names):
     assert list(turned.coords) != list(cube.coords)
     label, again = (assign_time_split(one, 0.5, gap="1D").split for one in (cube, turned))
     xr.testing.assert_equal(label, again)
-    assert (label == label.isel({names[1]: 0})).all()
+    assert (label == label.isel(init=0)).all()
+    unknown = cube.rename(time="run")
+    with pytest.raises(InvalidValueError, match=r"'run'.* may be it; name the one, as in dim="):
+        assign_time_split(unknown, 0.5)
+    named = assign_time_split(unknown, 0.5, dim="run").split
+    assert (named == named.isel(init=0)).all()
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from ml4cube.core.angles import cosines, is_latitude
+from ml4cube.core.angles import cosines
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
 from ml4cube.cube import roles
+from ml4cube.cube.coordinates import is_latitude
 from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing.cubes import check_places
 

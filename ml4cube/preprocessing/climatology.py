@@ -6,11 +6,11 @@ from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, check_choice
+from ml4cube.cube.coordinates import is_time, time_dims
 
 #: Labels of the groups. A day of the year counts from 1; calendars without leap days have 365,
 #: or 360. The others are without cells there.
@@ -83,13 +83,10 @@ def time_dim(cube: xr.Dataset) -> str:
     InvalidValueError
         If there is none, or several of which none is called ``"time"``.
     """
-    dated = [
-        str(name)
-        for name, index in cube.indexes.items()
-        if isinstance(index, pd.DatetimeIndex | xr.CFTimeIndex) and name in cube.dims
-    ]
-    if len(dated) == 1 or "time" in dated:
-        return "time" if "time" in dated else dated[0]
+    found = time_dims(list(cube.coords.values()), cube.dims)
+    dated = [dim for dim in found if dim in cube.coords and is_time(cube[dim])]
+    if len(dated) == 1:
+        return dated[0]
     raise InvalidValueError(
         f"a climatology needs one dim with dates for coordinates, found {dated or 'none'} among "
         f"{list(cube.dims)}; decode the times, or name the dim that counts 'time'"

@@ -8,9 +8,10 @@ from typing import TypeVar
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.angles import cosines, is_latitude
+from ml4cube.core.angles import cosines
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fields import check_weights
+from ml4cube.cube.coordinates import is_latitude
 from ml4cube.preprocessing import cubes
 
 Weights = str | xr.DataArray | None

@@ -12,9 +12,16 @@ import xarray as xr
 from dask.array.core import normalize_chunks
 from numpy.typing import NDArray
 
-from ml4cube.core.angles import MOST_LAT, in_degrees, is_latitude, is_longitude
+from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.cube.coordinates import TIME_NAMES, by_rank, find_time_dim, is_time, steps_along
+from ml4cube.cube.coordinates import (
+    TIME_NAMES,
+    dates_along,
+    find_time_dim,
+    is_time,
+    role_of,
+    time_dims,
+)
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims, cube_variables
 
@@ -100,19 +107,22 @@ class CubeView:
         Returns
         -------
         DataArray or None
-            A coordinate along one dim of the cube, the first by `by_rank`; times by
-            `find_time_dim`. Latitudes and longitudes are in degrees, also where the cube has
-            radians.
+            A coordinate along one dim of the cube, a dim's own before others; dates of the dim
+            of time. Latitudes and longitudes are in degrees, also where the cube has radians.
         """
         coords = self.ds.coords.values()
-        dims = (find_time_dim(coords, self.dims),) if kind == "time" else self.dims
-        found = by_rank(
+        if kind == "time":
+            dim = find_time_dim(coords, self.dims)
+            dates: xr.DataArray | None = None if dim is None else dates_along(coords, dim)
+            return dates
+        found = [
             coord
             for coord in coords
-            if coord.ndim == 1 and coord.dims[0] in dims and is_kind(coord, kind)
-        )
-        if not found or kind == "time":
-            return next(iter(found), None)
+            if coord.ndim == 1 and coord.dims[0] in self.dims and is_kind(coord, kind)
+        ]
+        if not found:
+            return None
+        found.sort(key=lambda coord: (coord.name != coord.dims[0], str(coord.name)))
         degrees = in_degrees(found[0].values, found[0].attrs.get("units"))
         return xr.DataArray(degrees, dims=found[0].dims, name=found[0].name)
 
@@ -142,10 +152,14 @@ class CubeView:
         Returns
         -------
         DataArray or None
-            By `steps_along`.
+            The dim's own where it holds numbers and is called like one of time, or there are no
+            other dates, or some are missing; else dates by `dates_along`.
         """
-        found: xr.DataArray | None = steps_along(self.ds.coords.values(), dim)
-        return found
+        own = self.own(dim)
+        dates: xr.DataArray | None = dates_along(self.ds.coords.values(), dim)
+        if dates is None or (own is not None and (self.has_times(dim) or dates.isnull().any())):
+            return own
+        return dates
 
     def time_dim(self, argument: str) -> str:
         """Name of the time dim.
@@ -163,11 +177,16 @@ class CubeView:
         Raises
         ------
         InvalidValueError
-            If no dim looks like time.
+            If no dim looks like time, or several do.
         """
-        dim = find_time_dim(self.ds.coords.values(), self.dims)
-        if dim is not None:
-            return dim
+        found = time_dims(list(self.ds.coords.values()), self.dims)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise InvalidValueError(
+                f"{'this' if argument == 'dim' else argument} needs a time dim, {found} may be it; "
+                f"name the one, as in {f'dim={found[0]!r}' if argument == 'dim' else {found[0]: 2}}"
+            )
         how = f"dim={self.dims[0]!r}" if argument == "dim" else f"{{{self.dims[0]!r}: 2}}"
         raise InvalidValueError(
             f"{'this' if argument == 'dim' else argument} needs a time dim, the cube has "
@@ -471,10 +490,7 @@ def is_kind(coord: xr.DataArray, kind: str) -> bool:
         True for dates, and for numbers of such a name, standard name or unit. Those of rotated
         grids are none: they would be taken for a deployment's places on Earth.
     """
-    if kind == "time":
-        return is_time(coord)
-    known = is_longitude if kind == "lon" else is_latitude
-    return coord.dtype.kind in "fiu" and known(coord.name, coord.attrs)
+    return role_of(coord) == {"lat": "latitude", "lon": "longitude"}.get(kind, kind)
 
 
 def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
