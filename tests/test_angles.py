@@ -8,8 +8,9 @@ import torch
 import xarray as xr
 
 from ml4cube import preprocessing as pp
-from ml4cube.core.angles import cell_areas, is_latitude, is_longitude
+from ml4cube.core.angles import cell_areas
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.evaluation.metrics import area_weights, score_cube
 from ml4cube.splits.cube import CubeView

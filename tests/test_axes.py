@@ -11,8 +11,9 @@ import torch
 import xarray as xr
 
 from ml4cube import preprocessing as pp
-from ml4cube.core.axes import dates_along, find_time_dim, same_coordinate
+from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube.coordinates import dates_along, role_of, time_dims
 from ml4cube.evaluation.metrics import score_cube
 from ml4cube.prediction import predict_cube
 from ml4cube.splits import assign_block_split
@@ -96,23 +97,62 @@ NUMBERS = np.arange(8)
         ({"time_origin": ("samples", DAYS)}, "samples time", "samples"),
         ({"time": NUMBERS, "built": ("st", DAYS)}, "st time", "time"),
         ({"time": NUMBERS, "date": ("st", DAYS)}, "st time", "time"),
-        ({"date": ("obs", DAYS)}, "t obs", "obs"),
         ({"built": ("st", DAYS)}, "st time", "time"),
-        ({"built": ("st", DAYS)}, "st level", "st"),
-        ({"init": ("run", DAYS), "time": DAYS - DAYS[0]}, "run time", "run"),
+        ({"y": NUMBERS, "n": ("n", NUMBERS, {"axis": "T"})}, "n y", "n"),
+        ({"run": DAYS, "time": DAYS}, "run time", "time"),
+        ({"run": DAYS, "valid": DAYS}, "run valid", "run valid"),
+        ({"time": ("st", DAYS), "valid": ("x", DAYS, {"axis": "T"})}, "st x", "st x"),
         ({"time": DAYS - DAYS[0]}, "x time", "time"),
-        ({"lat": NUMBERS, "start": DAYS[0]}, "lat x", None),
-        ({"built": ("st", DAYS)}, "lat x", None),
+        # dates on which stations began are not the steps of time
+        ({"built": ("st", DAYS)}, "st level", ""),
+        ({"lat": NUMBERS, "start": DAYS[0]}, "lat x", ""),
     ],
 )
-def test_the_dim_of_time_is_the_one_that_is_most_likely_it(coords, dims, found):
+def test_the_dim_of_time_is_found_by_three_rules(coords, dims, found):
     coords = xr.Dataset(coords=coords).coords
-    assert find_time_dim(coords.values(), dims.split()) == found
-    assert find_time_dim(list(coords.values())[::-1], dims.split()) == found
+    assert time_dims(coords.values(), dims.split()) == found.split()
+    assert time_dims(list(coords.values())[::-1], dims.split()) == found.split()
+
+
+@pytest.mark.parametrize(
+    ("coords", "found"),
+    [
+        ({"obs": DAYS, "start": ("obs", DAYS)}, "obs"),
+        ({"obs": NUMBERS, "time": ("obs", DAYS[::-1]), "start": ("obs", DAYS)}, "time"),
+        ({"w": ("obs", DAYS[[0] * 8], {"standard_name": "time"}), "start": ("obs", DAYS)}, "w"),
+        ({"start": ("obs", DAYS[::-1])}, "start"),
+        ({"start": ("obs", DAYS), "end": ("obs", DAYS)}, None),
+        ({"start": ("obs", DAYS[[0, 1, 1, 2, 3, 4, 5, 6]])}, None),
+        ({"start": ("obs", DAYS[[1, 0, 2, 3, 4, 5, 6, 7]])}, None),
+        ({"obs": NUMBERS, "start": DAYS[0]}, None),
+    ],
+)
+def test_dates_that_measure_a_dim(coords, found):
+    values = list(xr.Dataset(coords=coords).coords.values())
+    for order in (values, values[::-1]):
+        assert getattr(dates_along(order, "obs"), "name", None) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "attrs", "role"),
+    [
+        ("lev", {"axis": "Z"}, "vertical"),
+        ("plev", {"standard_name": "air_pressure"}, "vertical"),
+        ("depth", {"positive": "Down"}, "vertical"),
+        ("y", {"long_name": "Latitude"}, "latitude"),
+        ("x", {"_CoordinateAxisType": "Lon"}, "longitude"),
+        ("rlat", {"units": "degrees_north"}, None),
+        ("y", {"units": np.array(["m", "m"])}, None),
+        ("y", {"units": 1}, None),
+        ("time", {"units": "days since 2000-01-01"}, None),
+    ],
+)
+def test_the_role_of_numbers(name, attrs, role):
+    assert role_of(xr.DataArray([1.0], dims=name, name=name, attrs=attrs)) == role
+    assert role_of(xr.DataArray(DAYS, dims=name, name=name, attrs=attrs)) == "time"
+    assert role_of(xr.DataArray(["a"], dims=name, name=name, attrs=attrs)) is None
 
 
 def test_dates_that_cannot_be_compared_say_nothing():
     mixed = xr.Dataset(coords={"when": ("obs", np.concatenate([NOLEAP, STANDARD]))})
     assert dates_along(mixed.coords.values(), "obs") is None
-    none = xr.Dataset(coords={"when": ("obs", DAYS[:0])})
-    assert dates_along(none.coords.values(), "obs") is None

@@ -811,7 +811,7 @@ def test_the_plan_names_what_is_left_out(tmp_path: Path) -> None:
     ds["lat_bnds"] = ds["a"] * 2
     plan = str(sampler(ds, tmp_path, val_cube=tmp_path / "v").plan())
     assert "left out: 'other' has dims ('time', 'lat2') outside the cube's" in plan
-    assert "left out: 'lat_bnds' holds bounds of cells" in plan
+    assert "left out: 'lat_bnds' is bounds of cells" in plan
 
 
 def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,8 +224,8 @@ def ticks(figure):
 
 
 def dated_label(dim, dates):
-    cube = xr.Dataset({"a": (dim, np.zeros(len(dates)))}, {"when": (dim, dates)})
-    cube = cube.swap_dims({dim: "when"}).rename(when="valid_time") if dim == "own" else cube
+    cube = xr.Dataset({"a": (dim, np.zeros(len(dates)))}, {"time": (dim, dates)})
+    cube = cube.swap_dims({dim: "time"}).rename(time="valid_time") if dim == "own" else cube
     return assign_time_split(cube, 0.7)
 
 

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
+from ml4cube.cube.variables import data_variables, split_label
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.postprocessing import undo_standardizing
-from ml4cube.preprocessing import cubes
 from ml4cube.splits import assign_block_split, create_split, estimate_range, leakage_report
 from tests import oracle
 from tests.cubes import cell_id_cube
@@ -135,7 +135,7 @@ def test_what_is_computed_with_a_mask_or_a_label_is_data() -> None:
     labelled["a_train"] = labelled.a * (labelled.part == 1)
     labelled["is_train"] = labelled.part == 1
     assert list(pp.get_statistics(labelled)) == ["a", "a_train", "is_train"]
-    assert cubes.split_label(labelled) == "part"
+    assert split_label(labelled) == "part"
     with pytest.raises(InvalidValueError, match="'a_train' is a variable of the cube"):
         assign_block_split(labelled, {"time": 5}, name="a_train")
     derived = labelled[["a_train"]]
@@ -159,12 +159,12 @@ def test_masks_and_labels_are_known_after_renaming_aligning_and_storing(
         ds.to_netcdf(tmp_path / f"{kind}.nc", format=kind)
         stored.append(xr.open_dataset(tmp_path / f"{kind}.nc"))
     for other in (renamed, aligned, *stored):
-        assert cubes.data_variables(other) == ["a"]
-        assert cubes.split_label(other) in ("part", "fold")
+        assert data_variables(other) == ["a"]
+        assert split_label(other) in ("part", "fold")
         other.close()
     assert "taken for data" not in caplog.text
     # nothing tells it from data computed with the label, so it is said
-    assert cubes.split_label(aligned.rename(part="fold")) is None
+    assert split_label(aligned.rename(part="fold")) is None
     assert "'fold' of float32 is taken for data" in caplog.text
 
 
@@ -725,7 +725,7 @@ def made_with_others() -> xr.Dataset:
         ("land", "a mask", False),
         ("split", "the split label", True),
         ("crs", "a scalar", False),
-        ("time_bnds", "bounds or a grid mapping", False),
+        ("time_bnds", "bounds of cells", False),
     ],
 )
 @pytest.mark.parametrize("work", [pp.drop_nan_values, pp.fill_nan_values])

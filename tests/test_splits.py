@@ -169,7 +169,10 @@ def test_units_of_a_buffer_may_be_in_any_case(asked, asked_alike):
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (lambda ds, _: assign_block_split(ds[["one"]]), r"has no data variable .* \['one'\]"),
+        (
+            lambda ds, _: assign_block_split(ds[["one"]]),
+            r"no data variable .* 'one' \(a scalar",
+        ),
         (
             lambda ds, bare: assign_time_split(ds, dim="lat", valid=bare[:5]),
             "^valid has 5 cells along",
@@ -365,8 +368,31 @@ def test_create_split_shares_every_cell_out(as_arrays):
     assert sorted(np.ravel(y_train)) == sorted(train)
     assert sorted([*np.ravel(y_train), *np.ravel(y_test)]) == sorted(made["a"].values.ravel())
     for axis in (3, -4, 9):
-        with pytest.raises(InvalidValueError, match=f"stack_axis={axis}, .* give -3 to 2"):
+        axes = "-3 to 2" if as_arrays else "-2 to 1"
+        with pytest.raises(InvalidValueError, match=f"stack_axis={axis}, .* give {axes}"):
             create_split(data, "a", stack_axis=axis)
+
+
+def test_create_split_of_a_cube_gives_one_row_for_each_valid_cell_of_a_part():
+    cube = cell_id_cube({"time": 6, "lat": 4, "lon": 5}, "float64", names=("a", "b"))
+    cube["height"] = cube.b[0].drop_vars("time") * 10
+    cube["b"] = cube.b.where(cube.a % 7 != 0)
+    cube["filter_mask"] = cube.a[0].drop_vars("time") % 5 != 0
+    made = assign_block_split(cube, {"time": 2, "lon": 2}, 0.5, val=0.2)
+    X_train, X_test, y_train, y_test = create_split(made.transpose(), "a")
+    split = made.split.transpose(*cube.a.dims)
+    for part, X, y in ((1, X_train, y_train), (0, X_test, y_test)):
+        expected = [
+            (cube.b.values[t, i, k], cube.height.values[i, k], cube.a.values[t, i, k])
+            for k in range(5) for i in range(4) for t in range(6)
+            if split.values[t, i, k] == part
+            and cube.filter_mask.values[i, k]
+            and cube.a.values[t, i, k] % 7
+        ]  # fmt: skip
+        assert len(expected) > 5
+        assert np.concatenate([X, y], axis=1).tolist() == [list(row) for row in expected]
+    samples = made.rename(time="samples")
+    assert create_split(samples, "a")[0].shape[1:] == (4, 5, 2)
 
 
 def test_other_labels_and_masks_are_no_features_by_themselves():
@@ -664,7 +690,7 @@ def test_dates_of_something_else_are_no_times():
     assert label.values.tolist() == [1] * 5 + [255] * 2 + [0] * 3
     some = DAYS.copy()
     some[3] = np.datetime64("NaT")
-    gappy = xr.Dataset({"a": ("obs", np.zeros(10))}, {"obs": np.arange(10), "t": ("obs", some)})
+    gappy = xr.Dataset({"a": ("obs", np.zeros(10))}, {"obs": np.arange(10), "time": ("obs", some)})
     assert assign_time_split(gappy, 0.7, dim="obs").split.values.tolist() == [1] * 7 + [0] * 3
     with pytest.raises(InvalidValueError, match="missing dates"):
         assign_time_split(gappy.drop_vars("obs"), 0.7)
@@ -687,8 +713,12 @@ def test_of_dates_beside_a_dim_those_are_taken_that_are_its_times(names, taken):
         cube = xr.Dataset({"a": ("obs", np.zeros(12))}, coords)
         if "valid" in names:
             cube["valid"].attrs["standard_name"] = "time"
-        label = assign_time_split(cube, 0.6, gap="12h").split.values
-        assert label.tolist() == [1] * 5 + [255] * 2 + [0] * 5
+        if names == ("run", "begin"):  # they measure the steps of a dim that is named
+            with pytest.raises(InvalidValueError, match=r"needs a time dim.* as in dim='obs'"):
+                assign_time_split(cube, 0.6)
+        dim = "obs" if names == ("run", "begin") else None
+        label = assign_time_split(cube, 0.6, gap="12h", dim=dim).split
+        assert label.values.tolist() == [1] * 5 + [255] * 2 + [0] * 5
 
 
 @pytest.mark.parametrize("gap", [4, 10, "10D"])
@@ -700,8 +730,8 @@ def test_a_gap_that_takes_all_of_train_is_refused(gap, own):
         assign_time_split(cube, 0.6, gap=gap)
 
 
-@pytest.mark.parametrize("names", [("time", "init"), ("init", "run")])
-def test_of_two_time_axes_the_same_is_taken_in_any_order(names):
+@pytest.mark.parametrize("names", [("time", "init"), ("init", "time")])
+def test_of_two_axes_of_dates_the_one_called_time_is_taken(names):
     coords = {name: DAYS[:8] + np.timedelta64(9 * i, "D") for i, name in enumerate(names)}
     cube = xr.Dataset({"a": (names, np.zeros((8, 8)))}, coords)
     turned = xr.Dataset({"a": cube.a}, dict(reversed(list(cube.coords.items()))))
@@ -709,7 +739,12 @@ def test_of_two_time_axes_the_same_is_taken_in_any_order(names):
     assert list(turned.coords) != list(cube.coords)
     label, again = (assign_time_split(one, 0.5, gap="1D").split for one in (cube, turned))
     xr.testing.assert_equal(label, again)
-    assert (label == label.isel({names[1]: 0})).all()
+    assert (label == label.isel(init=0)).all()
+    unknown = cube.rename(time="run")
+    with pytest.raises(InvalidValueError, match=r"'run'.* may be it; name the one, as in dim="):
+        assign_time_split(unknown, 0.5)
+    named = assign_time_split(unknown, 0.5, dim="run").split
+    assert (named == named.isel(init=0)).all()
 
 
 @pytest.mark.parametrize(

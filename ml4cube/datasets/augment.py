@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ml4cube.core.angles import is_latitude, is_longitude
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.sample_spec import parse_names
+from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.datasets.lead import Lead
 from ml4cube.datasets.tensors import PTXrDataset
 

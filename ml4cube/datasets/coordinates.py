@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.angles import in_degrees, is_latitude, is_longitude
+from ml4cube.core.angles import in_degrees
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.sample_spec import parse_names
+from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.datasets.views import View
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ml4cube.chunks.disk import DiskChunks
 from ml4cube.chunks.opened import Opened, file_behind
 from ml4cube.core.errors import InvalidValueError, StoreError
+from ml4cube.cube.variables import cube_dims, cube_variables, repeats_dim
 from ml4cube.datasets.absent_chunks import AbsentChunks, absent_chunks
-from ml4cube.datasets.opening import cube_dims, cube_variables, repeats_dim
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -26,6 +26,7 @@ from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
+from ml4cube.cube.variables import split_label
 from ml4cube.datasets.callback_identity import identity_of, name_of
 from ml4cube.datasets.cube_identity import identity_of_variable, state_of
 from ml4cube.datasets.engines import local_engine
@@ -45,7 +46,6 @@ from ml4cube.datasets.rescaling import places_of
 from ml4cube.datasets.sample_plan import SamplePlan, make_plan, makes_samples, refuse_empty
 from ml4cube.datasets.sampling import Sampling
 from ml4cube.datasets.store import StoreMetadata
-from ml4cube.preprocessing.cubes import split_label
 from ml4cube.progress import Stage
 
 if TYPE_CHECKING:

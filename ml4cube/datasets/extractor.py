@@ -23,9 +23,8 @@ from ml4cube.core.missing import fill_gaps, find_gaps, flags_of, window_all, win
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import Statistics
+from ml4cube.cube.variables import DATE_UNITS, holds_dtype
 from ml4cube.datasets.cube_reader import CubeReader
-from ml4cube.datasets.opening import holds_dtype
-from ml4cube.datasets.store import DATE_UNITS
 from ml4cube.datasets.windows import arrange, cut, tile_cells
 
 Arrays = dict[str, NDArray[Any]]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, StoreError
+from ml4cube.cube.opening import store_and_path
 from ml4cube.datasets.folders import Folder, LocalFolder, RemoteFolder, digest
 
 
@@ -279,32 +280,6 @@ def _opened(argument: str, store: Any, inside: str) -> ZarrFolder:
     except OSError as error:
         raise StoreError(f"{argument}: {store} cannot be opened: {error}") from error
     return ZarrFolder(store, inside)
-
-
-def store_and_path(source: Any) -> tuple[Any, str]:
-    """Find the zarr store behind an object, and the path inside it.
-
-    Parameters
-    ----------
-    source : object
-        A zarr store, StorePath or group, an Icechunk session, or anything else.
-
-    Returns
-    -------
-    store : zarr store or None
-        None if there is none behind it.
-    path : str
-        Empty for the store's root.
-    """
-    import zarr
-    from zarr.abc.store import Store
-    from zarr.storage import StorePath
-
-    if isinstance(source, zarr.Group | StorePath):
-        return source.store, source.path
-    # an Icechunk session is known by its store, so that icechunk need not be imported
-    store = source if isinstance(source, Store) else getattr(source, "store", None)
-    return (store, "") if isinstance(store, Store) else (None, "")
 
 
 def folder_of(place: Place) -> Folder:

@@ -18,18 +18,19 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choic
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.missing import FILLED_ATTR, check_mask, warn_of_filled
 from ml4cube.core.partition import hash_ids
-from ml4cube.core.roles import RECIPE_ATTR, ROLE_ATTR
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import SCALE_FNS, Statistics
+from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.roles import RECIPE_ATTR
+from ml4cube.cube.variables import cube_dims, cube_variables, split_label
 from ml4cube.datasets.counting import Schema
 from ml4cube.datasets.cube_reader import ComputedSource, CubeReader
 from ml4cube.datasets.extractor import Axis, BlockChoice, Callback, Extractor, tiling
-from ml4cube.datasets.opening import as_dataset, cube_dims, cube_variables
 from ml4cube.datasets.rescaling import given_statistics, needed, scaling_of
 from ml4cube.datasets.store import AXES, MANIFEST
-from ml4cube.preprocessing.cubes import check_decoded, is_mask, split_label
+from ml4cube.preprocessing.cubes import check_decoded
 from ml4cube.splits import assign_block_split
 from ml4cube.splits.assign import label_lookup
 from ml4cube.splits.block_sizes import block_sizes
@@ -162,14 +163,13 @@ class Sampling:
                 statistics, policy.get("scale_fn", SCALE_FNS[0])
             )
         ds = as_dataset(cube)
-        shape = _shape(ds)
-        filter_var = _mask_name(ds, filter_var, policy)
+        mask = _mask_name(ds, filter_var, policy)
+        shape = _shape(ds, filter_var)
         label = split_label(ds)
         labelled = label is not None
-        masks = [str(n) for n in ds.data_vars if is_mask(n, ds, filter_var)]
-        names, left_out = cube_variables(ds, exclude=[*masks, *([label] if label else [])])
-        # or what is made of a mask would be missed without a word
-        left_out |= {n: f"is a mask by its {ROLE_ATTR}" for n in masks if n != filter_var}
+        # what is named as the mask is no data, whether it is applied or not
+        names, left_out = cube_variables(ds, filter_var)
+        filter_var = mask
         for name in names:
             check_decoded(name, ds[name])
             _check_chunk(name, ds[name].variable, max_chunk_mb)
@@ -344,10 +344,10 @@ def _reader(ds: xr.Dataset, names: Iterable[str], label: str) -> CubeReader:
     return replace(reader, sources={**reader.sources, label: computed})
 
 
-def _shape(ds: xr.Dataset) -> dict[str, int]:
+def _shape(ds: xr.Dataset, filter_var: str | None) -> dict[str, int]:
     if odd := [dim for dim in ds.dims if not isinstance(dim, str)]:
         raise InvalidTypeError(f"dims are named by strings, found {odd}; use ds.rename")
-    shape = {dim: ds.sizes[dim] for dim in cube_dims(ds)}
+    shape = {dim: ds.sizes[dim] for dim in cube_dims(ds, filter_var)}
     if empty := [dim for dim, n in shape.items() if n == 0]:
         raise InvalidValueError(f"the cube has no cells along {empty}")
     return shape

@@ -23,12 +23,12 @@ from ml4cube.core.grid import SizesLike
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shard import Ints
 from ml4cube.core.split_plan import PARTS
+from ml4cube.cube.opening import as_dataset
 from ml4cube.datasets.counting import Schema
 from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.cube_source import CUTTING_OPTIONS, cut_cube
 from ml4cube.datasets.extractor import Arrays
 from ml4cube.datasets.lead import Lead, LeadArguments
-from ml4cube.datasets.opening import as_dataset
 from ml4cube.datasets.ring import ChunkSource
 from ml4cube.datasets.sampling import NUMBERED
 from ml4cube.datasets.shards import ShardedArray, sharded_arrays

@@ -36,6 +36,7 @@ from ml4cube.core.missing import FILLED_ATTR
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import Places, decoded_places, encoded_places
 from ml4cube.core.statistics import Statistics
+from ml4cube.cube.variables import DATE_UNITS
 from ml4cube.datasets.encoding import Compressor, with_index
 from ml4cube.datasets.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
 from ml4cube.datasets.places import Place, ZarrFolder, folder_of, place_of
@@ -48,8 +49,6 @@ FORMAT = 1
 MANIFEST = "manifest/zarr.json"
 #: The subgroup of the cube's coordinates.
 AXES = "axes"
-#: Units of dates that a store can hold, in numpy's words and in CF's.
-DATE_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _FILL = "fill_statistics"
 _PLACES = "scaling_places"
 _NO_DATE = np.iinfo(np.int64).min

@@ -11,9 +11,10 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube.opening import store_and_path
 from ml4cube.datasets.draft import work_place
 from ml4cube.datasets.folders import filesystem
-from ml4cube.datasets.places import Place, ZarrFolder, is_array, place_of, store_and_path
+from ml4cube.datasets.places import Place, ZarrFolder, is_array, place_of
 
 
 def targets_of(given: Mapping[str, Any], here: bool) -> dict[str, Place]:

@@ -16,11 +16,12 @@ import numpy as np
 import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
-from ml4cube.core import roles
 from ml4cube.core.angles import UnknownAreaError
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
-from ml4cube.preprocessing.cubes import check_places, data_variables
+from ml4cube.cube import roles
+from ml4cube.cube.variables import data_variables
+from ml4cube.preprocessing.cubes import check_places
 from ml4cube.preprocessing.weights import area_of, find_latitudes
 
 Cube = xr.Dataset | xr.DataArray

@@ -13,9 +13,9 @@ from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap, ListedColor
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ml4cube.core.axes import find_time_dim, is_time, steps_along, times_along
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, PARTS
+from ml4cube.cube.coordinates import dates_along, find_time_dim
 from ml4cube.plotting.fields import GAP_COLOR, axis_name, draw_field
 
 PART_COLORS = {"train": "#0072B2", "val": "#E69F00", "test": "#D55E00", "excluded": "#999999"}
@@ -320,7 +320,7 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) 
     axes.set_yticks([0, 50, 100])
     places = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
     names = [_step_name(cells, time, i) for i in places]
-    coord = times_along(cells.coords.values(), time)
+    coord = dates_along(cells.coords.values(), time)
     if coord is not None:  # the hour below the day
         names = [name.replace(" ", "\n") if ":" in name else name for name in names]
     axes.set_xticks(places, names)
@@ -329,13 +329,9 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) 
 def _step_name(array: xr.DataArray, time: str, step: int) -> str:
     """Date of a step, as exact as neighbours are close; its value or position if there is none."""
     coords = list(array.coords.values())
-    coord = times_along(coords, time)
+    coord = dates_along(coords, time)
     if coord is None:
-        coord = steps_along(coords, time)
-    if coord is None:
-        return f"step {step}"
-    if not is_time(coord):
-        return f"{coord.values[step]}"
+        return f"{array.coords[time].values[step]}" if time in array.coords else f"step {step}"
     known = coord.values[coord.notnull().values]
     if coord.isnull()[step]:
         return f"step {step}"

@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 import xarray as xr
 
-from ml4cube.datasets.opening import cube_dims
+from ml4cube.cube.variables import cube_dims
 from ml4cube.datasets.sampling import as_json, as_texts, in_numpy_dtype
 
 CONVENTIONS = "CF-1.11"

@@ -32,8 +32,9 @@ from ml4cube.core.statistics import (
     scale_values,
     unscale_values,
 )
+from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.datasets.cube_reader import CubeReader
-from ml4cube.datasets.opening import as_dataset, cube_dims, cube_variables
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.rescaling import given_statistics, scaling_of
 from ml4cube.datasets.store import StoreMetadata
@@ -43,7 +44,6 @@ from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_f
 from ml4cube.preprocessing.cubes import check_places
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.progress import Stage
-from ml4cube.splits.cube import is_label
 from ml4cube.training.dist import World, pick_device
 
 Model = torch.nn.Module | Callable[[torch.Tensor], torch.Tensor]
@@ -456,9 +456,8 @@ def _variable_attrs(metadata: StoreMetadata | None) -> dict[str, dict[str, Any]]
 
 def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) -> tuple[str, ...]:
     """Every variable of numbers but targets, mask and split label."""
-    label = [n for n, v in cube.data_vars.items() if is_label(v)]
-    names, _ = cube_variables(cube, exclude=[*targets, *map(str, label), *([mask] if mask else [])])
-    found = tuple(name for name in names if cube[name].dtype.kind in "fiub")
+    names, _ = cube_variables(cube, mask)
+    found = tuple(n for n in names if n not in targets and cube[n].dtype.kind in "fiub")
     if not found:
         raise InvalidValueError(
             f"no variable is left to predict {list(targets)} from; the cube has "
@@ -489,7 +488,8 @@ def _windows(
 
 def _source_chunks(cube: xr.Dataset) -> dict[str, int]:
     """Chunks of the largest variable, where they are known."""
-    array = max(cube.data_vars.values(), key=lambda v: (v.ndim, v.size))
+    names, _ = cube_variables(cube)
+    array = max((cube[name] for name in names), key=lambda v: v.ndim)
     if array.chunks is not None:
         return {str(d): max(parts) for d, parts in zip(array.dims, array.chunks, strict=True)}
     preferred = array.encoding.get("preferred_chunks", {})

@@ -13,8 +13,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.chunks.blocks import read_in_blocks
-from ml4cube.core import roles
 from ml4cube.core.missing import KEPT, MASK, REASONS, find_gaps, keep_samples
+from ml4cube.cube import roles
+from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.variables import not_data
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import SAMPLES
 
@@ -91,7 +93,7 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
     if isinstance(result, xr.DataArray):
         name = roles.DATA_VAR if result.name is None else result.name
         is_own = name in result.coords or name in result.dims
-        result = result.coords.to_dataset() if is_own else cubes.as_dataset(result)
+        result = result.coords.to_dataset() if is_own else as_dataset(result)
     counts, _ = carried(result)
     computed = xr.Dataset({name: ((), count.data) for name, count in counts.items()}).compute()
     found = {name: int(computed[name]) for name in counts}
@@ -282,7 +284,7 @@ def _countable(cube: xr.Dataset, stage: Stage) -> list[str]:
     names, mask = stage.names, stage.mask
     # a mask alone is fitted to any variable
     dims = _dims(*(cube.variables.get(name) for name in (*names, mask) if names))
-    others = cubes.not_data(cube, mask)
+    others = not_data(cube, mask)
     return [
         str(name)
         for name, variable in cube.data_vars.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.chunks.blocks import read_in_blocks
-from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.axes import same_coordinate
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, check_names
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.missing import check_mask
 from ml4cube.core.split_plan import EXCLUDED, PARTS
+from ml4cube.cube import roles
+from ml4cube.cube.variables import not_data, split_label
 
 logger = logging.getLogger(__name__)
 
@@ -41,39 +42,6 @@ def check_cube(ds: object) -> None:
             f"ds is a {type(ds).__name__}; give an xarray Dataset or DataArray, or a dict of "
             "arrays laid out (samples, *window)"
         )
-
-
-def as_dataset(ds: xr.Dataset | xr.DataArray) -> xr.Dataset:
-    """View a cube as a Dataset; a DataArray without a name becomes ``data``.
-
-    Parameters
-    ----------
-    ds : Dataset or DataArray
-        A cube.
-
-    Returns
-    -------
-    Dataset
-        The same data, not copied.
-
-    Raises
-    ------
-    InvalidTypeError
-        If variables or dims have names that are no texts.
-    InvalidValueError
-        If a DataArray is called like one of its dims or coordinates, or ``data`` is one of them.
-    """
-    if isinstance(ds, xr.Dataset):
-        check_names((*ds.variables, *ds.dims))
-        return ds
-    name = roles.DATA_VAR if ds.name is None else ds.name
-    if name in ds.dims or name in ds.coords:
-        raise InvalidValueError(
-            f"the DataArray is called {name!r}, as one of its dims or coordinates"
-            f"{' (that is what one without a name is called)' if ds.name is None else ''}; give it "
-            "a name of its own, by ds.rename('t2m')"
-        )
-    return ds.to_dataset(name=str(name))
 
 
 def like_given(result: xr.Dataset, given: xr.Dataset | xr.DataArray) -> Any:
@@ -179,10 +147,10 @@ def only_data(
     """
     cube = given if isinstance(given, xr.Dataset) else None
     check_known(argument, wanted, given if cube is None else cube.variables)
-    if cube is None:
-        others = {"split": "the split label", filter_var: "a mask"}
-    else:
+    if cube is not None:
         others = not_data(cube, filter_var)
+    else:
+        others = {"split": "the split label", str(filter_var): "a mask"}
     wrong = {name: others[name] for name in wanted if name in others}
     coords = [name for name in wrong if cube is not None and name in cube.coords]
     if coords or (wanted and wrong.keys() == set(wanted)):
@@ -192,34 +160,6 @@ def only_data(
         hint = f", or make data of it by ds.reset_coords({named!r})" if as_data else ""
         raise InvalidValueError(f"{argument} lists {found}, no data variable; leave it out{hint}")
     return tuple(name for name in wanted if name not in wrong)
-
-
-def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[Any, str]:
-    """Tell which variables are no data, whatever their dtype, and what they are.
-
-    Parameters
-    ----------
-    ds : Dataset
-        A cube.
-    filter_var : str, optional
-        Name of the mask in use.
-
-    Returns
-    -------
-    dict of str to str
-        What each is, for messages.
-    """
-    found: dict[Any, str] = dict.fromkeys(_auxiliary(ds), "bounds or a grid mapping")
-    for name, variable in ds.variables.items():
-        if name == "split" or roles.is_label(name, variable.dtype, variable.attrs):
-            found[name] = "the split label"
-        elif is_mask(name, ds, filter_var):
-            found[name] = "a mask"
-        elif name in ds.coords:
-            found[name] = "a coordinate"
-        elif variable.ndim == 0:
-            found[name] = "a scalar"
-    return found
 
 
 def check_places(argument: str, array: xr.DataArray, cube: xr.Dataset | xr.DataArray) -> None:
@@ -256,45 +196,6 @@ def check_places(argument: str, array: xr.DataArray, cube: xr.Dataset | xr.DataA
             )
 
 
-def split_label(ds: xr.Dataset) -> str | None:
-    """Find the variable that says which part each cell belongs to.
-
-    Parameters
-    ----------
-    ds : Dataset
-        A cube.
-
-    Returns
-    -------
-    str or None
-        ``"split"``, or else the label of another name.
-
-    Raises
-    ------
-    InvalidValueError
-        If several variables qualify and none is called ``"split"``.
-    """
-    if "split" in ds.variables:
-        return "split"
-    found = [str(n) for n, v in ds.variables.items() if roles.is_label(n, v.dtype, v.attrs)]
-    if len(found) > 1:
-        raise InvalidValueError(
-            f"{found} all are split labels; keep one of them, or rename it to 'split'"
-        )
-    if found:
-        return found[0]
-    # a label that was renamed and then aligned looks like data computed with a label
-    for name, var in ds.variables.items():
-        if roles.RECIPE_ATTR in var.attrs and var.dtype.kind != "b":
-            logger.warning(
-                "%r of %s is taken for data computed with a split label; rename it to 'split' if "
-                "it is the label",
-                name,
-                var.dtype,
-            )
-    return None
-
-
 def has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
     """Tell whether a mask is there; refuse a name that only a typo explains.
 
@@ -321,62 +222,6 @@ def has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
     return True
 
 
-def is_mask(name: Hashable, ds: xr.Dataset, filter_var: str | None) -> bool:
-    """Tell whether a variable is a mask rather than data.
-
-    Parameters
-    ----------
-    name : str
-        Its name.
-    ds : Dataset
-        The cube.
-    filter_var : str, optional
-        Name of the mask in use.
-
-    Returns
-    -------
-    bool
-        Whether it is called `filter_var`, or is a mask by `roles.is_mask`.
-    """
-    variable = ds.variables[name]
-    return name == filter_var or roles.is_mask(name, variable.dtype, variable.attrs)
-
-
-def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
-    """List the variables that hold data: numbers on the cube's cells.
-
-    Split labels, masks, bounds, grid mappings, scalars, dates and texts are left out.
-
-    Parameters
-    ----------
-    ds : Dataset
-        A cube.
-    exclude : iterable of str
-        Further names to leave out.
-    kinds : str
-        Kinds of dtypes that count as data.
-
-    Returns
-    -------
-    list of str
-        Names in the order of the Dataset.
-
-    Raises
-    ------
-    InvalidValueError
-        If several variables are split labels.
-    """
-    label, others = split_label(ds), not_data(ds)
-    found = [
-        n
-        for n, v in ds.data_vars.items()
-        if n not in others and n != label and v.dtype.kind in kinds
-    ]
-    if left_out := sorted(map(str, set(ds.data_vars).difference(found))):
-        logger.debug("left out: %s", ", ".join(left_out))
-    return [str(name) for name in found if str(name) not in exclude]
-
-
 def with_arrays(cube: xr.Dataset, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
     """Put arrays in the place of variables that they were made from.
 
@@ -394,21 +239,6 @@ def with_arrays(cube: xr.Dataset, arrays: Mapping[str, xr.DataArray]) -> xr.Data
         xarray warns of a MultiIndex.
     """
     return cube.assign({name: array.variable for name, array in arrays.items()})
-
-
-def _auxiliary(ds: xr.Dataset) -> set[str]:
-    """Bounds and grid mappings: variables that describe the grid, not its cells."""
-    found = {str(n) for n, v in ds.data_vars.items() if "grid_mapping_name" in v.attrs}
-    for var in ds.variables.values():
-        for key in ("bounds", "climatology", "grid_mapping"):
-            # a grid mapping may be written "crs: x y"; bounds are one name
-            named = var.attrs.get(key, var.encoding.get(key, ""))
-            found.update(word.rstrip(":") for word in str(named).split())
-    for name in ds.data_vars:
-        stem, _, ending = str(name).rpartition("_")
-        if ending in ("bnds", "bounds") and stem in ds.dims:
-            found.add(str(name))
-    return found
 
 
 def check_decoded(name: str, variable: xr.Variable | xr.DataArray) -> None:

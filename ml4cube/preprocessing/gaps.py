@@ -16,7 +16,6 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.chunks.blocks import read_in_blocks
-from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import (
     InvalidTypeError,
@@ -41,6 +40,9 @@ from ml4cube.core.missing import (
     plain,
 )
 from ml4cube.core.statistics import check_numpy, scaled_dtype
+from ml4cube.cube import roles
+from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.counts import (
     Stage,
@@ -104,21 +106,14 @@ def assign_mask(
     check_names((*ds.variables, *ds.dims))
     name = roles.FILTER_VAR if mask_name is None else mask_name
     _check_mask_name(name, ds, mask)
-    like = ds.variables[_largest(ds)]
+    dims = set(cube_dims(ds))
+    like = next(ds.variables[n] for n in cube_variables(ds)[0] if set(ds[n].dims) == dims)
     flags = cubes.flags(_mask_variable(mask, like, stack_dim, ds))
     full = cubes.spread(flags, like)
     if like.chunks is not None:
         full = full.chunk(dict(zip(like.dims, like.chunks, strict=True)))
     full.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
     return ds.assign({name: full})
-
-
-def _largest(ds: xr.Dataset) -> str:
-    """Name of the variable whose dims are those of the cube."""
-    candidates = cubes.data_variables(ds) or [str(name) for name in ds.data_vars]
-    if not candidates:
-        raise InvalidValueError("the cube has no variable, so there is nothing to mask")
-    return max(candidates, key=lambda name: (ds.variables[name].ndim, ds.variables[name].size))
 
 
 def _check_mask_name(name: object, ds: xr.Dataset, mask: Any) -> None:
@@ -134,7 +129,7 @@ def _check_mask_name(name: object, ds: xr.Dataset, mask: Any) -> None:
 
 def _may_replace(name: str, ds: xr.Dataset, mask: Any) -> bool:
     """Whether a mask may stand in for a variable: another mask, or flags that it was made of."""
-    what = cubes.not_data(ds).get(name)
+    what = not_data(ds).get(name)
     if what == "a mask":
         return name in ds.data_vars
     # arrays bear the name of what they were made of by comparison
@@ -249,12 +244,12 @@ def _kept(
 
 def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
     """Apply a mask to a Dataset or DataArray."""
-    cube = cubes.as_dataset(ds)
+    cube = as_dataset(ds)
     if not cubes.has_mask(cube.variables, filter_var):
         return ds
     inside = cubes.flags(cube.variables[str(filter_var)])
-    data = cubes.data_variables(cube, exclude=[str(filter_var)])
-    if SAMPLES in cube.dims and (drop_sample or cube[_largest(cube)].dims == (SAMPLES,)):
+    data = data_variables(cube, exclude=[str(filter_var)])
+    if SAMPLES in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
         spare = [dim for dim in inside.dims if dim != SAMPLES]
         dropped = cubes.spread(
             ~inside.all(spare), xr.Variable((SAMPLES,), np.empty(cube.sizes[SAMPLES]))
@@ -267,7 +262,8 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
     }
     result = cubes.with_arrays(cube, masked)
     if SAMPLES not in cube.dims:
-        stage = Stage([], "masked", str(filter_var), _largest(cube))
+        largest = max(data, key=lambda name: cube[name].size, default=str(filter_var))
+        stage = Stage([], "masked", str(filter_var), largest)
         outer = outside(inside, cube.variables[stage.counted])
         result = record_stage(result, cube, stage, outer)
     return cubes.like_given(result, ds)
@@ -390,12 +386,12 @@ def _drop_nan_of_cube(
     ds: Any, listed: tuple[str, ...] | None, mode: str | None, filter_var: str | None
 ) -> Any:
     """Drop samples of a Dataset of samples, or cells of any other cube."""
-    cube = cubes.as_dataset(ds)
+    cube = as_dataset(ds)
     if listed is not None:
         listed = cubes.only_data("vars", listed, cube, filter_var)
     mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
     kinds = "fiub" if listed is None else _GAP_KINDS
-    data = cubes.data_variables(cube, [filter_var] if filter_var else [], kinds)
+    data = data_variables(cube, [filter_var] if filter_var else [], kinds)
     for name in data if mode is not None else []:
         if listed is None or name in listed:
             cubes.check_decoded(name, cube[name])
@@ -516,7 +512,7 @@ def fill_nan_values(
     listed = None if vars is None else cubes.names("vars", vars)
     if methods is not None:
         listed = tuple(methods)
-    given = cubes.as_dataset(ds) if isinstance(ds, xr.Dataset | xr.DataArray) else ds
+    given = as_dataset(ds) if isinstance(ds, xr.Dataset | xr.DataArray) else ds
     if listed is not None:
         listed = cubes.only_data("vars" if methods is None else "method", listed, given)
     for name in listed or ():
@@ -526,7 +522,7 @@ def fill_nan_values(
                 "leave it out of vars"
             )
     if isinstance(given, xr.Dataset):
-        for name in listed or cubes.data_variables(given):
+        for name in listed or data_variables(given):
             cubes.check_decoded(name, given[name])
     wanted = _fillable(given, listed)
     chosen = {name: str(method) if methods is None else methods[name] for name in wanted}
@@ -557,7 +553,7 @@ def _methods(vars: Iterable[str] | None, method: Any) -> dict[str, str] | None:
 def _fillable(given: Any, listed: tuple[str, ...] | None) -> list[str]:
     """Variables to fill: floats that are neither label nor mask."""
     if isinstance(given, xr.Dataset):
-        data = cubes.data_variables(given)
+        data = data_variables(given)
         return [n for n in data if given[n].dtype.kind == "f" and (listed is None or n in listed)]
     data = [name for name in given if name not in ("split", roles.FILTER_VAR)]
     return [n for n in (data if listed is None else listed) if plain(given[n]).dtype.kind == "f"]
@@ -601,7 +597,7 @@ def _fill_samples(samples: Mapping[str, Any], options: Mapping[str, dict[str, An
 
 def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, Any]]) -> Any:
     """Fill a Dataset or DataArray, lazily if it is lazy."""
-    cube = cubes.as_dataset(ds)
+    cube = as_dataset(ds)
     gappy = {name: read_in_blocks(cube[name]) for name in options}
     filled = {name: _filled(gappy[name], chosen) for name, chosen in options.items()}
     for name, array in gappy.items():

@@ -9,11 +9,13 @@ import xarray as xr
 
 from ml4cube.chunks.blocks import read_in_blocks
 from ml4cube.chunks.rescaling import no_zero, rescale_at_places
-from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
 from ml4cube.core.statistics import scale_values, scaled_attrs, scaled_dtype, unscaled_attrs
+from ml4cube.cube import roles
+from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.variables import is_mask, split_label
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import Samples
 from ml4cube.preprocessing.statistics import Statistics
@@ -195,10 +197,10 @@ def rescale(
         return Samples({**ds, **scaled}, getattr(ds, "accounting", None))
     if isinstance(ds, xr.DataArray) and ds.name is None and len(parameters) == 1:
         parameters = {roles.DATA_VAR: next(iter(parameters.values()))}
-    cube = cubes.as_dataset(ds)
+    cube = as_dataset(ds)
     cubes.has_mask(cube.variables, filter_var)
-    apart = {n for n in cube.data_vars if cubes.is_mask(n, cube, filter_var)}
-    wanted = _to_scale(cube.data_vars, parameters, apart | {cubes.split_label(cube)})
+    apart = {n for n in cube.data_vars if is_mask(n, cube, filter_var)}
+    wanted = _to_scale(cube.data_vars, parameters, apart | {split_label(cube)})
     scaled_vars = {
         name: rescale_array(cube[name], *parameters[name], arithmetic) for name in wanted
     }

@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from ml4cube.chunks.blocks import block_shape, blocks
 from ml4cube.chunks.opened import straight
 from ml4cube.chunks.rescaling import labelled
-from ml4cube.core import roles
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fields import FieldStatistics
 from ml4cube.core.missing import plain
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
+from ml4cube.cube import roles
+from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.blocks import threads
 from ml4cube.preprocessing.fields import Form, field_statistics, form_of
@@ -134,7 +136,7 @@ class Statistics(core.Statistics):
                     "Dataset"
                 )
             return cls._from_samples(ds, wanted, excluded, split, counted)
-        cube = cubes.as_dataset(ds)
+        cube = as_dataset(ds)
         chosen = _chosen(cube, wanted, excluded, isinstance(ds, xr.DataArray))
         cells, part = cubes.cells_of_part(cube, split)
         form = form_of(cube, chosen, along, by, weights, counted)
@@ -288,7 +290,7 @@ def _chosen(
     cubes.check_known("variables", wanted or (), cube.variables)
     if wanted is None and single:
         wanted = tuple(str(name) for name in cube.data_vars)
-    listed = cubes.data_variables(cube, excluded) if wanted is None else list(wanted)
+    listed = data_variables(cube, excluded) if wanted is None else list(wanted)
     chosen = [name for name in listed if name not in excluded]
     if not chosen:
         raise InvalidValueError(_nothing_left(cube.data_vars, excluded))

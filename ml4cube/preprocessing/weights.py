@@ -9,9 +9,10 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.angles import UnknownAreaError, cell_areas, is_latitude, is_longitude
+from ml4cube.core.angles import UnknownAreaError, cell_areas
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fields import check_weights
+from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.preprocessing import cubes
 
 Weights = str | xr.DataArray | None

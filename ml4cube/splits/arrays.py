@@ -12,9 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import find_gaps, plain
-from ml4cube.core.roles import FILTER_VAR, is_mask
+from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import TEST, TRAIN
-from ml4cube.splits.cube import CubeView, is_label
+from ml4cube.cube.roles import FILTER_VAR
+from ml4cube.cube.variables import cube_variables
+from ml4cube.splits.cube import CubeView
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -29,9 +31,11 @@ def create_split(
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Turn a cube or arrays with a `split` into feature and target arrays, in memory.
 
-    Points (1-D variables): the cells of a part become rows; a row with a gap in any feature
-    or target is dropped. Samples (more dims, the first one counts samples): cells of other
-    parts become NaN, and a sample is dropped where a feature or target has no value left.
+    Of a cube, every cell of a part becomes a row, in the order of the cube's dims, unless it is
+    masked or has a gap in a feature or target: ready for scikit-learn. Of samples (a Dataset with
+    a dim ``samples``, or arrays, whose first axis counts samples), every sample becomes one of X:
+    cells of other parts become NaN, and a sample is dropped where a feature or target has no
+    value left.
 
     Parameters
     ----------
@@ -54,7 +58,8 @@ def create_split(
     Returns
     -------
     tuple of ndarray
-        X_train, X_test, y_train, y_test; variables along `stack_axis`, samples first.
+        X_train, X_test, y_train, y_test; variables along `stack_axis`, samples first. Those of a
+        cube have shape (cells, variables).
 
     Raises
     ------
@@ -72,6 +77,9 @@ def create_split(
     >>> X_train, X_test, y_train, y_test = create_split(data, to_pred="b")
     >>> X_train.tolist(), y_train.tolist(), X_test.tolist()
     ([[1.0]], [[4.0]], [[3.0]])
+    >>> cube = xr.Dataset({name: (("y", "x"), [values] * 2) for name, values in data.items()})
+    >>> create_split(cube, to_pred="b")[0].tolist()
+    [[1.0], [1.0]]
     """
     if not isinstance(data, xr.Dataset | Mapping):
         raise InvalidTypeError(
@@ -101,8 +109,9 @@ def create_split(
         raise InvalidValueError(f"filter_var={filter_var!r} is no variable of data, it has {names}")
     mask = [filter_var] if filter_var in names else []
     arrays = _aligned(data, [*features, *targets], ["split", *mask])
-    _check_numbers(arrays, features, targets)
-    axes = arrays["split"].ndim + 1
+    by_cell = isinstance(data, xr.Dataset) and SAMPLE_DIM not in data.dims
+    _check_numbers(arrays, features, targets, by_cell)
+    axes = 2 if by_cell else arrays["split"].ndim + 1
     if not isinstance(stack_axis, int):
         raise InvalidTypeError(f"stack_axis={stack_axis!r} is no axis; give an int, as -1")
     if not -axes <= stack_axis < axes:
@@ -113,7 +122,9 @@ def create_split(
     # a mask may have become numbers on its way here: a gap in it allows nothing
     allowed = np.nan_to_num(arrays[mask[0]]).astype(bool) if mask else np.bool_(True)
     parts = {
-        part: _take(arrays, (arrays["split"] == label) & allowed, [*features, *targets], part)
+        part: _take(
+            arrays, (arrays["split"] == label) & allowed, [*features, *targets], part, by_cell
+        )
         for part, label in (("train", TRAIN), ("test", TEST))
     }
     X_train, X_test = (_stack(parts[part], features, stack_axis) for part in parts)
@@ -121,9 +132,11 @@ def create_split(
     return X_train, X_test, y_train, y_test
 
 
-def _check_numbers(arrays: Arrays, features: Sequence[str], targets: Sequence[str]) -> None:
+def _check_numbers(
+    arrays: Arrays, features: Sequence[str], targets: Sequence[str], by_cell: bool
+) -> None:
     """Refuse texts and dates, which numpy would stack as texts or fail on."""
-    classes = len(targets) == 1 and arrays[targets[0]].ndim == 1
+    classes = len(targets) == 1 and (by_cell or arrays[targets[0]].ndim == 1)
     for name in (*features, *([] if classes else targets)):
         dtype = arrays[name].dtype
         if dtype.kind not in "biufc":
@@ -141,15 +154,7 @@ def _candidates(data: xr.Dataset | Mapping[str, ArrayLike], names: list[str]) ->
     """Variables that can be features: of a cube, those on its dims that hold numbers of its own."""
     if not isinstance(data, xr.Dataset):
         return names
-    dims = set(CubeView.of(data).dims)
-    return [
-        name
-        for name in names
-        if (v := data[name]).ndim
-        and dims.issuperset(v.dims)
-        and v.dtype.kind in "biuf"
-        and not (is_label(v) or is_mask(name, v.dtype, v.attrs))
-    ]
+    return [name for name in cube_variables(data)[0] if data[name].dtype.kind in "biuf"]
 
 
 def _aligned(
@@ -192,10 +197,12 @@ def _broadcast(variable: xr.DataArray, view: CubeView) -> NDArray[Any]:
     return np.broadcast_to(values[index], tuple(view.sizes.values()))
 
 
-def _take(arrays: Arrays, mine: NDArray[np.bool_], used: Sequence[str], part: str) -> Arrays:
-    """Samples of one part, without those that have nothing left."""
+def _take(
+    arrays: Arrays, mine: NDArray[np.bool_], used: Sequence[str], part: str, by_cell: bool
+) -> Arrays:
+    """Cells or samples of one part, without those that have nothing left."""
     gaps = {name: ~mine | _is_gap(arrays[name]) for name in used}
-    within = tuple(range(1, mine.ndim))
+    within = () if by_cell else tuple(range(1, mine.ndim))
     keep = ~np.any([gap.all(axis=within) for gap in gaps.values()], axis=0)
     if mine.any() and not keep.any():
         raise EmptyPartError(

@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ml4cube.core.angles import is_latitude, is_longitude
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.large_blocks import LargeBlocks, blocks_wanted, large_blocks
+from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.splits.cube import CubeView
 
 # What dims of a map are called where no coordinate tells.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,12 @@ import xarray as xr
 from dask.array.core import normalize_chunks
 from numpy.typing import NDArray
 
-from ml4cube.core import roles
-from ml4cube.core.angles import MOST_LAT, in_degrees, is_latitude, is_longitude
-from ml4cube.core.axes import TIME_NAMES, by_rank, find_time_dim, is_time, steps_along
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_names
+from ml4cube.core.angles import MOST_LAT, in_degrees
+from ml4cube.core.axes import is_time
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube.coordinates import TIME_NAMES, dates_along, find_time_dim, role_of, time_dims
+from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.variables import cube_dims, cube_variables
 
 # Degrees that are places on the globe: a longitude may be counted once more around.
 _MOST_LON = 720.0
@@ -65,21 +67,15 @@ class CubeView:
         InvalidTypeError
             If it is no cube, or a dim has no string as name.
         InvalidValueError
-            If no data variable has a dim, or a dim has no cells.
+            By `cube_dims`, or if a dim has no cells.
         """
         ds = as_dataset(cube)
-        variables = _data_variables(ds)
-        if not variables:
-            raise InvalidValueError(
-                f"the cube has no data variable with dims, only {list(ds.data_vars)}; give one"
-            )
-        main = max(variables, key=lambda v: (v.ndim, v.size))
-        if odd := [dim for dim in main.dims if not isinstance(dim, str)]:
-            raise InvalidTypeError(f"dims are named by strings, found {odd}; use ds.rename")
-        if empty := [dim for dim in main.dims if ds.sizes[dim] == 0]:
+        dims = cube_dims(ds)
+        if empty := [dim for dim in dims if ds.sizes[dim] == 0]:
             raise InvalidValueError(f"the cube has no cells along {empty}")
-        dims = tuple(str(dim) for dim in main.dims)
-        return cls(ds, dims, _chunks(dims, ds, [main, *variables]))
+        variables = [ds[name] for name in cube_variables(ds)[0]]
+        variables.sort(key=lambda v: -v.size)
+        return cls(ds, dims, _chunks(dims, ds, variables))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -102,19 +98,22 @@ class CubeView:
         Returns
         -------
         DataArray or None
-            A coordinate along one dim of the cube, the first by `core.axes.by_rank`; times by
-            `core.axes.find_time_dim`. Latitudes and longitudes are in degrees, also where the
-            cube has radians.
+            A coordinate along one dim of the cube, a dim's own before others; dates of the dim
+            of time. Latitudes and longitudes are in degrees, also where the cube has radians.
         """
         coords = self.ds.coords.values()
-        dims = (find_time_dim(coords, self.dims),) if kind == "time" else self.dims
-        found = by_rank(
+        if kind == "time":
+            dim = find_time_dim(coords, self.dims)
+            dates: xr.DataArray | None = None if dim is None else dates_along(coords, dim)
+            return dates
+        found = [
             coord
             for coord in coords
-            if coord.ndim == 1 and coord.dims[0] in dims and is_kind(coord, kind)
-        )
-        if not found or kind == "time":
-            return next(iter(found), None)
+            if coord.ndim == 1 and coord.dims[0] in self.dims and is_kind(coord, kind)
+        ]
+        if not found:
+            return None
+        found.sort(key=lambda coord: (coord.name != coord.dims[0], str(coord.name)))
         degrees = in_degrees(found[0].values, found[0].attrs.get("units"))
         return xr.DataArray(degrees, dims=found[0].dims, name=found[0].name)
 
@@ -144,10 +143,14 @@ class CubeView:
         Returns
         -------
         DataArray or None
-            By `core.axes.steps_along`.
+            The dim's own where it holds numbers and is called like one of time, or there are no
+            other dates, or some are missing; else dates by `dates_along`.
         """
-        found: xr.DataArray | None = steps_along(self.ds.coords.values(), dim)
-        return found
+        own = self.own(dim)
+        dates: xr.DataArray | None = dates_along(self.ds.coords.values(), dim)
+        if dates is None or (own is not None and (self.has_times(dim) or dates.isnull().any())):
+            return own
+        return dates
 
     def time_dim(self, argument: str) -> str:
         """Name of the time dim.
@@ -165,11 +168,16 @@ class CubeView:
         Raises
         ------
         InvalidValueError
-            If no dim looks like time.
+            If no dim looks like time, or several do.
         """
-        dim = find_time_dim(self.ds.coords.values(), self.dims)
-        if dim is not None:
-            return dim
+        found = time_dims(list(self.ds.coords.values()), self.dims)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise InvalidValueError(
+                f"{'this' if argument == 'dim' else argument} needs a time dim, {found} may be it; "
+                f"name the one, as in {f'dim={found[0]!r}' if argument == 'dim' else {found[0]: 2}}"
+            )
         how = f"dim={self.dims[0]!r}" if argument == "dim" else f"{{{self.dims[0]!r}: 2}}"
         raise InvalidValueError(
             f"{'this' if argument == 'dim' else argument} needs a time dim, the cube has "
@@ -352,69 +360,10 @@ class CubeView:
         return str(coord.dims[0]), coord.size - max(math.floor(turns_over + 1.01), 0)
 
 
-def as_dataset(cube: xr.Dataset | xr.DataArray) -> xr.Dataset:
-    """Turn a DataArray into a Dataset of one variable; leave a Dataset as it is.
-
-    Parameters
-    ----------
-    cube : Dataset or DataArray
-        The cube.
-
-    Returns
-    -------
-    Dataset
-        The same data.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is neither, or variables or dims have names that are no texts.
-    """
-    if isinstance(cube, xr.Dataset):
-        check_names((*cube.variables, *cube.dims))
-        return cube
-    if isinstance(cube, xr.DataArray):
-        return cube.to_dataset(name=roles.DATA_VAR if cube.name is None else cube.name)
-    raise InvalidTypeError(
-        f"a cube is an xarray Dataset or DataArray, found {type(cube).__name__}; "
-        "open it first, for example with xarray.open_zarr, or a store of samples with "
-        "ml4cube.open_store"
-    )
-
-
-def is_label(variable: xr.DataArray) -> bool:
-    """Whether a variable is a split label.
-
-    Parameters
-    ----------
-    variable : DataArray
-        A variable of a cube.
-
-    Returns
-    -------
-    bool
-        True if it is one by `roles.is_label`.
-    """
-    return roles.is_label(variable.name, variable.dtype, variable.attrs)
-
-
 def _ranks(coord: xr.DataArray) -> NDArray[np.intp]:
     """Place of each value among the different values."""
     values = microseconds(coord) if is_time(coord) else coord.values
     return np.unique(values, return_inverse=True)[1].ravel()
-
-
-def _data_variables(ds: xr.Dataset) -> list[xr.DataArray]:
-    """Data variables with dims that are neither labels nor bounds of a coordinate."""
-    bounds: set[Hashable] = set()
-    for variable in ds.variables.values():
-        for source in (variable.attrs, variable.encoding):
-            bounds.update(source[key] for key in ("bounds", "climatology") if key in source)
-    return [
-        variable
-        for name, variable in ds.data_vars.items()
-        if variable.ndim and name not in bounds and not is_label(variable)
-    ]
 
 
 def _chunks(
@@ -530,10 +479,7 @@ def is_kind(coord: xr.DataArray, kind: str) -> bool:
         True for dates, and for numbers of such a name, standard name or unit. Those of rotated
         grids are none: they would be taken for a deployment's places on Earth.
     """
-    if kind == "time":
-        return is_time(coord)
-    known = is_longitude if kind == "lon" else is_latitude
-    return coord.dtype.kind in "fiu" and known(coord.name, coord.attrs)
+    return role_of(coord) == {"lat": "latitude", "lon": "longitude"}.get(kind, kind)
 
 
 def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:

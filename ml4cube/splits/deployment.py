@@ -14,10 +14,11 @@ from dask.array.core import slices_from_chunks
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT, in_degrees
-from ml4cube.core.axes import find_time_dim, is_time, same_coordinate, times_along
+from ml4cube.core.axes import is_time, same_coordinate
 from ml4cube.core.buffer import EARTH_RADIUS_KM
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
+from ml4cube.cube.coordinates import dates_along, find_time_dim
 from ml4cube.splits.cube import CubeView, check_places, in_chunks, is_kind, microseconds
 from ml4cube.splits.layout import SAMPLE, Layout
 from ml4cube.splits.validity import check_numpy_mask, on_cube
@@ -94,7 +95,9 @@ class Ground:
         time_dim = find_time_dim(view.ds.coords.values(), view.dims)
         space = tuple(sorted(dim for dim in map_dims if dim != time_dim))
         lat, lon = view.axis_of("lat"), view.axis_of("lon")
-        dates = None if time_dim is None else times_along(view.ds.coords.values(), time_dim)
+        dates = None if time_dim is None else dates_along(view.ds.coords.values(), time_dim)
+        if dates is not None and dates.isnull().any() and view.own(str(time_dim)) is not None:
+            dates = None  # the split went by the dim's own coordinate, too
         units = {"space": "cells", "time": "steps" if dates is None else "days"}
         place = space
         if lat is not None and lon is not None and {*lat.dims, *lon.dims} == set(space):

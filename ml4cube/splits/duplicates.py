@@ -17,7 +17,6 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import TIME_NAMES
 from ml4cube.core.fingerprint import (
     COLUMNS,
     FIRST,
@@ -29,8 +28,9 @@ from ml4cube.core.fingerprint import (
     informative,
     mix,
 )
-from ml4cube.core.roles import RECIPE_ATTR
 from ml4cube.core.split_plan import HELD_OUT, TRAIN, SplitPlan
+from ml4cube.cube.coordinates import TIME_NAMES
+from ml4cube.cube.roles import RECIPE_ATTR
 from ml4cube.splits.cube import CubeView, in_chunks
 from ml4cube.splits.label import read_recipe
 

@@ -14,7 +14,6 @@ import xarray as xr
 
 from ml4cube.core.buffer import Reach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.roles import NAME_ATTR, RECIPE_ATTR
 from ml4cube.core.split_plan import (
     EXCLUDED,
     PARTS,
@@ -24,8 +23,9 @@ from ml4cube.core.split_plan import (
     SplitPlan,
     label_box,
 )
+from ml4cube.cube.roles import NAME_ATTR, RECIPE_ATTR, is_label
 from ml4cube.splits.buffers import resolve_buffer
-from ml4cube.splits.cube import CubeView, cube_positions, is_label
+from ml4cube.splits.cube import CubeView, cube_positions
 from ml4cube.splits.validity import slabs
 
 Cube = xr.Dataset | xr.DataArray
@@ -213,7 +213,7 @@ def check_name(name: str, view: CubeView) -> None:
     if name not in view.ds:
         return
     taken = view.ds[name]
-    if not is_label(taken):
+    if not is_label(name, taken.dtype, taken.attrs):
         raise InvalidValueError(
             f"name={name!r} is a variable of the cube and no split label; choose another"
         )

@@ -16,11 +16,12 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.roles import RECIPE_ATTR, is_mask
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN, VAL
 from ml4cube.core.statistics import check_decoded, check_numpy
+from ml4cube.cube.roles import RECIPE_ATTR
+from ml4cube.cube.variables import data_variables
 from ml4cube.splits.carried import Carried, find_carried
-from ml4cube.splits.cube import CubeView, is_label
+from ml4cube.splits.cube import CubeView
 from ml4cube.splits.deployment import Ground, distances
 from ml4cube.splits.duplicates import Duplicates, find_duplicates, map_dims
 from ml4cube.splits.layout import Layout, Separation, separate
@@ -310,11 +311,9 @@ def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
     if var is None:
         names = [
             name
-            for name, v in found.items()
-            if set(v.dims) == set(view.dims)
-            and isinstance(v.dtype, np.dtype)  # those of pandas have gaps of their own
-            and v.dtype.kind in "biufmM"
-            and not (is_label(v) or is_mask(name, v.dtype, v.attrs))
+            for name in data_variables(view.ds, kinds="biufmM")
+            if set(found[name].dims) == set(view.dims)
+            and isinstance(found[name].dtype, np.dtype)  # those of pandas have gaps of their own
         ]
     else:
         names = [var] if isinstance(var, str) or not isinstance(var, Iterable) else list(var)

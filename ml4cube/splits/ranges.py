@@ -12,12 +12,14 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core import roles
 from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.statistics import check_decoded
 from ml4cube.core.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
-from ml4cube.splits.cube import as_dataset, in_chunks, microseconds
+from ml4cube.cube import roles
+from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.variables import data_variables
+from ml4cube.splits.cube import in_chunks, microseconds
 
 logger = logging.getLogger(__name__)
 
@@ -300,7 +302,7 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
         array = ds if ds.name is not None else ds.rename(roles.DATA_VAR)
     else:
         ds = as_dataset(ds)
-        numeric = [str(v.name) for v in ds.data_vars.values() if v.ndim and v.dtype.kind in "biuf"]
+        numeric = data_variables(ds)
         if var is None and len(numeric) != 1:
             raise InvalidValueError(f"var is missing, the cube has {numeric}; name one")
         var = numeric[0] if var is None else var

@@ -10,7 +10,6 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import TIME_NAMES
 from ml4cube.core.buffer import Reach
 from ml4cube.core.errors import (
     EmptyPartError,
@@ -23,6 +22,7 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.partition import cut_in_order, hash_ids, partition
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan, check_fractions
+from ml4cube.cube.coordinates import TIME_NAMES
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
 from ml4cube.splits.cube import CubeView

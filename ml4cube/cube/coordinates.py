@@ -1,0 +1,242 @@
+"""Coordinates: which are times, latitudes, longitudes or heights, and whether two are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ml4cube.core.axes import is_time
+
+#: What dims of time are called, in small letters.
+TIME_NAMES = ("time", "t", "date")
+
+# Names of coordinates that have no attributes, in small letters.
+_NAMES = {
+    "latitude": ("lat", "latitude", "nav_lat"),
+    "longitude": ("lon", "long", "longitude", "nav_lon"),
+}
+_ROTATED = {"latitude": "rlat", "longitude": "rlon"}
+
+
+def role_of(coord: Any) -> str | None:
+    """Tell what a coordinate measures.
+
+    Parameters
+    ----------
+    coord : DataArray
+        A coordinate.
+
+    Returns
+    -------
+    {"time", "latitude", "longitude", "vertical"} or None
+        Time for dates; for numbers, what CF attributes say, or names of latitudes and longitudes.
+        Coordinates of rotated grids are none of these: they are no places on Earth.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> z = xr.DataArray([1.0], dims="z", name="z", attrs={"positive": "down"})
+    >>> role_of(z), role_of(z.rename("lat").drop_attrs()), role_of(z.drop_attrs())
+    ('vertical', 'latitude', None)
+    """
+    if is_time(coord):
+        return "time"
+    if coord.dtype.kind not in "fiu":
+        return None
+    if is_latitude(coord.name, coord.attrs):
+        return "latitude"
+    if is_longitude(coord.name, coord.attrs):
+        return "longitude"
+    return "vertical" if any(_by_cf(kind, coord.attrs) for kind in ("vertical", "Z")) else None
+
+
+def is_latitude(name: object, attrs: Mapping[Any, Any], *, rotated: bool = False) -> bool:
+    """Tell whether a coordinate is a latitude, by its name and attributes.
+
+    Parameters
+    ----------
+    name : object
+        Its name.
+    attrs : mapping
+        Its attributes, of which those of CF conventions count.
+    rotated : bool
+        Whether that of a rotated grid (``rlat``, ``grid_latitude``) is one. Areas and distances
+        are right in it, as a rotation of the sphere changes neither; places on Earth are not.
+
+    Returns
+    -------
+    bool
+        Whether any of these says so.
+
+    Examples
+    --------
+    >>> is_latitude("y", {"units": "degrees_north"}), is_latitude("nav_lat", {})
+    (True, True)
+    >>> is_latitude("rlat", {}), is_latitude("rlat", {}, rotated=True)
+    (False, True)
+    """
+    return _is_angle("latitude", name, attrs, rotated)
+
+
+def is_longitude(name: object, attrs: Mapping[Any, Any], *, rotated: bool = False) -> bool:
+    """Tell whether a coordinate is a longitude, by its name and attributes.
+
+    Parameters
+    ----------
+    name : object
+        Its name.
+    attrs : mapping
+        Its attributes.
+    rotated : bool
+        Whether that of a rotated grid (``rlon``, ``grid_longitude``) is one.
+
+    Returns
+    -------
+    bool
+        As of `is_latitude`.
+    """
+    return _is_angle("longitude", name, attrs, rotated)
+
+
+def _is_angle(kind: str, name: object, attrs: Mapping[Any, Any], rotated: bool) -> bool:
+    called, standard = str(name).lower(), _text(attrs, "standard_name")
+    if standard == f"grid_{kind}" or (called == _ROTATED[kind] and standard != kind):
+        # cf_xarray takes these for places on Earth where files write degrees_north, as many do
+        return rotated
+    return called in _NAMES[kind] or _by_cf(kind, attrs)
+
+
+def _by_cf(kind: str, attrs: Mapping[Any, Any]) -> bool:
+    """Whether attributes say that a coordinate is of a kind, as cf_xarray reads them."""
+    return any(_text(attrs, key) in words for key, words in _criteria(kind).items())
+
+
+def _text(attrs: Mapping[Any, Any], key: str) -> str:
+    return str(attrs.get(key, "")).strip().lower()
+
+
+@cache
+def _criteria(kind: str) -> dict[str, frozenset[str]]:
+    """Words of each attribute, in small letters: cf_xarray knows no ``Degrees_North``."""
+    from cf_xarray.criteria import coordinate_criteria  # imports all of xarray
+
+    found = coordinate_criteria[kind].items()
+    return {key: frozenset(word.lower() for word in words) for key, words in found}
+
+
+def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
+    """Find the dims whose steps may be those of time.
+
+    Parameters
+    ----------
+    coords : iterable of DataArray
+        All coordinates of a cube.
+    dims : iterable of str
+        The cube's dims.
+
+    Returns
+    -------
+    list of str
+        Those by the first of three rules that finds any: dims with dates of their own; dims
+        with dates beside them that are called ``time`` or so by CF attributes, or are origins of
+        a store's samples; dims called ``time``, ``t`` or ``date``, or of numbers that CF attributes
+        call so. Of several, the one called ``time`` is taken.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> days = np.array(["2000-01-01", "2000-01-02"], "datetime64[s]")
+    >>> ds = xr.Dataset(coords={"time": [0, 1], "run": days, "valid": days})
+    >>> time_dims(ds.coords.values(), ["time", "run"]), time_dims(ds.coords.values(), ds.dims)
+    (['run'], ['run', 'valid'])
+    """
+    along = {dim: [c for c in coords if c.dims == (dim,)] for dim in dims}
+    own = {dim: next((c for c in along[dim] if c.name == dim), None) for dim in along}
+    rules: tuple[Callable[[Any], bool], ...] = (
+        lambda dim: own[dim] is not None and is_time(own[dim]),
+        lambda dim: any(is_time(c) and _says_time(c) for c in along[dim]),
+        lambda dim: _is_counted_time(dim, own[dim]),
+    )
+    for rule in rules:
+        if found := [str(dim) for dim in along if rule(dim)]:
+            return ["time"] if "time" in found else found
+    return []
+
+
+def _is_counted_time(dim: Any, own: Any) -> bool:
+    """Whether a dim is called one of time, or has numbers that CF attributes call so."""
+    if str(dim).lower() in TIME_NAMES:
+        return True
+    return own is not None and own.dtype.kind in "fiu" and _by_cf("time", own.attrs)
+
+
+def _says_time(dates: Any) -> bool:
+    name = str(dates.name).lower()
+    return name in ("time", "time_origin") or _by_cf("time", dates.attrs)
+
+
+def find_time_dim(coords: Iterable[Any], dims: Iterable[Any]) -> str | None:
+    """Find the dim whose steps are those of time.
+
+    Parameters
+    ----------
+    coords : iterable of DataArray
+        All coordinates of a cube.
+    dims : iterable of str
+        The cube's dims.
+
+    Returns
+    -------
+    str or None
+        The one of `time_dims`; None if there is none, or several, of which none can be told.
+    """
+    found = time_dims(list(coords), dims)
+    return found[0] if len(found) == 1 else None
+
+
+def dates_along(coords: Iterable[Any], dim: str) -> Any:
+    """Find the dates by which the steps along a dim are told apart and measured.
+
+    Parameters
+    ----------
+    coords : iterable of DataArray
+        All coordinates of a cube.
+    dim : str
+        A dim.
+
+    Returns
+    -------
+    DataArray or None
+        Dates of the dim's own; else those called ``time``, or so by CF attributes; else the only
+        others that are all there and in order, each step with a date of its own. Of several, those
+        called ``time``; None where there are none such.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> dates = np.array(["2000-01-02", "2000-01-01"], "datetime64[s]")
+    >>> ds = xr.Dataset(coords={"obs": [0, 1], "start": ("obs", dates)})
+    >>> dates_along(ds.coords.values(), "obs").name
+    'start'
+    """
+    beside = [c for c in coords if c.dims == (dim,) and is_time(c)]
+    rules: tuple[Callable[[Any], bool], ...] = (
+        lambda c: bool(c.name == dim),
+        _says_time,
+        lambda c: _is_in_order(c.values),
+    )
+    for rule in rules:
+        if found := {c.name: c for c in beside if rule(c)}:
+            return found.get("time", next(iter(found.values())) if len(found) == 1 else None)
+    return None
+
+
+def _is_in_order(dates: NDArray[Any]) -> bool:
+    """Whether each step is later than the one before, or each earlier."""
+    try:
+        return bool((dates[1:] > dates[:-1]).all() or (dates[1:] < dates[:-1]).all())
+    except TypeError:  # dates of several calendars
+        return False

@@ -1,0 +1,333 @@
+"""What the variables of a cube are: data, or what describes it; and which dims the cube has.
+
+The one place that decides it: splits, statistics, samples, predictions and scores all ask here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.cube import roles
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+logger = logging.getLogger(__name__)
+
+#: Units of dates that samples can hold, in numpy's words and in CF's.
+DATE_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+
+# How bounds of cells are called where no attribute tells of them: time_bnds, bounds_lon,
+# lat_vertices, time_bound; and the dim that counts them: bnds, nv, axis_nbounds, grid_corners.
+_BOUNDS = re.compile(
+    r"^(bnds|bounds|vertices|corners)(_|$)|(^|_)(bnds?|bounds?|vertex|vertices|corners?)$"
+)
+_BOUNDS_DIM = re.compile(r"(^|_)n?(bnds?|bounds?|vert|vertex|vertices|corners?)$|^nv$")
+_MOST_VERTICES = 16  # a dim of more cells is one of the cube, as the vertices of a mesh
+
+
+def cube_dims(ds: xr.Dataset, filter_var: str | None = None) -> tuple[str, ...]:
+    """Dims of a cube: those of its data variable with most dims, in that variable's order.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The cube.
+    filter_var : str, optional
+        Name of the mask in use.
+
+    Returns
+    -------
+    tuple of str
+        Dims of the data variable with most dims; among several, in the order of the first. What
+        is no data by `not_data` does not count, nor do variables that have a dim twice
+        (covariances) or are neither numbers, booleans nor dates; and what samples cannot hold
+        (complex numbers) only where there is nothing else.
+
+    Raises
+    ------
+    InvalidValueError
+        If the cube has no data variable, or several that have most dims, but not the same: no
+        rule could tell which is the cube.
+    """
+    others = not_data(ds, filter_var)
+    numbers = {
+        str(name): variable
+        for name, variable in ds.data_vars.items()
+        if name not in others and variable.dtype.kind in "fiubcmM" and not repeats_dim(variable)
+    }
+    sampled = {name for name, variable in numbers.items() if holds_dtype(variable.dtype)}
+    candidates = {name: numbers[name].dims for name in numbers if not sampled or name in sampled}
+    if not candidates:
+        raise InvalidValueError(
+            "the cube has no data variable of numbers, booleans or dates with dims, each once, "
+            f"only {_listed(ds, others)}"
+        )
+    most = max(len(dims) for dims in candidates.values())
+    largest = {name: dims for name, dims in candidates.items() if len(dims) == most}
+    grids: dict[frozenset[Hashable], str] = {}
+    for name, dims in largest.items():
+        grids.setdefault(frozenset(dims), name)
+    if len(grids) > 1:
+        found = " and ".join(f"{name!r} with dims {largest[name]}" for name in grids.values())
+        first = [name for name in candidates if set(candidates[name]) <= set(next(iter(grids)))]
+        raise InvalidValueError(
+            f"the dims of the cube cannot be told, it has {found}; give the variables of one grid, "
+            f"as ds[{first}]"
+        )
+    return tuple(str(dim) for dim in next(iter(largest.values())))
+
+
+def _listed(ds: xr.Dataset, others: dict[str, str]) -> str:
+    shown = [
+        f"{str(n)!r} ({others.get(str(n)) or f'{v.dtype} with dims {v.dims}'})"
+        for n, v in ds.data_vars.items()
+    ]
+    return ", ".join(shown) or "coordinates"
+
+
+def cube_variables(
+    ds: xr.Dataset, filter_var: str | None = None
+) -> tuple[list[str], dict[str, str]]:
+    """Sort a cube's data variables into those samples can hold and the others.
+
+    Parameters
+    ----------
+    ds : Dataset
+        The cube.
+    filter_var : str, optional
+        Name of the mask in use.
+
+    Returns
+    -------
+    list of str
+        Variables whose dims all are dims of the cube; they broadcast along those they lack.
+    dict of str to str
+        The others, but for the split label and the mask in use, each with the reason.
+    """
+    dims, no_data = cube_dims(ds, filter_var), not_data(ds, filter_var)
+    label = split_label(ds)
+    kept: list[str] = []
+    others: dict[str, str] = {}
+    for key, v in ds.data_vars.items():
+        name = str(key)
+        if name in no_data:
+            if name not in (filter_var, label):
+                why = f" by its {roles.ROLE_ATTR}" if roles.ROLE_ATTR in v.attrs else ""
+                others[name] = f"is {no_data[name]}{why}"
+        elif not set(v.dims) <= set(dims):
+            others[name] = f"has dims {v.dims} outside the cube's {dims}"
+        elif not holds_dtype(v.dtype):
+            others[name] = f"is of dtype {v.dtype}"
+        elif repeats_dim(v):
+            others[name] = f"has a dim twice: {v.dims}"
+        else:
+            kept.append(name)
+    return kept, others
+
+
+def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
+    """List the variables that hold data, each taken by itself, on whatever dims.
+
+    Parameters
+    ----------
+    ds : Dataset
+        A cube, or samples.
+    exclude : iterable of str
+        Further names to leave out.
+    kinds : str
+        Kinds of dtypes that count as data; by default numbers, no dates and no texts.
+
+    Returns
+    -------
+    list of str
+        Names in the order of the Dataset, without what is no data by `not_data`.
+
+    Raises
+    ------
+    InvalidValueError
+        If several variables are split labels.
+    """
+    label, others, excluded = split_label(ds), not_data(ds), set(exclude)
+    found = [
+        str(name)
+        for name, v in ds.data_vars.items()
+        if name not in others and name != label and v.dtype.kind in kinds
+    ]
+    if left_out := sorted(map(str, set(ds.data_vars).difference(found))):
+        logger.debug("left out: %s", ", ".join(left_out))
+    return [name for name in found if name not in excluded]
+
+
+def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:
+    """Tell which variables are no data, whatever their dtype, and what they are.
+
+    Parameters
+    ----------
+    ds : Dataset
+        A cube.
+    filter_var : str, optional
+        Name of the mask in use.
+
+    Returns
+    -------
+    dict of str to str
+        What each is, for messages: the split label, a mask, a coordinate, a scalar, bounds of
+        cells or a grid mapping.
+    """
+    found = {}
+    for name, variable in ds.variables.items():
+        if roles.is_label(name, variable.dtype, variable.attrs):
+            found[str(name)] = "the split label"
+        elif is_mask(name, ds, filter_var):
+            found[str(name)] = "a mask"
+        elif name in ds.coords:
+            found[str(name)] = "a coordinate"
+        elif variable.ndim == 0:
+            found[str(name)] = "a scalar"
+    by_attribute = _auxiliary(ds)
+    found = {**found, **{n: what for n, what in by_attribute.items() if n not in found}}
+    return {**found, **dict.fromkeys(_bounds_by_name(ds, found), "bounds of cells by its name")}
+
+
+def _auxiliary(ds: xr.Dataset) -> dict[str, str]:
+    """Bounds and grid mappings, by attributes of CF or where xarray has moved these."""
+    mappings = [str(n) for n, v in ds.data_vars.items() if "grid_mapping_name" in v.attrs]
+    found = dict.fromkeys(mappings, "a grid mapping")
+    # not by cf_xarray, which knows no bounds of a climatology
+    for what, keys in (
+        ("a grid mapping", ("grid_mapping",)),
+        ("bounds of cells", ("bounds", "climatology")),
+    ):
+        for variable in ds.variables.values():
+            for key in keys:
+                named = variable.attrs.get(key, variable.encoding.get(key, ""))
+                # a grid mapping may be written "crs: x y"
+                words = (word.rstrip(":") for word in str(named).split())
+                found.update({word: what for word in words if word in ds.data_vars})
+    return found
+
+
+def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> list[str]:
+    """Variables called like bounds, or along a dim called so, that has no data variable on it."""
+    others = {str(n): v for n, v in ds.data_vars.items() if n not in known}
+    few = {dim for dim, n in ds.sizes.items() if n <= _MOST_VERTICES}
+    vertices = {dim for dim in few.difference(ds.coords) if _BOUNDS_DIM.search(str(dim).lower())}
+    by_name = {name for name in others if _BOUNDS.search(name.lower())}
+    by_dim = {name for name, v in others.items() if vertices.intersection(v.dims)} - by_name
+    known_names = {str(name).lower() for name in (*ds.coords, *ds.dims)}
+    of_data = {
+        dim
+        for name, v in others.items()
+        if name not in by_name | by_dim and holds_dtype(v.dtype) and not repeats_dim(v)
+        for dim in v.dims
+    }
+    if not of_data:  # nothing that they could be bounds of
+        by_dim = set()
+    return [
+        name
+        for name in by_name | by_dim
+        if few.intersection(others[name].dims) - of_data
+        or (name in by_name and _BOUNDS.sub("", name.lower()) in known_names)
+    ]
+
+
+def split_label(ds: xr.Dataset) -> str | None:
+    """Find the variable that says which part each cell belongs to.
+
+    Parameters
+    ----------
+    ds : Dataset
+        A cube.
+
+    Returns
+    -------
+    str or None
+        ``"split"``, or else the label of another name.
+
+    Raises
+    ------
+    InvalidValueError
+        If several variables qualify and none is called ``"split"``.
+    """
+    if "split" in ds.variables:
+        return "split"
+    found = [str(n) for n, v in ds.variables.items() if roles.is_label(n, v.dtype, v.attrs)]
+    if len(found) > 1:
+        raise InvalidValueError(
+            f"{found} all are split labels; keep one of them, or rename it to 'split'"
+        )
+    if found:
+        return found[0]
+    # a label that was renamed and then aligned looks like data computed with a label
+    for name, var in ds.variables.items():
+        if roles.RECIPE_ATTR in var.attrs and var.dtype.kind != "b":
+            logger.warning(
+                "%r of %s is taken for data computed with a split label; rename it to 'split' if "
+                "it is the label",
+                name,
+                var.dtype,
+            )
+    return None
+
+
+def is_mask(name: Hashable, ds: xr.Dataset, filter_var: str | None) -> bool:
+    """Tell whether a variable is a mask rather than data.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    ds : Dataset
+        The cube.
+    filter_var : str, optional
+        Name of the mask in use.
+
+    Returns
+    -------
+    bool
+        Whether it is called `filter_var`, or is a mask by `roles.is_mask`.
+    """
+    variable = ds.variables[name]
+    return name == filter_var or roles.is_mask(name, variable.dtype, variable.attrs)
+
+
+def repeats_dim(variable: xr.Variable | xr.DataArray) -> bool:
+    """Tell whether a variable has a dim twice, as covariances may: no window can be cut from it.
+
+    Parameters
+    ----------
+    variable : Variable or DataArray
+        Any.
+
+    Returns
+    -------
+    bool
+        True if it has.
+    """
+    return len(set(variable.dims)) < variable.ndim
+
+
+def holds_dtype(dtype: np.dtype[Any]) -> bool:
+    """Tell whether samples can hold a dtype.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of a variable.
+
+    Returns
+    -------
+    bool
+        True for numbers and booleans, but those of more than 8 bytes, which differ between
+        machines, and for dates in a unit that stores know.
+    """
+    if dtype.kind == "M":
+        return np.datetime_data(dtype)[0] in DATE_UNITS
+    return dtype.kind in "fiub" and dtype.itemsize <= 8
