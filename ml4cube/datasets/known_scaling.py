@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.scaling import Scaling
@@ -54,6 +55,8 @@ class KnownScaling:
         found = {}
         if (how := metadata.spec.scale_fn) is not None:
             for name, stats in metadata.statistics.items():
+                if not np.any(stats.count):
+                    continue  # of no cell, by which nothing was scaled
                 offset, scale = scale_parameters(stats, how)
                 found[name] = Scaling(name, offset, scale, metadata.places.get(name, ()), how)
         return cls(found, metadata.spec.cube_dims)
