@@ -53,7 +53,13 @@ def test_a_dask_array_stays_lazy() -> None:
         ({"a": np.ones(2)}, {"b": [0, 1]}, None, InvalidValueError, "none of them"),
         ({"a": np.ones(2)}, {"a": [0, 1]}, 1.0, InvalidTypeError, "leave it out"),
         (np.ones(2), 0.0, None, InvalidTypeError, "two numbers"),
-        (np.ones(2), xr.DataArray([0.0, 1.0], dims="level"), 1.0, InvalidTypeError, "dims"),
+        (
+            np.ones(2),
+            xr.DataArray([0.0, 1.0], dims="level"),
+            1.0,
+            InvalidTypeError,
+            "names of dims",
+        ),
         (np.ones(2), 0.0, float("nan"), InvalidValueError, "all gaps"),
         (
             {"a": np.ones(2)},

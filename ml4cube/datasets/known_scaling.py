@@ -55,8 +55,8 @@ class KnownScaling:
         found = {}
         if (how := metadata.spec.scale_fn) is not None:
             for name, stats in metadata.statistics.items():
-                if not np.any(stats.count):  # of an empty part
-                    continue
+                if not np.any(stats.count):
+                    continue  # of no cell, by which nothing was scaled
                 offset, scale = scale_parameters(stats, how)
                 found[name] = Scaling(name, offset, scale, metadata.places.get(name, ()), how)
         return cls(found, metadata.spec.cube_dims)

@@ -217,8 +217,8 @@ class PTXrDataset(Dataset[Any]):
             return None
         known = KnownScaling.of(self.metadata).scaling
         names = [n for n in (*self.features, *self.targets) if n in self.metadata.variables]
-        if self.metadata.spec.scale_fn is not None:  # or the samples of an empty part
-            names = [n for n in names if n in known or n not in self.metadata.statistics]
+        if not len(self):
+            return {name: known[name] for name in names if name in known}
         return {name: known.get(name, Scaling(name, 0.0, 1.0)) for name in names}
 
     def __len__(self) -> int:
