@@ -35,7 +35,7 @@ test: setup
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-faults: setup
-	$(PY) -m pytest tests/faults -m "soak or not soak"
+	$(PY) -m pytest tests/faults tests/test_differential.py tests/test_differential_training.py -m "soak or not soak"
 
 # -P keeps benchmarks/statistics.py from hiding the standard library's module of that name
 bench-statistics bench-codecs bench-gpu_feed bench-sampling_speedup bench-splits_honesty: bench-%: setup
