@@ -10,7 +10,7 @@ import numpy as np
 from ml4cube.core import roles
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_names
 from ml4cube.datasets.places import store_and_path
-from ml4cube.datasets.store import DATE_UNITS
+from ml4cube.datasets.store import DATE_UNITS, open_store
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -52,6 +52,28 @@ def as_dataset(ds: Any) -> xr.Dataset:
             "group, or an Icechunk session"
         )
     return _open_cube(ds if store is None else store, inside)
+
+
+def open_cube_or_store(source: Any) -> xr.Dataset:
+    """Open a path: a cube as it is, a store of samples after checking that it is whole.
+
+    Parameters
+    ----------
+    source : str or path
+        Where it lies.
+
+    Returns
+    -------
+    Dataset
+        Lazy.
+
+    Raises
+    ------
+    StoreError
+        If nothing that can be read is there, or a store is damaged.
+    """
+    found = as_dataset(source)
+    return open_store(source) if "ml4cube_format" in found.attrs else found
 
 
 def _open_cube(source: Any, group: str) -> xr.Dataset:
