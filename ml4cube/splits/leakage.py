@@ -138,19 +138,21 @@ def leakage_report(
     Four questions. Are tiles of test cells bitwise copies of tiles of train cells, wherever they
     lie, or single cells unchanged since the last train step at their place? Do test cells touch
     train cells, so that a neighbour gives them away? Are they nearer to train than values are alike
-    (`estimate_range`)? Are they nearer to train than the cells where the model will be used?
+    (`estimate_range`)? With a deployment, the fourth decides in place of the second and third: are
+    they as far from train as the cells where the model will be used, nearer (too easy), or farther
+    (too hard)?
 
     Parameters
     ----------
-    ds : Dataset or DataArray
+    ds : Dataset, DataArray or path
         A cube with a split label (train 1, test 0, val 2, excluded 255), of any dims, lazy or
-        not, on all or some of the cube's dims. Or an opened train store of samples, with the
-        opened test store as second argument: then cells that samples of both cover, and samples
-        that are bitwise the same, are looked for.
-    deployment : Dataset, DataArray or mapping, optional
-        Where the model will be used: a cube or anything else with coordinates named as the
-        cube's are; a mask of bools on cells of the cube; or the coordinates of points by name
-        (a dict or a DataFrame). Without it the last question stays open.
+        not, on all or some of the cube's dims. Or a train store of samples, with the test store as
+        second argument: then cells that samples of both cover, and samples that are bitwise the
+        same, are looked for.
+    deployment : Dataset, DataArray or path, optional
+        Where the model will be used: a cube on a grid, curvilinear or not, or along points, with
+        coordinates. Its cells with a value in any variable are those; of a mask, give
+        ``cube.where(mask)``.
     var : str or list of str, optional
         Variables to look at, best the target; by default all that have every dim of the cube,
         but no masks and labels.
@@ -165,11 +167,13 @@ def leakage_report(
     Raises
     ------
     InvalidValueError
-        If there is no label, or it has no train or no test cells; if a variable is unknown; if
-        the deployment fits no axis of the cube.
+        If there is no label, or it has no train or no test cells with a value; if a variable is
+        unknown; if the deployment has no places and no times that the cube has, too.
     InvalidTypeError
-        If the deployment is of another kind, the second of two stores is none, or a variable
-        has no string as name.
+        If the deployment is no cube, the second of two stores is none, or a variable has no
+        string as name.
+    StoreError
+        If nothing can be read at a path, or a store is damaged.
 
     Notes
     -----
@@ -180,19 +184,26 @@ def leakage_report(
     its cells touch a train cell, or lie within the range of one (blocks that touch, along dims
     without a sill, do so at any size: give them a buffer); if all test cells touch a train cell,
     as those of a single step or row among train do (a region that `assign_region_split` left out
-    may be that thin); or if the deployment lies more than four times as far from train as the test
-    part. A part that lies wholly to one side of train (forward in time) or in few large pieces
-    (regions) is used for what lies outside of train, so being within the range is reported and not
-    held against it.
+    may be that thin). A part that lies wholly to one side of train (forward in time) or in few
+    large pieces (regions) is used for what lies outside of train, so being within the range is
+    reported and not held against it.
+
+    With a deployment, copies count as before, and the mean distances of test cells and of
+    deployment cells to train are compared, in kilometres and in time (Milà et al. 2022, *Nearest
+    neighbour distance matching*, Methods in Ecology and Evolution 13): a factor of 1.25 either way,
+    or a little more of few test cells, makes the test another task. A cell is as far in time as the
+    nearest time that trains somewhere, and as far in space as the nearest place that trains then.
+    Distances below the spacing of train cells count as that. What cannot be measured is said.
 
     Every chunk is read once for the duplicates, and sums of it are kept; ranges, separation and
     values carried on in time are taken from seeded samples; memory is bounded. Ranges, too, are
     estimated for every variable: name the target by ``var=`` to look at one. Duplicates are looked
     for tile by tile, of the size that the table tells: copies that are smaller, or begin elsewhere
-    in a tile, are not found, nor are values carried on that many places share. Gaps of the first
-    variable are no test cells. A variable most of whose train fields repeat in train (a
-    climatology, a constant field stored for each step) is no proof of duplicates unless all others
-    repeat with it. Fields that do not change at all, such as no rain anywhere, are not counted.
+    in a tile, are not found, nor are values carried on that many places share. Cells with a gap in
+    any of the variables are neither test nor train cells. A variable most of whose train fields
+    repeat in train (a climatology, a constant field stored for each step) is no proof of
+    duplicates unless all others repeat with it. Fields that do not change at all, such as no rain
+    anywhere, are not counted.
 
     Examples
     --------
@@ -279,9 +290,9 @@ def audit(
 
     Parameters
     ----------
-    ds : Dataset or DataArray
+    ds : Dataset, DataArray or path
         A cube with a split label.
-    deployment : Dataset, DataArray or mapping, optional
+    deployment : Dataset, DataArray or path, optional
         Where the model will be used.
     var : str or list of str, optional
         Variables to look at.
