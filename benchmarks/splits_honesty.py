@@ -265,7 +265,7 @@ def draw(ds: xr.Dataset, splits: dict[str, Split]) -> None:
     figure.savefig(FIGURES / "honest_blocks.png", dpi=80)
     curves = {}
     inside = known.isel(lon=np.flatnonzero(part.values != 3))
-    elsewhere = {"lat": np.tile(ds.lat, 72), "lon": np.repeat(ds.lon[part.values == 3].values, 18)}
+    elsewhere = ds.isel(lon=np.flatnonzero(part.values == 3))
     for name in ("random cells", "blocks", "region left out"):
         report = leakage_report(splits[name](inside, 1), elsewhere, var="y")
         by_curve = report.distances["space"][1]

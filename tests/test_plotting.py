@@ -166,10 +166,10 @@ def test_distances_that_are_all_zero_are_told():
 
 
 def test_one_cell_and_one_distance_are_told_as_one():
-    one = fit_variogram(LAGS[:1], np.ones(1), np.ones(1, int))
+    one = fit_variogram(LAGS[:1], np.ones(1), np.full(1, 30))
     short = Variogram(LAGS, np.ones(20), np.ones(20, int), "exponential", 0.0, 1.0, 1.0)
     first, second = rendered(variogram_plot({"y": one, "x": short})).axes
-    assert texts(first)[0].replace("\n", " ") == "no sill: values at only 1 distance to look at"
+    assert texts(first)[0].replace("\n", " ") == "no sill: only 1 distance has 30 pairs of values"
     assert texts(second)[0].startswith("range 1 cell\n")
     assert all(tick == int(tick) for tick in first.get_xticks())
 

@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 import pickle
+import re
 import tracemalloc
 
 import dask.array as da
@@ -19,8 +20,11 @@ from tests.cubes import coordinates
 
 
 def made_field(shape, ranges, model, seed):
-    """Gaussian random field of known covariance on a torus twice as large (circulant embedding)."""
-    big = [2 * n for n in shape]
+    """Gaussian random field on a torus (circulant embedding) of twice its size, or of five ranges.
+
+    At a range its correlation is 0.05.
+    """
+    big = [max(2 * n, round(5 * r)) for n, r in zip(shape, ranges, strict=True)]
     squares = 0.0
     for axis, (n, r) in enumerate(zip(big, ranges, strict=True)):
         x = np.minimum(np.arange(n), n - np.arange(n)) / r
@@ -30,8 +34,13 @@ def made_field(shape, ranges, model, seed):
         covariance = np.exp(-3 * h)
     elif model == "gaussian":
         covariance = np.exp(-3 * h**2)
+    elif model == "matern-3/2":
+        covariance = (1 + 4.744 * h) * np.exp(-4.744 * h)
+    elif model == "matern-5/2":
+        covariance = (1 + 5.918 * h + (5.918 * h) ** 2 / 3) * np.exp(-5.918 * h)
     else:
-        covariance = np.where(h < 1, 1 - 1.5 * h + 0.5 * h**3, 0.0)
+        s = 0.811 * h
+        covariance = np.where(s < 1, 1 - 1.5 * s + 0.5 * s**3, 0.0)
     power = np.clip(np.fft.fftn(covariance).real, 0, None)
     noise = np.random.default_rng(seed).normal(size=big)
     field = np.fft.ifftn(np.fft.fftn(noise) * np.sqrt(power)).real
@@ -44,7 +53,9 @@ def with_gaps(field, seed, share=0.3):
 
 
 @pytest.mark.parametrize("gaps", [False, True], ids=["whole", "gaps"])
-@pytest.mark.parametrize("model", ["exponential", "gaussian", "spherical"])
+@pytest.mark.parametrize(
+    "model", ["exponential", "gaussian", "spherical", "matern-3/2", "matern-5/2"]
+)
 @pytest.mark.parametrize(
     ("shape", "truth"),
     [
@@ -63,6 +74,45 @@ def test_range_of_made_fields(shape, truth, model, gaps):
         assert found.keys() == truth.keys()
         for dim, cells in truth.items():
             assert found[dim] == pytest.approx(cells, rel=0.25), (seed, dim)
+
+
+@pytest.mark.parametrize("model", ["exponential", "gaussian", "matern-3/2", "matern-5/2"])
+def test_a_field_smaller_than_five_ranges_has_none(model):
+    found = []
+    for seed in range(4):
+        for size in (60, 90):
+            field = made_field([size, size], [90, 90], model, seed)
+            found.append(estimate_range(xr.DataArray(field, dims=("y", "x"))))
+    told = sum(math.isfinite(cells) for ranges in found for cells in ranges.values())
+    assert told <= (4 if model == "exponential" else 0)  # of 16; rough fields look smaller
+    reasons = [reason for ranges in found for reason in ranges.reasons.values()]
+    assert all("as far as a range can be told" in reason for reason in reasons)
+
+
+def test_few_pairs_of_values_have_no_range():
+    field = made_field([80, 80], [8, 8], "exponential", 0)
+    for share, told in ((0.97, False), (0.6, True)):
+        found = estimate_range(xr.DataArray(with_gaps(field, 0, share), dims=("y", "x")))
+        assert [math.isfinite(cells) for cells in found.values()] == [told, told]
+        if told:
+            assert found["x"] == pytest.approx(8, rel=0.4)
+        else:
+            assert re.search(r"only \d+ distances? ha\w+ 30 pairs", found.reasons["x"])
+
+
+def test_stations_are_not_cut_into_blocks_of_their_order():
+    rng = np.random.default_rng(0)
+    places = {"lat": ("station", rng.uniform(40, 50, 30)), "lon": ("station", rng.random(30))}
+    line = made_field([300], [9], "exponential", 1)[:, None] + 0.1 * rng.normal(size=(300, 30))
+    ds = xr.Dataset({"a": (("time", "station"), line)}, places)
+    found = estimate_range(ds)
+    assert math.isnan(found["station"])
+    assert "lists places" in found.reasons["station"]
+    assert math.isfinite(found["time"])
+    assert suggest_block_size(ds, min_blocks=40)["station"] == 30
+    for cube, dims in ((ds, "station"), (ds.isel(time=0), None)):
+        with pytest.raises(InvalidValueError, match=r"'station' lists places.*assign_region_split"):
+            suggest_block_size(cube, "a", dims)
 
 
 @pytest.mark.parametrize("width", [7, 13])
@@ -149,7 +199,8 @@ def test_dtypes(dtype):
     field = made_field([80, 90], [8, 8], "gaussian", 1)
     scaled = field > 0 if dtype == "bool" else np.round(40 * field + 125)
     found = estimate_range(xr.DataArray(scaled.astype(dtype), dims=("y", "x")))
-    assert found["x"] == pytest.approx(8, rel=0.4)
+    whole = 8 if dtype == "bool" else estimate_range(xr.DataArray(field, dims=("y", "x")))["x"]
+    assert found["x"] == pytest.approx(whole, rel=0.4 if dtype == "bool" else 0.1)
 
 
 def test_a_season_and_a_trend_are_taken_off():
@@ -192,8 +243,8 @@ def test_a_few_steps_of_float32_are_not_equal_values():
     dims = ("y", "x")
     coarse = (1e5 + 0.05 * field / field.std()).astype("float32")  # a spread of 6 steps
     found = estimate_range(xr.DataArray(coarse, dims=dims))
-    assert found["x"] == pytest.approx(8, rel=0.4)
-    assert found["y"] == pytest.approx(8, rel=0.4)
+    whole = estimate_range(xr.DataArray(field, dims=dims))
+    assert found == pytest.approx(whole, rel=0.2)
     flicker = (1e5 + 0.003 * field / field.std()).astype("float32")
     for keywords in ({}, {"detrend": False, "deseason": False}):
         found = estimate_range(xr.DataArray(flicker, dims=dims), **keywords)
@@ -283,7 +334,8 @@ def test_values_too_large_to_be_squared_are_refused():
 
 def test_fit_refuses_what_cannot_be_fitted_in_words():
     few = np.arange(1.0, 3)
-    assert "only 2 distances" in fit_variogram(few, few, np.ones(2, int)).reason
+    assert "only 2 distances have 30 pairs" in fit_variogram(few, few, np.full(2, 30)).reason
+    assert "only 1 distance has 30 pairs" in fit_variogram(few, few, np.array([30, 29])).reason
 
 
 def blocks_along(cells, size):

@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.errors import InvalidTypeError, InvalidValueError
+from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.splits import assign_block_split, leakage_report
 from ml4cube.splits.samples import Samples
 
@@ -167,9 +167,19 @@ def test_stores_of_other_cubes_are_judged_by_their_values_alone(
     assert leakage_report(*constant).table.status["duplicate samples"] == "unknown"
 
 
+def test_paths_of_stores_are_opened(apart: list[xr.Dataset], tmp_path: Path) -> None:
+    made = stores(tmp_path, cube(), {"time": 2, "lat": 6})
+    report = leakage_report(str(tmp_path / "train.zarr"), tmp_path / "test.zarr")
+    pd.testing.assert_frame_equal(report.table, leakage_report(*made).table)
+    shards = [path for path in (tmp_path / "test.zarr" / "a" / "c").rglob("*") if path.is_file()]
+    shards[0].write_bytes(b"")
+    with pytest.raises(StoreError, match=r"a/c/"):
+        leakage_report(tmp_path / "train.zarr", tmp_path / "test.zarr")
+
+
 def test_what_is_no_pair_of_stores_is_refused(apart: list[xr.Dataset]) -> None:
     train, test = apart
-    for second in (None, cube(), test["a"], "test.zarr"):
+    for second in (None, cube(), test["a"]):
         with pytest.raises(InvalidTypeError, match="give the opened test store"):
             leakage_report(train, second)
     empty = test.isel(samples=slice(0, 0))

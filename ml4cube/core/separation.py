@@ -140,25 +140,24 @@ def pieces(part: Bools, sizes: NDArray[np.float64]) -> float:
     return float(1 / (shares**2).sum()) if shares.size else 0.0
 
 
-def nearest_on_axis(points: Floats, train: Floats) -> Floats:
-    """Distance along one axis to the nearest train position.
+def nearest_on_axis(points: Floats, train: Floats) -> Ints:
+    """Which train position is the nearest along one axis.
 
     Parameters
     ----------
     points, train : ndarray of float
-        Positions.
+        Positions; at least one of train.
 
     Returns
     -------
-    ndarray of float
-        One distance for each point; np.inf without train positions.
+    ndarray of int
+        For each point, an index of `train`.
     """
-    train = np.sort(train)
-    if not train.size:
-        return np.full(points.shape, np.inf)
-    after = np.searchsorted(train, points).clip(0, train.size - 1)
+    order = np.argsort(train, kind="stable")
+    after = np.searchsorted(train[order], points).clip(0, train.size - 1)
     before = (after - 1).clip(0)
-    return np.asarray(np.minimum(np.abs(train[after] - points), np.abs(train[before] - points)))
+    is_before = np.abs(train[order][before] - points) <= np.abs(train[order][after] - points)
+    return np.asarray(order[np.where(is_before, before, after)])
 
 
 def unit_vectors(lat: Floats, lon: Floats) -> Floats:

@@ -19,14 +19,16 @@ Floats = NDArray[np.float64]
 _DENSE_LAGS = 24
 _SPARSE_LAGS = 24
 FEWEST_LAGS = 3
+# Pairs that a class must have to count (Journel and Huijbregts 1978, *Mining Geostatistics*).
+_FEWEST_PAIRS = 30
 # Classes of a cell's width that there is room for, whether or not they occur.
 _CLASSES_PER_CELL = 10
 # Share of the misfit at which a model that is rarer is preferred.
 _CLEARLY = 0.35
 _RANGES_TRIED = 80
-# Share of the longest lag up to which a range counts: what bends only at the very end may as well
-# be a curve without a sill.
-_SURELY_SEEN = 0.8
+# Share of the longest lag, half the length of the dim, up to which a range counts. Fields much
+# smaller than their range, less a plane, seem to have one of a fifth to a third of the length.
+_SURELY_SEEN = 0.4
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +44,13 @@ class Variogram:
     pairs : ndarray of int
         How many pairs there are.
     model : str, optional
-        "spherical", "exponential" or "gaussian"; None if nothing was fitted.
+        "linear", "spherical", "exponential", "matern-3/2", "matern-5/2" or "gaussian"; None if
+        nothing was fitted.
     nugget, sill : float
         Of the model; NaN without one. The sill includes the nugget.
     range : float
-        Lag at which the model reaches its sill, or 95 % of it where it never does (exponential,
-        gaussian: the practical range). At least one cell. NaN if there is none, see `reason`.
+        Lag at which the model reaches 95 % of its sill: the practical range. At least one cell.
+        NaN if there is none, see `reason`.
     reason : str
         Why there is no range, in plain words; empty if there is one.
     """
@@ -80,28 +83,42 @@ class Variogram:
         return np.asarray(self.nugget + (self.sill - self.nugget) * shape)
 
 
-# Shapes from 0 to 1 of the distance in units of the (practical) range: Cressie 1993,
-# *Statistics for Spatial Data*, section 2.3.1. exp(-3) is 0.05.
+# Shapes from 0 to 1 of the distance in units of the practical range, at which they are 0.95:
+# Cressie 1993, *Statistics for Spatial Data*, section 2.3.1; Stein 1999, *Interpolation of Spatial
+# Data*, section 2.7, for those of Matérn with smoothness 3/2 and 5/2.
 def _linear(h: Floats) -> Floats:
-    return np.minimum(h, 1.0)
+    return np.minimum(0.95 * h, 1.0)
 
 
 def _spherical(h: Floats) -> Floats:
-    return np.where(h < 1, 1.5 * h - 0.5 * h**3, 1.0)
+    s = np.minimum(0.8114 * h, 1.0)
+    return np.asarray(1.5 * s - 0.5 * s**3)
 
 
 def _exponential(h: Floats) -> Floats:
-    return np.asarray(1 - np.exp(-3 * h))
+    return np.asarray(1 - np.exp(-2.9957 * h))
 
 
 def _gaussian(h: Floats) -> Floats:
-    return np.asarray(1 - np.exp(-3 * h**2))
+    return np.asarray(1 - np.exp(-2.9957 * h**2))
+
+
+def _matern_3_2(h: Floats) -> Floats:
+    s = 4.7439 * h
+    return np.asarray(1 - (1 + s) * np.exp(-s))
+
+
+def _matern_5_2(h: Floats) -> Floats:
+    s = 5.9183 * h
+    return np.asarray(1 - (1 + s + s**2 / 3) * np.exp(-s))
 
 
 _MODELS = {
     "linear": _linear,
     "spherical": _spherical,
     "exponential": _exponential,
+    "matern-3/2": _matern_3_2,
+    "matern-5/2": _matern_5_2,
     "gaussian": _gaussian,
 }
 
@@ -186,7 +203,7 @@ def fit_variogram(
     pairs: NDArray[np.int64],
     variance: float | None = None,
 ) -> Variogram:
-    """Fit a spherical, an exponential and a gaussian model, and keep the best.
+    """Fit models from linear and spherical to Matérn and gaussian ones, and keep the best.
 
     Weighted least squares: each class counts by its pairs over the square of the model's
     semivariance there (Cressie 1985, *Fitting variogram models by weighted least squares*,
@@ -217,21 +234,24 @@ def fit_variogram(
     >>> found.model, round(found.range, 1), round(found.sill, 1)
     ('exponential', 8.0, 2.0)
     >>> fit_variogram(lags, lags**2, np.full(20, 100)).reason
-    'no sill: values still grow apart at 20 cells, the longest distance looked at'
+    'no sill: values still grow apart at 8 cells, as far as a range can be told here'
     """
     bare = Variogram(lags, semivariance, pairs)
+    longest = float(lags.max(initial=0.0))
+    enough = pairs >= _FEWEST_PAIRS
+    lags, semivariance, pairs = lags[enough], semivariance[enough], pairs[enough]
     if lags.size < FEWEST_LAGS:
-        distances = "1 distance" if lags.size == 1 else f"{lags.size} distances"
-        return replace(bare, reason=f"no sill: values at only {distances} to look at")
+        distances = "1 distance has" if lags.size == 1 else f"{lags.size} distances have"
+        return replace(bare, reason=f"no sill: only {distances} {_FEWEST_PAIRS} pairs of values")
     largest = float(semivariance.max())
     if not largest > 0:
         return replace(bare, reason="no sill: all values along it are equal")
     scaled = semivariance / largest  # so that sums of squares neither overflow nor vanish
     count = pairs.astype(float)
     best = _best(lags, scaled, count)
-    longest = float(lags.max())
-    if best.range > _SURELY_SEEN * longest:
-        grows = f"values still grow apart at {longest:.3g} cells, the longest distance looked at"
+    seen = _SURELY_SEEN * min(longest, float(lags.max()))
+    if best.range > seen:
+        grows = f"values still grow apart at {seen:.3g} cells, as far as a range can be told here"
         return replace(bare, reason=f"no sill: {grows}")
     for _ in range(2):
         near = lags <= max(best.range, lags[min(FEWEST_LAGS, lags.size - 1)])
@@ -243,7 +263,7 @@ def fit_variogram(
             np.append(scaled[near], anchor),
             np.append(count[near], 0.3 * count[near].sum()),
         )
-        if again.range > _SURELY_SEEN * longest:
+        if again.range > seen:
             break
         best = again
     nugget, sill = best.nugget * largest, (best.nugget + best.partial) * largest

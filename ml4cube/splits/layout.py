@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -46,6 +45,8 @@ class Layout:
         First positions of the runs along each dim over which no label changes.
     unknown : int
         Cells of no code: gaps of a label made by hand, or other numbers.
+    wanted : tuple of str
+        Dims of the map, also those that the label lacks.
     """
 
     label: xr.DataArray
@@ -55,6 +56,7 @@ class Layout:
     map_dims: tuple[str, ...]
     starts: dict[str, Ints]
     unknown: int = 0
+    wanted: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, label: xr.DataArray, map_dims: tuple[str, ...]) -> Layout:
@@ -101,6 +103,8 @@ class Layout:
                 changes[dim][wide[dim].start + 1 : box[dim].stop] |= changed
             for code in codes:
                 cells = values == code
+                if not cells.any():
+                    continue
                 counts[code] += int(cells.sum())
                 for axis, dim in enumerate(dims):
                     others = tuple(a for a in range(len(dims)) if a != axis)
@@ -108,7 +112,7 @@ class Layout:
                 off_map = tuple(a for a, dim in enumerate(dims) if dim not in on_map)
                 maps[code][tuple(box[dim] for dim in on_map)] |= cells.any(axis=off_map)
         starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
-        return cls(bare, counts, profiles, maps, on_map, starts, unknown)
+        return cls(bare, counts, profiles, maps, on_map, starts, unknown, map_dims)
 
     def twice(self, view: CubeView) -> int:
         """Count held-out cells of a meridian that stands twice, whose other copy trains.
@@ -210,8 +214,8 @@ class Separation:
 
 def separate(
     layout: Layout,
+    known: Layout,
     view: CubeView,
-    valid: xr.DataArray | None,
     units: Callable[[bool], dict[str, float]],
     part: int = TEST,
 ) -> Separation:
@@ -220,11 +224,11 @@ def separate(
     Parameters
     ----------
     layout : Layout
-        The label.
+        The label, whose test part has blocks and pieces.
+    known : Layout
+        The same label on cells with a value, between which distances are measured.
     view : CubeView
-        Its cube.
-    valid : DataArray, optional
-        A variable whose gaps are no test cells.
+        Their cube.
     units : callable
         Told whether any test cell touches train, gives the range along each dim in cells:
         np.inf where any distance is too short, NaN along dims whose indices are no neighbours
@@ -237,19 +241,11 @@ def separate(
     Separation
         Shares and medians over the sample.
     """
-    dims = tuple(layout.starts)
-    rng = np.random.default_rng(0)
+    dims = tuple(known.starts)
     cyclic, columns = view.lon_turn() or (None, 0)
     period = [columns if dim == cyclic else 0 for dim in dims]
-    windows = _windows([layout.starts[dim] for dim in dims], layout, dims, part, rng)
-    looks = [
-        _Look.at(window, layout, part, rng, valid, SAMPLE // len(windows)) for window in windows
-    ]
-    looks = [look for look in looks if len(look.points)]
-    exact = len(windows) == 1
-    if not looks:
-        nothing = dict.fromkeys(dims, math.nan)
-        return Separation(math.nan, nothing, math.nan, nothing, math.nan, exact)
+    looks, exact = _looks(known, part)
+    whole = looks if known is layout else _looks(layout, part)[0]
     # a step from one scenario to the next is no small one
     far = [1e-3 if np.isnan(cells) else 1.0 for cells in units(False).values()]
     beside = np.concatenate([look.nearest(far, period)[0] for look in looks]) <= 1
@@ -257,15 +253,24 @@ def separate(
     nearest = [look.nearest(unit, period) for look in looks]
     ranges = np.concatenate([distance for distance, _ in nearest])
     steps = np.median(np.concatenate([steps for _, steps in nearest]), axis=0)
-    lengths = np.median(np.concatenate([look.lengths() for look in looks]), axis=0)
+    lengths = np.median(np.concatenate([look.lengths() for look in whole]), axis=0)
     return Separation(
         float(beside.mean()),
         dict(zip(dims, steps.tolist(), strict=True)),
         float((ranges < 1).mean()),
-        dict(zip(dims, lengths.tolist(), strict=True)),
-        float(sum(pieces(look.test, look.volume) for look in looks)),
+        dict(zip(layout.starts, lengths.tolist(), strict=True)),
+        float(sum(pieces(look.test, look.volume) for look in whole)),
         exact,
     )
+
+
+def _looks(layout: Layout, part: int) -> tuple[list[_Look], bool]:
+    """Windows of a label that hold test cells, and whether they are one that holds all of it."""
+    rng = np.random.default_rng(0)
+    windows = _windows(list(layout.starts.values()), layout, part, rng)
+    most = SAMPLE // len(windows)
+    looks = [_Look.at(window, layout, part, rng, most) for window in windows]
+    return [look for look in looks if len(look.points)], len(windows) == 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +291,6 @@ class _Look:
         layout: Layout,
         part: int,
         rng: np.random.Generator,
-        valid: xr.DataArray | None,
         most: int,
     ) -> _Look:
         dims = tuple(layout.starts)
@@ -300,8 +304,7 @@ class _Look:
         volume = np.ones(codes.shape)
         for axis, w in enumerate(width):
             volume = volume * w.reshape([-1 if a == axis else 1 for a in range(codes.ndim)])
-        points = _draw(codes == part, volume, low, width, window, runs, rng)
-        points = _with_values(points, dims, valid, most)
+        points = _draw(codes == part, volume, low, width, window, runs, rng)[:most]
         return cls(low, width, codes == part, codes == TRAIN, volume, points)
 
     def nearest(self, unit: list[float], period: list[int]) -> tuple[NDArray[np.float64], Ints]:
@@ -321,7 +324,7 @@ class _Look:
 
 
 def _windows(
-    runs: list[Ints], layout: Layout, dims: tuple[str, ...], part: int, rng: np.random.Generator
+    runs: list[Ints], layout: Layout, part: int, rng: np.random.Generator
 ) -> list[list[slice]]:
     """Ranges of runs that are looked at: all of them, or a few windows of the cube."""
     counts = [starts.size for starts in runs]
@@ -331,7 +334,7 @@ def _windows(
     windows = []
     for _ in range(_WINDOWS):
         window = []
-        for starts, dim in zip(runs, dims, strict=True):
+        for starts, dim in zip(runs, layout.starts, strict=True):
             n = max(min(starts.size, 5), int(starts.size * share))
             held = np.flatnonzero(layout.profiles[part, dim])
             centre = int(np.searchsorted(starts, rng.choice(held), side="right")) - 1
@@ -378,17 +381,3 @@ def _draw(
         low[a][i] + (rng.random(i.size) * width[a][i]).astype(np.int64) for a, i in enumerate(drawn)
     ]
     return np.stack(cells, axis=1)
-
-
-def _with_values(points: Ints, dims: tuple[str, ...], valid: Any, most: int) -> Ints:
-    """The points that are no gap of `valid`; along dims that the label lacks, at the start."""
-    if valid is None or valid.dtype.kind != "f" or not len(points):
-        return points[:most]
-    index = {dim: xr.DataArray(points[:, a], dims="points") for a, dim in enumerate(dims)}
-    index = {dim: place for dim, place in index.items() if dim in valid.dims}
-    if not index:
-        return points[:most]
-    others = {dim: 0 for dim in valid.dims if dim not in index}
-    known = np.isfinite(np.asarray(xr.DataArray(valid.variable).isel(others).isel(index).values))
-    # variables without any value at the start of the other dims cannot say where gaps are
-    return points[known][:most] if known.any() else points[:most]

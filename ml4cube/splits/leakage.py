@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,15 +19,24 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN, VAL
 from ml4cube.core.statistics import check_decoded, check_numpy
+from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.roles import RECIPE_ATTR
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits.carried import Carried, find_carried
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.deployment import Ground, distances
+from ml4cube.splits.deployment import (
+    Axes,
+    Cells,
+    Measure,
+    beside_stations,
+    distances,
+    spacing,
+)
 from ml4cube.splits.duplicates import Duplicates, find_duplicates, map_dims
 from ml4cube.splits.layout import Layout, Separation, separate
 from ml4cube.splits.ranges import estimate_range
 from ml4cube.splits.stores import StorePair, compare_stores, is_store
+from ml4cube.splits.validity import has_value
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +60,12 @@ _FEW_RUNS = 5
 # If values were filled forward, the share of unchanged held-out cells exceeds that of train cells
 # by more than this.
 _CARRIED = 0.02
-# Test cells at less than these shares of the deployment's distance are an easier task, and clearly
-# an easier one.
-_NEARER, _FAR_NEARER = 0.75, 0.25
+# A test part that lies so many times nearer to train than the deployment, or farther, is another
+# task: of made fields, blocks beyond it promise 1.2 to 1.8 times the true error, and random cells
+# in 20 of 20 draws lie within a tenth of 1.
+_FACTOR = 1.25
+# Labels of so many cells are kept in memory once it is known which of them have a value.
+_LABELS_AT_MOST = 1 << 26
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,19 +140,21 @@ def leakage_report(
     Four questions. Are tiles of test cells bitwise copies of tiles of train cells, wherever they
     lie, or single cells unchanged since the last train step at their place? Do test cells touch
     train cells, so that a neighbour gives them away? Are they nearer to train than values are alike
-    (`estimate_range`)? Are they nearer to train than the cells where the model will be used?
+    (`estimate_range`)? With a deployment, the fourth decides in place of the second and third: are
+    they as far from train as the cells where the model will be used, nearer (too easy), or farther
+    (too hard)?
 
     Parameters
     ----------
-    ds : Dataset or DataArray
+    ds : Dataset, DataArray or path
         A cube with a split label (train 1, test 0, val 2, excluded 255), of any dims, lazy or
-        not, on all or some of the cube's dims. Or an opened train store of samples, with the
-        opened test store as second argument: then cells that samples of both cover, and samples
-        that are bitwise the same, are looked for.
-    deployment : Dataset, DataArray or mapping, optional
-        Where the model will be used: a cube or anything else with coordinates named as the
-        cube's are; a mask of bools on cells of the cube; or the coordinates of points by name
-        (a dict or a DataFrame). Without it the last question stays open.
+        not, on all or some of the cube's dims. Or a train store of samples, with the test store as
+        second argument: then cells that samples of both cover, and samples that are bitwise the
+        same, are looked for.
+    deployment : Dataset, DataArray or path, optional
+        Where the model will be used: a cube on a grid, curvilinear or not, or along points, with
+        coordinates. Its cells with a value in any variable are those; of a mask, give
+        ``cube.where(mask)``.
     var : str or list of str, optional
         Variables to look at, best the target; by default all that have every dim of the cube,
         but no masks and labels.
@@ -154,11 +169,13 @@ def leakage_report(
     Raises
     ------
     InvalidValueError
-        If there is no label, or it has no train or no test cells; if a variable is unknown; if
-        the deployment fits no axis of the cube.
+        If there is no label, or it has no train or no test cells with a value; if a variable is
+        unknown; if the deployment has no places and no times that the cube has, too.
     InvalidTypeError
-        If the deployment is of another kind, the second of two stores is none, or a variable
-        has no string as name.
+        If the deployment is no cube, the second of two stores is none, or a variable has no
+        string as name.
+    StoreError
+        If nothing can be read at a path, or a store is damaged.
 
     Notes
     -----
@@ -169,19 +186,26 @@ def leakage_report(
     its cells touch a train cell, or lie within the range of one (blocks that touch, along dims
     without a sill, do so at any size: give them a buffer); if all test cells touch a train cell,
     as those of a single step or row among train do (a region that `assign_region_split` left out
-    may be that thin); or if the deployment lies more than four times as far from train as the test
-    part. A part that lies wholly to one side of train (forward in time) or in few large pieces
-    (regions) is used for what lies outside of train, so being within the range is reported and not
-    held against it.
+    may be that thin). A part that lies wholly to one side of train (forward in time) or in few
+    large pieces (regions) is used for what lies outside of train, so being within the range is
+    reported and not held against it.
+
+    With a deployment, copies count as before, and the mean distances of test cells and of
+    deployment cells to train are compared, in kilometres and in time (Milà et al. 2022, *Nearest
+    neighbour distance matching*, Methods in Ecology and Evolution 13): a factor of 1.25 either way,
+    or a little more of few test cells, makes the test another task. A cell is as far in time as the
+    nearest time that trains somewhere, and as far in space as the nearest place that trains then.
+    Distances below the spacing of train cells count as that. What cannot be measured is said.
 
     Every chunk is read once for the duplicates, and sums of it are kept; ranges, separation and
     values carried on in time are taken from seeded samples; memory is bounded. Ranges, too, are
     estimated for every variable: name the target by ``var=`` to look at one. Duplicates are looked
     for tile by tile, of the size that the table tells: copies that are smaller, or begin elsewhere
-    in a tile, are not found, nor are values carried on that many places share. Gaps of the first
-    variable are no test cells. A variable most of whose train fields repeat in train (a
-    climatology, a constant field stored for each step) is no proof of duplicates unless all others
-    repeat with it. Fields that do not change at all, such as no rain anywhere, are not counted.
+    in a tile, are not found, nor are values carried on that many places share. Cells with a gap in
+    any of the variables are neither test nor train cells. A variable most of whose train fields
+    repeat in train (a climatology, a constant field stored for each step) is no proof of
+    duplicates unless all others repeat with it. Fields that do not change at all, such as no rain
+    anywhere, are not counted.
 
     Examples
     --------
@@ -191,58 +215,70 @@ def leakage_report(
     >>> leakage_report(assign_time_split(ds, 0.7, gap=3)).leaks
     False
     """
+    ds, deployment = _opened(ds), _opened(deployment)
     if is_store(ds):
         return _report_of_stores(compare_stores(ds, deployment))  # type: ignore[arg-type]
     view = CubeView.of(ds)
     label = _label(view, name)
     names = _variables(view, var)
-    fields = map_dims(view)
-    layout = Layout.of(label, fields)
+    axes = Axes.of(view, map_dims(view))
+    layout = Layout.of(label, tuple(axes.sizes))
     part, part_name = _part_to_judge(layout, name)
-    ground = Ground.of(view, fields)
-    asked = None if deployment is None else ground.of_user(deployment)
+    asked = None if deployment is None else Cells.of_deployment(deployment, axes)
+    measure = Measure.of(axes, None if asked is None else asked.axes)
+    if asked is not None and not (measure.space or measure.time):
+        raise InvalidValueError(
+            f"deployment cannot be compared: {'; '.join(measure.unknown.values())}"
+        )
+    known = _with_values(layout, view, names)
+    for code, called in ((TRAIN, "train"), (part, part_name)):
+        if not known.counts[code]:
+            raise InvalidValueError(
+                f"no {called} cell has a value in all of {names}; name the target by var="
+            )
 
     copies = find_duplicates(view, label, names)
     cut = [dim for dim, starts in layout.starts.items() if starts.size > 1]
-    carried = find_carried(view, layout, names, ground.time_dim) if ground.time_dim else {}
-    ranges = _longest_ranges(view, names, cut)
-    first = view.ds[names[0]] if names else None
-    apart = separate(layout, view, first, partial(_units, view, layout, ranges), part)
-
-    train = ground.of_part(layout, (TRAIN,))
-    curves = {f"{part_name} → train": distances(ground, ground.of_part(layout, (part,)), train)}
+    # dims along which the next index is no nearer than any other
+    loose = {dim for dim in view.dims if _categorical(view, dim) or dim == axes.station_dim}
+    time_dim = axes.time_dim
+    carried = find_carried(view, layout, names, time_dim) if time_dim else {}
+    ranges = _longest_ranges(view, names, [dim for dim in cut if dim not in loose])
+    apart = separate(layout, known, view, partial(_units, known, loose, ranges), part)
+    train, test = Cells(axes, known, TRAIN), Cells(axes, known, part)
+    stations = axes.station_dim in cut
+    if stations:
+        apart = replace(apart, touching=max(apart.touching, beside_stations(test, train)))
+    curves = {f"{part_name} → train": distances(test, train, measure)}
     if asked is not None:
-        curves["deployment → train"] = distances(ground, asked, train)
-    elif layout.counts[EXCLUDED]:
-        rest = ground.of_part(layout, (TEST, VAL, EXCLUDED))
-        curves["all but train → train"] = distances(ground, rest, train)
+        curves["deployment → train"] = distances(asked, train, measure)
 
-    judge = _Judge(part_name)
-    judge.count_cells(layout, view)
+    judge = _Judge(part_name, asked is not None)
+    judge.count_cells(layout, known, view)
     judge.duplicates(copies, view)
     judge.carried(carried)
-    time_dim = ground.time_dim
     gap = layout.one_sided(time_dim, part) if time_dim else None
     # of places that lie all around the globe, none are to one side of others
     around, _ = view.lon_turn() or (None, 0)
     sided = gap is not None or any(
-        layout.one_sided(dim, part) is not None
-        for dim in cut
-        if dim != around and not _categorical(view, dim)
+        layout.one_sided(dim, part) is not None for dim in cut if dim != around and dim not in loose
     )
     runs = math.prod(starts.size for starts in layout.starts.values())
     scattered = apart.pieces >= _SCATTERED
     ragged = runs >= _FEW_RUNS ** len(cut)
-    among = not sided and (scattered or ragged)
+    made_by = _maker(view.ds[name])
+    whole = sided or made_by in ("assign_region_split", "LeaveRegionOut")
+    among = not sided and (scattered or ragged or stations) and not (stations and whole)
     # regions may be ragged, but they stay where they are
     mixed = not sided and (scattered or (ragged and len(cut) > 1 and time_dim in cut))
-    made_by = _maker(view.ds[name])
     judge.cell_by_cell(made_by)
-    whole = sided or made_by in ("assign_region_split", "LeaveRegionOut")
     judge.neighbours(apart, gap, time_dim, among, whole)
-    judge.ranges(ranges, apart, cut, sided, mixed, view)
-    judge.deployment(curves, ground, asked is not None)
-    return judge.report(curves, ground, apart)
+    judge.ranges(ranges, apart, [dim for dim in cut if dim not in loose], sided, mixed)
+    units = {"space": "km", "time": axes.numbers(axes)[1]}
+    judge.distances(curves, units)
+    if asked is not None:
+        judge.deployment(curves, units, spacing(train, measure), asked, measure)
+    return judge.report(curves, units, apart)
 
 
 def audit(
@@ -256,9 +292,9 @@ def audit(
 
     Parameters
     ----------
-    ds : Dataset or DataArray
+    ds : Dataset, DataArray or path
         A cube with a split label.
-    deployment : Dataset, DataArray or mapping, optional
+    deployment : Dataset, DataArray or path, optional
         Where the model will be used.
     var : str or list of str, optional
         Variables to look at.
@@ -278,6 +314,19 @@ def audit(
     False
     """
     return leakage_report(ds, deployment, var=var, name=name)
+
+
+def _opened(given: Any) -> Any:
+    """Open what is given as a path or URL; leave all else as it is."""
+    if not isinstance(given, str | os.PathLike):
+        return given
+    found = as_dataset(given)
+    if "ml4cube_format" not in found.attrs:
+        return found
+    # a store of samples is checked before it is judged
+    from ml4cube.datasets.store import open_store
+
+    return open_store(given)
 
 
 def _label(view: CubeView, name: str) -> xr.DataArray:
@@ -357,9 +406,20 @@ def _categorical(view: CubeView, dim: str) -> bool:
     return dim.lower() in _CATEGORIES
 
 
-def _longest_ranges(view: CubeView, names: list[str], cut: list[str]) -> dict[str, float]:
-    """Longest range of the variables along each dim that is cut; inf without a sill."""
-    dims = [dim for dim in cut if not _categorical(view, dim)]
+def _with_values(layout: Layout, view: CubeView, names: list[str]) -> Layout:
+    """The label of cells with a value in every variable; all others belong to no part."""
+    here = [view.ds[name] for name in names if set(view.ds[name].dims) <= set(view.dims)]
+    valid = has_value(here)
+    if valid is None or bool(valid.all()):
+        return layout
+    label = layout.label.broadcast_like(valid).where(valid, np.uint8(EXCLUDED))
+    if label.size <= _LABELS_AT_MOST:
+        label = label.load()
+    return Layout.of(label, layout.wanted)
+
+
+def _longest_ranges(view: CubeView, names: list[str], dims: list[str]) -> dict[str, float]:
+    """Longest range of the variables along each dim; inf without a sill."""
     longest: dict[str, float] = {}
     for name in names:
         if view.ds[name].dtype.kind not in "biuf":
@@ -379,25 +439,25 @@ def _longest_ranges(view: CubeView, names: list[str], cut: list[str]) -> dict[st
 
 
 def _units(
-    view: CubeView, layout: Layout, ranges: dict[str, float], touching: bool
+    layout: Layout, loose: set[str], ranges: dict[str, float], touching: bool
 ) -> dict[str, float]:
     """Range along each dim of the label: where unknown, one cell; between scenarios, none."""
     unit = {}
     for dim in layout.starts:
-        if _categorical(view, dim):
-            unit[dim] = math.nan
-        else:
-            cells = ranges.get(dim, 1.0)
-            # without a sill no distance is enough; but a buffer is given the benefit of the doubt
-            unit[dim] = 1.0 if math.isinf(cells) and not touching else cells
+        cells = math.nan if dim in loose else ranges.get(dim, 1.0)
+        # without a sill no distance is enough; but a buffer is given the benefit of the doubt
+        unit[dim] = 1.0 if math.isinf(cells) and not touching else cells
     return unit
 
 
 class _Judge:
     """Collects rows of the table and findings."""
 
-    def __init__(self, part: str) -> None:
+    def __init__(self, part: str, asked: bool = False) -> None:
         self.part = part
+        self.asked = asked  # a deployment decides, and not how near test cells are
+        self.fits: list[str] = []
+        self.hard: list[str] = []
         self.rows: dict[str, dict[str, Any]] = {}
         self.leaks: list[str] = []
         self.warnings: list[str] = []
@@ -410,13 +470,19 @@ class _Judge:
             "found": found, "unit": unit, "limit": limit, "status": status, "meaning": meaning,
         }  # fmt: skip
 
-    def count_cells(self, layout: Layout, view: CubeView) -> None:
+    def count_cells(self, layout: Layout, known: Layout, view: CubeView) -> None:
         # a label that lacks dims holds for all their indices
         times = math.prod(n for dim, n in view.sizes.items() if dim not in layout.starts)
-        named = {"train": TRAIN, "val": VAL, "test": TEST, "excluded": EXCLUDED}
+        each = math.prod(n for dim, n in view.sizes.items() if dim not in known.starts)
+        named = {"train": TRAIN, "val": VAL, "test": TEST}
         for part, code in named.items():
-            cells = layout.counts[code] * times
-            self.row(f"{part} cells", cells, "cells", f"cells labelled {part}")
+            cells = known.counts[code] * each
+            self.row(f"{part} cells", cells, "cells", f"cells labelled {part}, with a value")
+        cells = layout.counts[EXCLUDED] * times
+        self.row("excluded cells", cells, "cells", "cells labelled excluded")
+        gaps = known.counts[EXCLUDED] * each - cells
+        if gaps:
+            self.row("cells without a value", gaps, "cells", "of the parts; they count for nothing")
         if unknown := layout.unknown * times:
             meaning = "cells whose label is a gap or no part's number, in no part"
             self.row("unlabelled cells", unknown, "cells", meaning, 0, "warning")
@@ -425,14 +491,14 @@ class _Judge:
                 f"{_percent(share)} of the cells have a label that is a gap or no part's number, "
                 "so they count as excluded"
             )
-        held_out = sum(layout.counts[code] for code in HELD_OUT)
+        held_out = sum(known.counts[code] for code in HELD_OUT)
         twice = {
-            "on a meridian": layout.twice(view),
-            "at a time": layout.at_one_time(view),
+            "on a meridian": known.twice(view),
+            "at a time": known.at_one_time(view),
         }
         shared = sum(twice.values())
         self.row(
-            "shared cells", shared * times, "cells", "held-out cells whose place and time trains, "
+            "shared cells", shared * each, "cells", "held-out cells whose place and time trains, "
             "too: a cell has one label, but a meridian (0 and 360) or a time may stand twice", 0,
             "leak" if shared else "ok",
         )  # fmt: skip
@@ -491,7 +557,7 @@ class _Judge:
             )
 
     def cell_by_cell(self, made_by: str | None) -> None:
-        if made_by == "assign_rand_split":
+        if made_by == "assign_rand_split" and not self.asked:
             self.leaks.append("cells were dealt out one by one, among their neighbours")
 
     def neighbours(
@@ -504,7 +570,9 @@ class _Judge:
     ) -> None:
         status = "ok"
         share = found.touching
-        if (share > _MOST and among) or (share > _ALL and not whole):
+        if self.asked:
+            status = ""
+        elif (share > _MOST and among) or (share > _ALL and not whole):
             status = "leak"
             self.leaks.append(f"{_percent(share)} of the {self.part} cells touch a train cell")
         elif share > 0.02:
@@ -527,11 +595,8 @@ class _Judge:
         cut: list[str],
         sided: bool,
         mixed: bool,
-        view: CubeView,
     ) -> None:
         for dim in cut:
-            if _categorical(view, dim):
-                continue
             cells = ranges.get(dim, math.nan)
             meaning = "values are alike up to there"
             if math.isinf(cells):
@@ -542,7 +607,9 @@ class _Judge:
             self.row(
                 f"block along {dim}", found.block[dim], "cells",
                 f"median length of stretches of {self.part} cells, against the range", cells,
-                ("ok" if long_enough or sided else "warning") if comparable else "unknown",
+                ("ok" if long_enough or sided or self.asked else "warning")
+                if comparable
+                else "unknown",
             )  # fmt: skip
             self.row(
                 f"separation along {dim}",
@@ -561,18 +628,25 @@ class _Judge:
             )  # fmt: skip
             return
         near = found.near > _MOST
-        status = "ok"
+        status = "" if self.asked else "ok"
         said = (
             f"{_percent(found.near)} of the {self.part} cells lie within the range of a train cell "
             f"({_named(known)})"
         )
-        if near and mixed:
+        if self.asked:
+            pass
+        elif near and mixed:
             status = "leak"
             self.leaks.append(said)
         elif found.near > 0.1:
             status = "warning"
             self.warnings.append(said)
-        if mixed and not found.touching and any(math.isinf(cells) for cells in known.values()):
+        if (
+            mixed
+            and not self.asked
+            and not found.touching
+            and any(math.isinf(cells) for cells in known.values())
+        ):
             endless = [dim for dim, cells in known.items() if math.isinf(cells)]
             self.warnings.append(
                 f"no buffer along {', '.join(endless)} can be shown to be wide enough, since "
@@ -583,46 +657,79 @@ class _Judge:
             "cells nearer to train than values are alike", _MOST, status,
         )  # fmt: skip
 
-    def deployment(self, curves: dict[str, dict[str, Any]], ground: Ground, asked: bool) -> None:
-        medians = {
-            name: {domain: float(np.median(values)) for domain, values in by_domain.items()}
-            for name, by_domain in curves.items()
-        }
-        test = next(iter(medians.values()))
-        for name, by_domain in medians.items():
-            for domain, value in by_domain.items():
+    def distances(self, curves: dict[str, dict[str, Any]], units: dict[str, str]) -> None:
+        for name, by_domain in curves.items():
+            for domain, values in by_domain.items():
                 self.row(
-                    f"{name}, {domain}", value, ground.units[domain],
-                    f"median distance to the nearest train "
-                    f"{'place, at any time' if domain == 'space' else 'time, at any place'}",
+                    f"{name}, {domain}", float(np.median(values)), units[domain],
+                    "median distance to the nearest train "
+                    + ("place, at the nearest time" if domain == "space" else "time, at any place"),
                 )  # fmt: skip
-        if not asked:
-            return
-        use = medians["deployment → train"]
-        for domain in use:
-            if domain not in test or not use[domain] > 0:
+
+    def deployment(
+        self,
+        curves: dict[str, dict[str, Any]],
+        units: dict[str, str],
+        least: dict[str, float],
+        asked: Cells,
+        measure: Measure,
+    ) -> None:
+        """Hold the test part's distances against the deployment's; they decide, both ways."""
+        test, use = curves.values()
+        cells = asked.layout.counts[TRAIN]
+        self.row("deployment cells", cells, "cells", "cells of the deployment with a value")
+        for domain, why in measure.unknown.items():
+            self.warnings.append(f"distances in {domain} were not compared, since {why}")
+            name = f"{self.part} against deployment, {domain}"
+            self.row(name, math.nan, "ratio", f"not compared: {why}", None, "unknown")
+        for domain in ("space", "time"):
+            if domain not in test or domain not in use:
                 continue
-            unit = ground.units[domain]
+            # what lies nearer than one train cell to the next is inside of train
+            mean = {n: float(np.mean(d[domain])) for n, d in (("test", test), ("use", use))}
+            floor = max(least[domain], 1e-9)
+            factor = max(mean["test"], floor) / max(mean["use"], floor)
+            # few test cells tell a mean by chance
+            values = test[domain]
+            limit = _FACTOR + float(np.std(values)) / max(mean["test"], floor) / values.size**0.5
+            test_lies, use_lies = (f"{_short(value)} {units[domain]}" for value in mean.values())
             said = (
-                f"the {self.part} part lies {_short(test[domain])} {unit} from train and the "
-                f"deployment {_short(use[domain])} {unit} (medians in {domain})"
+                f"in {domain} its {self.part} part lies {test_lies} from train and the deployment "
+                f"{use_lies}, a factor of {_short(factor)}"
             )
             status = "ok"
-            if test[domain] < _FAR_NEARER * use[domain]:
+            if factor * limit < 1:
                 status = "leak"
-                self.leaks.append(said)
-            elif test[domain] < _NEARER * use[domain]:
+                self.leaks.append(f"it is too easy for the deployment, since {said}")
+            elif factor > limit:
                 status = "warning"
-                self.warnings.append(said)
+                self.hard.append(said)
+            else:
+                self.fits.append(said)
             self.row(
-                f"{self.part} against deployment, {domain}", test[domain] / use[domain], "ratio",
-                "below 1 the test is easier than the use", _FAR_NEARER, status,
+                f"{self.part} against deployment, {domain}", factor, "ratio",
+                "of mean distances to train: the test is too easy far below 1, too hard far above",
+                limit, status,
             )  # fmt: skip
 
     def verdict(self, thing: str) -> str:
         """One sentence on what was found; `thing` is what the parts are made of."""
+        minor = self.warnings if self.asked else []
         if self.leaks:
-            return f"This split leaks: {'; '.join(self.leaks)}; its {self.part} score will flatter."
+            minor = [*self.hard, *minor]
+        mind = f" Mind that {'; '.join(minor)}." if minor else ""
+        if self.leaks:
+            return (
+                f"This split leaks: {'; '.join(self.leaks)}; its {self.part} score will "
+                f"flatter.{mind}"
+            )
+        if self.hard:
+            return (
+                f"This split is too hard for the deployment, since {'; '.join(self.hard)}; its "
+                f"{self.part} score will be too bad.{mind}"
+            )
+        if self.fits:
+            return f"This split fits the deployment: {'; '.join(self.fits)}.{mind}"
         if self.warnings:
             return f"No leak was found, but mind that {'; '.join(self.warnings)}."
         copies = "nothing was compared for copies"
@@ -640,7 +747,7 @@ class _Judge:
     def report(
         self,
         curves: dict[str, dict[str, Any]],
-        ground: Ground,
+        units: dict[str, str],
         apart: Separation,
     ) -> LeakageReport:
         verdict = self.verdict("cell")
@@ -649,7 +756,7 @@ class _Judge:
         for domain in ("space", "time"):
             found = {name: values[domain] for name, values in curves.items() if domain in values}
             if found:
-                by_domain[domain] = (ground.units[domain], found)
+                by_domain[domain] = (units[domain], found)
         copies = self.rows["duplicate cells"]["found"]
         val = self.rows["val cells"]["found"]
         also = " (test and val)" if val and self.part == "test" else ""
@@ -660,7 +767,7 @@ class _Judge:
         if apart.near == apart.near and self.rows["cells within the range"]["status"] != "unknown":
             shares["within the range of a train cell"] = apart.near
         logger.info("%s", verdict)
-        findings = (*self.leaks, *self.warnings)
+        findings = (*self.leaks, *self.hard, *self.warnings)
         return LeakageReport(bool(self.leaks), verdict, table, findings, by_domain, shares)
 
 

@@ -17,9 +17,10 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.statistics import check_decoded
 from ml4cube.core.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
 from ml4cube.cube import roles
+from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
-from ml4cube.splits.cube import in_chunks, microseconds
+from ml4cube.splits.cube import CubeView, in_chunks, microseconds
 
 logger = logging.getLogger(__name__)
 
@@ -100,10 +101,11 @@ def estimate_range(
     """Estimate along each dim how far apart values must be to be no longer alike.
 
     The empirical variogram of the cells along the dim, over at most half its length, gets a
-    spherical, an exponential or a gaussian model by weighted least squares; the range is where
-    the model reaches its sill (spherical) or 95 % of it. Made fields of two and
-    three dims and 30 ranges' length are met within 25 %; a short dim says less, and a field of one
-    dim needs some 100 ranges.
+    linear, a spherical, an exponential, a gaussian or one of two Matérn models by weighted least
+    squares. The range is the practical one: where the model reaches 95 % of its sill, and values
+    have a correlation of 0.05 left. It must fit into the dim five times, else it cannot be told
+    from that of a larger field. Made fields of two and three dims and 30 ranges' length are met
+    within 25 %; a short dim says less, and a field of one dim needs some 100 ranges.
 
     Parameters
     ----------
@@ -123,9 +125,12 @@ def estimate_range(
     -------
     Ranges
         A dict {dim: cells}, with ``variograms``, ``reasons`` and ``plot()``. NaN where there is
-        no sill: ``reasons`` says why, and the log warns. A range below one cell counts as one.
-        Where cells of a dim are unequally far apart, a cell is the median of their distances.
-        Months count as equally far apart. Spreads of up to two steps of the dtype have no range.
+        no sill, fewer than five ranges fit into the dim, fewer than three distances have 30 pairs
+        of values, or the dim lists stations: ``reasons`` says why, and the log warns. Of a rough
+        (exponential) field smaller than its range, one dim in five still gets one, too short.
+        A range below one cell counts as one. Where cells of a dim are unequally far apart, a cell
+        is the median of their distances. Months count as equally far apart. Spreads of up to two
+        steps of the dtype have no range.
 
     Raises
     ------
@@ -154,7 +159,13 @@ def estimate_range(
     whole: _Residuals | None = None
     order = sorted(str(dim) for dim in array.dims)
     found: dict[str, Variogram] = {}
+    stations = station_dim(array)
     for dim in wanted:
+        if dim == stations:
+            reason = f"no sill: {dim!r} lists places, the next of which is no nearer than others"
+            none = np.empty(0)
+            found[dim] = Variogram(none, none, none.astype(np.int64), reason=reason)
+            continue
         if array.size <= _CELLS_AT_MOST:
             whole = whole or _residuals(array, order, detrend, deseason)
             left = whole
@@ -230,6 +241,12 @@ def suggest_block_size(
     check_whole("min_blocks", min_blocks, 2)
     array = _variable(ds, var)
     ranges = estimate_range(array, None, dims, detrend, deseason)
+    stations = station_dim(array)
+    if list(ranges) == [stations]:
+        raise InvalidValueError(
+            f"{stations!r} lists places in no order, so that no block of it is a region; leave out "
+            "groups of places with assign_region_split"
+        )
     cells = {dim: array.sizes[dim] for dim in ranges}
     # share of a block's length that touches no other block
     inside = 0.5 ** (1 / max(len(ranges), 1))
@@ -245,7 +262,7 @@ def suggest_block_size(
         left = {
             dim: (bool(np.isfinite(ranges[dim])), cells[dim] / (count[dim] + 1) / least[dim])
             for dim in count
-            if math.ceil(cells[dim] / count[dim]) > 1 and cells[dim] >= 4
+            if math.ceil(cells[dim] / count[dim]) > 1 and cells[dim] >= 4 and dim != stations
         }
         if not left:
             break
@@ -315,6 +332,27 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
         raise InvalidValueError(f"{array.name!r} has no dims; give a variable with dims")
     check_decoded(str(array.name), array.dtype, array.attrs)
     return in_chunks(array)
+
+
+def station_dim(array: xr.DataArray) -> str | None:
+    """Find the dim whose cells are places in no order: latitude and longitude lie along it alone.
+
+    Parameters
+    ----------
+    array : DataArray
+        A variable of a cube.
+
+    Returns
+    -------
+    str or None
+        None on a grid, and along a track, whose dim is that of time.
+    """
+    view = CubeView.of(array)
+    lat, lon = view.axis_of("lat"), view.axis_of("lon")
+    if lat is None or lon is None or lat.dims != lon.dims:
+        return None
+    dim = str(lat.dims[0])
+    return None if dim == find_time_dim(view.ds.coords.values(), view.dims) else dim
 
 
 def _wanted_dims(array: xr.DataArray, dims: str | Iterable[str] | None) -> list[str]:

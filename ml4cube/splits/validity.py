@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -151,16 +153,45 @@ def check_numpy_mask(array: xr.DataArray, argument: str) -> None:
         )
 
 
+def has_value(variables: Iterable[xr.DataArray], any_of_them: bool = False) -> xr.DataArray | None:
+    """Whether cells have a value in all of some variables, lazily.
+
+    Parameters
+    ----------
+    variables : iterable of DataArray
+        Variables of one cube.
+    any_of_them : bool
+        Whether a value in one of them is enough.
+
+    Returns
+    -------
+    DataArray of bool, or None
+        None where all have, as integers do, which have no gaps.
+    """
+    found: list[xr.DataArray] = []
+    for variable in variables:
+        # chunks come first: a bare array no longer knows those of its file
+        bare = xr.DataArray(in_chunks(variable).variable)
+        if bare.dtype.kind in "fc":
+            found.append(xr.apply_ufunc(np.isfinite, bare, dask="allowed"))
+        elif bare.dtype.kind in "mMO":
+            found.append(bare.notnull())
+        elif any_of_them:
+            return None
+    if not found:
+        return None
+    combine = operator.or_ if any_of_them else operator.and_
+    return functools.reduce(combine, found)
+
+
 def _valid_cells(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
     check_numpy_mask(array, argument)
     bare = on_cube(array, view, argument)
     if bare.dtype.kind == "b":
         return bare
-    if bare.dtype.kind in "fc":
-        finite: xr.DataArray = xr.apply_ufunc(np.isfinite, bare, dask="allowed")
-        return finite
-    if bare.dtype.kind in "mMO":
-        return bare.notnull()
+    found = has_value([bare])
+    if found is not None:
+        return found
     raise InvalidTypeError(
         f"{_called(argument, array)} is of {array.dtype}, which is no mask and has no gaps; give "
         "a mask of bools, as `== 1` makes one"
