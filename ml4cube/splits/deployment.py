@@ -86,6 +86,8 @@ class Axes:
         if time_dim is not None:
             times = dates_along(coords.values(), time_dim)
             own = view.own(time_dim)
+            if times is not None and own is not None and bool(times.isnull().any()):
+                times = None  # the split went by the dim's own coordinate, too
             if times is None and own is not None and own.dtype.kind in "fiu":
                 times = own.astype("float64") if bool(own.notnull().all()) else None
         elif when in coords and is_time(coords[when]) and not coords[when].isnull().any():

@@ -347,7 +347,7 @@ def station_dim(array: xr.DataArray) -> str | None:
     str or None
         None on a grid, and along a track, whose dim is that of time.
     """
-    view = CubeView.of(array)
+    view = CubeView.of(array.rename(None))  # whose name may be that of bounds
     lat, lon = view.axis_of("lat"), view.axis_of("lon")
     if lat is None or lon is None or lat.dims != lon.dims:
         return None
