@@ -51,7 +51,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.datasets.shards import sharded_arrays
+from ml4cube.loading.shard_files import sharded_arrays
 
 RESULTS = Path(__file__).parent / "results" / "loading.json"
 DIMS = ("time", "lat", "lon")

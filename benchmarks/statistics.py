@@ -59,7 +59,7 @@ def make_cube(path: Path) -> None:
 
 def floor(path: str, cores: int) -> float:
     """Decode every chunk once as ours does, on as many threads as cores."""
-    from ml4cube.chunks.opened import straight
+    from ml4cube.cube.chunks.opened import straight
 
     variable = xr.open_zarr(path, chunks=None, consolidated=False)["sst"].variable
     quick = straight(variable)
@@ -76,7 +76,7 @@ def decode(variable: xr.Variable, cores: int) -> float:
     """Read a variable block by block, and count its cells."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from ml4cube.chunks.blocks import blocks
+    from ml4cube.cube.chunks.blocks import blocks
 
     with ThreadPoolExecutor(cores) as pool:
         sizes = pool.map(lambda slices: variable.isel(slices).values.size, blocks(variable))
@@ -115,7 +115,7 @@ def sklearn(path: str, cores: int) -> float:
     """`StandardScaler.partial_fit`, block by block, on one thread."""
     from sklearn.preprocessing import StandardScaler
 
-    from ml4cube.chunks.blocks import blocks
+    from ml4cube.cube.chunks.blocks import blocks
 
     variable = xr.open_zarr(path, chunks=None, consolidated=False)["sst"].variable
     scaler = StandardScaler()

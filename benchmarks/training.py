@@ -245,7 +245,7 @@ def measure(job: Job, repeats: int) -> dict[str, Any]:
 
 def run_rank(repeats: int, out: Path) -> None:
     """One of the ranks, under torchrun."""
-    from ml4cube.training.dist import ddp_cleanup, ddp_init
+    from ml4cube.training.ranks.dist import ddp_cleanup, ddp_init
 
     warnings.simplefilter("ignore")  # advice on worker counts and the like, for every run anew
     for name in ("lightning.pytorch", "accelerate", "ignite"):

@@ -7,8 +7,6 @@ from typing import Any
 
 import xarray as xr
 
-from ml4cube.chunks.blocks import read_in_blocks
-from ml4cube.chunks.rescaling import labelled, no_zero, rescale_at_places
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
@@ -19,6 +17,8 @@ from ml4cube.core.statistics import (
     unscale_values,
     unscaled_attrs,
 )
+from ml4cube.cube.chunks.blocks import read_in_blocks
+from ml4cube.cube.rescaling import labelled, no_zero, rescale_at_places
 
 Pairs = Mapping[str, Sequence[float]] | core.Statistics
 

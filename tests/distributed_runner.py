@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ml4cube.training.dist import launch
+from ml4cube.training.ranks.dist import launch
 
 
 def on_ranks(nproc: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:

@@ -8,8 +8,8 @@ import numpy as np
 
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
-from ml4cube.datasets.folders import LocalFolder
-from ml4cube.datasets.store import (
+from ml4cube.store.folders import LocalFolder
+from ml4cube.store.format import (
     ArrayLayout,
     StoreLayout,
     StoreMetadata,

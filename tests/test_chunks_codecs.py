@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ml4cube.chunks.codecs import ChunkCodecs, without_checksum
-from ml4cube.datasets.encoding import with_checksum
+from ml4cube.cube.chunks.codecs import ChunkCodecs, without_checksum
+from ml4cube.store.encoding import with_checksum
 
 CELLS = np.arange(64, dtype="<f4").reshape(8, 8) // 3
 PACK: dict[str | None, Any] = {

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
-from ml4cube.chunks.disk import DiskChunks
+from ml4cube.cube.chunks.disk import DiskChunks
 
 V3: dict[str, Any] = {
     "none": None,

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from xarray.backends.zarr import ZarrArrayWrapper
 from xarray.core.indexing import LazilyIndexedArray
 
-from ml4cube.chunks.disk import DiskChunks
-from ml4cube.chunks.opened import straight
+from ml4cube.cube.chunks.disk import DiskChunks
+from ml4cube.cube.chunks.opened import straight
 from ml4cube.preprocessing import Statistics, get_statistics
 from tests.cubes import cell_id_cube
 

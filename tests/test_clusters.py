@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ml4cube.core.errors import InvalidValueError, RunError
-from ml4cube.datasets.engines import choose_engine
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.store import open_store
+from ml4cube.sampling.engines import choose_engine
+from ml4cube.store.format import open_store
 from tests.cubes import cell_id_cube
 
 

@@ -11,11 +11,11 @@ import zarr
 from zarr.codecs import BloscCodec, GzipCodec
 
 from ml4cube.core.errors import CubeError
-from ml4cube.datasets.encoding import Compressor
-from ml4cube.datasets.folders import LocalFolder
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.datasets.store import ArrayLayout, StoreLayout, create, write_shard
+from ml4cube.store.encoding import Compressor
+from ml4cube.store.folders import LocalFolder
+from ml4cube.store.format import ArrayLayout, StoreLayout, create, write_shard
 from tests.cubes import cell_id_cube
 
 CHOICES: list[Any] = [

@@ -18,13 +18,13 @@ import numpy as np
 import xarray as xr
 import zarr
 from ml4cube.core.statistics import Statistics
-from ml4cube.datasets import sample_plan
-from ml4cube.datasets.counting import TileCount
-from ml4cube.datasets.encoding import Compressor
+from ml4cube.sampling import plan as sample_plan
+from ml4cube.sampling.counting import TileCount
+from ml4cube.store.encoding import Compressor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.precision import Precision
-from ml4cube.datasets.rescaling import scaling_of
-from ml4cube.datasets.shard_layout import layout_of, shard_tasks
+from ml4cube.store.precision import Precision
+from ml4cube.sampling.rescaling import scaling_of
+from ml4cube.sampling.layout import layout_of, shard_tasks
 from ml4cube.splits import assign_block_split
 
 folder = sys.argv[1]

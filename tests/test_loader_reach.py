@@ -17,8 +17,8 @@ from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.core.errors import StoreError
-from ml4cube.datasets.memory import Memory
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from ml4cube.loading.memory import Memory
 from tests.cubes import cell_id_cube
 from tests.samplestores import write_store
 

@@ -38,15 +38,19 @@ from ml4cube.core.errors import (
     StoreError,
     StoreExistsError,
 )
-from ml4cube.datasets import multiproc_sampler, provenance, sample_plan, sampling, shard_writer
-from ml4cube.datasets.drafts import open_draft
-from ml4cube.datasets.local_draft import LocalDraft
+from ml4cube.datasets import multiproc_sampler
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.datasets.store import StoreMetadata, open_axes, open_store, verify_store
 from ml4cube.datasets.xr_dataset import XrDataset
 from ml4cube.preprocessing import assign_mask
+from ml4cube.sampling import plan as sample_plan
+from ml4cube.sampling import request as sampling
+from ml4cube.sampling import shards as shard_writer
+from ml4cube.sampling.identity import provenance
 from ml4cube.splits import apply_split, assign_block_split, assign_time_split
+from ml4cube.store.format import StoreMetadata, open_axes, open_store, verify_store
+from ml4cube.store.publishing.drafts import open_draft
+from ml4cube.store.publishing.local import LocalDraft
 from tests import oracle_splits
 from tests.cubes import cell_id_cube
 from tests.oracle_sampler import sample_cube
@@ -1303,7 +1307,7 @@ class TestTargets:
 
         options = {"val_cube": tmp_path / "v"}
         with monkeypatch.context() as patch:
-            patch.setattr("ml4cube.datasets.local_draft.LocalDraft.publish", die)
+            patch.setattr("ml4cube.store.publishing.local.LocalDraft.publish", die)
             with pytest.raises(KeyboardInterrupt):
                 sampler(split_cube(), tmp_path, **options).run()
         journal = tmp_path / "train.zarr.partial/journal.jsonl"
@@ -1430,7 +1434,7 @@ def test_a_store_that_was_replaced_does_not_come_back(tmp_path: Path, monkeypatc
     new["split"] = points().split
     for step in ("sync_path", "LocalDraft.publish"):  # once replaced, and before that
         with monkeypatch.context() as patch:
-            patch.setattr(f"ml4cube.datasets.local_draft.{step}", die)
+            patch.setattr(f"ml4cube.store.publishing.local.{step}", die)
             with pytest.raises(KeyboardInterrupt):
                 sampler(new, tmp_path, overwrite=True).run()
         shutil.rmtree(tmp_path / "train.zarr", ignore_errors=True)
@@ -1446,7 +1450,7 @@ def test_a_call_that_cannot_be_planned_leaves_the_draft_of_another(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ml4cube.datasets.local_draft.LocalDraft.publish", die)
+        patch.setattr("ml4cube.store.publishing.local.LocalDraft.publish", die)
         with pytest.raises(KeyboardInterrupt):
             sampler(points(), tmp_path).run()
     with pytest.raises(RunError, match="KeyError: 'b'"):
@@ -1458,7 +1462,7 @@ def test_a_call_that_cannot_be_planned_leaves_the_draft_of_another(
 
 SCRIPT = """
 import sys, numpy as np, xarray as xr
-from ml4cube.datasets import sampling
+from ml4cube.sampling import request as sampling
 sampling._SHARD_BYTES = (2048, 4096)
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 nproc, folder, cube = int(sys.argv[1]), sys.argv[2], sys.argv[3]

@@ -28,7 +28,7 @@ def test_importing_loads_nothing_heavy(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["ml4cube", "ml4cube.datasets.counting", "ml4cube.datasets.shard_writer"]
+    "module", ["ml4cube", "ml4cube.sampling.counting", "ml4cube.sampling.shards"]
 )
 def test_workers_load_little(module):
     """Every worker process pays for what its tasks import: half a second and 70 MB for these."""

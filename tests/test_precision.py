@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from ml4cube.core.errors import CubeError, RunError
-from ml4cube.datasets.precision import Precision
+from ml4cube.store.precision import Precision
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

@@ -20,7 +20,6 @@ from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.datasets.store import StoreMetadata
 from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreExistsError
 from ml4cube.evaluation.metrics import score_cube
 from ml4cube.postprocessing import undo_standardizing
@@ -28,7 +27,8 @@ from ml4cube.prediction import predict_cube
 from ml4cube.prediction.blending import Cover
 from ml4cube.preprocessing import CubeScaler, get_statistics
 from ml4cube.splits.cube import CubeView
-from ml4cube.training.dist import launch
+from ml4cube.store.format import StoreMetadata
+from ml4cube.training.ranks.dist import launch
 from tests.cubes import cell_id_cube
 
 IDENTITY = torch.nn.Identity()

@@ -50,12 +50,13 @@ from zarr.storage import (
 )
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreError, StoreExistsError
-from ml4cube.datasets import cube_identity, multiproc_sampler
-from ml4cube.datasets.callback_identity import identity_of
-from ml4cube.datasets.cube_identity import hash_of
+from ml4cube.datasets import multiproc_sampler
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.provenance import Call
-from ml4cube.datasets.sampling import Sampling
+from ml4cube.sampling.identity import cube as cube_identity
+from ml4cube.sampling.identity.callback import identity_of
+from ml4cube.sampling.identity.cube import hash_of
+from ml4cube.sampling.identity.provenance import Call
+from ml4cube.sampling.request import Sampling
 from tests.cubes import cell_id_cube
 
 SCRIPT = """
@@ -63,7 +64,7 @@ import collections, dataclasses, enum, functools, typing
 from types import MappingProxyType
 from numpy import clip
 from scipy.stats import gamma, norm
-from ml4cube.datasets.callback_identity import identity_of
+from ml4cube.sampling.identity.callback import identity_of
 NAMES = {{"t2m", "ndvi", "sst", "lai"}}
 LIST = [NAMES, {{"a": frozenset("xyz")}}]
 {comment}
@@ -157,7 +158,7 @@ TREE = KDTree(np.arange(100.0).reshape(50, 2) * {number})
 CALLBACKS = """
 import numpy as np
 import work.helpers
-from ml4cube.datasets.callback_identity import identity_of
+from ml4cube.sampling.identity.callback import identity_of
 from work import helpers
 callbacks = [
     lambda s: helpers.scale(s),

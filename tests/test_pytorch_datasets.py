@@ -29,12 +29,14 @@ from torch.utils.data import (
 )
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
-from ml4cube.datasets import loaders, sampling, shard_writer
-from ml4cube.datasets.cursor import EpochCursor
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
-from ml4cube.datasets.store import MANIFEST, open_store
+from ml4cube.loading import loaders
+from ml4cube.loading.ring.cursor import EpochCursor
+from ml4cube.sampling import request as sampling
+from ml4cube.sampling import shards as shard_writer
 from ml4cube.splits import assign_block_split
+from ml4cube.store.format import MANIFEST, open_store
 from tests.cubes import cell_id_cube
 from tests.interruption import interrupt_shutdowns
 from tests.samplestores import numbered, write_store

@@ -24,15 +24,16 @@ from zarr.storage import StorePath
 
 from ml4cube import open_store
 from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
-from ml4cube.datasets import folders, remote_draft
-from ml4cube.datasets.folders import RemoteFolder, filesystem
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.places import ZarrFolder, place_of
-from ml4cube.datasets.provenance import Call
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.datasets.remote_draft import RemoteDraft
-from ml4cube.datasets.sampling import Sampling
-from ml4cube.datasets.write_errors import WriteErrors
+from ml4cube.sampling.identity.provenance import Call
+from ml4cube.sampling.request import Sampling
+from ml4cube.store import folders
+from ml4cube.store.folders import RemoteFolder, filesystem
+from ml4cube.store.locations import ZarrFolder, place_of
+from ml4cube.store.publishing import remote as remote_draft
+from ml4cube.store.publishing.remote import RemoteDraft
+from ml4cube.store.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
 
 ROOT = Path(__file__).parents[1]
@@ -588,7 +589,8 @@ def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:
         textwrap.dedent(
             f"""
             import os, signal
-            from ml4cube.datasets import folders, remote_draft
+            from ml4cube.store import folders
+            from ml4cube.store.publishing import remote as remote_draft
             from ml4cube.datasets.multiproc_sampler import MultiProcSampler
             from tests.test_remote import cube, sample
             remote_draft._DEAD_S = 0.0

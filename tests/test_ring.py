@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidValueError, StoreError
-from ml4cube.core.shard import ChunkOrder, TrainShare
-from ml4cube.datasets.ring import Resident, Ring
-from ml4cube.datasets.rooms import Buffers, Field
+from ml4cube.core.shares import ChunkOrder, TrainShare
+from ml4cube.loading.ring.ring import Resident, Ring
+from ml4cube.loading.ring.slots import Buffers, Field
 from tests.interruption import interrupt_shutdowns
 
 FIELD = Field(("a",), (2,), np.dtype("f4"))

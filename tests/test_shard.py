@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.shard import (
+from ml4cube.core.shares import (
     ChunkOrder,
     EvalShare,
     TrainShare,
@@ -18,7 +18,7 @@ from ml4cube.core.shard import (
     permutation,
     stream_count,
 )
-from ml4cube.datasets.memory import Memory
+from ml4cube.loading.memory import Memory
 
 GEOMETRIES = [
     (n, batch, world)

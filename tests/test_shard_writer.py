@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ml4cube.datasets.shard_writer import RunOrder
-from ml4cube.datasets.store import ArrayLayout, StoreLayout
+from ml4cube.sampling.shards import RunOrder
+from ml4cube.store.format import ArrayLayout, StoreLayout
 
 
 def order_of(n: int, cells: int, seed: int | None) -> RunOrder:

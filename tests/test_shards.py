@@ -17,9 +17,9 @@ from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.datasets.shards import ShardedArray, sharded_arrays
-from ml4cube.datasets.sources import DatasetSource, StoreSource
-from ml4cube.datasets.store import open_store
+from ml4cube.loading.shard_files import ShardedArray, sharded_arrays
+from ml4cube.loading.sources import DatasetSource, StoreSource
+from ml4cube.store.format import open_store
 from tests.samplestores import numbered, write_store
 
 BLOSC, CRC = BloscCodec(cname="lz4", shuffle="bitshuffle"), Crc32cCodec()

@@ -9,15 +9,15 @@ import pytest
 import torch
 import xarray as xr
 
-from ml4cube.datasets.cube_reader import CubeReader
+from ml4cube.cube.reader import CubeReader
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.datasets.store import StoreMetadata, open_store
 from ml4cube.errors import CubeError, RunError, StoreExistsError
 from ml4cube.postprocessing import undo_normalizing, undo_standardizing
 from ml4cube.prediction.cube import predict_cube
 from ml4cube.preprocessing import CubeScaler, Statistics
 from ml4cube.splits import assign_block_split
+from ml4cube.store.format import StoreMetadata, open_store
 
 SHAPE = {"time": 36, "level": 2, "lat": 4, "lon": 4}
 FORMS = {

@@ -14,7 +14,7 @@ import xarray as xr
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.splits import assign_block_split, leakage_report
-from ml4cube.splits.samples import Samples
+from ml4cube.splits.folds.samples import Samples
 
 SHAPE = {"time": 8, "lat": 12, "lon": 16}
 WINDOW = {"lat": 3, "lon": 4}

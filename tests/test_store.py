@@ -17,11 +17,11 @@ from zarr.storage import MemoryStore
 from ml4cube.core.errors import InvalidTypeError, StoreError, StoreExistsError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
-from ml4cube.datasets.folders import LocalFolder
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.places import folder_of, place_of
 from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.datasets.store import (
+from ml4cube.prediction import predict_cube
+from ml4cube.store.folders import LocalFolder
+from ml4cube.store.format import (
     ArrayLayout,
     StoreLayout,
     StoreMetadata,
@@ -34,7 +34,7 @@ from ml4cube.datasets.store import (
     write_axes,
     write_shard,
 )
-from ml4cube.prediction import predict_cube
+from ml4cube.store.locations import folder_of, place_of
 
 RNG = np.random.default_rng(0)
 N = 23
@@ -206,7 +206,7 @@ def in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InMemory:
     files = {n: f for n, f in read_manifest(root).items() if n != "zarr.json"} | extra
     finish(LocalFolder(root), plan, metadata().to_attrs(), files)
     held = InMemory({p.relative_to(root).as_posix(): p.read_bytes() for p in every_file(root)})
-    monkeypatch.setattr("ml4cube.datasets.store.folder_of", lambda place: held)
+    monkeypatch.setattr("ml4cube.store.format.folder_of", lambda place: held)
     return held
 
 

@@ -25,7 +25,7 @@ from ml4cube.training.addons import state_manager as manager
 from ml4cube.training.addons.mpu import share_loader
 from ml4cube.training.addons.precision import choose_precision
 from ml4cube.training.callbacks import ModelCheckpoint
-from ml4cube.training.dist import World
+from ml4cube.training.ranks.dist import World
 from ml4cube.training.trainer import Trainer
 from tests.distributed_runner import on_ranks
 from tests.test_training_loggers import FakeNeptune, FakeWandB

@@ -12,11 +12,11 @@ from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training import distributed
 from ml4cube.training.callbacks import Callback
-from ml4cube.training.checkpoint import read_file
-from ml4cube.training.dist import World
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator, MultiGPUTrainer
+from ml4cube.training.files.checkpoint import read_file
 from ml4cube.training.loggers import TensorBoardLogger
 from ml4cube.training.losses import MaskedLoss
+from ml4cube.training.ranks.dist import World
 from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping, ModelCheckpoint
 from tests.distributed_runner import on_ranks
 from tests.training_parts import dataset, losses, network, trainer, weights

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.errors import InvalidTypeError, StoreError
-from ml4cube.training.checkpoint import read_file, to_plain, write_file
+from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
 from tests.training_parts import ROOT
 
 CONTENT = {"weights": torch.arange(5000.0), "names": ["a", ("b", 1)], "none": None, 3: 0.5}
@@ -66,7 +66,7 @@ class Evil:
 
 def test_planted_pickle_is_never_executed(tmp_path, monkeypatch):
     """Not even when its checksum is right and the environment turns the safe default off."""
-    from ml4cube.training import checkpoint
+    from ml4cube.training.files import checkpoint
 
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     path, mark = tmp_path / "file.pt", tmp_path / "executed"
@@ -101,7 +101,7 @@ def test_file_survives_a_kill_while_the_next_is_written(tmp_path):
     path = tmp_path / "file.pt"
     script = (
         "import sys, torch\n"
-        "from ml4cube.training.checkpoint import write_file\n"
+        "from ml4cube.training.files.checkpoint import write_file\n"
         "big = torch.zeros(1_000_000)\n"
         "number = 0\n"
         "while True:\n"
@@ -126,7 +126,7 @@ def test_file_survives_a_limit_inside_a_save(tmp_path):
     write_file(path, {"number": 1})
     script = (
         "import resource, signal, sys, torch\n"
-        "from ml4cube.training.checkpoint import write_file\n"
+        "from ml4cube.training.files.checkpoint import write_file\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "for limit in (0, 700, 9_000, 35_000):\n"
         "    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))\n"

@@ -20,10 +20,10 @@ from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.callbacks import Callback, ModelCheckpoint, RankReport
-from ml4cube.training.dist import World
 from ml4cube.training.losses import MaskedLoss
-from ml4cube.training.options import Options
 from ml4cube.training.pytorch import Trainer
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.run.options import Options
 from ml4cube.training.seeding import seed_everything
 from tests.distributed_runner import on_ranks
 from tests.samplestores import write_store

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
-from ml4cube.training.dist import World
 from ml4cube.training.losses import MaskedLoss, area_weights, masked
+from ml4cube.training.measure.scores import Meter, Scores, check_metrics
 from ml4cube.training.pytorch_distributed import Trainer
-from ml4cube.training.scores import Meter, Scores, check_metrics
-from ml4cube.training.steps import Supervised
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.run.steps import Supervised
 from tests.distributed_runner import on_ranks
 from tests.oracle import band_areas
 from tests.training_parts import dataset, network, trainer, weights

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.errors import InvalidValueError
 from ml4cube.training.callbacks import Callback
-from ml4cube.training.description import identity, merged
+from ml4cube.training.files.description import identity, merged
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping
 from ml4cube.training.trainer import Trainer as Stepwise

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.errors import InvalidTypeError, InvalidValueError
-from ml4cube.training.checkpoint import read_file, write_file
+from ml4cube.training.files.checkpoint import read_file, write_file
 from ml4cube.training.schedulers import (
     CosineAnnealingScheduler,
     CosineRestartScheduler,

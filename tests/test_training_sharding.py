@@ -14,14 +14,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
-from ml4cube.training import shard_files
 from ml4cube.training.callbacks import Callback, ModelCheckpoint
-from ml4cube.training.checkpoint import read_file
-from ml4cube.training.dist import World
-from ml4cube.training.options import Options
+from ml4cube.training.files import shard_files
+from ml4cube.training.files.checkpoint import read_file
+from ml4cube.training.files.shard_files import read_shards, row_range
 from ml4cube.training.pytorch_distributed import Trainer
-from ml4cube.training.shard_files import read_shards, row_range
-from ml4cube.training.sharding import Sharded, pick_groups
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.sharding import Sharded, pick_groups
+from ml4cube.training.run.options import Options
 from ml4cube.training.trainer import AdvancedTrainer
 from tests.distributed_runner import on_ranks
 from tests.training_parts import (

@@ -21,9 +21,9 @@ from ml4cube.errors import (
 )
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.losses import MaskedLoss
+from ml4cube.training.run.user_steps import UserLoop
 from ml4cube.training.schedulers import CosineAnnealingScheduler
 from ml4cube.training.trainer import EarlyStopping, ModelCheckpoint, ProgressChecker, Trainer
-from ml4cube.training.user_steps import UserLoop
 from tests.distributed_runner import on_ranks
 from tests.training_parts import At, Interrupt, dataset, network, weights
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 import xarray as xr
 
-from ml4cube.chunks.disk import DiskChunks
 from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError
-from ml4cube.datasets import sampling
+from ml4cube.cube.chunks.disk import DiskChunks
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.datasets.store import open_store
+from ml4cube.sampling import request as sampling
+from ml4cube.store.format import open_store
 from tests.cubes import cell_id_cube
 
 SHAPE = {"time": 6, "lat": 4, "lon": 6}

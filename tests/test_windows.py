@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.core.grid import Grid
 from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
-from ml4cube.datasets.cube_reader import CubeReader
-from ml4cube.datasets.windows import arrange, cut, tile_cells
+from ml4cube.sampling.windows import arrange, cut, tile_cells
 from tests.cubes import cell_id_cube
 
 SHAPE = {"time": 6, "lat": 5, "lon": 7}

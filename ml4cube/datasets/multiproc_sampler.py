@@ -27,30 +27,25 @@ from ml4cube.core.errors import (
     check_whole,
 )
 from ml4cube.core.grid import SizesLike
-from ml4cube.datasets.callback_identity import copy_of, identity_of, name_of, staying_same
-from ml4cube.datasets.draft import Draft, work_place
-from ml4cube.datasets.drafts import open_draft, sweep, was_published
-from ml4cube.datasets.encoding import Compressor
-from ml4cube.datasets.engines import (
+from ml4cube.progress import Stage
+from ml4cube.sampling.engines import (
     DaskCluster,
     Engine,
     LocalProcesses,
     check_client,
     choose_engine,
 )
-from ml4cube.datasets.extractor import Callback, Extractor
-from ml4cube.datasets.folders import Files
-from ml4cube.datasets.local_draft import put_back
-from ml4cube.datasets.overwriting import check_overwritable, is_taken
-from ml4cube.datasets.places import Place, ZarrFolder
-from ml4cube.datasets.precision import Precision
-from ml4cube.datasets.provenance import Call, provenance
-from ml4cube.datasets.rescaling import places_of
-from ml4cube.datasets.sample_plan import SamplePlan, check_missing_chunks, make_plan
-from ml4cube.datasets.sampling import MAX_CHUNK_MB, Sampling, check_stored_names
-from ml4cube.datasets.shard_layout import ORDERS, chunk_samples, layout_of, shard_tasks
-from ml4cube.datasets.shard_writer import ShardJob, make_shard
-from ml4cube.datasets.store import (
+from ml4cube.sampling.extractor import Callback, Extractor
+from ml4cube.sampling.identity.callback import copy_of, identity_of, name_of, staying_same
+from ml4cube.sampling.identity.provenance import Call, provenance
+from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_tasks
+from ml4cube.sampling.plan import SamplePlan, check_missing_chunks, make_plan
+from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, check_stored_names
+from ml4cube.sampling.rescaling import places_of
+from ml4cube.sampling.shards import ShardJob, make_shard
+from ml4cube.store.encoding import Compressor
+from ml4cube.store.folders import Files
+from ml4cube.store.format import (
     StoreLayout,
     StoreMetadata,
     create,
@@ -58,9 +53,14 @@ from ml4cube.datasets.store import (
     open_store,
     write_axes,
 )
-from ml4cube.datasets.targets import is_in_memory, targets_of
-from ml4cube.datasets.write_errors import WriteErrors
-from ml4cube.progress import Stage
+from ml4cube.store.locations import Place, ZarrFolder
+from ml4cube.store.precision import Precision
+from ml4cube.store.publishing.draft import Draft, work_place
+from ml4cube.store.publishing.drafts import open_draft, sweep, was_published
+from ml4cube.store.publishing.local import put_back
+from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
+from ml4cube.store.publishing.targets import is_in_memory, targets_of
+from ml4cube.store.write_errors import WriteErrors
 
 logger = logging.getLogger(__name__)
 

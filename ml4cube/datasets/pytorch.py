@@ -14,11 +14,11 @@ from ml4cube.core.errors import (
     needs_torch,
 )
 from ml4cube.core.joining import check_joined
-from ml4cube.datasets.augment import Flip, Rotate90, bound
-from ml4cube.datasets.handover import Augment, Collate, Handover
-from ml4cube.datasets.loaders import MapLoader, Plan, SampleLoader, ShareSampler
-from ml4cube.datasets.memory import Memory
-from ml4cube.datasets.tensors import PTXrDataset
+from ml4cube.loading.augmentation import Flip, Rotate90, bound
+from ml4cube.loading.delivery import Augment, Collate, Handover
+from ml4cube.loading.loaders import MapLoader, Plan, SampleLoader, ShareSampler
+from ml4cube.loading.memory import Memory
+from ml4cube.loading.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):
     import torch

@@ -20,8 +20,8 @@ from ml4cube.core.errors import (
 from ml4cube.core.grid import Block, SizesLike
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
-from ml4cube.datasets.engines import InProcess
-from ml4cube.datasets.extractor import (
+from ml4cube.sampling.engines import InProcess
+from ml4cube.sampling.extractor import (
     OUTCOMES,
     REASONS,
     Arrays,
@@ -29,9 +29,9 @@ from ml4cube.datasets.extractor import (
     Extractor,
     float_statistics,
 )
-from ml4cube.datasets.rescaling import scaling_of
-from ml4cube.datasets.sample_plan import fill_statistics, warn_of_nothing_to_fill
-from ml4cube.datasets.sampling import Sampling, block_order, check_targets
+from ml4cube.sampling.plan import fill_statistics, warn_of_nothing_to_fill
+from ml4cube.sampling.request import Sampling, block_order, check_targets
+from ml4cube.sampling.rescaling import scaling_of
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 

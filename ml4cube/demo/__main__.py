@@ -20,7 +20,6 @@ import xarray as xr
 from ml4cube.core.errors import StoreExistsError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.datasets.store import StoreMetadata
 from ml4cube.demo.downscaling import (
     FEATURES,
     LAT,
@@ -37,6 +36,7 @@ from ml4cube.evaluation.metrics import score_cube
 from ml4cube.prediction import predict_cube
 from ml4cube.preprocessing import get_statistics
 from ml4cube.splits import assign_time_split
+from ml4cube.store.format import StoreMetadata
 
 # Months for training (one of them becomes the buffer) and validation; the rest is held out.
 TRAIN_MONTHS, VAL_MONTHS = 34, 6

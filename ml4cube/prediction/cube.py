@@ -33,18 +33,18 @@ from ml4cube.core.statistics import (
     unscale_values,
 )
 from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
-from ml4cube.datasets.cube_reader import CubeReader
 from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.datasets.rescaling import given_statistics, scaling_of
-from ml4cube.datasets.store import StoreMetadata
 from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import describe
 from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_free, parse_path
 from ml4cube.preprocessing.cubes import check_places
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.progress import Stage
-from ml4cube.training.dist import World, pick_device
+from ml4cube.sampling.rescaling import given_statistics, scaling_of
+from ml4cube.store.format import StoreMetadata
+from ml4cube.training.ranks.dist import World, pick_device
 
 Model = torch.nn.Module | Callable[[torch.Tensor], torch.Tensor]
 Source = (

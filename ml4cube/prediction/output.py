@@ -24,7 +24,7 @@ from zarr.errors import ZarrUserWarning
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.prediction.cf import MARK, storable
-from ml4cube.training.dist import World
+from ml4cube.training.ranks.dist import World
 
 _NETCDF = (".nc", ".nc4")
 

@@ -14,8 +14,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.chunks.blocks import block_shape, blocks
-from ml4cube.chunks.opened import straight
+from ml4cube.cube.chunks.blocks import block_shape, blocks
+from ml4cube.cube.chunks.opened import straight
 from ml4cube.preprocessing import cubes
 
 T = TypeVar("T")

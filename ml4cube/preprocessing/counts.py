@@ -12,9 +12,9 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.chunks.blocks import read_in_blocks
 from ml4cube.core.missing import KEPT, MASK, REASONS, find_gaps, keep_samples
 from ml4cube.cube import roles
+from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import not_data
 from ml4cube.preprocessing import cubes

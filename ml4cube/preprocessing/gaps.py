@@ -15,7 +15,6 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.chunks.blocks import read_in_blocks
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import (
     InvalidTypeError,
@@ -41,6 +40,7 @@ from ml4cube.core.missing import (
 )
 from ml4cube.core.statistics import check_numpy, scaled_dtype
 from ml4cube.cube import roles
+from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data
 from ml4cube.preprocessing import cubes

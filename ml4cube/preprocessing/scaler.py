@@ -9,9 +9,9 @@ from typing import Any, Self
 import numpy as np
 import xarray as xr
 
-from ml4cube.chunks.rescaling import labelled, no_zero
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.core.statistics import QUARTILES, scale_parameters, scale_values, unscale_values
+from ml4cube.cube.rescaling import labelled, no_zero
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.climatology import check_free, check_group
 from ml4cube.preprocessing.scaling import Parameters, Rescale, pairs, rescale

@@ -7,14 +7,14 @@ from typing import Any
 
 import xarray as xr
 
-from ml4cube.chunks.blocks import read_in_blocks
-from ml4cube.chunks.rescaling import no_zero, rescale_at_places
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
 from ml4cube.core.statistics import scale_values, scaled_attrs, scaled_dtype, unscaled_attrs
 from ml4cube.cube import roles
+from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.rescaling import no_zero, rescale_at_places
 from ml4cube.cube.variables import is_mask, split_label
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import Samples

@@ -11,9 +11,6 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.chunks.blocks import block_shape, blocks
-from ml4cube.chunks.opened import straight
-from ml4cube.chunks.rescaling import labelled
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fields import FieldStatistics
@@ -21,7 +18,10 @@ from ml4cube.core.missing import plain
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
 from ml4cube.cube import roles
+from ml4cube.cube.chunks.blocks import block_shape, blocks
+from ml4cube.cube.chunks.opened import straight
 from ml4cube.cube.opening import as_dataset
+from ml4cube.cube.rescaling import labelled
 from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.blocks import threads

@@ -18,12 +18,12 @@ from ml4cube.training.callbacks import (
     ModelCheckpoint,
     Progress,
 )
-from ml4cube.training.checks import check_loss
-from ml4cube.training.dist import World, ddp_init
 from ml4cube.training.events import as_callbacks
-from ml4cube.training.loop import Loop, Supervised
-from ml4cube.training.options import Options, refuse_unknown
 from ml4cube.training.pytorch import pick_precision
+from ml4cube.training.ranks.dist import World, ddp_init
+from ml4cube.training.run.checks import check_loss
+from ml4cube.training.run.loop import Loop, Supervised
+from ml4cube.training.run.options import Options, refuse_unknown
 from ml4cube.training.state import History
 
 __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint"]

@@ -18,14 +18,14 @@ from ml4cube.core.errors import (
     StoreError,
     check_choice,
 )
-from ml4cube.training.checkpoint import read_file, write_file
 from ml4cube.training.events import Callback, is_better, monitored
-from ml4cube.training.options import above_zero, check_path
+from ml4cube.training.files.checkpoint import read_file, write_file
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
+from ml4cube.training.run.options import above_zero, check_path
 from ml4cube.training.state import copy_weights
 
 if TYPE_CHECKING:
-    from ml4cube.training.loop import Loop
+    from ml4cube.training.run.loop import Loop
 
 __all__ = [
     "BestModel",
@@ -205,7 +205,7 @@ class ModelCheckpoint(Callback):
     """Keep the best few epochs as files, each with the weights that were judged.
 
     A file holds ``model``, ``optimizer``, ``scheduler``, ``scaler``, ``epoch``, ``monitor``,
-    ``value`` and ``run``; `ml4cube.training.checkpoint.read_file` and
+    ``value`` and ``run``; `ml4cube.training.files.checkpoint.read_file` and
     ``torch.load(weights_only=True)`` read it. A new file is whole before an old one is removed, and
     only files of this run are replaced or removed. With ``ema``, the model is the average, and
     the weights that the optimizer was changing are not in the file. A run goes on from its

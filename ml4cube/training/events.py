@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
-    from ml4cube.training.loop import Loop
+    from ml4cube.training.run.loop import Loop
 
 
 class Callback:

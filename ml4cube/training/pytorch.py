@@ -21,11 +21,11 @@ from ml4cube.training.callbacks import (
     Progress,
     RankReport,
 )
-from ml4cube.training.checks import check_loss
-from ml4cube.training.dist import World
 from ml4cube.training.events import as_callbacks
-from ml4cube.training.loop import Loop, Supervised
-from ml4cube.training.options import Options, check_path
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.run.checks import check_loss
+from ml4cube.training.run.loop import Loop, Supervised
+from ml4cube.training.run.options import Options, check_path
 from ml4cube.training.state import History
 
 PathLike = str | Path

@@ -12,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.training import pytorch
-from ml4cube.training.dist import DEFAULT_TIMEOUT_S, World, ddp_cleanup, ddp_init, launch
+from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, ddp_cleanup, ddp_init, launch
 
 __all__ = ["Trainer", "ddp_init", "dist_train"]
 

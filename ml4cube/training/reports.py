@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.progress import Stage, duration, write_line
-from ml4cube.training.checks import refuse_class
 from ml4cube.training.events import Callback, listed
+from ml4cube.training.run.checks import refuse_class
 
 if TYPE_CHECKING:
-    from ml4cube.training.loop import Loop
+    from ml4cube.training.run.loop import Loop
 
 logger = logging.getLogger(__name__)
 

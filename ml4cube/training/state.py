@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.training.checkpoint import to_plain
-from ml4cube.training.dist import World
+from ml4cube.training.files.checkpoint import to_plain
+from ml4cube.training.ranks.dist import World
 
 
 @dataclass

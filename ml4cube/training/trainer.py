@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from ml4cube.core.errors import InvalidTypeError, check_choice
 from ml4cube.training.addons.core import AddOnBase, combine
 from ml4cube.training.advanced import AdvancedTrainer
-from ml4cube.training.batches import agreed_samples, as_pair
 from ml4cube.training.callbacks import (
     Callback,
     EarlyStopping,
@@ -22,15 +21,16 @@ from ml4cube.training.callbacks import (
     ModelCheckpoint,
     Progress,
 )
-from ml4cube.training.checks import check_loss
-from ml4cube.training.dist import World, ddp_init
 from ml4cube.training.events import as_callbacks
-from ml4cube.training.loop import Supervised
-from ml4cube.training.options import Options, check_count, refuse_unknown
-from ml4cube.training.progress import ProgressChecker
+from ml4cube.training.ranks.dist import World, ddp_init
+from ml4cube.training.run.batches import agreed_samples, as_pair
+from ml4cube.training.run.checks import check_loss
+from ml4cube.training.run.loop import Supervised
+from ml4cube.training.run.options import Options, check_count, refuse_unknown
+from ml4cube.training.run.progress import ProgressChecker
+from ml4cube.training.run.stepwise import Device, Stepwise, default
+from ml4cube.training.run.user_steps import Follow, joined
 from ml4cube.training.state import History, TrainState
-from ml4cube.training.stepwise import Device, Stepwise, default
-from ml4cube.training.user_steps import Follow, joined
 
 __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint", "ProgressChecker", "Trainer"]
 

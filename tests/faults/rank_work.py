@@ -13,8 +13,8 @@ from torchmetrics.classification import BinaryAUROC
 
 from ml4cube.errors import StoreError
 from ml4cube.training.callbacks import ModelCheckpoint
-from ml4cube.training.dist import World
 from ml4cube.training.pytorch_distributed import Trainer
+from ml4cube.training.ranks.dist import World
 from tests.faults.training_job import data, model, share
 
 Weights = dict[str, list[Any]]

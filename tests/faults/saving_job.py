@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from ml4cube.errors import StoreError
 from ml4cube.training.callbacks import Callback, ModelCheckpoint
-from ml4cube.training.checkpoint import read_file
+from ml4cube.training.files.checkpoint import read_file
 from ml4cube.training.pytorch import Trainer
 from tests.faults.training_job import data
 

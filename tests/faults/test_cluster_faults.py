@@ -11,8 +11,9 @@ import pytest
 from distributed import Client, LocalCluster
 
 from ml4cube.core.errors import RunError
-from ml4cube.datasets import sample_plan, sampling
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.sampling import plan as sample_plan
+from ml4cube.sampling import request as sampling
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
 

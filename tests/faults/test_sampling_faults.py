@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ml4cube.datasets.store import verify_store
 from ml4cube.splits import assign_block_split
+from ml4cube.store.format import verify_store
 from tests.cubes import cell_id_cube
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import glob, os, resource, signal, sys, time
 import xarray as xr
-from ml4cube.datasets import sampling
+from ml4cube.sampling import request as sampling
 sampling._SHARD_BYTES = (2048, 4096)
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 cube, folder, nproc, fault = sys.argv[1:]

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ml4cube.training.checkpoint import read_file
+from ml4cube.training.files.checkpoint import read_file
 from tests.faults.processes import Launcher, wait_for
 from tests.faults.training_job import BATCHES
 

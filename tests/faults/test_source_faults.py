@@ -15,8 +15,8 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.store import open_store, verify_store
 from ml4cube.splits import assign_block_split
+from ml4cube.store.format import open_store, verify_store
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
 

@@ -11,7 +11,7 @@ import pytest
 from ml4cube.core.errors import StoreError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.datasets.store import StoreMetadata, open_axes, open_store
+from ml4cube.store.format import StoreMetadata, open_axes, open_store
 from tests.cubes import cell_id_cube
 
 pytestmark = pytest.mark.soak

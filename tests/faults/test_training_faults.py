@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from ml4cube.training.checkpoint import read_file
+from ml4cube.training.files.checkpoint import read_file
 from tests.distributed_runner import on_ranks
 from tests.faults import rank_work
 from tests.faults.processes import Launcher, wait_for
@@ -362,7 +362,7 @@ def test_killed_parent_of_ranks_leaves_none(launcher: Launcher, spawned: bool) -
 PLANT = """
 import os, sys, torch
 from pathlib import Path
-from ml4cube.training import checkpoint
+from ml4cube.training.files import checkpoint
 from tests.faults.training_job import Harm, make_trainer
 folder, sealed = Path(sys.argv[1]), sys.argv[2] == "sealed"
 class Evil:

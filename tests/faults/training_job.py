@@ -23,8 +23,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.training.callbacks import Callback
-from ml4cube.training.dist import World
 from ml4cube.training.pytorch_distributed import Trainer, ddp_cleanup, ddp_init, dist_train
+from ml4cube.training.ranks.dist import World
 
 EPOCHS, STEPS, BATCHES = 6, 7, 13  # of a rank in an epoch; two batches to a step
 COLUMNS = ("epoch", "train_loss", "val_loss", "mae", "lr")

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import AddOnBase
-from ml4cube.training.dist import DEFAULT_TIMEOUT_S, World, launch, local_rank
+from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch, local_rank
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.training.addons.core import AddOnBase
-from ml4cube.training.checkpoint import read_file, write_bytes, write_file
+from ml4cube.training.files.checkpoint import read_file, write_bytes, write_file
 from ml4cube.training.state import TrainState
 
 FORMATS = (".ckpt", ".safetensor", ".safetensors")

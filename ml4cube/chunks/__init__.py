@@ -1,1 +1,0 @@
-"""Chunks of stored cubes: which lie behind an opened variable, and how they are decoded."""

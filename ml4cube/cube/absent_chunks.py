@@ -1,0 +1,140 @@
+"""Chunks that a zarr source does not have: they read as its fill value, without a word.
+
+That is right where a writer left out chunks of nothing but fill value (zarr's default), and wrong
+where a file was lost; only the reader's user can tell, so they are counted and named.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.cube.chunks.disk import DiskChunks
+
+
+@dataclass(frozen=True)
+class AbsentChunks:
+    """Absent chunks of one variable.
+
+    Parameters
+    ----------
+    number : int
+        How many.
+    first : str
+        Key of one of them in the source.
+    reads_as : str
+        What their cells read as.
+    """
+
+    number: int
+    first: str
+    reads_as: str
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether the cells count as gaps."""
+        return self.reads_as in ("nan", "NaT")
+
+    def merge(self, other: AbsentChunks | None) -> AbsentChunks:
+        """Add those found before.
+
+        Parameters
+        ----------
+        other : AbsentChunks or None
+            Of the same variable.
+
+        Returns
+        -------
+        AbsentChunks
+            Both.
+        """
+        return self if other is None else replace(other, number=self.number + other.number)
+
+
+def absent_chunks(
+    stored: Any,
+    dims: tuple[str, ...],
+    cells: NDArray[Any],
+    origin: Mapping[str, int],
+    owned: Mapping[str, slice],
+) -> AbsentChunks | None:
+    """Look for chunks that a variable's source does not have.
+
+    Only a chunk whose cells are all the same can be absent, so that few have to be asked for.
+
+    Parameters
+    ----------
+    stored : zarr.Array or DiskChunks
+        The source.
+    dims : tuple of str
+        Its dims.
+    cells : ndarray
+        Cells that were read from it, one axis for each dim of the cube in the order of `origin`;
+        of length 1 along dims that the source lacks.
+    origin : mapping of str to int
+        First of these cells along every dim of the cube.
+    owned : mapping of str to slice
+        Chunks that begin in here are looked for, so that regions that overlap count none twice.
+
+    Returns
+    -------
+    AbsentChunks or None
+        None if there is none.
+    """
+    found: AbsentChunks | None = None
+    for chunk, box in _chunks(stored, dims, origin, owned):
+        part = cells[box]
+        value = part.flat[0]
+        if not _is_all(part, value) or _is_there(stored, chunk):
+            continue
+        found = AbsentChunks(1, _key(stored, chunk), str(value)).merge(found)
+    return found
+
+
+def _chunks(
+    stored: Any, dims: tuple[str, ...], origin: Mapping[str, int], owned: Mapping[str, slice]
+) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Position of each stored chunk that begins in a region, and its cells among those read."""
+    # what is one object in the store: a shard where there are shards
+    sharded = not isinstance(stored, DiskChunks) and stored.shards
+    sizes = stored.shards if sharded else stored.chunks
+    ranges = [
+        range(-(-owned[d].start // n), -(-owned[d].stop // n))
+        for d, n in zip(dims, sizes, strict=True)
+    ]
+    for chunk in itertools.product(*ranges):
+        firsts = {d: c * n for d, c, n in zip(dims, chunk, sizes, strict=True)}
+        ends = {d: (c + 1) * n for d, c, n in zip(dims, chunk, sizes, strict=True)}
+        yield (
+            chunk,
+            tuple(
+                slice(firsts[d] - o, ends[d] - o) if d in firsts else slice(None)
+                for d, o in origin.items()
+            ),
+        )
+
+
+def _is_all(cells: NDArray[Any], value: Any) -> bool:
+    """Whether every cell is one value; most differ in the last one already."""
+    if value != value:
+        return bool(cells.flat[-1] != cells.flat[-1] and (cells != cells).all())
+    return bool(cells.flat[-1] == value and np.all(cells == value))
+
+
+def _key(stored: Any, chunk: tuple[int, ...]) -> str:
+    if isinstance(stored, DiskChunks):
+        return stored.key(chunk)
+    return str(stored.metadata.encode_chunk_key(chunk))
+
+
+def _is_there(stored: Any, chunk: tuple[int, ...]) -> bool:
+    if isinstance(stored, DiskChunks):
+        return stored.has(chunk)
+    from zarr.core.sync import sync
+
+    return bool(sync((stored.store_path / _key(stored, chunk)).exists()))

@@ -1,0 +1,53 @@
+"""`DiskChunks` as an array that xarray indexes lazily."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+from xarray.backends import BackendArray
+from xarray.core.indexing import ExplicitIndexer, IndexingSupport, explicit_indexing_adapter
+
+from ml4cube.cube.chunks.disk import DiskChunks
+
+
+class ChunksArray(BackendArray):
+    """Cells of a zarr array on disk, for xarray; picklable.
+
+    Parameters
+    ----------
+    chunks : DiskChunks
+        Reads them.
+    shape : tuple of int
+        Of the array.
+    """
+
+    def __init__(self, chunks: DiskChunks, shape: tuple[int, ...]) -> None:
+        self.chunks = chunks
+        self.shape = shape
+        self.dtype = chunks.dtype
+
+    def __getitem__(self, key: ExplicitIndexer) -> NDArray[Any]:
+        """Read cells; what is not made of integers and slices xarray picks from a box of them."""
+        cells: NDArray[Any] = explicit_indexing_adapter(
+            key, self.shape, IndexingSupport.BASIC, self._read
+        )
+        return cells
+
+    def _read(self, key: tuple[int | slice, ...]) -> NDArray[Any]:
+        boxes, picks = zip(
+            *(_box_and_pick(k, n) for k, n in zip(key, self.shape, strict=True)), strict=True
+        )
+        return self.chunks.read(boxes)[picks]
+
+
+def _box_and_pick(key: int | slice, n: int) -> tuple[slice, int | slice]:
+    """The box to read along an axis of `n` cells, and what is wanted of it."""
+    if not isinstance(key, slice):
+        place = range(n)[key]
+        return slice(place, place + 1), 0
+    places = range(n)[key]
+    if not places:
+        return slice(0, 0), slice(None)
+    low, high = sorted((places[0], places[-1]))
+    return slice(low, high + 1), slice(None, None, places.step)

@@ -1,0 +1,513 @@
+"""`CubeReader` turns any cube into plain arrays, region by region, in any process.
+
+xarray is imported where a Dataset is taken apart and nowhere else, so that a worker process that
+only reads a zarr array stays small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidValueError, StoreError
+from ml4cube.cube.absent_chunks import AbsentChunks, absent_chunks
+from ml4cube.cube.chunks.disk import DiskChunks
+from ml4cube.cube.chunks.opened import Opened, file_behind
+from ml4cube.cube.variables import cube_dims, cube_variables, repeats_dim
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Slices = Mapping[str, slice]
+
+
+class Source(Protocol):
+    """Where the cells of one variable come from; picklable."""
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Dims of the variable."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the cells that `take` returns."""
+        ...
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        """Read the cells inside `slices` (of the whole cube)."""
+        ...
+
+    @property
+    def sent_whole(self) -> bool:
+        """Whether `narrow` returns it as it is."""
+        ...
+
+    @property
+    def stored(self) -> Any:
+        """The zarr array whose cells these are, one by one, or its files; None if unsure."""
+        ...
+
+    @property
+    def hides_chunks(self) -> bool:
+        """Whether chunks may be absent from a file behind it without this being noticed."""
+        ...
+
+    def narrow(self, slices: Slices) -> Source:
+        """Return a source that knows only the cells inside `slices`, cheap to send away."""
+        ...
+
+
+@dataclass(frozen=True)
+class _MemorySource:
+    """Cells held in memory, those from `origin` on."""
+
+    dims: tuple[str, ...]
+    values: NDArray[Any]
+    origin: tuple[int, ...]
+    sent_whole = False
+    stored = None
+    hides_chunks = False
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.values.dtype)
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        return self.values[_shifted(slices, self.dims, self.origin)]
+
+    def narrow(self, slices: Slices) -> _MemorySource:
+        # a copy, so that pickling sends these cells and not the array they are a view of
+        return _MemorySource(self.dims, self.take(slices).copy(), _starts(slices, self.dims))
+
+
+@dataclass(frozen=True)
+class _DaskSource:
+    """Cells of a dask array, those from `origin` on; computed in the calling thread."""
+
+    dims: tuple[str, ...]
+    array: Any
+    origin: tuple[int, ...]
+    sent_whole = False
+    stored = None
+    hides_chunks = True
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
+        return dtype
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        part = self.array[_shifted(slices, self.dims, self.origin)]
+        values: NDArray[Any] = np.asarray(part.compute(scheduler="synchronous"))
+        return values
+
+    def narrow(self, slices: Slices) -> _DaskSource:
+        from dask.base import optimize
+
+        # optimizing drops the graph's other tasks, so that a few KB travel, not all of it
+        part = self.array[_shifted(slices, self.dims, self.origin)]
+        (part,) = optimize(part)  # type: ignore[no-untyped-call]
+        return _DaskSource(self.dims, part, _starts(slices, self.dims))
+
+
+@dataclass(frozen=True)
+class _LazySource:
+    """Cells behind one of xarray's lazily indexed file arrays."""
+
+    dims: tuple[str, ...]
+    array: Any
+    dtype: np.dtype[Any]
+    here_only: bool
+    stored: Any
+    hides_chunks: bool
+
+    @property
+    def sent_whole(self) -> bool:
+        return not self.here_only
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        from xarray import Variable
+
+        indexers = {dim: slices[dim] for dim in self.dims}
+        return np.asarray(Variable(self.dims, self.array).isel(indexers).values)
+
+    def narrow(self, slices: Slices) -> Source:
+        if self.here_only:
+            # another process would find that memory empty, and take it for gaps
+            return _MemorySource(self.dims, self.take(slices), _starts(slices, self.dims))
+        return self
+
+
+@dataclass(frozen=True)
+class _ZarrSource:
+    """Cells of a zarr array that need no decoding; read without xarray, which is slow to import."""
+
+    dims: tuple[str, ...]
+    array: Any
+    sent_whole = True
+    hides_chunks = False
+
+    @property
+    def stored(self) -> Any:
+        return self.array
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
+        return dtype
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        box = tuple(slices[dim] for dim in self.dims)
+        if isinstance(self.array, DiskChunks):
+            return self.array.read(box)
+        return np.asarray(self.array[box])
+
+    def narrow(self, slices: Slices) -> _ZarrSource:
+        return self
+
+
+@dataclass(frozen=True)
+class ComputedSource:
+    """Cells that are a function of their positions.
+
+    Parameters
+    ----------
+    dims : tuple of str
+        Dims of the variable.
+    function : callable
+        Takes the positions of cells along each dim, one array each, and returns their values.
+    dtype : dtype
+        Of the values.
+    """
+
+    dims: tuple[str, ...]
+    function: Callable[..., NDArray[Any]]
+    dtype: np.dtype[Any]
+    sent_whole = True
+    stored = None
+    hides_chunks = False
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        """Compute the cells inside `slices`.
+
+        Parameters
+        ----------
+        slices : mapping of str to slice
+            A box of cells of the whole cube.
+
+        Returns
+        -------
+        ndarray
+            Their values.
+        """
+        return self.function(*(np.arange(slices[d].start, slices[d].stop) for d in self.dims))
+
+    def narrow(self, slices: Slices) -> ComputedSource:
+        """Return itself: a function is as cheap to send as a part of it.
+
+        Parameters
+        ----------
+        slices : mapping of str to slice
+            A box of cells.
+
+        Returns
+        -------
+        ComputedSource
+            The same.
+        """
+        return self
+
+
+def _shifted(slices: Slices, dims: Sequence[str], origin: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(
+        slice(slices[d].start - o, slices[d].stop - o) for d, o in zip(dims, origin, strict=True)
+    )
+
+
+def _starts(slices: Slices, dims: Sequence[str]) -> tuple[int, ...]:
+    return tuple(slices[dim].start for dim in dims)
+
+
+def _source(variable: xr.Variable) -> Source:
+    from dask.base import is_dask_collection
+
+    dims = tuple(str(dim) for dim in variable.dims)
+    # `_data`, since asking for `data` would load a lazily indexed file
+    if is_dask_collection(variable._data):
+        file = file_behind(variable._data)
+        if file is not None:
+            return _file_source(dims, file, np.dtype(variable.dtype))
+        return _DaskSource(dims, variable._data, (0,) * variable.ndim)
+    if variable._in_memory:
+        return _MemorySource(dims, np.asarray(variable.values), (0,) * variable.ndim)
+    return _file_source(dims, variable._data, np.dtype(variable.dtype))
+
+
+def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Source:
+    """Read a lazily indexed file, by zarr itself where xarray would do nothing but that."""
+    found = Opened.of(array, dtype)
+    if found.plain and found.stored is not None:
+        # without the zarr array a worker need not import zarr, half of what it would start with
+        return _ZarrSource(dims, DiskChunks.of(found.stored) or found.stored)
+    return _LazySource(dims, array, dtype, found.here_only, found.stored, found.hides_chunks)
+
+
+def is_on_cluster(value: Any) -> bool:
+    """Tell whether a value in a dask graph stands for one that a cluster keeps.
+
+    Parameters
+    ----------
+    value : Any
+        A task, or what is in it.
+
+    Returns
+    -------
+    bool
+        True for what `persist` leaves in a graph where a client of distributed is active.
+    """
+    # told by its name, since distributed may not be installed; asked of millions of values
+    kind = type(value)
+    return kind.__name__ == "Future" and kind.__module__ == "distributed.client"
+
+
+def _is_persisted(data: Any) -> bool:
+    from dask.base import is_dask_collection
+    from dask.highlevelgraph import MaterializedLayer
+
+    return is_dask_collection(data) and any(
+        is_on_cluster(task)
+        for layer in data.dask.layers.values()
+        if isinstance(layer, MaterializedLayer)
+        for task in layer.values()
+    )
+
+
+@dataclass(frozen=True)
+class CubeReader:
+    """Reads regions of a cube as plain arrays; picklable, whatever backs the cube.
+
+    Make one with `CubeReader.of`.
+
+    Parameters
+    ----------
+    dims : tuple of str
+        Dims of the cube; what is read has all of them, in this order.
+    shape : tuple of int
+        Cells along each dim.
+    sources : dict of str to Source
+        Where each variable's cells come from.
+
+    Examples
+    --------
+    >>> import xarray as xr
+    >>> ds = xr.Dataset({"t": (("y", "x"), np.arange(6).reshape(2, 3)), "s": ("x", [7, 8, 9])})
+    >>> cells = CubeReader.of(ds).read({"y": slice(0, 2), "x": slice(1, 3)})
+    >>> cells["t"].tolist(), cells["s"].tolist()
+    ([[1, 2], [4, 5]], [[8, 9], [8, 9]])
+    """
+
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    sources: Mapping[str, Source]
+
+    @classmethod
+    def of(cls, ds: xr.Dataset, variables: Iterable[str] | None = None) -> CubeReader:
+        """Make a reader of some variables of a cube.
+
+        Parameters
+        ----------
+        ds : Dataset
+            The cube.
+        variables : iterable of str, optional
+            Names of data variables or coordinates; by default those of `cube_variables`.
+
+        Returns
+        -------
+        CubeReader
+            Nothing is read yet.
+        """
+        dims = cube_dims(ds)
+        names = list(variables) if variables is not None else cube_variables(ds)[0]
+        for name in names:
+            if repeats_dim(ds[name].variable):
+                raise InvalidValueError(
+                    f"{name!r} has a dim twice: {ds[name].dims}; samples are cut along each dim "
+                    "once, so rename one of the two or leave the variable out"
+                )
+            if _is_persisted(ds[name].variable._data):
+                raise InvalidValueError(
+                    f"{name!r} is kept in the memory of a dask cluster, where its cells cannot be "
+                    "read one region at a time; give the cube as it was before persist(), or "
+                    "compute() it"
+                )
+        shape = tuple(ds.sizes[dim] for dim in dims)
+        return cls(dims, shape, {name: _source(ds[name].variable) for name in names})
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names, in the order given."""
+        return tuple(self.sources)
+
+    @property
+    def dtypes(self) -> dict[str, np.dtype[Any]]:
+        """Dtype of each variable."""
+        return {name: source.dtype for name, source in self.sources.items()}
+
+    def narrow(self, slices: Slices) -> Self:
+        """Return a reader that knows only one region, cheap to send to another process.
+
+        Parameters
+        ----------
+        slices : mapping of str to slice
+            The region; one slice with start and stop for every dim.
+
+        Returns
+        -------
+        CubeReader
+            Takes the same slices as the whole cube's, inside the region.
+        """
+        return replace(self, sources={n: s.narrow(slices) for n, s in self.sources.items()})
+
+    def only(self, names: Iterable[str]) -> CubeReader:
+        """Return a reader of some of the variables.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Which.
+
+        Returns
+        -------
+        CubeReader
+            Reads no others.
+        """
+        return replace(self, sources={name: self.sources[name] for name in names})
+
+    def common(self) -> CubeReader:
+        """Return a reader of what all regions have in common, to be sent once and not by region.
+
+        Returns
+        -------
+        CubeReader
+            Of files, and of what is computed from positions.
+        """
+        whole = {n: source for n, source in self.sources.items() if source.sent_whole}
+        return CubeReader(self.dims, self.shape, whole)
+
+    def own(self, slices: Slices) -> Self:
+        """Return what `common` lacks of one region.
+
+        Parameters
+        ----------
+        slices : mapping of str to slice
+            The region; one slice with start and stop for every dim.
+
+        Returns
+        -------
+        CubeReader
+            To be joined with the common one where it is read.
+        """
+        narrow = self.narrow(slices)
+        own = {n: s for n, s in narrow.sources.items() if not self.sources[n].sent_whole}
+        return replace(narrow, sources=own)
+
+    def joined(self, common: CubeReader) -> Self:
+        """Put together what was sent apart.
+
+        Parameters
+        ----------
+        common : CubeReader
+            From `common`.
+
+        Returns
+        -------
+        CubeReader
+            Reads both.
+        """
+        return replace(self, sources={**common.sources, **self.sources})
+
+    def read(self, slices: Slices) -> dict[str, NDArray[Any]]:
+        """Read one region of every variable.
+
+        Parameters
+        ----------
+        slices : mapping of str to slice
+            The region; one slice with start and stop for every dim.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Every array has all dims of the cube, in its order; dims that a variable lacks are
+            broadcast (such an array is a read-only view).
+
+        Raises
+        ------
+        StoreError
+            If cells cannot be read; the message names variable and region.
+        """
+        return {name: self._read_one(name, slices) for name in self.sources}
+
+    def absent(
+        self, cells: Mapping[str, NDArray[Any]], slices: Slices, owned: Slices
+    ) -> dict[str, AbsentChunks]:
+        """Tell which variables lack chunks in their zarr source, which read as its fill value.
+
+        Parameters
+        ----------
+        cells : mapping of str to ndarray
+            What `read` gave for a region.
+        slices : mapping of str to slice
+            That region.
+        owned : mapping of str to slice
+            The part of it in which the chunks begin that are looked for.
+
+        Returns
+        -------
+        dict of str to AbsentChunks
+            Of variables that lack some; those that are no plain zarr arrays are left out.
+        """
+        found = {}
+        for name, source in self.sources.items():
+            if source.stored is None:
+                continue
+            lacking = [slice(None) if d in source.dims else slice(0, 1) for d in self.dims]
+            origin = {dim: slices[dim].start for dim in self.dims}
+            with _reading(name, slices):
+                absent = absent_chunks(
+                    source.stored, source.dims, cells[name][tuple(lacking)], origin, owned
+                )
+            if absent is not None:
+                found[name] = absent
+        return found
+
+    def _read_one(self, name: str, slices: Slices) -> NDArray[Any]:
+        source = self.sources[name]
+        with _reading(name, slices):
+            values = source.take(slices)
+        if source.dims == self.dims:
+            return values
+        order = [d for d in self.dims if d in source.dims]
+        values = values.transpose([source.dims.index(d) for d in order])
+        lacking = tuple(i for i, dim in enumerate(self.dims) if dim not in source.dims)
+        values = np.expand_dims(values, lacking)
+        full = tuple(slices[d].stop - slices[d].start for d in self.dims)
+        return values if values.shape == full else np.broadcast_to(values, full)
+
+
+@contextlib.contextmanager
+def _reading(name: str, slices: Slices) -> Iterator[None]:
+    """Say what could not be read, and where."""
+    try:
+        yield
+    except Exception as error:
+        place = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in slices.items())
+        raise StoreError(
+            f"variable {name!r} cannot be read at {place}: {type(error).__name__}: {error}; "
+            "the source is damaged or out of reach, mend it and run again"
+        ) from error

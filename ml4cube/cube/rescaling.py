@@ -1,0 +1,149 @@
+"""Scaling of an array by statistics of each level, pixel or month, lazily if it is lazy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.fields import FieldStatistics
+from ml4cube.core.moments import VariableStatistics
+from ml4cube.core.scaling import (
+    PLACES_ATTR,
+    apply_in_cells,
+    check_groups,
+    decoded_places,
+    match_places,
+)
+from ml4cube.core.statistics import scaled_dtype
+from ml4cube.cube.chunks.blocks import read_in_blocks
+
+
+def rescale_at_places(
+    array: xr.DataArray,
+    arithmetic: Callable[..., Any],
+    offset: NDArray[Any],
+    scale: NDArray[Any],
+    dims: Sequence[str],
+    labels: Mapping[str, NDArray[Any]],
+) -> xr.DataArray:
+    """Scale an array by the numbers of each place, or undo that.
+
+    Parameters
+    ----------
+    array : DataArray
+        Of a cube, or of a store that was scaled by these statistics; left as it is.
+    arithmetic : callable
+        `scale_values` or `unscale_values`.
+    offset, scale : ndarray
+        At each place of the statistics.
+    dims : sequence of str
+        Their axes.
+    labels : mapping of str to ndarray
+        Coordinates along those that have some.
+
+    Returns
+    -------
+    DataArray
+        With the attributes of `array`. NaN at places without statistics.
+
+    Raises
+    ------
+    InvalidValueError
+        If dims, coordinates or dates do not fit.
+    """
+    array = read_in_blocks(array)
+    name = str(array.name)
+    if PLACES_ATTR in array.attrs:
+        entries = _of_samples(array, offset.shape)
+    else:
+        coords = {str(d): array.indexes[d].values for d in array.dims if d in array.indexes}
+        sizes = {str(dim): n for dim, n in array.sizes.items()}
+        places = match_places(name, dims, offset.shape, labels, sizes, coords)
+        check_groups(name, dims, places, offset)
+        entries = [xr.Variable((dim,), along) for dim, along in places]
+    if array.chunks is not None:
+        chunks = array.chunksizes
+        entries = [one.chunk({d: chunks[d] for d in one.dims}) for one in entries]
+    result: xr.DataArray = xr.apply_ufunc(
+        partial(apply_in_cells, arithmetic, offset, scale),
+        array,
+        *entries,
+        dask="parallelized",
+        output_dtypes=[scaled_dtype(array.dtype)],
+        keep_attrs="override",
+    )
+    return result
+
+
+def _of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable]:
+    """Entry of each cell of a store's samples, by where these begin."""
+    name, places = array.name, array.attrs[PLACES_ATTR]
+    if len(places) != len(shape):
+        raise InvalidValueError(
+            f"the samples of {name!r} were scaled by statistics along {[p[0] for p in places]}, "
+            f"these have the shape {shape}; give those of the store (StoreMetadata.of(...))"
+        )
+    entries = []
+    for axis, ((dim, along), (_, _, kept, cells)) in enumerate(
+        zip(decoded_places(places), places, strict=True)
+    ):
+        index = array.coords.get(f"{dim}_index")
+        if index is None or (kept and array.sizes.get(kept) != cells):
+            raise InvalidValueError(
+                f"it is not known where along {dim!r} the samples of {name!r} lie: they need the "
+                f"coordinate '{dim}_index'{f' and all {cells} cells along {kept!r}' * bool(kept)};"
+                " undo the scaling before you select or rename"
+            )
+        first = index.variable
+        cell = first + xr.Variable((kept,), np.arange(cells)) if kept else first
+        found = along[np.asarray(cell.values, np.intp)]
+        if found.size and found.max() >= shape[axis]:
+            raise InvalidValueError(
+                f"the samples of {name!r} were scaled by other statistics, with more places along "
+                f"{dim!r} than {shape[axis]}; give those of the store (StoreMetadata.of(...))"
+            )
+        entries.append(xr.Variable(cell.dims, found))
+    return entries
+
+
+def no_zero(scale: Any) -> Any:
+    """Put 1 for a scale of 0: a constant is shifted only, to 0, and so comes back exactly.
+
+    Parameters
+    ----------
+    scale : float or DataArray
+        Of one place, or of many.
+
+    Returns
+    -------
+    float or DataArray
+        NaN where it was NaN.
+    """
+    return scale.where(scale != 0, 1.0) if isinstance(scale, xr.DataArray) else scale or 1.0
+
+
+def labelled(stats: VariableStatistics, values: Any) -> Any:
+    """Give numbers of statistics their dims and coordinates.
+
+    Parameters
+    ----------
+    stats : VariableStatistics or FieldStatistics
+        Whose numbers they are.
+    values : float or ndarray
+        One number, or one at each place.
+
+    Returns
+    -------
+    float or DataArray
+        A float where there is one place only.
+    """
+    if not isinstance(stats, FieldStatistics) or not stats.dims:
+        return float(values)
+    coords = {dim: (dim, labels) for dim, labels in stats.labels.items()}
+    return xr.DataArray(values, coords, stats.dims)

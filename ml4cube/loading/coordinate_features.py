@@ -1,0 +1,176 @@
+"""Coordinates as features: sine and cosine of latitude, longitude, day of the year and hour.
+
+An angle itself jumps where its circle closes; its sine and cosine do not. Nothing here knows
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.angles import in_degrees
+from ml4cube.core.axes import is_time
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.sample_spec import parse_names
+from ml4cube.cube.coordinates import is_latitude, is_longitude
+from ml4cube.loading.views import View
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from ml4cube.loading.sources import SampleSource
+
+_OF_TIME = ("dayofyear", "hour")
+
+
+@dataclass(frozen=True)
+class _Channel:
+    """Values by index along a dim of the cube."""
+
+    dim: str
+    table: NDArray[np.float32]
+
+
+class WithCoordinates(View):
+    """Samples with sine and cosine of coordinates as further variables.
+
+    Parameters
+    ----------
+    source : SampleSource
+        Where samples come from.
+    wanted : str or sequence of str
+        ``"lat"``, ``"lon"`` or the cube's name of them, ``"dayofyear"``, ``"hour"``.
+    window, dims : tuple
+        Window of the features, which the new variables get: cells, and dims.
+    cube_dims : mapping of str to str
+        Dim of the cube behind a dim of the window, where a store gave it another name.
+
+    Attributes
+    ----------
+    channels : tuple of str
+        The new variables: ``sin(lat)``, ``cos(lat)`` ...
+
+    Raises
+    ------
+    InvalidValueError
+        If a coordinate is not known at every cell, or is no angle.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        wanted: Any,
+        window: tuple[int, ...],
+        dims: tuple[str, ...],
+        cube_dims: Mapping[str, str],
+    ) -> None:
+        super().__init__(source)
+        self._window = {cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
+        self._channels: dict[str, _Channel] = {}
+        axes = source.axes()
+        for name in parse_names("coord_features", wanted):
+            dim, phase = _phase(name, axes)
+            if dim not in self._window and f"{dim}_origin" in source.coords(np.zeros(0, np.int64)):
+                raise InvalidValueError(
+                    f"coord_features={name!r}: windows extend along {dim!r}, and samples have the "
+                    f"dims {dims}, none of that name; rename it back"
+                )
+            for function in (np.sin, np.cos):
+                channel = f"{function.__name__}({name})"
+                if channel in source.schema:
+                    raise InvalidValueError(
+                        f"coord_features would name a channel {channel!r}, and a variable has "
+                        "that name; rename it"
+                    )
+                self._channels[channel] = _Channel(dim, function(phase).astype(np.float32))
+                self.schema[channel], self.dims[channel] = (window, "<f4"), dims
+        self.channels = tuple(self._channels)
+
+    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
+        """Write the samples of a chunk into one array per variable.
+
+        Parameters
+        ----------
+        chunk : int
+            Which chunk.
+        out : mapping of str to ndarray, shape (samples, ...)
+            Where to write; values are cast.
+        """
+        self._source.read(chunk, {n: array for n, array in out.items() if n not in self._channels})
+        wanted = {name: self._channels[name] for name in out if name in self._channels}
+        if not wanted:
+            return
+        places = self.places(self._rows(chunk), {channel.dim for channel in wanted.values()})
+        for name, channel in wanted.items():
+            first, cells = places[channel.dim], self._window.get(channel.dim, 1)
+            values = channel.table[first[:, None] + np.arange(cells)]
+            shape = [cells if dim == channel.dim else 1 for dim in self._window]
+            out[name][...] = values.reshape(-1, *shape)
+
+
+def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.float64]]:
+    """Dim of a coordinate, and its angle in radians at every cell along it."""
+    if name in _OF_TIME:
+        dim = _the_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
+        return dim, _phase_of_time(name, np.asarray(axes[dim].values))
+    kinds = (is_latitude, is_longitude)
+    for alike in kinds:
+        if alike(name, {}, rotated=True) and name not in axes:
+            found = [d for d, axis in axes.items() if alike(d, axis.attrs, rotated=True)]
+            dim = _the_one(found, name, axes)
+            break
+    else:
+        dim = _the_one([d for d in axes if d == name], name, axes)
+    axis = axes[dim]
+    known = any(alike(dim, axis.attrs, rotated=True) for alike in kinds)
+    units = axis.attrs.get("units")
+    if not known and not str(units).startswith(("degree", "rad")):
+        raise InvalidValueError(
+            f"coord_features={name!r} is no angle (units {units!r}), so it has "
+            "no sine; make it a variable of the cube, or choose lat, lon, dayofyear, hour"
+        )
+    return dim, np.deg2rad(in_degrees(axis.values, units))
+
+
+def _the_one(found: list[str], name: str, axes: Mapping[str, xr.Variable]) -> str:
+    if len(found) == 1:
+        return found[0]
+    raise InvalidValueError(
+        f"coord_features={name!r} fits {found or 'no coordinate'}; known at every cell are the "
+        f"coordinates {list(axes)}, of which angles (lat, lon) can be features, and by {_OF_TIME} "
+        "one that holds dates. Of samples made by hand only regular coordinates are known at "
+        "every cell; give the cube itself, or the store, where there is one"
+    )
+
+
+def _phase_of_time(name: str, times: NDArray[Any]) -> NDArray[np.float64]:
+    """Turns since the year, or the day, began; each calendar by the length of its own years."""
+    day, length, of_day = _by_datetime(times) if times.dtype.kind == "M" else _by_cftime(times)
+    turns = of_day if name == "hour" else (day + of_day) / length
+    return np.asarray(2 * np.pi * turns, np.float64)
+
+
+def _by_datetime(times: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Whole days since the year began, days of that year, part of the day that is over."""
+    days, year = times.astype("datetime64[D]"), times.astype("datetime64[Y]")
+    begin, end = year.astype("datetime64[D]"), (year + 1).astype("datetime64[D]")
+    of_day = (times - days) / np.timedelta64(1, "D")
+    return (days - begin).astype(float), (end - begin).astype(float), of_day
+
+
+def _by_cftime(times: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    day = np.array([t.dayofyr - 1 for t in times.flat])
+    length = np.array([t.replace(month=12, day=_last_day(t)).dayofyr for t in times.flat])
+    seconds = np.array([(t.hour * 60 + t.minute) * 60 + t.second for t in times.flat])
+    return day, length, seconds / 86400
+
+
+def _last_day(time: Any) -> int:
+    if not hasattr(time, "dayofyr"):
+        raise InvalidTypeError(f"a time is a {type(time).__name__}; use datetime64 or cftime")
+    return 30 if time.calendar == "360_day" else 31

@@ -1,0 +1,145 @@
+"""Memory: what of a data set fits into a loader's memory, and the order that follows from it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.shares import ChunkOrder, EvalShare, Ints, TrainShare, stream_count
+
+_MB = 1 << 20
+# Smaller batches are gathered several at a time; together they are a small part of the buffer.
+_GROUP_BYTES = 4 << 20
+_GROUP_PART = 16
+
+
+def check_megabytes(argument: str, value: object) -> None:
+    """Refuse what is no size of memory.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for the message.
+    value : float
+        Megabytes.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is no number.
+    InvalidValueError
+        If it is negative or endless.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise InvalidTypeError(f"{argument}={value!r} is a {type(value).__name__}; give a number")
+    if not 0 <= value < np.inf:
+        raise InvalidValueError(f"{argument}={value!r}; give a number of megabytes, 0 or more")
+
+
+class Memory:
+    """What of a data set fits into a loader's memory, and the order that follows from it.
+
+    Parameters
+    ----------
+    counts : ndarray of int64, shape (chunks,)
+        Samples in each chunk.
+    sample_bytes : int
+        Bytes of one sample as a loader holds it.
+    buffer_mb : float
+        The loader's memory.
+
+    Raises
+    ------
+    InvalidTypeError
+        If `buffer_mb` is no number.
+    InvalidValueError
+        If not even two chunks fit.
+    """
+
+    def __init__(self, counts: Ints, sample_bytes: int, buffer_mb: float) -> None:
+        check_megabytes("buffer_mb", buffer_mb)
+        self._counts = counts
+        self._starts = np.concatenate([[0], np.cumsum(counts)])
+        self._sample_bytes = max(1, sample_bytes)
+        self._bytes = int(buffer_mb * _MB)
+        self._buffer_mb = buffer_mb
+        chunk_bytes = int(self._counts.max(initial=1)) * self._sample_bytes
+        self._room = self._bytes // max(chunk_bytes, 1)
+        self.fits = int(self._starts[-1]) * self._sample_bytes <= self._bytes
+        if self._room < 2 and not self.fits:
+            raise InvalidValueError(
+                f"buffer_mb={buffer_mb} does not hold two chunks of {chunk_bytes / _MB:.3g} MB; "
+                f"give at least {2 * chunk_bytes / _MB:.3g}, or store smaller chunks"
+            )
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of small batches that are gathered together."""
+        return min(_GROUP_BYTES, self._bytes // _GROUP_PART)
+
+    @property
+    def streams(self) -> int:
+        """Chunks that a shuffled batch mixes when the samples do not fit."""
+        return stream_count(int((self._counts > 0).sum()), self._room)
+
+    @property
+    def order_name(self) -> str:
+        """The kind of shuffle, for the loader's state."""
+        return "whole" if self.fits else f"{self.streams} streams"
+
+    def resident_chunks(self, share: TrainShare | EvalShare) -> range | None:
+        """Choose the chunks to hold in memory for good.
+
+        Parameters
+        ----------
+        share : TrainShare or EvalShare
+            Positions of one rank.
+
+        Returns
+        -------
+        range or None
+            None if they do not fit.
+        """
+        if isinstance(share, TrainShare):
+            return range(len(self._counts)) if self.fits else None
+        if share.begin == share.end:
+            return range(0)
+        first = int(np.searchsorted(self._starts, share.begin, side="right")) - 1
+        stop = int(np.searchsorted(self._starts, share.end, side="left"))
+        held = int(self._starts[stop] - self._starts[first])
+        return range(first, stop) if held * self._sample_bytes <= self._bytes else None
+
+    def order(self, seed: int | None) -> ChunkOrder:
+        """Choose the order of samples that pass through a ring.
+
+        Parameters
+        ----------
+        seed : int or None
+            Seed of the shuffle; None keeps the order of the samples.
+
+        Returns
+        -------
+        ChunkOrder
+            The order.
+        """
+        return ChunkOrder(self._counts, 1 if seed is None else self.streams, seed)
+
+    def slots(self, order: ChunkOrder, share: TrainShare | EvalShare) -> int:
+        """Choose the chunks in one rank's ring: its share of the memory, and never too few.
+
+        Parameters
+        ----------
+        order : ChunkOrder
+            What passes through the ring.
+        share : TrainShare or EvalShare
+            Positions of the rank.
+
+        Returns
+        -------
+        int
+            More than are in use at one time.
+        """
+        used, room = order.streams, self._room
+        if isinstance(share, TrainShare) and used % share.world == 0:
+            used, room = used // share.world, room // share.world
+        return min(max(used + 1, room), max(len(self._counts), used + 1))

@@ -1,0 +1,326 @@
+"""Chunks of a zarr v3 array, read straight from its shard files.
+
+A read through zarr-python has a fixed cost of milliseconds, which matters where every chunk of a
+store is read once an epoch. Layouts that are not known here are left to zarr.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import StoreError
+from ml4cube.cube.chunks.codecs import CHECKSUM, Bytes, ChunkCodecs, without_checksum
+from ml4cube.store.format import read_manifest, read_metadata
+
+_UNUSED = np.iinfo(np.uint64).max
+# Attributes by which xarray would change the values that are stored.
+_ENCODED = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "dtype"}
+
+
+@dataclass
+class ShardedArray:
+    """Reads chunks along the first axis of an array; picklable, from any thread.
+
+    Make one with `ShardedArray.of`.
+
+    Parameters
+    ----------
+    root : str
+        Path of the array inside the file system.
+    fs : object
+        An fsspec file system; None for local files.
+    shape : tuple of int
+        Shape of the array.
+    dtype : dtype
+        Dtype of the values.
+    chunk, shard : int
+        Samples of a chunk, and of a file.
+    codecs : ChunkCodecs
+        How a chunk is encoded.
+    sizes : mapping of str to int
+        Bytes of every file of the array, by its path inside the array.
+    """
+
+    root: str
+    fs: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunk: int
+    shard: int
+    codecs: ChunkCodecs
+    sizes: Mapping[str, int]
+    _indices: dict[int, NDArray[np.uint64]] = field(default_factory=dict, repr=False)
+    _files: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    _scratch: Any = field(default_factory=threading.local, repr=False)
+
+    @classmethod
+    def of(
+        cls, root: str, fs: Any, metadata: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> ShardedArray | None:
+        """Make a reader from an array's ``zarr.json``.
+
+        Parameters
+        ----------
+        root : str
+            Path of the array inside the file system.
+        fs : object
+            An fsspec file system; None for local files.
+        metadata : mapping
+            Contents of ``zarr.json``.
+        sizes : mapping of str to int
+            Bytes of every file of the array, by its path inside the array.
+
+        Returns
+        -------
+        ShardedArray or None
+            None if the layout is not known here: zarr has to read it.
+        """
+        shape = tuple(metadata["shape"])
+        outer = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+        codecs, inner = metadata["codecs"], outer
+        if [codec["name"] for codec in codecs] == ["sharding_indexed"]:
+            sharding = codecs[0]["configuration"]
+            codecs, inner = sharding["codecs"], sharding["chunk_shape"]
+            index = [codec["name"] for codec in sharding["index_codecs"]]
+            if index != ["bytes", "crc32c"] or sharding.get("index_location", "end") != "end":
+                return None
+        known = ChunkCodecs.of_v3(codecs)
+        keys = metadata["chunk_key_encoding"]
+        plain = keys["name"] == "default" and not metadata.get("storage_transformers")
+        whole = [*inner[1:]] == [*outer[1:]] == [*shape[1:]]
+        if known is None or not plain or not whole or _ENCODED & set(metadata["attributes"]):
+            return None
+        if keys.get("configuration", {}).get("separator", "/") != "/":
+            return None
+        if not isinstance(metadata["data_type"], str):
+            return None
+        dtype = np.dtype(metadata["data_type"]).newbyteorder("<")
+        return cls(root, fs, shape, dtype, int(inner[0]), int(outer[0]), known, sizes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = (self.root, self.fs, self.shape, self.dtype, self.chunk, self.shard)
+        return ShardedArray, (*parts, self.codecs, self.sizes)
+
+    def note_files(self) -> None:
+        """Remember which local files there are now, to refuse others that take their place.
+
+        Files that are not noted, as those of a copy in another process, count from their first
+        read on.
+
+        Raises
+        ------
+        StoreError
+            If one is missing.
+        """
+        for key in self.sizes:
+            try:
+                self._check_same(key, os.stat(f"{self.root}/{key}"))
+            except FileNotFoundError:
+                raise StoreError(f"{self.root}/{key} is missing; make the store again") from None
+
+    def read(self, chunk: int, out: NDArray[Any]) -> None:
+        """Fetch and decode one chunk.
+
+        Parameters
+        ----------
+        chunk : int
+            Number of the chunk along the first axis.
+        out : ndarray, shape (samples of the chunk, ...)
+            Where to write; values are cast.
+
+        Raises
+        ------
+        StoreError
+            If the chunk is missing or damaged.
+        """
+        self.decode(chunk, self.fetch(chunk), out)
+
+    def fetch(self, chunk: int) -> Bytes:
+        """Read the encoded bytes of a chunk, and check them.
+
+        Parameters
+        ----------
+        chunk : int
+            Number of the chunk along the first axis.
+
+        Returns
+        -------
+        ndarray of uint8
+            The bytes, without the checksum, which is right.
+
+        Raises
+        ------
+        StoreError
+            If the chunk is missing or damaged.
+        """
+        shard, inside = divmod(chunk, self.shard // self.chunk)
+        key = self._key(shard)
+        offset, size = 0, self.sizes[key]
+        if self.chunk != self.shard:
+            if shard not in self._indices:
+                self._indices[shard] = self._read_index(key)
+            offset, size = self._indices[shard][inside].tolist()
+        if offset == _UNUSED or offset + size > self.sizes[key]:
+            raise StoreError(f"{self.describe(chunk)} is missing; make the store again")
+        return self._bytes(key, offset, size, self.codecs.checksum)
+
+    def decode(self, chunk: int, data: Bytes, out: NDArray[Any]) -> None:
+        """Decode what was fetched.
+
+        Parameters
+        ----------
+        chunk : int
+            Number of the chunk, for an error message.
+        data : ndarray of uint8
+            From `fetch`, by the same thread if the file is local.
+        out : ndarray, shape (samples of the chunk, ...)
+            Where to write; values are cast.
+
+        Raises
+        ------
+        StoreError
+            If the chunk is damaged.
+        """
+        direct = out.dtype == self.dtype and out.flags.c_contiguous and len(out) == self.chunk
+        target = out if direct else self._room()
+        try:
+            self.codecs.decompress(data, target)
+        except ValueError as error:
+            raise StoreError(
+                f"{self.describe(chunk)} cannot be decoded: {error}; make the store again"
+            ) from error
+        if not direct:
+            out[...] = target[: len(out)]
+
+    def describe(self, chunk: int) -> str:
+        """Name a chunk for an error message.
+
+        Parameters
+        ----------
+        chunk : int
+            Number of the chunk.
+
+        Returns
+        -------
+        str
+            Its samples and its file.
+        """
+        first = chunk * self.chunk
+        last = min(first + self.chunk, self.shape[0]) - 1
+        return f"samples {first} to {last} in {self.root}/{self._key(first // self.shard)}"
+
+    def _key(self, shard: int) -> str:
+        return "/".join(["c", str(shard), *("0" for _ in self.shape[1:])])
+
+    def _room(self) -> NDArray[Any]:
+        """An array for one chunk that is used again by the same thread."""
+        room: NDArray[Any] | None = getattr(self._scratch, "room", None)
+        if room is None:
+            room = self._scratch.room = np.empty((self.chunk, *self.shape[1:]), self.dtype)
+        return room
+
+    def _read_index(self, key: str) -> NDArray[np.uint64]:
+        size = self.shard // self.chunk * 16 + CHECKSUM
+        if self.sizes[key] < size:
+            raise StoreError(f"{self.root}/{key} is too short; make the store again")
+        raw = self._bytes(key, self.sizes[key] - size, size, checksum=True)
+        return np.frombuffer(raw.tobytes(), "<u8").reshape(-1, 2)
+
+    def _bytes(self, key: str, offset: int, size: int, checksum: bool) -> Bytes:
+        """Read a range of a file; if it ends in a checksum, check that and leave it out.
+
+        Local files are read into an array that the next read of the same thread overwrites: a
+        new one each time would cost page faults.
+        """
+        path = f"{self.root}/{key}"
+        if self.fs is not None:
+            found: bytes = self.fs.cat_file(path, start=offset, end=offset + size)
+            raw = np.frombuffer(found, np.uint8)
+        else:
+            raw = self._file_room(size)
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                self._check_same(key, os.fstat(handle))
+                raw = raw[: _read_fully(handle, raw, offset)]
+            finally:
+                os.close(handle)
+        if len(raw) != size:
+            raise StoreError(f"{path} is shorter than it was when it was opened")
+        try:
+            return without_checksum(raw) if checksum else raw
+        except ValueError as error:
+            raise StoreError(
+                f"{path} is damaged at bytes {offset} to {offset + size - 1}: {error}"
+            ) from error
+
+    def _check_same(self, key: str, found: os.stat_result) -> None:
+        """Refuse a file that took the place of the one read before: samples of two would mix."""
+        known = self._files.setdefault(key, (found.st_ino, found.st_mtime_ns, self.sizes[key]))
+        if known != (found.st_ino, found.st_mtime_ns, found.st_size):
+            raise StoreError(
+                f"{self.root}/{key} was replaced or changed since the store was opened; "
+                "open it again"
+            )
+
+    def _file_room(self, size: int) -> Bytes:
+        """An array for encoded bytes that is used again by the same thread."""
+        room: Bytes | None = getattr(self._scratch, "file_room", None)
+        if room is None or len(room) < size:
+            room = self._scratch.file_room = np.empty(size + size // 4, np.uint8)
+        return room[:size]
+
+
+def _read_fully(handle: int, into: Bytes, offset: int) -> int:
+    """Read until the array is full or the file ends; one call may give less than asked for."""
+    done = 0
+    while done < len(into):
+        got = os.preadv(handle, [into[done:].data], offset + done)
+        if not got:
+            break
+        done += got
+    return done
+
+
+def sharded_arrays(path: str, names: list[str]) -> dict[str, ShardedArray] | None:
+    """Make readers of a sample store's variables.
+
+    Parameters
+    ----------
+    path : str
+        Path or URL of the store, which was checked when it was opened.
+    names : list of str
+        Variables.
+
+    Returns
+    -------
+    dict of str to ShardedArray, or None
+        None if the layout of one is not known here, or chunks of variables differ.
+    """
+    fs, root = url_to_fs(path)
+    root = root.rstrip("/")
+    files = read_manifest(path)
+    arrays = {}
+    for name in names:
+        metadata = read_metadata(path, files, f"{name}/zarr.json")
+        sizes = {
+            key.removeprefix(f"{name}/"): size
+            for key, (size, _) in files.items()
+            if key.startswith(f"{name}/c/")
+        }
+        local = isinstance(fs, LocalFileSystem)
+        array = ShardedArray.of(f"{root}/{name}", None if local else fs, metadata, sizes)
+        if array is None:
+            return None
+        if local:
+            array.note_files()
+        arrays[name] = array
+    return arrays if len({array.chunk for array in arrays.values()}) == 1 else None

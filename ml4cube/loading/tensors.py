@@ -1,0 +1,596 @@
+"""PTXrDataset: samples of a store or a cube as PyTorch tensors."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
+from ml4cube.core.grid import Grid, SizesLike
+from ml4cube.core.missing import FILLED_ATTR, warn_of_filled
+from ml4cube.core.sample_spec import parse_names
+from ml4cube.core.scaling import Scaling
+from ml4cube.core.shares import Ints
+from ml4cube.core.statistics import Statistics
+from ml4cube.loading.coordinate_features import WithCoordinates
+from ml4cube.loading.cube_source import CubeSource
+from ml4cube.loading.known_scaling import KnownScaling
+from ml4cube.loading.lead import LeadArguments, target_name
+from ml4cube.loading.memory import check_megabytes
+from ml4cube.loading.ring.ring import ChunkSource, read_chunk
+from ml4cube.loading.ring.slots import Field
+from ml4cube.loading.sources import SampleSource, open_source
+from ml4cube.loading.unbatch import to_dataset
+from ml4cube.loading.views import WEIGHT, Broadcast, Weighted, Whole
+from ml4cube.sampling.request import FILL_FEATURES
+
+with needs_torch("ml4cube.datasets.pytorch"):
+    import torch
+    from torch import Tensor
+    from torch.utils.data import Dataset
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Batch = Any
+
+_MB = 1 << 20
+_SAMPLE_ANEW = (
+    "sample the cube again with to_pred=, which leaves gaps in targets, or with "
+    "fill_method={variable: method, ...} for the features alone"
+)
+
+
+class PTXrDataset(Dataset[Any]):
+    """Samples of a store or a cube as tensors; reads chunks when they are asked for.
+
+    Parameters
+    ----------
+    ds : Dataset, str, path, zarr store or group, or Icechunk session
+        A sample store (opened, by path or URL, or a Dataset made by hand whose variables have
+        the dim ``samples``), or a cube, which is cut into windows as it is read: the samples
+        that `MultiProcSampler` would write for the same arguments. The cube is read once
+        beforehand for all its parts, for the statistics and to look for gaps and masks; not at
+        all with ``drop_nan=None`` (or without floats and dates), no mask, and `statistics` or
+        ``scale_fn=None``, unless there is a `callback` or gaps are filled by train means. A path
+        is taken for a sample
+        store unless one of the arguments for cubes is given.
+    to_pred : str or list of str, optional
+        Target variables. Items are then pairs ``(X, y)``.
+    features : str or list of str, optional
+        Feature variables; by default those that the store was sampled with for the same
+        `to_pred`, else all that are no targets. Without `to_pred`, items are X.
+    block_size : mapping or pairs, optional
+        For a cube without a split, with `data_split` below 1: blocks of the split.
+    sample_size : mapping or pairs, optional
+        For a cube: cells of a window by dim.
+    overlap : mapping, pairs or float, optional
+        For a cube: fraction of a window that neighbours share, by dim.
+    block_sizes : mapping or pairs, optional
+        The same as `block_size`.
+    target_offset : mapping or pairs, optional
+        Cells from the first cell of X to the first cell of y, by dim: ``{"time": 1}`` to
+        forecast one step ahead. All variables are features then unless `features` says
+        otherwise, targets too. In a cube, both windows must lie in the same part; those whose
+        targets would pass the cube's end are counted as ``edge``. In a store, whose samples
+        must have several cells along that dim, X are the first cells of each sample and y
+        those `target_offset` later.
+    target_size : mapping or pairs, optional
+        Cells of y, by dim, if others than those of X (`sample_size`).
+    coord_features : str or list of str, optional
+        Coordinates to add to X as channels, two each, sine and cosine: ``"lat"``, ``"lon"``,
+        ``"dayofyear"``, ``"hour"``, or a dim in degrees by its own name.
+    weights : str, mapping or array_like, optional
+        Items are then ``(X, y, w)``: a variable of the samples (unscaled), ``{class: weight}``
+        by the value of the target in each of its cells (0 in a gap), or one number per sample.
+        w of samples has the shape () and w of cells (1, *window of y).
+    part : {"train", "test", "val"}, optional
+        For a cube: whose samples, those of train if not given. Without a split, all windows are
+        training samples, and other parts are refused, as is a store of another part.
+    dtype : str or dtype
+        Type of the values.
+    target_dtype : str or dtype, optional
+        Type of the targets, if another (``"int64"`` for classes).
+    cache_mb : float
+        Memory for decoded chunks when samples are asked for one by one.
+    **cutting
+        For a cube, as `MultiProcSampler` takes them: `apply_mask`, `drop_sample`,
+        `fill_method`, `const`, `filter_var`, `drop_nan`, `scale_fn`, `callback`,
+        `data_split` (1.0 unless given), `val_split`, `data_fraq`, `rand_chunk`, `seed`,
+        `nproc`, `statistics`, `progress`. Gaps of `to_pred` and of a variable given as `weights`
+        are filled only where a mapping given as `fill_method` names them, and at a lead time never.
+
+    Attributes
+    ----------
+    features, targets : tuple of str
+        Variables of X and of y, in channel order.
+    shifted : bool
+        Whether targets lie elsewhere than the inputs (`target_offset`, `target_size`).
+    channels : tuple of str
+        All channels of X: the features, then those of `coord_features`.
+    layout : tuple of tuple of str
+        Dims of each array of a batch, without samples and channels: of X, of y ...
+    metadata : StoreMetadata or None
+        What a store says about itself, or the same about a cube; None for samples made by
+        hand.
+
+    Raises
+    ------
+    StoreError
+        If a store is not whole: a shard is missing or has the wrong size. A flipped bit is
+        noticed when its chunk is read; the message names the chunk.
+    InvalidValueError
+        If a variable is unknown, or stacked variables differ in their windows.
+
+    Notes
+    -----
+    With `to_pred` an item is ``(X, y)``, with `features` alone X, with neither a dict
+    ``{variable: tensor}``. Variables are stacked as channels first: X has the shape
+    (channels, *window), for points (channels,). A feature that lacks a dim of the others, such
+    as a static field beside a series, is repeated along it.
+
+    Examples
+    --------
+    >>> a, b = np.ones((4, 3)), np.arange(4)
+    >>> import xarray as xr
+    >>> ds = xr.Dataset({"a": (("samples", "lat"), a), "b": ("samples", b)})
+    >>> PTXrDataset(ds, to_pred="b")[2]
+    (tensor([[1., 1., 1.]]), tensor([2.]))
+    >>> PTXrDataset(ds)[2]["b"]
+    tensor(2.)
+    """
+
+    def __init__(
+        self,
+        ds: Any,
+        to_pred: str | Sequence[str] | None = None,
+        features: str | Sequence[str] | None = None,
+        block_size: SizesLike | None = None,
+        sample_size: SizesLike | None = None,
+        overlap: SizesLike | float | None = None,
+        *,
+        block_sizes: SizesLike | None = None,
+        target_offset: SizesLike | None = None,
+        target_size: SizesLike | None = None,
+        coord_features: str | Sequence[str] | None = None,
+        weights: Any = None,
+        part: str | None = None,
+        dtype: Any = "float32",
+        target_dtype: Any = None,
+        cache_mb: float = 256,
+        **cutting: Any,
+    ) -> None:
+        if block_size is not None and block_sizes is not None:
+            raise InvalidTypeError("block_size and block_sizes are the same; give one of them")
+        targets, chosen = parse_names("to_pred", to_pred), parse_names("features", features)
+        lead = None
+        weighing = weights if isinstance(weights, str) else None
+        # what a loss is made of; at a lead time it lies in windows of its own, which no one fills
+        judging = (*targets, *([weighing] if weighing else []))
+        if target_offset is not None or target_size is not None:
+            lead = LeadArguments(targets, target_offset, target_size, weighing)
+        self.shifted = lead is not None
+        self._source: SampleSource
+        self._source, self.metadata = open_source(
+            ds,
+            part=part,
+            sample_size=sample_size,
+            overlap=overlap,
+            block_size=block_size if block_size is not None else block_sizes,
+            lead=lead,
+            unfilled=judging if lead is None else (),
+            options=cutting,
+        )
+        self._whole_blocks = not isinstance(self._source, CubeSource)
+        self._choose_variables(targets, chosen, weighing, apart=lead is not None)
+        self._warn_of_filled(ds, judging, weighing)
+        self._add_features(coord_features)
+        if lead is not None and isinstance(weights, str):
+            weights = target_name(weights)  # those of the cells of y
+        self._add_weights(weights)
+        kept = _numpy_dtype("dtype", dtype)
+        other = kept if target_dtype is None else _numpy_dtype("target_dtype", target_dtype)
+        self._fields = self._make_fields(kept, other)
+        whole = [field.variables for field in self._fields if field.dtype.kind in "iub"]
+        if whole:
+            self._source = Whole(self._source, {name for names in whole for name in names})
+        self.layout = tuple(self._source.dims[field.variables[0]] for field in self._fields)
+        self._starts = np.concatenate([[0], np.cumsum(self._source.counts)])
+        check_megabytes("cache_mb", cache_mb)
+        self._cache = _ChunkCache(self._source, self._fields, int(cache_mb * _MB))
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Statistics that scaled the samples; None if they are not known."""
+        return self.metadata.statistics if self.metadata else None
+
+    @property
+    def scaling(self) -> dict[str, Scaling] | None:
+        """How the features and targets are scaled; None if that is not known."""
+        if self.metadata is None:
+            return None
+        known = KnownScaling.of(self.metadata).scaling
+        names = [n for n in (*self.features, *self.targets) if n in self.metadata.variables]
+        if not len(self):
+            return {name: known[name] for name in names if name in known}
+        return {name: known.get(name, Scaling(name, 0.0, 1.0)) for name in names}
+
+    def __len__(self) -> int:
+        """How many samples."""
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample at `index`; negative counts from the end."""
+        if np.ndim(index):
+            raise InvalidTypeError(
+                f"sample {index!r}: an item is one sample; take(...) gives several"
+            )
+        return self._items(self.take([index]))[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Several samples at once, each chunk read once; torch's loaders call this."""
+        return self._items(self.take(indices))
+
+    def take(self, indices: Sequence[int] | NDArray[Any]) -> Batch:
+        """Read several samples as one batch.
+
+        Parameters
+        ----------
+        indices : sequence of int or of bool
+            Which samples; negative numbers count from the end. Or a bool for every sample.
+
+        Returns
+        -------
+        tuple of Tensor, Tensor or dict of str to Tensor
+            As an item, with a leading axis of samples.
+
+        Raises
+        ------
+        IndexError
+            If there is no such sample.
+        """
+        wanted = self._rows(indices)
+        chunks = np.searchsorted(self._starts, wanted, side="right") - 1
+        out = [field.empty(len(wanted)) for field in self._fields]
+        for chunk in np.unique(chunks).tolist():
+            here = np.flatnonzero(chunks == chunk)
+            inside = wanted[here] - self._starts[chunk]
+            for target, values in zip(out, self._cache.get(chunk), strict=True):
+                target[here] = values[inside]
+        return self.pack([torch.from_numpy(array) for array in out])
+
+    def coords(self, index: int | Sequence[int] | NDArray[Any]) -> dict[str, Any]:
+        """Where samples come from.
+
+        Parameters
+        ----------
+        index : int or sequence of int
+            Which sample, or samples.
+
+        Returns
+        -------
+        dict of str to value or ndarray
+            Every coordinate along the samples: the origin along each cube dim, as value and
+            as integer index (``lat``, ``lat_index``, ...). Empty if the data has none.
+        """
+        rows = np.atleast_1d(self._rows(index))
+        found = self._source.coords(rows)
+        return {k: v if np.ndim(index) else v[0] for k, v in found.items()}
+
+    def to_dataset(
+        self, batch: Batch, index: int | Sequence[int] | NDArray[Any], *, unscale: bool = False
+    ) -> xr.Dataset:
+        """Turn a batch back into an xarray Dataset, with names and coordinates.
+
+        Parameters
+        ----------
+        batch : tuple of Tensor, Tensor or dict of str to Tensor
+            Samples as `take` or a loader gives them, or something of that shape: a model's
+            prediction in the place of y.
+        index : int or sequence of int
+            Which samples they are.
+        unscale : bool
+            Whether to give values in physical units, with their attributes.
+
+        Returns
+        -------
+        Dataset
+            Variables (samples, *window); where each sample begins, as `coords`; by
+            ``<dim>_cells`` the coordinate of every cell of a window, where it is known. Targets
+            that are features too are called ``<name>_target``.
+
+        Raises
+        ------
+        InvalidValueError
+            If the batch has other shapes, or the scaling is not known.
+
+        Examples
+        --------
+        >>> import xarray as xr
+        >>> cube = xr.Dataset({"t": (("time", "x"), np.arange(6.0).reshape(2, 3))})
+        >>> data = PTXrDataset(cube, features="t", sample_size={"x": 3})
+        >>> data.to_dataset(data.take([1]), [1], unscale=True)["t"].values.tolist()
+        [[3.0, 4.0, 5.0]]
+        """
+        rows = np.atleast_1d(self._rows(index))
+        arrays = [tensor.detach().cpu().numpy() for tensor in self.unpack(batch)]
+        known = self.metadata.variables if self.metadata else ()
+        unknown = [name for name in (*self.features, *self.targets) if name not in known]
+        if unscale and unknown and self.metadata:
+            raise InvalidValueError(
+                f"unscale=True, but the store knows nothing of {unknown}, so not how they were "
+                f"scaled; it has {list(known)}, so rename them back"
+            )
+        return to_dataset(self._source, self._fields, arrays, rows, self.metadata, unscale=unscale)
+
+    def _rows(self, indices: Any) -> Ints:
+        """Count negative indices from the end, and refuse those that do not exist."""
+        given = np.asarray(indices)
+        if given.dtype == bool and given.shape == (len(self),):
+            return np.flatnonzero(given)
+        if given.ndim > 1 or (given.size and given.dtype.kind not in "iu"):
+            raise InvalidTypeError(
+                f"sample {indices!r}: samples have whole numbers; give one, a list of them, or one "
+                f"bool for each of the {len(self)} samples"
+            )
+        wanted = given.astype(np.int64)
+        wanted = np.where(wanted < 0, wanted + len(self), wanted)
+        if ((wanted < 0) | (wanted >= len(self))).any():
+            raise IndexError(f"sample {indices} of {len(self)} samples")
+        return wanted
+
+    def blocks(self, indices: Sequence[int] | NDArray[Any]) -> tuple[Ints, str]:
+        """Say which samples belong together, to judge how well batches are mixed.
+
+        Parameters
+        ----------
+        indices : sequence of int
+            Which samples.
+
+        Returns
+        -------
+        blocks : ndarray of int64
+            Number of the block in which each sample begins.
+        unit : str
+            What a block is: ``"blocks of the split"`` for a store that knows them, else
+            ``"chunks"``.
+        """
+        rows = self._rows(indices)
+        plan = self.metadata.split.get("plan", {}) if self.metadata else {}
+        if "grid" not in plan or not self._whole_blocks:
+            return np.searchsorted(self._starts, rows, side="right") - 1, "chunks"
+        grid = Grid.from_json(json.dumps(plan["grid"]))
+        places = self._source.places(rows, grid.dims)
+        along = [places[dim] // n for dim, n in zip(grid.dims, grid.stride, strict=True)]
+        return np.ravel_multi_index(along, grid.counts).astype(np.int64), "blocks of the split"
+
+    def pack(self, arrays: Sequence[Tensor]) -> Batch:
+        """Put the arrays of a batch into the form of an item.
+
+        Parameters
+        ----------
+        arrays : sequence of Tensor
+            X, or X and y, or one per variable.
+
+        Returns
+        -------
+        tuple of Tensor, Tensor or dict of str to Tensor
+            A pair, X alone, or a dict.
+        """
+        if self.targets:
+            return tuple(arrays)
+        if self._stacked:
+            return arrays[0]
+        return {field.variables[0]: a for field, a in zip(self._fields, arrays, strict=True)}
+
+    def unpack(self, batch: Batch) -> list[Tensor]:
+        """Take a batch apart into its arrays; undoes `pack`.
+
+        Parameters
+        ----------
+        batch : tuple of Tensor, Tensor or dict of str to Tensor
+            A batch.
+
+        Returns
+        -------
+        list of Tensor
+            X, or X and y, or one per variable.
+        """
+        found = batch.values() if isinstance(batch, Mapping) else batch
+        if isinstance(batch, Mapping):
+            keys = [] if self._stacked else [field.variables[0] for field in self._fields]
+            if list(batch) != keys:
+                raise InvalidValueError(
+                    f"the batch has the keys {list(batch)}, this data set gives "
+                    f"{keys or 'X, or X and y, without keys'}; give it in that form"
+                )
+        if isinstance(batch, Tensor):
+            found = [batch]
+        tensors = [torch.as_tensor(array) for array in found]
+        if len(tensors) != len(self._fields):
+            raise InvalidValueError(
+                f"the batch has {len(tensors)} arrays, this data set gives {len(self._fields)}"
+            )
+        return tensors
+
+    def _items(self, batch: Batch) -> list[Any]:
+        """Take a batch apart into samples."""
+        if isinstance(batch, Tensor):
+            return list(batch)
+        if isinstance(batch, tuple):
+            return list(zip(*batch, strict=True))
+        return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+
+    def _choose_variables(
+        self,
+        targets: tuple[str, ...],
+        chosen: tuple[str, ...],
+        weighing: str | None,
+        *,
+        apart: bool,
+    ) -> None:
+        """Settle which variables are X and which are y, and whether they are stacked."""
+        ending = target_name("")
+        stored = tuple(name for name in self._source.schema if not name.endswith(ending))
+        for argument, names in (("to_pred", targets), ("features", chosen)):
+            unknown = [name for name in names if name not in stored]
+            if unknown:
+                raise InvalidValueError(
+                    f"{argument} names {unknown}, the samples have {list(stored)}; choose of these"
+                )
+        both = set(targets) & set(chosen)
+        if both and not apart:
+            raise InvalidValueError(
+                f"{sorted(both)} are in to_pred and in features; drop them, or say by "
+                "target_offset that the targets lie elsewhere"
+            )
+        self.targets = targets
+        # the values that y is made of, which at a lead time are other ones than those of X
+        self._answers = tuple(map(target_name, targets)) if apart else targets
+        left = [name for name in stored if name not in self._answers and name != weighing]
+        spec = self.metadata.spec if self.metadata else None
+        if spec is not None and spec.features and targets == spec.targets and targets and not apart:
+            left = [name for name in spec.features if name in stored]  # as the sampler was told
+        self.features = chosen or tuple(left)
+        self._stacked = bool(chosen or targets)
+        if not self.features:
+            raise InvalidValueError(
+                f"no variable is left to predict {list(targets)} from, the samples have "
+                f"{list(stored)}; name fewer in to_pred"
+            )
+
+    def _warn_of_filled(self, ds: Any, judging: tuple[str, ...], weighing: str | None) -> None:
+        """Warn of targets or weights whose gaps were filled before anyone knew what they are."""
+        if self.metadata is None:  # samples made by hand
+            attrs = {name: ds[name].attrs for name in judging}
+            filled = {name: own[FILLED_ATTR] for name, own in attrs.items() if FILLED_ATTR in own}
+        else:
+            filled = self.metadata.invented(judging)
+        if self.metadata and not self._whole_blocks:  # a cube that is cut as it was asked for
+            filled = {name: how for name, how in filled.items() if name not in self.metadata.filled}
+        argument = "weights" if weighing in filled else "to_pred"
+        stored = self.metadata and self._whole_blocks
+        warn_of_filled(argument, filled, _SAMPLE_ANEW if stored else FILL_FEATURES)
+
+    def _add_features(self, coord_features: str | Sequence[str] | None) -> None:
+        """Repeat static features along the dims they lack, and add coordinates."""
+        self.channels = self.features
+        if self._stacked:
+            for name in (*self.features, *self._answers):
+                self._window(name)
+            if len({self._source.schema[name][0] for name in self.features}) > 1:
+                self._source = Broadcast(self._source, self.features)
+        if coord_features is None:
+            return
+        if not self._stacked:
+            raise InvalidTypeError(
+                "coord_features are channels of X; name features or to_pred, so that there is an X"
+            )
+        first = self.features[0]
+        window, dims = self._source.schema[first][0], self._source.dims[first]
+        cube_dims = self.metadata.spec.cube_dims if self.metadata else {}
+        source = WithCoordinates(self._source, coord_features, window, dims, cube_dims)
+        self._source = source
+        self.channels = (*self.features, *source.channels)
+
+    def _add_weights(self, weights: Any) -> None:
+        self._weighted = weights is not None
+        if weights is None:
+            return
+        if not self.targets:
+            raise InvalidTypeError("weights are for the loss of y; name targets by to_pred")
+        if isinstance(weights, Mapping) and len(self.targets) != 1:
+            raise InvalidTypeError(
+                f"weights of classes need one target, there are {list(self.targets)}; give a "
+                "variable of weights"
+            )
+        scaling = KnownScaling.of(self.metadata)
+        self._source = Weighted(self._source, weights, self._answers[0], scaling)
+
+    def _make_fields(self, dtype: np.dtype[Any], target_dtype: np.dtype[Any]) -> tuple[Field, ...]:
+        windows = {name: self._window(name) for name in (*self.channels, *self._answers)}
+        if not self._stacked:
+            return tuple(Field((n,), windows[n], dtype, stacked=False) for n in self.features)
+        fields = []
+        for names, kind in ((self.channels, dtype), (self._answers, target_dtype)):
+            sizes = {name: windows[name] for name in names}
+            if len(set(sizes.values())) > 1:
+                raise InvalidValueError(
+                    f"variables with different windows cannot be stacked: {sizes}; choose some "
+                    "with features="
+                )
+            if names:
+                fields.append(Field(names, windows[names[0]], kind))
+        if self._weighted:
+            # one channel that stands for all of y's; weights of samples have no axis but theirs
+            window = self._window(WEIGHT)
+            if window not in ((), fields[-1].window):
+                raise InvalidValueError(
+                    f"weights have the window {window}, the targets {fields[-1].window}; give one "
+                    "weight per sample, or per cell of the target"
+                )
+            fields.append(Field((WEIGHT,), window, np.dtype("float32"), stacked=window != ()))
+        return tuple(fields)
+
+    def _window(self, name: str) -> tuple[int, ...]:
+        window, dtype = self._source.schema[name]
+        if np.dtype(dtype).kind not in "fiub":
+            raise InvalidTypeError(
+                f"variable {name!r} is of dtype {np.dtype(dtype)}, which no tensor can hold; "
+                "choose others by features=, or leave it out with ds.drop_vars"
+            )
+        return window
+
+
+def _numpy_dtype(argument: str, given: Any) -> np.dtype[Any]:
+    """Read a dtype of numpy or of torch."""
+    try:
+        if isinstance(given, torch.dtype):
+            given = torch.empty(0, dtype=given).numpy().dtype
+        made: np.dtype[Any] = np.dtype(given)
+        if made.kind not in "fiub":
+            raise TypeError("it holds no real numbers")
+        torch.from_numpy(np.empty(0, made))
+        return made
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"{argument}={given!r} is no type that samples are read as ({error}); give one that "
+            "numpy and torch have both, such as 'float32'"
+        ) from error
+
+
+class _ChunkCache:
+    """The chunks used last, decoded; bounded, shared by threads, empty after pickling."""
+
+    def __init__(self, source: ChunkSource, fields: tuple[Field, ...], limit: int) -> None:
+        self._source, self._fields, self._limit = source, fields, limit
+        self._chunks: OrderedDict[int, list[NDArray[Any]]] = OrderedDict()
+        self._lock = Lock()
+        self._held = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ChunkCache, (self._source, self._fields, self._limit)
+
+    def get(self, chunk: int) -> list[NDArray[Any]]:
+        """Return the arrays of a chunk, one per field."""
+        with self._lock:
+            if chunk in self._chunks:
+                self._chunks.move_to_end(chunk)
+                return self._chunks[chunk]
+        arrays = [field.empty(int(self._source.counts[chunk])) for field in self._fields]
+        views = [field.views(array) for field, array in zip(self._fields, arrays, strict=True)]
+        read_chunk(self._source, chunk, views)
+        with self._lock:
+            if chunk not in self._chunks:
+                self._chunks[chunk] = arrays
+                self._held += sum(array.nbytes for array in arrays)
+            while self._held > self._limit and len(self._chunks) > 1:
+                _, oldest = self._chunks.popitem(last=False)
+                self._held -= sum(array.nbytes for array in oldest)
+        return arrays

@@ -1,0 +1,164 @@
+"""Pass 1 in a worker: what becomes of the windows of some tiles, and the train statistics.
+
+Imports nothing that a worker does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ml4cube.core.errors import RunError
+from ml4cube.core.grid import Block
+from ml4cube.core.split_plan import PARTS
+from ml4cube.core.statistics import Statistics
+from ml4cube.cube.absent_chunks import AbsentChunks
+from ml4cube.cube.reader import CubeReader
+from ml4cube.sampling.extractor import OUTCOMES, Extractor, float_statistics
+
+#: Schema of samples: window shape and dtype of every stored variable.
+Schema = dict[str, tuple[tuple[int, ...], str]]
+
+
+@dataclass(frozen=True)
+class TileCount:
+    """What pass 1 learns of one tile.
+
+    Parameters
+    ----------
+    id : int
+        The tile.
+    outcomes : tuple of int
+        Windows of each of `OUTCOMES`.
+    statistics : Statistics or None
+        Of its train samples; None if it has none.
+    schema : dict or None
+        Of its samples; None if it has none.
+    absent : dict of str to AbsentChunks
+        Chunks that begin in the tile and are not in the source, by variable.
+    filled : tuple of str
+        Variables whose gaps in the tile are filled.
+    """
+
+    id: int
+    outcomes: tuple[int, ...]
+    statistics: Statistics | None
+    schema: Schema | None
+    absent: Mapping[str, AbsentChunks] = field(default_factory=dict)
+    filled: tuple[str, ...] = ()
+
+
+def count_tiles(
+    shared: tuple[Extractor, CubeReader], tiles: list[tuple[int, CubeReader]]
+) -> list[TileCount]:
+    """Count what becomes of the windows of some tiles.
+
+    Parameters
+    ----------
+    shared : (Extractor, CubeReader)
+        The same for all tiles; the reader is that of what they have in common.
+    tiles : list of (int, CubeReader)
+        Ids of tiles, each with a reader of what only it needs.
+
+    Returns
+    -------
+    list of TileCount
+        One for each tile.
+    """
+    extractor, common = shared
+    return [_count_tile(extractor, id, reader.joined(common)) for id, reader in tiles]
+
+
+def count_outcomes(
+    shared: tuple[Extractor, CubeReader], tiles: list[tuple[int, CubeReader]]
+) -> list[TileCount]:
+    """Count what becomes of the windows of some tiles, without making samples.
+
+    Parameters
+    ----------
+    shared, tiles : tuple and list
+        As for `count_tiles`; readers of what decides about windows are enough.
+
+    Returns
+    -------
+    list of TileCount
+        One for each tile, without statistics and schema.
+    """
+    extractor, common = shared
+    found = []
+    for id, reader in tiles:
+        tile = extractor.tiles.block(id)
+        codes = extractor.outcomes(reader.joined(common).read(extractor.cells_of(tile)), tile)
+        counts = np.bincount(codes, minlength=len(OUTCOMES))
+        found.append(TileCount(id, tuple(int(n) for n in counts), None, None))
+    return found
+
+
+def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> TileCount:
+    tile = extractor.tiles.block(id)
+    region = extractor.cells_of(tile)
+    cells = reader.read(region)
+    absent = reader.absent(cells, region, extractor.owned_by(tile))
+    codes = extractor.outcomes(cells, tile)
+    counts = np.bincount(codes, minlength=len(OUTCOMES))
+    statistics, schema = None, None
+    for part in PARTS.values():
+        # with a callback all parts are run through it now, so that it fails before writing
+        if counts[part] and (part == PARTS["train"] or extractor.callback or schema is None):
+            samples = extractor.samples(cells, tile, np.flatnonzero(codes == part))
+            schema = same_schema(
+                schema, {n: (v.shape[1:], v.dtype.str) for n, v in samples.items()}
+            )
+            if part == PARTS["train"]:
+                statistics = float_statistics(samples)
+    filled = extractor.filled_in(cells) if counts[: len(PARTS)].any() else ()
+    return TileCount(id, tuple(int(n) for n in counts), statistics, schema, absent, filled)
+
+
+def same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
+    """Refuse samples that differ in variables, shapes or dtypes.
+
+    Parameters
+    ----------
+    known, found : dict or None
+        Two schemas; None where there was no sample.
+
+    Returns
+    -------
+    dict or None
+        The one there is.
+
+    Raises
+    ------
+    RunError
+        If they differ, which is the callback's doing.
+    """
+    if known is not None and found is not None and known != found:
+        raise RunError(
+            f"the callback returned {found} for some samples and {known} for others; return the "
+            "same variables, window shapes and dtypes for all"
+        )
+    return found if known is None else known
+
+
+def train_cells(
+    shared: tuple[Extractor, CubeReader], boxes: list[tuple[Block, CubeReader]]
+) -> list[tuple[int, Statistics]]:
+    """Sum up the raw train cells of some boxes of cells.
+
+    Parameters
+    ----------
+    shared : (Extractor, CubeReader)
+        As for `count_tiles`.
+    boxes : list of (Block, CubeReader)
+        Boxes, each with a reader of what only it needs.
+
+    Returns
+    -------
+    list of (int, Statistics)
+        Id of each box, and its statistics.
+    """
+    extractor, common = shared
+    return [(box.id, extractor.train_cells(reader.joined(common), box)) for box, reader in boxes]

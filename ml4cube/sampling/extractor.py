@@ -1,0 +1,600 @@
+"""What becomes of every window of a tile, and the samples made of those that stay.
+
+A *tile* is a box of neighbouring windows, the unit in which a cube is read here. The order of
+work is the same for every dataset: label, mask, drop, fill, callback; scaling comes after, when
+the statistics of all train samples are known.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidValueError, RunError
+from ml4cube.core.grid import Block, Grid
+from ml4cube.core.missing import fill_gaps, find_gaps, flags_of, window_all, window_any
+from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.split_plan import EXCLUDED, PARTS
+from ml4cube.core.statistics import Statistics
+from ml4cube.cube.reader import CubeReader
+from ml4cube.cube.variables import DATE_UNITS, holds_dtype
+from ml4cube.sampling.windows import arrange, cut, tile_cells
+
+Arrays = dict[str, NDArray[Any]]
+Callback = Callable[[Arrays], Mapping[str, Any]]
+
+#: What can become of a window, by code; a part's code is its label.
+OUTCOMES = ("test", "train", "val", "straddle", "buffer", "mask", "gap", "unused")
+REASONS = OUTCOMES[3:]
+_CODE = {name: code for code, name in enumerate(OUTCOMES)}
+assert all(_CODE[part] == label for part, label in PARTS.items())
+
+
+# Windows in a row, from which on counting those that stay is faster than looking at each.
+_LONG_RUN = 8
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The coordinate along one dim of a cube, ready to be stored.
+
+    Parameters
+    ----------
+    name : str
+        Name of the stored coordinate.
+    values : ndarray
+        Value at every cell, dates as numbers.
+    attrs : dict
+        Attributes, with the encoding of dates.
+    """
+
+    name: str
+    values: NDArray[Any]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BlockChoice:
+    """Which blocks of a cube are used at all.
+
+    Parameters
+    ----------
+    grid : Grid
+        The blocks, dims in the order of the cube.
+    used : ndarray of bool, shape ``grid.counts``
+        True where a block is used. A window belongs to the block in which it starts.
+    """
+
+    grid: Grid
+    used: NDArray[np.bool_]
+
+    def of_windows(self, starts: Sequence[NDArray[np.intp]]) -> NDArray[np.bool_]:
+        """Tell which windows of a tile start in a block that is used.
+
+        Parameters
+        ----------
+        starts : sequence of ndarray of int
+            First cells of the tile's windows along each dim.
+
+        Returns
+        -------
+        ndarray of bool
+            One flag per window.
+        """
+        blocks = [s // n for s, n in zip(starts, self.grid.stride, strict=True)]
+        return self.used[np.ix_(*blocks)]
+
+
+@dataclass(frozen=True)
+class Extractor:
+    """Decides about windows and makes samples, tile by tile; picklable.
+
+    Parameters
+    ----------
+    spec : SampleSpec
+        How samples are cut, and what their gaps do.
+    tiles : Grid
+        Tiles over the positions of ``spec.windows``.
+    axes : tuple of Axis
+        Coordinates along the cube's dims.
+    label : str
+        The split label among the variables read.
+    choice : BlockChoice, optional
+        The blocks to use; all if not given.
+    fill : Statistics, optional
+        Of the train cells, where the fill method needs them.
+    callback : callable, optional
+        Applied to the samples of one part of a tile.
+    seed : int
+        Seeds noise in gaps.
+    """
+
+    spec: SampleSpec
+    tiles: Grid
+    axes: tuple[Axis, ...]
+    label: str
+    choice: BlockChoice | None = None
+    fill: Statistics | None = None
+    callback: Callback | None = None
+    seed: int = 0
+
+    def cells_of(self, tile: Block) -> dict[str, slice]:
+        """Cells that a tile's windows cover.
+
+        Parameters
+        ----------
+        tile : Block
+            A tile.
+
+        Returns
+        -------
+        dict of str to slice
+            For `CubeReader.read` and `CubeReader.narrow`.
+        """
+        return tile_cells(self._windows, tile)
+
+    def owned_by(self, tile: Block) -> dict[str, slice]:
+        """Cells that are a tile's own: each cell that any tile covers belongs to one.
+
+        Parameters
+        ----------
+        tile : Block
+            A tile.
+
+        Returns
+        -------
+        dict of str to slice
+            Part of `cells_of`, without what the next tiles begin with.
+        """
+        owned = {}
+        for (dim, cells), last, n, stride in zip(
+            self.cells_of(tile).items(), tile.stop, self.tiles.shape, self.spec.stride, strict=True
+        ):
+            owned[dim] = cells if last == n else slice(cells.start, last * stride)
+        return owned
+
+    @functools.cached_property
+    def _windows(self) -> Grid:
+        """Made once: every tile needs it."""
+        return self.spec.windows
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Variables of the cube that `samples` needs."""
+        mask = [self.spec.filter_var] if self.spec.filter_var and self._mask_blanks else []
+        return (*self.spec.variables, *mask)
+
+    def rules(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
+        """Variables of the cube that `outcomes` needs: the label, the mask, those with gaps.
+
+        Parameters
+        ----------
+        dtypes : mapping of str to dtype
+            Of the variables of the cube.
+
+        Returns
+        -------
+        tuple of str
+            No variable but the label where gaps and masks drop nothing.
+        """
+        spec = self.spec
+        drops = [] if spec.drop_nan is None else spec.variables
+        mask = [] if spec.filter_var is None else [spec.filter_var]
+        return (*(name for name in drops if dtypes[name].kind in "fM"), self.label, *mask)
+
+    def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Tell window shape and dtype of samples without making one.
+
+        Parameters
+        ----------
+        dtypes : mapping of str to dtype
+            Of the variables of the cube.
+
+        Returns
+        -------
+        dict
+            By variable; those of a callback are not known.
+        """
+        return {name: (self.spec.window_shape, dtypes[name].str) for name in self.spec.variables}
+
+    def only(self, names: Iterable[str]) -> Extractor:
+        """Return an extractor that makes samples of some variables, to spare reading others.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Which. Its `outcomes` no longer know gaps in the others.
+
+        Returns
+        -------
+        Extractor
+            The same if there is a callback, which may need any variable.
+        """
+        chosen = tuple(name for name in self.spec.variables if name in set(names))
+        if self.callback is not None or not chosen:
+            return self
+        return replace(self, spec=self.spec.replace(variables=chosen))
+
+    def outcomes(self, cells: Arrays, tile: Block) -> NDArray[np.uint8]:
+        """Decide what becomes of each window of a tile.
+
+        Parameters
+        ----------
+        cells : dict of str to ndarray
+            The tile's cells.
+        tile : Block
+            The tile.
+
+        Returns
+        -------
+        ndarray of uint8, shape (windows,)
+            Codes of `OUTCOMES`, windows in row-major order.
+
+        Raises
+        ------
+        InvalidValueError
+            If the label holds a number that is no part.
+        """
+        codes = self._parts(cells[self.label])
+        for reason, dropped in self._drops(cells):
+            codes[dropped & (codes < len(PARTS))] = _CODE[reason]
+        if self.choice is not None:
+            codes[~self.choice.of_windows(self._starts(tile))] = _CODE["unused"]
+        return codes.reshape(-1)
+
+    def _parts(self, label: NDArray[Any]) -> NDArray[np.uint8]:
+        """A window has the part that all its cells have, or none."""
+        spec = self.spec
+        labels = _as_labels(label, self.label)
+        counts = [
+            (n - size) // stride + 1
+            for n, size, stride in zip(labels.shape, spec.size, spec.stride, strict=True)
+        ]
+        first = labels.flat[0]
+        if (labels == first).all():
+            return np.full(counts, _CODE["buffer"] if first == EXCLUDED else first, np.uint8)
+        codes = np.full(counts, _CODE["straddle"], np.uint8)
+        for part in PARTS.values():
+            codes[window_all(labels == part, spec.size, spec.stride)] = part
+        codes[window_any(labels == EXCLUDED, spec.size, spec.stride)] = _CODE["buffer"]
+        return codes
+
+    def _drops(self, cells: Arrays) -> list[tuple[str, NDArray[np.bool_]]]:
+        """Windows to drop for the mask and for gaps, the former first."""
+        spec = self.spec
+        drops = []
+        mask = self._mask(cells)
+        if mask is not None and self._mask_drops:
+            drops.append(("mask", ~window_all(mask, spec.size, spec.stride)))
+        if spec.drop_nan is None:
+            return drops
+        gaps = [self._gaps(cells[name], mask) for name in self._with_gaps(cells)]
+        if spec.drop_nan == "masked":
+            assert mask is not None
+            drops.append(("mask", ~window_any(mask, spec.size, spec.stride)))
+            gaps = [flags & mask for flags in gaps]
+        if gaps and spec.drop_nan == "if_all_nan":
+            all_gaps = np.logical_and.reduce(gaps)
+            drops.append(("gap", window_all(all_gaps, spec.size, spec.stride)))
+        elif gaps:
+            any_gap = np.logical_or.reduce(gaps)
+            if any_gap.any():
+                drops.append(("gap", window_any(any_gap, spec.size, spec.stride)))
+        return drops
+
+    @property
+    def _mask_drops(self) -> bool:
+        """Whether a masked cell drops its sample; "masked" has a rule of its own for windows."""
+        spec = self.spec
+        if not spec.apply_mask:
+            return False
+        points = math.prod(spec.size) == 1
+        return points or (spec.drop_sample and spec.drop_nan != "masked")
+
+    @property
+    def _mask_blanks(self) -> bool:
+        """Whether masked cells count as gaps in samples that stay."""
+        return self.spec.apply_mask and not self._mask_drops
+
+    def _mask(self, cells: Arrays) -> NDArray[np.bool_] | None:
+        """True in cells that count; a gap in the mask does not."""
+        if self.spec.filter_var is None:
+            return None
+        return flags_of(cells[self.spec.filter_var])
+
+    def _with_gaps(self, cells: Arrays) -> list[str]:
+        """Variables whose dtype knows gaps."""
+        return [n for n in self.spec.variables if n in cells and cells[n].dtype.kind in "fM"]
+
+    def _gaps(self, values: NDArray[Any], mask: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
+        gaps = find_gaps(values)
+        return gaps | ~mask if mask is not None and self._mask_blanks else gaps
+
+    def filled_in(self, cells: Arrays) -> tuple[str, ...]:
+        """Say in which variables gaps of a tile are filled, in those of its samples that stay.
+
+        Parameters
+        ----------
+        cells : dict of str to ndarray
+            The tile's cells.
+
+        Returns
+        -------
+        tuple of str
+            Variables of the cube.
+        """
+        spec = self.spec
+        if not spec.fill_method or spec.drop_nan == "auto":
+            return ()
+        mask = self._mask(cells)
+        names = [n for n in spec.variables if spec.fill_of(n) and cells[n].dtype.kind == "f"]
+        return tuple(name for name in names if self._gaps(cells[name], mask).any())
+
+    def _starts(self, tile: Block) -> list[NDArray[np.intp]]:
+        """First cells of a tile's windows along each dim."""
+        return [
+            np.arange(first, last) * stride
+            for first, last, stride in zip(tile.start, tile.stop, self.spec.stride, strict=True)
+        ]
+
+    @property
+    def index_dtype(self) -> np.dtype[Any]:
+        """Dtype that cells along any dim of the cube are numbered in."""
+        return np.dtype(np.int32 if max(self.spec.shape) < 2**31 else np.int64)
+
+    def origins(self, tile: Block, keep: NDArray[np.intp]) -> Arrays:
+        """Where samples begin along every dim, as value and as index.
+
+        Parameters
+        ----------
+        tile : Block
+            The tile.
+        keep : ndarray of int
+            Row-major positions of windows in the tile, ascending.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Coordinates along ``samples``.
+        """
+        result: Arrays = {}
+        outer, inner = 1, math.prod(tile.shape.values())
+        for axis, dim, starts in zip(self.axes, self.spec.dims, self._starts(tile), strict=True):
+            inner //= len(starts)
+            spread = _spread(keep, outer, len(starts), inner)
+            result[axis.name] = spread(axis.values[starts])
+            result[f"{dim}_index"] = spread(starts.astype(self.index_dtype))
+            outer *= len(starts)
+        return result
+
+    def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
+        """Make samples: cut, blank, fill, callback; not scaled yet.
+
+        Parameters
+        ----------
+        cells : dict of str to ndarray
+            The tile's cells.
+        tile : Block
+            The tile.
+        keep : ndarray of int
+            Row-major positions of the windows to take.
+
+        Returns
+        -------
+        dict of str to ndarray, shape (samples, *window)
+            Every stored variable.
+
+        Raises
+        ------
+        RunError
+            If the callback fails, or does not return as many samples as it got.
+        """
+        mask = self._mask(cells) if self._mask_blanks else None
+        made = {}
+        for name in self.spec.variables:
+            values = cells[name]
+            if mask is not None and values.dtype.kind in "fM":
+                gap = np.array("NaT" if values.dtype.kind == "M" else np.nan, values.dtype)
+                values = np.where(mask, values, gap)
+            made[name] = self._cut(values, keep)
+            method = self.spec.fill_of(name)
+            if method is not None and values.dtype.kind == "f":
+                made[name] = self._filled(name, method, made[name], tile, keep)
+        return made if self.callback is None else self._called(made, len(keep), tile)
+
+    def _cut(self, values: NDArray[Any], keep: NDArray[np.intp]) -> NDArray[Any]:
+        spec = self.spec
+        return arrange(cut(values, spec.size, spec.stride, keep), spec.dims, spec.window_dims)
+
+    def _filled(
+        self, name: str, method: str, samples: NDArray[Any], tile: Block, keep: NDArray[np.intp]
+    ) -> NDArray[Any]:
+        known = None if self.fill is None else self.fill[name]
+        positions = self._cut(self._cell_ids(tile), keep) if method == "noise" else None
+        return fill_gaps(
+            samples,
+            method,
+            mean=None if known is None else known.mean,
+            low=None if known is None else known.min,
+            high=None if known is None else known.max,
+            const=self.spec.const,
+            seed=self.seed,
+            positions=positions,
+            variable=name,
+        )
+
+    def _cell_ids(self, tile: Block) -> NDArray[np.uint64]:
+        """Id of each cell of a tile: row-major over the dims in the order of their names."""
+        spec = self.spec
+        sizes = dict(zip(spec.dims, spec.shape, strict=True))
+        factors: dict[str, int] = {}
+        cells = 1
+        for dim in sorted(sizes, reverse=True):
+            factors[dim] = cells
+            cells *= sizes[dim]
+        axes = (
+            np.arange(s.start, s.stop, dtype=np.uint64) * np.uint64(factors[dim])
+            for dim, s in self.cells_of(tile).items()
+        )
+        ids = sum(np.meshgrid(*axes, indexing="ij", sparse=True))
+        return np.asarray(ids, dtype=np.uint64)
+
+    def _called(self, samples: Arrays, n: int, tile: Block) -> Arrays:
+        assert self.callback is not None
+        where = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in self.cells_of(tile).items())
+        try:
+            returned = self.callback(samples)
+            known = isinstance(returned, Mapping)
+            result = {str(k): _in_date_units(v) for k, v in returned.items()} if known else {}
+        # sys.exit() would end the run, and a script, as if all had been written
+        except (Exception, SystemExit) as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise RunError(
+                f"the callback failed on {n} samples of block {tile.id} (cells {where}): "
+                f"{type(error).__name__}: {error} (line {place.lineno} of {place.filename}); "
+                "mend it and run again"
+            ) from error
+        wrong: Any = {k: v.shape for k, v in result.items() if v.ndim == 0 or len(v) != n}
+        wrong |= {k: v.dtype.name for k, v in result.items() if not holds_dtype(v.dtype)}
+        if wrong or not result:
+            found = wrong or (f"no variable: {result}" if known else f"a {type(returned).__name__}")
+            raise RunError(
+                f"the callback got {n} samples of block {tile.id} (cells {where}) and returned "
+                f"{found}; return a dict of arrays of numbers (of up to 8 bytes), booleans or "
+                "dates (up to nanoseconds) with the samples as first axis, as many as it got"
+            )
+        return result
+
+    def train_cells(self, reader: CubeReader, block: Block) -> Statistics:
+        """Sum up the raw train cells of a box of cells, for the fill methods that need them.
+
+        Parameters
+        ----------
+        reader : CubeReader
+            The cube.
+        block : Block
+            The box.
+
+        Returns
+        -------
+        Statistics
+            Of the float variables, over cells of the train part inside the mask.
+        """
+        cells = reader.read(block.slices)
+        where = _as_labels(cells[self.label], self.label) == PARTS["train"]
+        mask = self._mask(cells)
+        if mask is not None and self.spec.apply_mask:
+            where &= mask
+        floats = {n: cells[n] for n in self.spec.variables if cells[n].dtype.kind == "f"}
+        return Statistics.of(floats, where, part="train")
+
+
+def _in_date_units(values: Any) -> NDArray[Any]:
+    """Dates of days, months or any number of seconds in a unit of stores; all else as it is."""
+    array = np.asarray(values)
+    if array.dtype.kind != "M":
+        return array
+    unit = np.datetime_data(array.dtype)[0]
+    target = np.dtype(f"M8[{unit if unit in DATE_UNITS else 's'}]")
+    return array.astype(target, copy=False) if np.can_cast(array.dtype, target) else array
+
+
+def _as_labels(label: NDArray[Any], name: str) -> NDArray[np.uint8]:
+    """Labels as uint8; a gap in the label excludes its cell."""
+    if label.dtype == np.uint8 and label.size and label.min() == label.max() in PARTS.values():
+        return label
+    gaps = find_gaps(label)
+    known = gaps | np.isin(label, (*PARTS.values(), EXCLUDED))
+    if not known.all():
+        raise InvalidValueError(
+            f"the split label {name!r} holds {label[~known].flat[0]!r}; it may hold 1 (train), "
+            "0 (test), 2 (val) and 255 (excluded)"
+        )
+    return np.where(gaps, EXCLUDED, label).astype(np.uint8)
+
+
+def _spread(
+    keep: NDArray[np.intp], outer: int, n: int, inner: int
+) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Give each sample of a tile the value of its place along one dim of `n` windows.
+
+    `outer` and `inner` are the tile's windows along the dims before and after, all together.
+    """
+
+    def everywhere(values: NDArray[Any]) -> NDArray[Any]:
+        filled = np.empty((outer, n), values.dtype)
+        filled[...] = values
+        return filled.reshape(-1)
+
+    if inner < _LONG_RUN:
+        places = keep if inner == 1 else keep // inner
+        return lambda values: everywhere(values).take(places)
+    rows = np.arange(0, outer * n * inner + 1, inner)
+    kept = np.diff(np.searchsorted(keep, rows))
+    return lambda values: np.repeat(everywhere(values), kept)
+
+
+def float_statistics(samples: Arrays) -> Statistics:
+    """Sum up the variables that scaling applies to.
+
+    Parameters
+    ----------
+    samples : dict of str to ndarray
+        Train samples.
+
+    Returns
+    -------
+    Statistics
+        Of the float variables.
+    """
+    floats = {name: values for name, values in samples.items() if values.dtype.kind == "f"}
+    return Statistics.of(floats, part="train")
+
+
+def tiling(
+    spec: SampleSpec, chunks: Mapping[str, int], sample_bytes: int, target_bytes: int
+) -> Grid:
+    """Choose the tiles in which a cube is read.
+
+    Parameters
+    ----------
+    spec : SampleSpec
+        How windows lie.
+    chunks : mapping of str to int
+        Chunk of the source along each dim; 1 where any cell can be read by itself.
+    sample_bytes : int
+        Bytes of one sample, all variables together.
+    target_bytes : int
+        Bytes of samples that a tile should give.
+
+    Returns
+    -------
+    Grid
+        Over window positions: whole chunks, as near as windows allow, grown evenly along all
+        dims until a tile gives `target_bytes`.
+
+    Examples
+    --------
+    >>> spec = SampleSpec.parse({"y": 100, "x": 100}, ["t"], sample_size={"y": 5, "x": 5})
+    >>> tiling(spec, {"y": 20, "x": 50}, sample_bytes=100, target_bytes=5000).tile
+    (8, 10)
+    """
+    windows = spec.windows
+    counts = dict(zip(windows.dims, windows.counts, strict=True))
+    stride = dict(zip(windows.dims, windows.stride, strict=True))
+    tile = {d: min(max(1, round(chunks.get(d, 1) / stride[d])), n) for d, n in counts.items()}
+    while math.prod(tile.values()) * sample_bytes < target_bytes:
+        growing = [d for d in counts if tile[d] < counts[d]]
+        if not growing:
+            break
+        # the dim with the most tiles doubles; the name decides between equals
+        dim = max(growing, key=lambda d: (counts[d] / tile[d], d))
+        tile[dim] = min(tile[dim] * 2, counts[dim])
+    return Grid.blocks(counts, tile)

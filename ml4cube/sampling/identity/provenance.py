@@ -1,0 +1,231 @@
+"""Where samples come from: what is written into a store, and what makes two calls the same."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+import ml4cube
+from ml4cube.core.errors import StoreError
+from ml4cube.sampling.identity.cube import (
+    State,
+    hash_cells,
+    hash_of,
+    identity_of_variable,
+    state_of,
+)
+from ml4cube.sampling.request import Sampling, jsonable
+from ml4cube.store.format import FORMAT
+
+# Longer values are told apart by a hash, and so many names of a kind are told.
+_SHORT, _HASHED, _NAMES_TOLD = 60, "sha256 ", 4
+# What fields of a spec are called where users give them.
+_ARGUMENTS = {"size": "sample_size", "targets": "to_pred"}
+_LIBRARIES = ("numpy", "xarray", "zarr", "numcodecs")
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries that decide about a store's bytes.
+
+    Returns
+    -------
+    dict of str to str
+        By library.
+    """
+    return {"ml4cube": ml4cube.__version__, **{name: version(name) for name in _LIBRARIES}}
+
+
+def provenance(sampling: Sampling, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe where samples come from; nothing that differs between equal runs.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What is sampled.
+    settings : mapping
+        Arguments of the call that the spec does not hold.
+
+    Returns
+    -------
+    dict
+        JSON values.
+    """
+    ds = sampling.ds
+    names = sampling.spec.variables
+    return {
+        "source": _source_path(ds),
+        "attrs": jsonable(ds.attrs),
+        "variables": {n: _described(ds[n]) for n in names},
+        # sorted, since zarr lists the members of a group in no fixed order
+        "coordinates": {n: _described(ds[n]) for n in sorted(map(str, ds.coords))},
+        "left_out": dict(sorted(sampling.left_out.items())),
+        "settings": dict(settings),
+        "versions": versions(),
+    }
+
+
+def _described(variable: xr.DataArray) -> dict[str, Any]:
+    return {
+        "dims": [str(d) for d in variable.dims],
+        "shape": list(variable.shape),
+        "dtype": str(variable.dtype),
+        "attrs": jsonable(variable.attrs),
+    }
+
+
+def _source_path(ds: xr.Dataset) -> str | None:
+    holders = [ds.encoding, *(v.encoding for v in ds.variables.values())]
+    return next((str(h["source"]) for h in holders if h.get("source")), None)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What decides about the bytes of stores, part by part; make one with `Call.of`.
+
+    Parameters
+    ----------
+    id : str
+        Hash of all of it: the same for the same call on the same cube.
+    parts : dict of str to dict
+        By kind ("settings", "spec", "split", "source", "callback", "versions", and what follows
+        from these, "derived") and name: a JSON value, or a hash of a long one.
+    """
+
+    id: str
+    parts: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(
+        cls,
+        sampling: Sampling,
+        settings: Mapping[str, Any],
+        callback: str | None = None,
+        outputs: Iterable[Path] = (),
+    ) -> Call:
+        """Look at a call.
+
+        Parameters
+        ----------
+        sampling : Sampling
+            What is sampled.
+        settings : mapping
+            Arguments of the call that the spec does not hold.
+        callback : str, optional
+            The callback's `identity_of` before its first call, which may change what it holds.
+        outputs : iterable of Path
+            Folders that the call itself writes; they may lie in the cube's own.
+
+        Returns
+        -------
+        Call
+            For cubes in memory their content counts, for others the stored arrays that they show,
+            how they are indexed, and name, size and time of change of local files; of Icechunk
+            the snapshot, which any commit to the branch makes another; of what dask computes its
+            name for it, and all stored arrays in its graph.
+        """
+        extractor, ds = sampling.extractor, sampling.ds
+        own = {os.path.realpath(folder) for folder in outputs}
+        state = functools.cache(functools.partial(state_of, outputs=own))
+        spec = json.loads(sampling.spec.to_json())
+        # zarr lists the variables of a store without consolidated metadata in any order
+        spec["variables"] = sorted(spec["variables"])
+        spec = {_ARGUMENTS.get(name, name): value for name, value in spec.items()}
+        plan = {**sampling.recipe.get("plan", {})}
+        grid = plan.pop("grid", {})
+        blocks = dict(zip(grid.get("dims", ()), grid.get("tile", ()), strict=True))
+        made = {**sampling.recipe, "plan": sorted(plan), "labels": plan.pop("labels", None)}
+        scalars = [str(n) for n, c in ds.coords.items() if not c.dims]
+        read = [n for n in sampling.reader.variables if n != extractor.label]
+        source: dict[str, Any]
+        source = {f"cells of {n!r}": _identity(sampling, n, state) for n in (*read, *scalars)}
+        source |= {f"coordinate {a.name!r}": hash_of(a.values) for a in extractor.axes}
+        source |= {f"attributes of coordinate {a.name!r}": dict(a.attrs) for a in extractor.axes}
+        source |= {f"description of {n!r}": _described(ds[n]) for n in sampling.spec.variables}
+        source |= {f"attribute {n!r}": value for n, value in jsonable(ds.attrs).items()}
+        parts = {
+            "settings": settings,
+            "spec": spec,
+            "split": {"blocks": blocks, **plan},
+            "source": source,
+            "callback": {"code, or what it uses": callback},
+            "versions": {"format of stores": FORMAT, **versions()},
+            "derived": {
+                "labels": [made, _identity(sampling, extractor.label, state)],
+                "tiles": extractor.tiles.to_json(),
+                "blocks used": extractor.choice and hash_of(extractor.choice.used),
+            },
+        }
+        text = json.dumps(parts, sort_keys=True)
+        short = {kind: {n: _short(v) for n, v in found.items()} for kind, found in parts.items()}
+        return cls(hashlib.sha256(text.encode()).hexdigest(), short)
+
+    def unlike(self, found: Mapping[str, Any]) -> str:
+        """Say what differs from the call that made a store.
+
+        Parameters
+        ----------
+        found : mapping
+            The `provenance` of the store.
+
+        Returns
+        -------
+        str
+            Kinds and names, with old and new values where they are short.
+        """
+        before = found.get("call_parts")
+        if not before:
+            return "what differs is not known: a version before this one made it"
+        told = [
+            f"{kind}: {', '.join(names)}"
+            for kind in self.parts
+            if (names := _differing(before.get(kind, {}), self.parts[kind]))
+        ]
+        # these follow from the others, unless they are all there is
+        first = [text for text in told if not text.startswith("derived")]
+        text = "; ".join(first or told)
+        loaded = " (cells of a file opened lazily and loaded since count as others: open it anew)"
+        return text + (loaded if "cells of" in text else "")
+
+
+def _short(value: Any) -> Any:
+    """A JSON value, or the hash of a long one."""
+    text = json.dumps(value, sort_keys=True)
+    hashed = f"{_HASHED}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return json.loads(text) if len(text) <= _SHORT else hashed
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names under which two calls differ."""
+    told = []
+    for name in (*now, *(name for name in before if name not in now)):
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        known = not any(str(value).startswith(_HASHED) for value in (old, new))
+        told.append(f"{name} was {old!r} and is {new!r}" if known else name)
+    rest = len(told) - _NAMES_TOLD
+    return told[:_NAMES_TOLD] + ([f"{rest} more"] if rest > 0 else [])
+
+
+def _identity(sampling: Sampling, name: str, state: State) -> str:
+    """Tell a variable from another one, by its cells where nothing else does."""
+    variable = sampling.ds.variables[name]
+    try:
+        told = identity_of_variable(variable, state)
+        if told is None and not variable.dims:
+            told = hash_of(variable.values)
+    except OSError as error:
+        raise StoreError(
+            f"variable {name!r} cannot be looked at to tell whether the cube has changed: {error}; "
+            "the source is damaged or out of reach, mend it and run again"
+        ) from error
+    return told or hash_cells(sampling, name)

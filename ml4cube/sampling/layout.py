@@ -1,0 +1,197 @@
+"""Pass 2, planned: how a store is laid out, and which samples go into which shard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.partition import hash_ids
+from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.scaling import PLACES_ATTR, Scaling, encoded_places
+from ml4cube.core.statistics import scaled_attrs
+from ml4cube.sampling.plan import SamplePlan
+from ml4cube.sampling.request import Sampling, jsonable, shard_bytes, without_epoch
+from ml4cube.sampling.shards import Piece
+from ml4cube.store.encoding import Compressor
+from ml4cube.store.format import ArrayLayout, StoreLayout
+from ml4cube.store.precision import Precision
+
+ORDERS = ("shuffled", "grid")
+
+_CHUNKS_PER_SHARD = 8
+_MAX_CHUNK_SAMPLES = 65_536
+
+
+def layout_of(
+    sampling: Sampling,
+    plan: SamplePlan,
+    part: str,
+    chunk: int | None,
+    scaling: Mapping[str, Scaling],
+    precision: Precision,
+    compressor: Compressor,
+) -> StoreLayout:
+    """Lay out the store of one part.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What is sampled.
+    plan : SamplePlan
+        What every part gets.
+    part : str
+        The part.
+    chunk : int, optional
+        Samples of a chunk, if asked for.
+    scaling : dict of str to Scaling
+        Of the variables that are scaled.
+    precision : Precision
+        What is kept of the samples.
+    compressor : Compressor
+        Of every chunk.
+
+    Returns
+    -------
+    StoreLayout
+        Depends on nothing but its arguments, so not on the number of workers.
+    """
+    spec, n = sampling.spec, plan.samples[part]
+    one = max(1, math.ceil(plan.nbytes[part] / max(n, 1)))
+    # of all parts alike: small shards of a small part would begin and end inside tiles, each of
+    # which is read for both
+    target = max(1, shard_bytes(sum(plan.nbytes.values())) // one)
+    if chunk is None:
+        chunk = min(max(1, target // _CHUNKS_PER_SHARD), _MAX_CHUNK_SAMPLES)
+    chunk = min(chunk, max(n, 1))
+    shard = chunk * max(1, min(target, n) // chunk)
+    arrays = [
+        ArrayLayout(name, _dims(spec, name, window), window, dtype, chunk, attrs)
+        for name, (window, dtype) in plan.schema.items()
+        for attrs in [
+            _variable_attrs(sampling, name, scaling.get(name), window)
+            | precision.attrs(name, dtype)
+        ]
+    ]
+    samples = (spec.array_dims[0],)
+    index = sampling.extractor.index_dtype.str
+    for axis, dim in zip(sampling.extractor.axes, spec.dims, strict=True):
+        kind = axis.values.dtype.str if axis.values.dtype.kind != "O" else "O"
+        arrays.append(ArrayLayout(axis.name, samples, (), kind, shard, axis.attrs, True))
+        note = {"long_name": f"index along {dim} of the sample's first cell"}
+        arrays.append(ArrayLayout(f"{dim}_index", samples, (), index, shard, note, True))
+    return StoreLayout(n, shard, tuple(arrays), compressor)
+
+
+def _dims(spec: SampleSpec, name: str, window: tuple[int, ...]) -> tuple[str, ...]:
+    """Dims of a stored variable; a callback may have given it a window of its own."""
+    if window == spec.window_shape:
+        return spec.array_dims
+    return (spec.array_dims[0], *spec.window_of(name, window))
+
+
+def _variable_attrs(
+    sampling: Sampling, name: str, scaling: Scaling | None, window: tuple[int, ...]
+) -> dict[str, Any]:
+    attrs = jsonable(without_epoch(sampling.ds[name].attrs)) if name in sampling.ds else {}
+    if scaling is None:
+        return attrs
+    attrs = scaled_attrs(attrs)
+    if scaling.places:
+        # with the dim of the samples that lies along it, if any, and its cells
+        spec = sampling.spec
+        stored = zip(
+            _dims(spec, name, window)[1:], spec.window_of(name, window).items(), strict=True
+        )
+        kept = {dim: (shown, n) for shown, (dim, n) in stored}
+        written = encoded_places(scaling.places)
+        return attrs | {PLACES_ATTR: [[*one, *kept.get(one[0], ("", 1))] for one in written]}
+    return attrs | {"ml4cube_offset": scaling.offset, "ml4cube_scale": scaling.scale}
+    return attrs
+
+
+def shard_tasks(
+    sampling: Sampling, plan: SamplePlan, part: str, layout: StoreLayout, order: str
+) -> Iterator[tuple[int, list[Piece]]]:
+    """Say for every shard of a part which samples of which tiles it holds.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What is sampled.
+    plan : SamplePlan
+        What every tile gives.
+    part : str
+        The part.
+    layout : StoreLayout
+        Layout of the store.
+    order : {"shuffled", "grid"}
+        Order of tiles.
+
+    Yields
+    ------
+    (int, list of Piece)
+        Number of a shard and what it is made of.
+    """
+    counts = plan.tile_samples[:, plan.parts.index(part)]
+    tiles = np.arange(len(counts))
+    if order == "shuffled":
+        tiles = np.argsort(hash_ids(sampling.extractor.seed, tiles), kind="stable")
+    tiles = tiles[counts[tiles] > 0]
+    ends = np.cumsum(counts[tiles])
+    for shard in range(layout.shards):
+        first, last = layout.bounds(shard)
+        here = range(
+            int(np.searchsorted(ends, first, side="right")),
+            int(np.searchsorted(ends, last, side="left")) + 1,
+        )
+        pieces = []
+        for place in here:
+            tile, end = int(tiles[place]), int(ends[place])
+            begin = end - int(counts[tile])
+            pieces.append(
+                Piece(tile, max(first - begin, 0), min(last, end) - begin, int(counts[tile]))
+            )
+        yield shard, pieces
+
+
+def chunk_samples(chunk_size: Any, spec: SampleSpec) -> int | None:
+    """Read the sampler's `chunk_size`.
+
+    Parameters
+    ----------
+    chunk_size : int or sequence of int, optional
+        What the user wrote.
+    spec : SampleSpec
+        How samples are cut.
+
+    Returns
+    -------
+    int or None
+        Samples of a chunk, None to choose.
+
+    Raises
+    ------
+    InvalidValueError
+        If it would cut windows, or is below 1.
+    """
+    if chunk_size is None:
+        return None
+    sizes = (chunk_size,) if isinstance(chunk_size, int | np.integer) else tuple(chunk_size)
+    whole = all(s in (-1, n) for s, n in zip(sizes[1:], spec.window_shape, strict=False))
+    if (
+        not sizes
+        or not isinstance(sizes[0], int | np.integer)
+        or isinstance(sizes[0], bool)
+        or sizes[0] < 1
+        or not whole
+        or len(sizes) > 1 + len(spec.window_shape)
+    ):
+        raise InvalidValueError(
+            f"chunk_size={chunk_size!r} does not fit samples of shape {spec.window_shape}: give "
+            "the number of samples in a chunk, which holds whole windows"
+        )
+    return int(sizes[0])

@@ -1,0 +1,461 @@
+"""What every part gets, what is dropped and why: the cube read once, and counted.
+
+The same steps serve the stores of `MultiProcSampler` and the arrays of `XrDataset`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import EmptyPartError, InvalidValueError, StoreError, check_choice
+from ml4cube.core.grid import Grid
+from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.split_plan import PARTS
+from ml4cube.core.statistics import Statistics
+from ml4cube.cube.absent_chunks import AbsentChunks
+from ml4cube.cube.reader import CubeReader
+from ml4cube.preprocessing.cubes import check_no_fill_value
+from ml4cube.sampling.counting import Schema, count_outcomes, count_tiles, same_schema, train_cells
+from ml4cube.sampling.engines import Engine
+from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor
+from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, tile_bytes
+from ml4cube.sampling.rescaling import needed
+from ml4cube.store.precision import Precision
+
+logger = logging.getLogger(__name__)
+
+# Work of one counting task, and the most tasks of one pass.
+_COUNT_BYTES = 16 * MIB
+_MAX_TASKS = 20_000
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """What sampling will give, known from reading the cube once; nothing is written.
+
+    Parameters
+    ----------
+    parts : tuple of str
+        Parts that are made.
+    accounting : dict of str to int
+        ``total`` windows, samples of each part, and drops by reason: ``edge`` (would pass the
+        cube's end), ``straddle`` (in two parts), ``buffer`` (touches excluded cells), ``mask``,
+        ``gap``, ``unused`` (in a block that is not used). Parts and reasons add up to the total.
+    statistics : Statistics
+        Of the float variables: those that were given, or those of the train samples, before
+        scaling.
+    schema : dict
+        Window shape and dtype of every stored variable.
+    nbytes : dict of str to int
+        Bytes of each part's samples before compression.
+    tile_samples : ndarray of int, shape (tiles, parts)
+        Samples that each tile gives to each part.
+    absent : dict of str to AbsentChunks
+        Chunks that are not in the source and read as its fill value, by variable.
+    left_out : dict of str to str
+        Variables of the cube that are not sampled, with the reason.
+    filled : dict of str to str
+        Variables in which there were gaps that are filled, with the method.
+    """
+
+    parts: tuple[str, ...]
+    accounting: Mapping[str, int]
+    statistics: Statistics
+    schema: Schema
+    nbytes: Mapping[str, int]
+    tile_samples: NDArray[np.int64]
+    absent: Mapping[str, AbsentChunks]
+    left_out: Mapping[str, str]
+    filled: Mapping[str, str] = field(default_factory=dict)
+
+    def stored_as(self, precision: Precision, dims: int) -> SamplePlan:
+        """Tell what the same samples are on disk.
+
+        Parameters
+        ----------
+        precision : Precision
+            What is kept of them.
+        dims : int
+            Dims of the cube, of each of which a sample carries its origin.
+
+        Returns
+        -------
+        SamplePlan
+            With the dtypes and bytes on disk.
+
+        Raises
+        ------
+        InvalidValueError
+            If the precision is that of a variable that is not stored.
+        """
+        precision.check_names({name: dtype for name, (_, dtype) in self.schema.items()})
+        schema = {n: (w, precision.dtype(n, d)) for n, (w, d) in self.schema.items()}
+        return replace(self, schema=schema, nbytes=_nbytes(self.samples, schema, dims))
+
+    @property
+    def samples(self) -> dict[str, int]:
+        """Samples of each part."""
+        return {part: self.accounting[part] for part in self.parts}
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Windows that give no sample, by reason."""
+        return {name: self.accounting[name] for name in ("edge", *REASONS)}
+
+    def __str__(self) -> str:
+        """A table for people."""
+        total = max(self.accounting["total"], 1)
+        rows = [f"{self.accounting['total']:>14,} windows"]
+        for part, n in self.samples.items():
+            size = self.nbytes[part] / MIB
+            rows.append(f"{n:>14,} {part} samples ({n / total:.1%}), {size:,.1f} MiB raw")
+        for reason, n in self.dropped.items():
+            if n:
+                rows.append(f"{n:>14,} dropped: {reason} ({n / total:.1%})")
+        for name, absent in self.absent.items():
+            rows.append(
+                f"{absent.number:>14,} chunks of {name!r} are not in the source and read as "
+                f"{absent.reads_as}"
+            )
+        rows += [f"{'filled':>14}: gaps of {n!r} ({how!r})" for n, how in self.filled.items()]
+        rows += [f"{'left out':>14}: {name!r} {why}" for name, why in self.left_out.items()]
+        return "\n".join(rows)
+
+
+def make_plan(
+    sampling: Sampling,
+    engine: Engine,
+    parts: Iterable[str],
+    *,
+    batch: int | None = None,
+    note: Callable[[int], object] = lambda _: None,
+    missing_chunks: str = "fill",
+    sparing: bool = False,
+) -> tuple[Extractor, SamplePlan]:
+    """Read the cube and count what becomes of every window.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What to sample.
+    engine : Engine
+        Where to work.
+    parts : iterable of str
+        Parts that are made.
+    batch : int, optional
+        Tiles of one task; speed only.
+    note : callable, optional
+        Told the number of tiles done, as they are.
+    missing_chunks : {"fill", "raise"}
+        What of chunks that are not in the source.
+    sparing : bool
+        Whether nothing is read but what the rules for gaps and masks, and the statistics need;
+        statistics that nothing needs are left out then.
+
+    Returns
+    -------
+    extractor : Extractor
+        With the statistics that filling needs.
+    plan : SamplePlan
+        The plan.
+
+    Raises
+    ------
+    EmptyPartError
+        If a part that was asked for would hold no sample.
+    StoreError
+        If a chunk is not in the source, and that is to be refused.
+    """
+    parts = tuple(parts)
+    extractor = sampling.extractor
+    if sampling.spec.fills_from_train:
+        extractor = replace(extractor, fill=fill_statistics(sampling, engine, batch))
+    sparing = sparing and not makes_samples(sampling)
+    if sparing:
+        rules = extractor.rules(sampling.reader.dtypes)
+        dtypes, sampling = (
+            sampling.reader.dtypes,
+            replace(sampling, reader=sampling.reader.only(rules)),
+        )
+    batches = _batches(len(extractor.tiles), sampling, batch)
+    tasks = (list(sampling.tile_tasks(ids)) for ids in batches)
+    counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
+    merge = InOrder()
+    schemas: dict[int, Schema] = {}
+    absent: dict[str, AbsentChunks] = {}
+    filled: set[str] = set()
+    shared = extractor, sampling.reader.common()
+    work = count_outcomes if sparing else count_tiles
+    for position, results in engine.run(work, shared, tasks):
+        for result in results:
+            counts[result.id] = result.outcomes
+            filled.update(result.filled)
+            if missing_chunks == "raise":
+                _refuse_absent(result.absent)
+            absent |= {n: found.merge(absent.get(n)) for n, found in result.absent.items()}
+            if result.schema is not None:
+                schemas[0] = same_schema(schemas.get(0), result.schema) or {}
+        merge.add(position, [r.statistics for r in results if r.statistics is not None])
+        note(len(results))
+    _tell_absent(absent)
+    accounting = _accounting(sampling.spec, counts, parts)
+    warn_of_nothing_to_fill(sampling.spec, accounting)
+    _check_parts(sampling, accounting, counts.sum(axis=0), parts)
+    schema = extractor.schema(dtypes) if sparing else schemas[0]
+    check_targets(sampling.spec, schema)
+    floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
+    none = Statistics.empty([] if sparing else floats, part="train")
+    statistics = merge.total or none
+    # attributes say what gaps are of the source's values, not of those that a callback makes
+    for name in statistics if extractor.callback is None else ():
+        if name in sampling.ds:
+            check_no_fill_value(name, statistics[name], sampling.ds[name])
+    if sampling.given is not None:
+        statistics = needed(sampling.given, floats)
+    samples = {part: accounting[part] for part in parts}
+    return extractor, SamplePlan(
+        parts,
+        accounting,
+        statistics,
+        schema,
+        _nbytes(samples, schema, len(sampling.spec.dims)),
+        counts[:, [PARTS[part] for part in parts]],
+        dict(sorted(absent.items())),
+        sampling.left_out,
+        {name: str(sampling.spec.fill_of(name)) for name in sorted(filled)},
+    )
+
+
+def makes_samples(sampling: Sampling) -> bool:
+    """Whether samples must be made to plan: for their statistics, or to see what a callback does.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What to sample.
+
+    Returns
+    -------
+    bool
+        If not, the label, masks and gaps decide alone.
+    """
+    if sampling.extractor.callback is not None:
+        return True
+    return sampling.spec.scale_fn is not None and sampling.given is None
+
+
+def check_missing_chunks(missing_chunks: str, reader: CubeReader) -> None:
+    """Refuse an unknown choice, and one that cannot be kept.
+
+    Parameters
+    ----------
+    missing_chunks : {"fill", "raise"}
+        What of chunks that are not in the source.
+    reader : CubeReader
+        Reads the cube.
+
+    Raises
+    ------
+    InvalidValueError
+        If chunks are to be refused of which nothing can be known.
+    """
+    check_choice("missing_chunks", missing_chunks, ("fill", "raise"))
+    hidden = [name for name, source in reader.sources.items() if source.hides_chunks]
+    if missing_chunks == "raise" and hidden:
+        raise InvalidValueError(
+            f"missing_chunks='raise' cannot be kept for {hidden}: only a cube just as it lies in "
+            "a zarr store can be looked into, not what dask computes or a selection of it; give "
+            "the path of the store, or missing_chunks='fill'"
+        )
+
+
+def _refuse_absent(absent: Mapping[str, AbsentChunks]) -> None:
+    for name, found in absent.items():
+        raise StoreError(
+            f"variable {name!r}: chunk {found.first!r} is not in the source, its cells would "
+            f"read as {found.reads_as}; mend the source, or give missing_chunks='fill' if its "
+            "writer left out chunks of nothing but that value"
+        )
+
+
+def _tell_absent(absent: Mapping[str, AbsentChunks]) -> None:
+    """Warn of cells that look like values; gaps are counted as such anyway."""
+    for name, found in absent.items():
+        if not found.is_gap:
+            logger.warning(
+                "%d chunks of variable %r are not in the source (one is %r) and read as %s: right "
+                "if its writer left out chunks of nothing but that value, as zarr does, wrong if "
+                "files were lost; missing_chunks='raise' refuses them",
+                found.number,
+                name,
+                found.first,
+                found.reads_as,
+            )
+
+
+def warn_of_nothing_to_fill(spec: SampleSpec, accounting: Mapping[str, int]) -> None:
+    """Warn where samples were dropped for gaps that the user wanted to be filled.
+
+    Parameters
+    ----------
+    spec : SampleSpec
+        How samples are cut.
+    accounting : mapping of str to int
+        What became of the windows.
+    """
+    dropped = accounting["gap"]
+    if dropped and spec.fill_method and spec.drop_nan == "auto":
+        warnings.warn(
+            f"fill_method fills nothing, since drop_nan='auto' drops every sample with a gap: "
+            f"{dropped} of {accounting['total']} windows; give drop_nan='if_all_nan' or None to "
+            "keep and fill them",
+            stacklevel=3,
+        )
+
+
+def _nbytes(samples: Mapping[str, int], schema: Schema, dims: int) -> dict[str, int]:
+    one = sum(math.prod(w) * np.dtype(d).itemsize for w, d in schema.values())
+    one += ORIGIN_BYTES * dims
+    return {part: n * one for part, n in samples.items()}
+
+
+class InOrder:
+    """Merges statistics in the order of tasks, whatever the order in which they end."""
+
+    def __init__(self) -> None:
+        """Nothing seen yet."""
+        self.total: Statistics | None = None
+        self._next = 0
+        self._waiting: dict[int, list[Statistics]] = {}
+
+    def add(self, position: int, statistics: list[Statistics]) -> None:
+        """Take the statistics of one task.
+
+        Parameters
+        ----------
+        position : int
+            Position of the task.
+        statistics : list of Statistics
+            Of its tiles, in order.
+        """
+        self._waiting[position] = statistics
+        while self._next in self._waiting:
+            for found in self._waiting.pop(self._next):
+                self.total = found if self.total is None else self.total.merge(found)
+            self._next += 1
+
+
+def _batches(n: int, sampling: Sampling, batch: int | None) -> Iterator[range]:
+    """Cut `n` tiles into tasks: of some megabytes of samples, or as asked for."""
+    if batch is None:
+        one, target = tile_bytes(sampling.spec, sampling.ds)
+        tile = math.prod(sampling.extractor.tiles.tile) * one
+        batch = max(1, _COUNT_BYTES // max(tile, target))
+    batch = max(batch, -(-n // _MAX_TASKS))
+    for first in range(0, n, batch):
+        yield range(first, min(first + batch, n))
+
+
+def fill_statistics(sampling: Sampling, engine: Engine, batch: int | None) -> Statistics:
+    """Sum up the raw train cells, each once.
+
+    Parameters
+    ----------
+    sampling : Sampling
+        What to sample.
+    engine : Engine
+        Where to work.
+    batch : int, optional
+        Boxes of cells of one task; speed only.
+
+    Returns
+    -------
+    Statistics
+        Of the float variables.
+    """
+    spec, tiles = sampling.spec, sampling.extractor.tiles
+    shape = dict(zip(spec.dims, spec.shape, strict=True))
+    size = {
+        dim: min(n * stride, shape[dim])
+        for dim, n, stride in zip(spec.dims, tiles.tile, spec.stride, strict=True)
+    }
+    boxes = Grid.blocks(shape, size)
+    tasks = (
+        [(boxes.block(id), sampling.reader.own(boxes.block(id).slices)) for id in ids]
+        for ids in _batches(len(boxes), sampling, batch)
+    )
+    merge = InOrder()
+    shared = sampling.extractor, sampling.reader.common()
+    for position, results in engine.run(train_cells, shared, tasks):
+        merge.add(position, [statistics for _, statistics in results])
+    assert merge.total is not None
+    return merge.total
+
+
+def _accounting(
+    spec: SampleSpec, counts: NDArray[np.int64], parts: tuple[str, ...]
+) -> dict[str, int]:
+    found = dict(zip(OUTCOMES, counts.sum(axis=0).tolist(), strict=True))
+    names = (*parts, *REASONS)
+    return {"total": spec.total, "edge": spec.edge, **{name: found[name] for name in names}}
+
+
+def _check_parts(
+    sampling: Sampling,
+    accounting: Mapping[str, int],
+    counts: NDArray[np.int64],
+    parts: tuple[str, ...],
+) -> None:
+    """Refuse parts that come out empty unasked, and samples that no part takes."""
+    for part, label in PARTS.items():
+        if part not in parts and counts[label]:
+            raise InvalidValueError(
+                f"the split gives {int(counts[label])} samples to the {part} part, but "
+                f"{part}_cube is not given; give {part}_cube a path"
+            )
+    empty = [part for part in parts if not accounting[part]]
+    missed = [part for part in empty if _is_wanted(sampling.recipe, part)]
+    if missed or len(empty) == len(parts):
+        refuse_empty(accounting, missed or empty, parts)
+
+
+def refuse_empty(
+    accounting: Mapping[str, int], empty: Sequence[str], parts: Sequence[str] = tuple(PARTS)
+) -> NoReturn:
+    """Say why parts hold no sample.
+
+    Parameters
+    ----------
+    accounting : mapping of str to int
+        What became of all windows.
+    empty : sequence of str
+        The parts without samples.
+    parts : sequence of str
+        All that were asked for.
+
+    Raises
+    ------
+    EmptyPartError
+        Always.
+    """
+    drops = {k: n for k, n in accounting.items() if n and k not in ("total", *parts)}
+    raise EmptyPartError(
+        f"the {' and the '.join(empty)} part would hold no sample: of "
+        f"{accounting['total']} windows {sum(accounting[p] for p in parts)} are left, dropped "
+        f"were {drops}; use smaller windows or more blocks, or change drop_nan, the mask or "
+        "the split"
+    )
+
+
+def _is_wanted(recipe: Mapping[str, Any], part: str) -> bool:
+    """Whether the split asks for a part; a label made by hand asks for every one."""
+    fractions = recipe.get("plan", {}).get("fractions")
+    return fractions is None or part in dict(fractions)

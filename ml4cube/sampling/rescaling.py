@@ -1,0 +1,178 @@
+"""What scales samples: statistics of their own, or those that a user gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.scaling import Places, Scaling
+from ml4cube.core.statistics import SCALE_FNS, Statistics
+from ml4cube.preprocessing.scaler import CubeScaler
+from ml4cube.store.format import StoreMetadata
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+def given_statistics(given: Any, scale_fn: str | None) -> tuple[Statistics, str]:
+    """Read what a user gave as ``statistics=``.
+
+    Parameters
+    ----------
+    given : Statistics, CubeScaler, PTXrDataset, StoreMetadata, or a store or its path
+        Statistics of other cells, or what was scaled by some.
+    scale_fn : {"standardize", "normalize", None}
+        How the call scales.
+
+    Returns
+    -------
+    statistics : Statistics
+        What scales.
+    scale_fn : str
+        How: that of a scaler or store, the call's for plain statistics.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is none of these.
+    InvalidValueError
+        If nothing is to be scaled, or the call and what is given contradict each other.
+    StoreError
+        If a store cannot be read.
+    """
+    if scale_fn is None:
+        raise InvalidValueError(
+            "statistics= is what samples are scaled by, and scale_fn=None asks for no scaling; "
+            "drop one of them"
+        )
+    if isinstance(given, Statistics):
+        return given, scale_fn
+    found: Statistics
+    if isinstance(given, CubeScaler):
+        found, how = given.fitted_statistics(), given.method
+    else:
+        metadata = _metadata_of(given)
+        if metadata.spec.scale_fn is None:
+            raise InvalidValueError(
+                "statistics= is a store that was not scaled (scale_fn=None); give its "
+                "StoreMetadata.of(...).statistics, or a CubeScaler"
+            )
+        found, how = metadata.statistics, metadata.spec.scale_fn
+    if scale_fn not in (how, SCALE_FNS[0]):
+        raise InvalidValueError(
+            f"scale_fn={scale_fn!r}, but what statistics= gives scales by {how!r}; drop scale_fn, "
+            "or give its Statistics alone"
+        )
+    return found, how
+
+
+def _metadata_of(given: Any) -> StoreMetadata:
+    """What a store says, however it was given."""
+    found = getattr(given, "metadata", given)  # of a PTXrDataset
+    if isinstance(found, StoreMetadata):
+        return found
+    if found is None or (isinstance(given, Mapping) and not hasattr(given, "attrs")):
+        raise _no_statistics(given)
+    try:
+        return StoreMetadata.of(given)
+    except InvalidTypeError:
+        raise _no_statistics(given) from None
+
+
+def _no_statistics(given: Any) -> InvalidTypeError:
+    return InvalidTypeError(
+        f"statistics is a {type(given).__name__}, which does not say by what samples are scaled; "
+        "give Statistics (Statistics.from_cube), a fitted CubeScaler, or a sample store or its path"
+    )
+
+
+def needed(given: Statistics, names: Iterable[str]) -> Statistics:
+    """Choose the statistics of some variables.
+
+    Parameters
+    ----------
+    given : Statistics
+        Of any variables.
+    names : iterable of str
+        Those that are to be scaled.
+
+    Returns
+    -------
+    Statistics
+        Of these.
+
+    Raises
+    ------
+    InvalidValueError
+        If one is missing.
+    """
+    names = list(names)
+    if missing := [name for name in names if name not in given]:
+        raise InvalidValueError(
+            f"statistics= knows {list(given)}, but the samples have {missing} too, which would not "
+            "be scaled; give statistics of them, or drop them from the cube"
+        )
+    return Statistics({name: given[name] for name in names}, given.part)
+
+
+def scaling_of(
+    statistics: Statistics,
+    scale_fn: str | None,
+    cube: xr.Dataset | None = None,
+    dims: Sequence[str] = (),
+) -> dict[str, Scaling]:
+    """Offset and scale of every variable that is scaled, in every cell of a cube.
+
+    Parameters
+    ----------
+    statistics : Statistics
+        Of the train samples, or given.
+    scale_fn : {"standardize", "normalize", "robust", None}
+        How to scale.
+    cube : Dataset, optional
+        Where samples are cut; only its coordinates count. Statistics that keep dims need it.
+    dims : sequence of str
+        Its dims.
+
+    Returns
+    -------
+    dict of str to Scaling
+        Empty for None.
+
+    Raises
+    ------
+    InvalidValueError
+        If there is no finite value of a variable, or statistics do not fit the cube.
+    """
+    if scale_fn is None:
+        return {}
+    sizes: dict[str, int] = {}
+    coords: dict[str, Any] = {}
+    if cube is not None:
+        sizes = {dim: cube.sizes[dim] for dim in dims}
+        coords = {dim: cube.indexes[dim].values for dim in dims if dim in cube.indexes}
+    scaling = {}
+    for name, stats in statistics.items():
+        try:
+            scaling[name] = Scaling.of(name, stats, scale_fn, sizes, coords)
+        except InvalidValueError as error:
+            part = f" of the {statistics.part} part" if statistics.part else ""
+            raise InvalidValueError(f"variable {name!r}{part}: {error}") from None
+    return scaling
+
+
+def places_of(scaling: Mapping[str, Scaling]) -> dict[str, Places]:
+    """Choose what a store says of variables that are not scaled alike everywhere.
+
+    Parameters
+    ----------
+    scaling : mapping of str to Scaling
+        By variable.
+
+    Returns
+    -------
+    dict
+        For `StoreMetadata`.
+    """
+    return {name: one.places for name, one in scaling.items() if one.places}

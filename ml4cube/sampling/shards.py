@@ -1,0 +1,231 @@
+"""Pass 2 in a worker: makes one shard and writes it.
+
+Imports nothing that a worker does not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import RunError
+from ml4cube.core.partition import hash_ids
+from ml4cube.core.scaling import Scaling
+from ml4cube.core.split_plan import PARTS
+from ml4cube.cube.reader import CubeReader
+from ml4cube.sampling.extractor import Arrays, Extractor
+from ml4cube.store.folders import Files, Folder
+from ml4cube.store.format import ArrayLayout, StoreLayout, write_shard
+from ml4cube.store.precision import Precision
+from ml4cube.store.write_errors import WriteErrors
+
+# Samples this small are mixed in runs: a run is far shorter than a chunk, and copying runs is
+# as fast as copying whole tiles.
+_RUN_BYTES = 4096
+_MAX_RUN = 64
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Samples of one tile that go into one shard.
+
+    Parameters
+    ----------
+    tile : int
+        Id of the tile.
+    first, last : int
+        Range among the tile's samples of the part.
+    expected : int
+        Samples of the part that the tile had when they were counted.
+    """
+
+    tile: int
+    first: int
+    last: int
+    expected: int
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """All that writing the shards of one part has in common; picklable.
+
+    Parameters
+    ----------
+    extractor : Extractor
+        Makes the samples.
+    part : str
+        The part.
+    root : Folder
+        Folder of the store under way.
+    errors : WriteErrors
+        How it is told that the folder cannot be written.
+    layout : StoreLayout
+        Its layout.
+    scaling : dict of str to Scaling
+        Of every variable that is scaled.
+    mix : bool
+        Whether samples are mixed inside a shard.
+    precision : Precision
+        What is kept of the samples.
+    common : CubeReader
+        Reads what all tiles have in common.
+    """
+
+    extractor: Extractor
+    part: str
+    root: Folder
+    errors: WriteErrors
+    layout: StoreLayout
+    scaling: Mapping[str, Scaling]
+    mix: bool
+    precision: Precision
+    common: CubeReader
+
+
+def make_shard(
+    jobs: Mapping[str, ShardJob], task: tuple[str, int, list[Piece], list[CubeReader]]
+) -> tuple[str, int, Files]:
+    """Make one shard and write it, in a worker; doing it again gives the same bytes.
+
+    Parameters
+    ----------
+    jobs : mapping of str to ShardJob
+        What all shards of each part have in common.
+    task : tuple
+        The part, number of the shard, its pieces, and a reader of what only each piece's tile
+        needs.
+
+    Returns
+    -------
+    (str, int, dict)
+        The part, the shard, and the files written.
+
+    Raises
+    ------
+    RunError
+        If the cube changed since the samples were counted.
+    StoreError
+        If the shard cannot be written.
+    """
+    part, shard, pieces, readers = task
+    job = jobs[part]
+    first, last = job.layout.bounds(shard)
+    values: Arrays = {
+        array.name: np.empty((last - first, *array.window), _memory_dtype(array))
+        for array in job.layout.arrays
+    }
+    order = RunOrder.of(job.layout, last - first, _shard_seed(job, shard) if job.mix else None)
+    filled = 0
+    for piece, reader in zip(pieces, readers, strict=True):
+        samples = _piece_samples(job, piece, reader.joined(job.common))
+        for name, array in values.items():
+            order.put(array, filled, samples[name])
+        filled += piece.last - piece.first
+    with job.errors:
+        return part, shard, write_shard(job.root, job.layout, shard, values)
+
+
+def _memory_dtype(array: ArrayLayout) -> np.dtype[Any]:
+    return np.dtype(object if array.dtype == "O" else array.dtype)
+
+
+def _piece_samples(job: ShardJob, piece: Piece, reader: CubeReader) -> Arrays:
+    extractor = job.extractor
+    tile = extractor.tiles.block(piece.tile)
+    cells = reader.read(extractor.cells_of(tile))
+    keep = np.flatnonzero(extractor.outcomes(cells, tile) == PARTS[job.part])
+    if len(keep) != piece.expected:
+        raise RunError(
+            f"block {piece.tile} gave {piece.expected} {job.part} samples when they were counted "
+            f"and {len(keep)} now: the cube changed meanwhile; run again with resume=False"
+        )
+    chosen = slice(piece.first, piece.last)
+    if extractor.callback is None:
+        samples = extractor.samples(cells, tile, keep[chosen])
+    else:
+        # the callback sees the same samples together as when the statistics were made
+        made = extractor.samples(cells, tile, keep)
+        samples = {name: values[chosen] for name, values in made.items()}
+    origins = extractor.origins(tile, keep[chosen])
+    first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
+    for name, scaling in job.scaling.items():
+        values = samples[name]
+        window = extractor.spec.window_of(name, values.shape[1:])
+        samples[name] = scaling.scaled(values, first, window, values.dtype)
+    samples = {name: job.precision.apply(name, values) for name, values in samples.items()}
+    return samples | origins
+
+
+def _shard_seed(job: ShardJob, shard: int) -> int:
+    return int(hash_ids(job.extractor.seed, [1 + len(PARTS) * shard + PARTS[job.part]])[0])
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """Mixes the samples of a shard by putting runs of neighbours into random order.
+
+    Parameters
+    ----------
+    run : int
+        Samples of a run.
+    place : ndarray of int, shape (whole runs,)
+        Where each run comes to lie, in runs; samples that are no whole run stay at the end.
+    """
+
+    run: int
+    place: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, layout: StoreLayout, n: int, seed: int | None) -> RunOrder:
+        """Draw the order of a shard.
+
+        Parameters
+        ----------
+        layout : StoreLayout
+            What a sample consists of.
+        n : int
+            Samples of the shard.
+        seed : int or None
+            None leaves the samples in their order.
+
+        Returns
+        -------
+        RunOrder
+            Its runs are far shorter than a chunk.
+        """
+        one = sum(array.sample_bytes for array in layout.arrays if not array.coordinate)
+        run = min(max(_RUN_BYTES // max(one, 1), 1), _MAX_RUN)
+        place = np.arange(n // run)
+        if seed is not None:
+            place = np.argsort(hash_ids(seed, place), kind="stable")
+        return cls(run, place)
+
+    def put(self, shard: NDArray[Any], first: int, samples: NDArray[Any]) -> None:
+        """Put samples that follow each other to their places.
+
+        Parameters
+        ----------
+        shard : ndarray, shape (n, *window)
+            All samples of the shard.
+        first : int
+            Number of the first of the samples before they were mixed.
+        samples : ndarray, shape (samples, *window)
+            The samples.
+        """
+        run, whole, last = self.run, len(self.place), first + len(samples)
+        # the rest of a run, whole runs, and the beginning of one
+        head = min(last, -(-first // run) * run)
+        tail = max(head, min(last // run, whole) * run)
+        for begin, end in ((first, head), (tail, last)):
+            if begin < end:
+                stays = begin >= whole * run
+                to = begin if stays else int(self.place[begin // run]) * run + begin % run
+                shard[to : to + end - begin] = samples[begin - first : end - first]
+        if head < tail:
+            runs = shard[: whole * run].reshape(whole, run, *shard.shape[1:])
+            moved = samples[head - first : tail - first].reshape(-1, *runs.shape[1:])
+            runs[self.place[head // run : tail // run]] = moved

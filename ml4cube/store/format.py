@@ -1,0 +1,746 @@
+"""The sample store: sole owner of its layout and metadata.
+
+A store is a zarr v3 group that plain ``xr.open_zarr`` reads. Every array has the samples as
+first dim and is cut into shards along it, the same samples in shard *k* of every array, so that
+one writer owns shard *k* as a whole. Because zarr takes a missing or empty shard for fill
+values, a manifest (the attributes of the subgroup ``manifest``) lists every file with its size
+and hash; it is written last, and a store without a matching one is refused.
+
+Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
+
+    zarr.json                 attributes (see StoreMetadata), metadata of all arrays
+    sst/zarr.json             dims (samples, lat, lon); sharding: chunks of whole samples,
+    sst/c/0/0/0               blosc-lz4, sorted by byte, unless asked; a crc32c on each
+    sst/c/1/0/0
+    time/c/0, time_index/c/0  origin of each sample along each dim of the cube, as value
+    lat_origin/...            and as index; <dim>_origin where the window keeps that dim
+    axes/lat/..., axes/time/...   the cube's coordinate along each dim, all cells; see `open_axes`
+    manifest/zarr.json        size and sha256 of every other file
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ml4cube.core.errors import StoreError
+from ml4cube.core.missing import FILLED_ATTR
+from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.scaling import Places, decoded_places, encoded_places
+from ml4cube.core.statistics import Statistics
+from ml4cube.cube.variables import DATE_UNITS
+from ml4cube.store.encoding import Compressor, with_index
+from ml4cube.store.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
+from ml4cube.store.locations import Place, ZarrFolder, folder_of, place_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+FORMAT = 1
+#: The file that is written last.
+MANIFEST = "manifest/zarr.json"
+#: The subgroup of the cube's coordinates.
+AXES = "axes"
+_FILL = "fill_statistics"
+_PLACES = "scaling_places"
+_NO_DATE = np.iinfo(np.int64).min
+
+
+class NoStoreError(StoreError):
+    """There is no sample store of ours at a place, not even a damaged one."""
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """One array of a store, its samples aside.
+
+    Parameters
+    ----------
+    name : str
+        Name of the variable or coordinate.
+    dims : tuple of str
+        Names of the dims, the sample dim first.
+    window : tuple of int
+        Cells along the dims after the first.
+    dtype : str
+        Dtype as `numpy.dtype` reads it; dates are stored as int64, texts as ``"O"``.
+    chunk : int
+        Samples of one chunk; a divisor of the layout's `shard`.
+    attrs : dict
+        Attributes, as JSON values.
+    coordinate : bool
+        Whether it is a coordinate of the samples.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    window: tuple[int, ...]
+    dtype: str
+    chunk: int
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    coordinate: bool = False
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """Dtype on disk, in little-endian byte order."""
+        kind = np.dtype(self.dtype)
+        return np.dtype("<i8") if kind.kind == "M" else kind.newbyteorder("<")
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample before compression."""
+        return int(np.prod(self.window, dtype=np.int64)) * self.stored_dtype.itemsize
+
+
+@dataclass(frozen=True)
+class StoreLayout:
+    """All arrays of a store and how they are cut into shards; picklable.
+
+    Parameters
+    ----------
+    samples : int
+        Samples in the store.
+    shard : int
+        Samples of one shard.
+    arrays : tuple of ArrayLayout
+        Variables first, then coordinates.
+    compressor : Compressor
+        Of every chunk.
+    """
+
+    samples: int
+    shard: int
+    arrays: tuple[ArrayLayout, ...]
+    compressor: Compressor = Compressor()  # noqa: RUF009 (frozen)
+
+    @property
+    def shards(self) -> int:
+        """Shards of each array."""
+        return -(-self.samples // self.shard)
+
+    def bounds(self, shard: int) -> tuple[int, int]:
+        """Tell which samples a shard holds.
+
+        Parameters
+        ----------
+        shard : int
+            Number of the shard.
+
+        Returns
+        -------
+        (int, int)
+            Its first sample, and one past its last.
+        """
+        return shard * self.shard, min((shard + 1) * self.shard, self.samples)
+
+
+def create(root: Folder, layout: StoreLayout) -> Files:
+    """Write the metadata of every array; no samples yet.
+
+    Parameters
+    ----------
+    root : Folder
+        Folder of the store.
+    layout : StoreLayout
+        What the store will hold.
+
+    Returns
+    -------
+    dict
+        The files written.
+    """
+    files: Files = {}
+    for array in layout.arrays:
+        text = json.dumps(_array_metadata(layout, array), indent=1)
+        path = f"{array.name}/zarr.json"
+        files[path] = root.write(path, text.encode())
+    return files
+
+
+def write_axes(
+    root: Folder, compressor: Compressor, axes: Mapping[str, tuple[NDArray[Any], Mapping[str, Any]]]
+) -> Files:
+    """Write the coordinates of the cube that samples come from, whole.
+
+    Parameters
+    ----------
+    root : Folder
+        Folder of the store.
+    compressor : Compressor
+        Of their chunks.
+    axes : mapping of str to (ndarray, mapping)
+        Values and attributes by dim.
+
+    Returns
+    -------
+    dict
+        The files written.
+    """
+    node = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    files: Files = {f"{AXES}/zarr.json": root.write(f"{AXES}/zarr.json", _json(node))}
+    for dim, (values, attrs) in axes.items():
+        kind = "O" if values.dtype.kind == "O" else values.dtype.str
+        array = ArrayLayout(f"{AXES}/{dim}", (dim,), (), kind, len(values), attrs)
+        layout = StoreLayout(len(values), len(values), (array,), compressor)
+        files |= create(root, layout) | write_shard(root, layout, 0, {array.name: values})
+    return files
+
+
+def open_axes(source: Any) -> xr.Dataset:
+    """Open the coordinates of the cube that a store's samples come from.
+
+    Parameters
+    ----------
+    source : str, path, zarr store or group, or Icechunk session
+        The store.
+
+    Returns
+    -------
+    Dataset
+        One coordinate for each dim, positions where the cube had none, dates decoded; empty for
+        a store that holds none, written before there were any.
+
+    Raises
+    ------
+    StoreError
+        If `source` is no store of ours, or its manifest cannot be read.
+    InvalidTypeError
+        If `source` is none of these.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import xarray as xr
+    >>> from ml4cube import MultiProcSampler
+    >>> lat = [50.0, 51.0, 52.0, 53.0]
+    >>> cube = xr.Dataset({"t2m": (("time", "lat"), np.ones((20, 4)))}, {"lat": lat})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     train, test = f"{folder}/train.zarr", f"{folder}/test.zarr"
+    ...     summary = MultiProcSampler(cube, train_cube=train, test_cube=test, nproc=1).run()
+    ...     print(open_axes(train)["lat"].values)
+    [50. 51. 52. 53.]
+    """
+    import xarray as xr
+
+    place = place_of("store", source)
+    files = read_manifest(place)
+    names = [n for n in files if n.startswith(f"{AXES}/") and _is_metadata(n)]
+    if not names:
+        return xr.Dataset()
+    for name in names:
+        read_metadata(place, files, name)
+    return _open_zarr(place, AXES)
+
+
+def write_shard(
+    root: Folder, layout: StoreLayout, shard: int, values: Mapping[str, NDArray[Any]]
+) -> Files:
+    """Write one shard of every array; doing it again gives the same bytes.
+
+    Parameters
+    ----------
+    root : Folder
+        Folder of the store.
+    layout : StoreLayout
+        What the store holds.
+    shard : int
+        Number of the shard.
+    values : mapping of str to ndarray
+        The shard's samples for every array of the layout.
+
+    Returns
+    -------
+    dict
+        The files written.
+    """
+    first, last = layout.bounds(shard)
+    written: dict[str, Future[tuple[int, str]]] = {}
+    # a file is encoded while others are written
+    with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-write") as threads:
+        for array in layout.arrays:
+            samples = values[array.name]
+            assert samples.shape == (last - first, *array.window), (array.name, samples.shape)
+            path = "/".join([array.name, "c", str(shard), *("0" for _ in array.window)])
+            pieces = _encode_shard(layout, array, samples)
+            written[path] = threads.submit(root.write, path, *pieces)
+    return {path: future.result() for path, future in written.items()}
+
+
+def finish(root: Folder, layout: StoreLayout, attrs: Mapping[str, Any], files: Files) -> None:
+    """Write the group's metadata and, last of all, the manifest.
+
+    Parameters
+    ----------
+    root : Folder
+        Folder of the store.
+    layout : StoreLayout
+        What the store holds.
+    attrs : mapping
+        Attributes of the store, as JSON values.
+    files : dict
+        Everything that `create` and `write_shard` wrote.
+    """
+    # CF parts these names by spaces, so one that has some cannot be among them; see `open_store`
+    names = [a.name for a in layout.arrays if a.coordinate and len(a.name.split()) == 1]
+    arrays = {a.name: json.loads(root.read(f"{a.name}/zarr.json")) for a in layout.arrays}
+    group = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {"ml4cube_format": FORMAT, **attrs, "coordinates": " ".join(names)},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": arrays},
+    }
+    listed = dict(sorted(files.items()))
+    listed["zarr.json"] = root.write("zarr.json", _json(group))
+    root.settle()
+    root.write(MANIFEST, _manifest(listed))
+    root.settle()
+
+
+def _manifest(files: Files) -> bytes:
+    """The manifest that lists these files, in this order, to the last byte."""
+    manifest = {"algorithm": HASH, "digest": digest(_json(files)), "files": files}
+    return _json({"zarr_format": 3, "node_type": "group", "attributes": manifest})
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1, allow_nan=False).encode()
+
+
+def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
+    """The array's ``zarr.json``, made by zarr itself so that it is what zarr expects."""
+    import zarr
+    from zarr.storage import MemoryStore
+
+    text = array.stored_dtype.kind == "O"
+    sharded = array.chunk != layout.shard
+    made = zarr.create_array(
+        MemoryStore(),
+        shape=(layout.samples, *array.window),
+        chunks=(array.chunk, *array.window),
+        shards=(layout.shard, *array.window) if sharded else None,
+        dtype=str if text else array.stored_dtype,
+        fill_value="" if text else _fill(array),
+        compressors=layout.compressor.codecs(1 if text else array.stored_dtype.itemsize),
+        dimension_names=array.dims,
+        attributes=_stored_attrs(array, layout.samples),
+        zarr_format=3,
+    )
+    metadata: dict[str, Any] = json.loads(json.dumps(made.metadata.to_dict()))
+    return metadata
+
+
+def _fill(array: ArrayLayout) -> Any:
+    if np.dtype(array.dtype).kind == "M":
+        return _NO_DATE
+    return np.nan if array.stored_dtype.kind == "f" else array.stored_dtype.type(0)
+
+
+def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
+    """Attributes on disk: dates carry their CF encoding."""
+    if samples == 0:
+        # xarray cannot decode zero dates of a calendar other than the standard one
+        return {k: v for k, v in array.attrs.items() if k not in ("units", "calendar")}
+    if np.dtype(array.dtype).kind != "M":
+        return dict(array.attrs)
+    unit = np.datetime_data(np.dtype(array.dtype))[0]
+    return {
+        **array.attrs,
+        "units": f"{DATE_UNITS[unit]} since 1970-01-01",
+        "calendar": "proleptic_gregorian",
+        "_FillValue": _NO_DATE,
+    }
+
+
+def _encode_shard(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]) -> list[bytes]:
+    """Encode one shard as zarr's sharding codec does, or as a plain chunk if it is one chunk."""
+    chunks = [
+        _encode_chunk(layout, array, samples[start : start + array.chunk])
+        for start in range(0, len(samples), array.chunk)
+    ]
+    if array.chunk == layout.shard:
+        return chunks
+    return with_index(chunks, layout.shard // array.chunk)
+
+
+def _encode_chunk(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]) -> bytes:
+    lacking = array.chunk - len(samples)
+    if array.stored_dtype.kind == "O":
+        from numcodecs import VLenUTF8  # type: ignore[import-untyped]
+
+        raw = VLenUTF8().encode(np.append(samples, np.full(lacking, "", dtype=object)))
+        return layout.compressor.compress(raw, 1)
+    if samples.dtype.kind == "M":
+        samples = samples.view(np.int64)
+    if lacking:
+        rest = np.full((lacking, *array.window), _fill(array), dtype=array.stored_dtype)
+        samples = np.concatenate([samples, rest])
+    # one copy at most: dtype, byte order and layout in memory all at once
+    ready = np.ascontiguousarray(samples, dtype=array.stored_dtype)
+    return layout.compressor.compress(ready, ready.itemsize)
+
+
+def read_manifest(place: Place) -> Files:
+    """Read the list of files that a store must have.
+
+    Parameters
+    ----------
+    place : str, path or ZarrFolder
+        Where the store lies, from `place_of`.
+
+    Returns
+    -------
+    dict
+        Size and hash of every file but the manifest.
+
+    Raises
+    ------
+    StoreError
+        If there is no store of ours, or its manifest is damaged.
+    """
+    try:
+        raw = folder_of(place).read(MANIFEST)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoStoreError(
+            f"{place} is no sample store, or not a complete one (it has no manifest); "
+            "make it again with MultiProcSampler"
+        ) from None
+    except OSError as error:
+        raise StoreError(f"{MANIFEST} of {place} cannot be read: {error}") from error
+    try:
+        listed = json.loads(raw)["attributes"]["files"]
+        files = {str(name): (int(size), str(hash)) for name, (size, hash) in listed.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        files = {}
+    # its own hash, and all that it says beside the files, stand in what would be written of them
+    if raw != _manifest(files):
+        raise StoreError(f"{MANIFEST} of {place}, its manifest, is damaged; make the store again")
+    return files
+
+
+def _is_metadata(name: str) -> bool:
+    return name.rpartition("/")[2] == "zarr.json"
+
+
+def read_metadata(place: Place, files: Files, name: str) -> dict[str, Any]:
+    """Read a ``zarr.json`` of a store, after checking that it is as it was written.
+
+    Parameters
+    ----------
+    place : str, path or ZarrFolder
+        Where the store lies, from `place_of`.
+    files : dict
+        From `read_manifest`.
+    name : str
+        Path of the file inside the store.
+
+    Returns
+    -------
+    dict
+        What it holds.
+
+    Raises
+    ------
+    StoreError
+        If it is missing or damaged.
+    """
+    raw: bytes | None = None
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        raw = folder_of(place).read(name)
+    _refuse(place, [fault] if (fault := _fault(name, files[name], raw)) else [])
+    assert raw is not None
+    found: dict[str, Any] = json.loads(raw)
+    return found
+
+
+def _fault(name: str, written: tuple[int, str], found: bytes | int | None) -> str | None:
+    """What is wrong with a file of which the content, or only its size, is known."""
+    size = found if isinstance(found, int) or found is None else len(found)
+    if size is None:
+        return f"{name} is missing"
+    if size != written[0]:
+        return f"{name} has {size} bytes instead of {written[0]}"
+    if isinstance(found, bytes) and digest(found) != written[1]:
+        return f"{name} has another content than was written"
+    return None
+
+
+def _refuse(place: Place, faults: Sequence[str]) -> None:
+    if faults:
+        more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+        raise StoreError(
+            f"the store {place} is damaged: {'; '.join(faults[:3])}{more}; make it again"
+        )
+
+
+def verify_store(place: Place, *, hashes: bool = True) -> None:
+    """Check that every file of a store is there and whole.
+
+    Parameters
+    ----------
+    place : str, path or ZarrFolder
+        Where the store lies, from `place_of`.
+    hashes : bool
+        Read and hash every file; otherwise the files of metadata, in which no checksum of a chunk
+        would show a flipped bit, and look at the sizes of the others only.
+
+    Raises
+    ------
+    StoreError
+        If a file is missing, has another size or another content; the message names up to three
+        of them.
+    """
+    folder, files = folder_of(place), read_manifest(place)
+    try:
+        sizes = folder.list()
+    except OSError as error:
+        raise StoreError(f"{place} cannot be listed: {error}") from error
+    faults = [_fault(name, written, sizes.get(name)) for name, written in files.items()]
+    _refuse(place, list(filter(None, faults)))
+    names = [name for name in files if hashes or _is_metadata(name)]
+
+    def fault(name: str) -> str | None:
+        return _fault(name, files[name], folder.read(name))
+
+    try:
+        with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-verify") as threads:
+            faults = list(threads.map(fault, names))
+    except OSError as error:
+        raise StoreError(f"{place} cannot be read: {error}") from error
+    _refuse(place, list(filter(None, faults)))
+
+
+def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
+    """Open a sample store as a lazy Dataset, after checking that it is whole.
+
+    Parameters
+    ----------
+    source : str, path, zarr store or group, or Icechunk session
+        The store, as `MultiProcSampler` wrote it.
+    verify : bool
+        Read and hash every file. Without it, every file must be there with its right size, and
+        those of metadata (dims, scaling, coordinates' attributes) are read and hashed; flipped
+        bits of a chunk are noticed when it is read.
+
+    Returns
+    -------
+    Dataset
+        Dims ``samples`` and the window's dims; the origin of each sample as coordinates; the
+        store's metadata in `attrs` (see `StoreMetadata`).
+
+    Raises
+    ------
+    StoreError
+        If `source` is no store of ours, or a file is missing or damaged.
+    InvalidTypeError
+        If `source` is none of these.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import xarray as xr
+    >>> from ml4cube import MultiProcSampler
+    >>> cube = xr.Dataset({"t2m": (("time", "lat"), np.ones((20, 4)))})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     train, test = f"{folder}/train.zarr", f"{folder}/test.zarr"
+    ...     sampler = MultiProcSampler(
+    ...         cube,
+    ...         train_cube=train,
+    ...         test_cube=test,
+    ...         sample_size={"lat": 2},
+    ...         block_size={"time": 4},
+    ...         nproc=1,
+    ...     )
+    ...     summary = sampler.run()
+    ...     print(dict(open_store(train, verify=True).sizes))
+    {'samples': 32, 'lat': 2}
+    """
+    place = place_of("store", source)
+    verify_store(place, hashes=verify)
+    ds = _open_zarr(place)
+    if ds.attrs.get("ml4cube_format") != FORMAT:
+        raise StoreError(
+            f"{place} has store format {ds.attrs.get('ml4cube_format')!r}, this version reads "
+            f"{FORMAT}; make it again"
+        )
+    variables = list(ds.attrs["variables"])
+    return ds.set_coords([name for name in ds.data_vars if name not in variables])[variables]
+
+
+def _open_zarr(place: str | ZarrFolder, group: str | None = None) -> xr.Dataset:
+    """Open a store, or a group inside it, by xarray; ``encoding["source"]`` says where it lies."""
+    import xarray as xr
+
+    ds: xr.Dataset
+    if isinstance(place, ZarrFolder):
+        # not every zarr store knows consolidated metadata
+        inside = "/".join(filter(None, [place.path, group])) or None
+        ds = xr.open_zarr(place.store, group=inside, consolidated=False, decode_timedelta=False)
+        ds.encoding["source"] = place
+    else:
+        # however its path is written, a store opened twice is known to be the same
+        place = place if "://" in place else os.path.abspath(place)
+        whole = group is None
+        ds = xr.open_zarr(place, group=group, consolidated=whole, decode_timedelta=False)
+    return ds
+
+
+@dataclass(frozen=True)
+class StoreMetadata:
+    """What a sample store says about itself.
+
+    Parameters
+    ----------
+    part : {"train", "test", "val"}
+        Which part of the cube its samples are.
+    spec : SampleSpec
+        How samples were cut, and what their gaps did.
+    statistics : Statistics
+        What scaled the samples: of the float variables of the train part, before scaling, or
+        those that the sampler was given.
+    accounting : dict of str to int
+        What became of every window: ``total``, samples of each part, drops by reason; parts
+        and reasons add up to the total.
+    split : dict
+        Recipe that rebuilds the split label.
+    provenance : dict
+        Source, attributes of the cube and of its variables, settings, library versions.
+    variables : tuple of str
+        Stored variables, in order.
+    fill : Statistics, optional
+        Of the raw train cells, whose numbers stand in for gaps; None where no such number does,
+        and for what older versions made.
+    filled : dict of str to str
+        Variables in which there were gaps that were filled, with the method.
+    places : mapping of str to tuple
+        Of variables that are not scaled alike everywhere: which entry of `statistics` stands for
+        each cell of the cube, as in `core.scaling.Scaling`.
+    """
+
+    part: str
+    spec: SampleSpec
+    statistics: Statistics
+    accounting: Mapping[str, int]
+    split: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+    variables: tuple[str, ...]
+    fill: Statistics | None = None
+    filled: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[str, Places] = field(default_factory=dict)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Variables to predict from: as asked for, or all stored ones that are no targets."""
+        if self.spec.features is not None:
+            return self.spec.features
+        return tuple(name for name in self.variables if name not in self.spec.targets)
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Variables to predict; empty if none was named."""
+        return self.spec.targets
+
+    def invented(self, names: Iterable[str]) -> dict[str, str]:
+        """Say which variables to predict hold filled gaps that nobody asked for by name.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Variables to predict, or that weigh.
+
+        Returns
+        -------
+        dict of str to str
+            How their gaps were filled, in the cube or when samples were cut.
+        """
+        described = self.provenance.get("variables", {})
+        found = {}
+        for name in names:
+            before = described.get(name, {}).get("attrs", {}).get(FILLED_ATTR)
+            if before or (name in self.filled and name not in self.targets):
+                found[name] = str(before or self.filled[name])
+        return found
+
+    @classmethod
+    def of(cls, source: Any) -> StoreMetadata:
+        """Read a store's metadata.
+
+        Parameters
+        ----------
+        source : Dataset, str, path, zarr store or group, or Icechunk session
+            The store, opened or not.
+
+        Returns
+        -------
+        StoreMetadata
+            Decoded and checked.
+
+        Raises
+        ------
+        StoreError
+            If `source` carries no metadata of ours.
+        """
+        attrs = _attributes(source)
+        try:
+            return cls(
+                part=attrs["part"],
+                spec=SampleSpec.from_json(json.dumps(attrs["spec"])),
+                statistics=_statistics(attrs["statistics"]),
+                accounting=dict(attrs["accounting"]),
+                split=attrs["split"],
+                provenance=attrs["provenance"],
+                variables=tuple(attrs["variables"]),
+                fill=_statistics(attrs[_FILL]) if _FILL in attrs else None,
+                filled=dict(attrs.get("filled", {})),
+                places={n: decoded_places(one) for n, one in attrs.get(_PLACES, {}).items()},
+            )
+        except (KeyError, TypeError) as error:
+            raise StoreError(
+                f"this is no sample store of MultiProcSampler: its attributes lack {error}"
+            ) from error
+
+    def to_attrs(self) -> dict[str, Any]:
+        """Return the store's attributes, as JSON values.
+
+        Returns
+        -------
+        dict
+            What `of` reads.
+        """
+        fill = {} if self.fill is None else {_FILL: json.loads(self.fill.to_json())}
+        places = {name: encoded_places(one) for name, one in self.places.items()}
+        return {
+            "part": self.part,
+            "variables": list(self.variables),
+            "spec": json.loads(self.spec.to_json()),
+            "statistics": json.loads(self.statistics.to_json()),
+            "accounting": dict(self.accounting),
+            "split": dict(self.split),
+            "provenance": dict(self.provenance),
+            "filled": dict(self.filled),
+            **fill,
+            **({_PLACES: places} if places else {}),
+        }
+
+
+def _statistics(values: Any) -> Statistics:
+    return Statistics.from_json(json.dumps(values))
+
+
+def _attributes(source: Any) -> Mapping[str, Any]:
+    import xarray as xr
+
+    if isinstance(source, xr.Dataset):
+        return source.attrs
+    place = place_of("store", source)
+    attributes: Mapping[str, Any] = read_metadata(place, read_manifest(place), "zarr.json")[
+        "attributes"
+    ]
+    return attributes

@@ -1,0 +1,329 @@
+"""Places where a sample store can lie: on disk, behind a URL, inside a zarr store of the user's."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ml4cube.core.errors import InvalidTypeError, StoreError
+from ml4cube.cube.opening import store_and_path
+from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, digest
+
+
+@dataclass(frozen=True, eq=False)
+class ZarrFolder:
+    """A group of a zarr store that is no folder of files: an Icechunk session, or memory.
+
+    Parameters
+    ----------
+    store : zarr store
+        The store.
+    path : str
+        Path of the group inside it; empty for its root.
+    """
+
+    store: Any
+    path: str = ""
+
+    def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
+        """Put an object.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the group.
+        *pieces : bytes
+            Its content, one after the other.
+
+        Returns
+        -------
+        (int, str)
+            Its size and hash.
+        """
+        from zarr.buffer.cpu import Buffer
+
+        data = b"".join(pieces)
+        _now(self.store.set(self._key(path), Buffer.from_bytes(data)))
+        return len(data), digest(data)
+
+    def read(self, path: str) -> bytes:
+        """Get an object.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the group.
+
+        Returns
+        -------
+        bytes
+            Its content.
+        """
+        from zarr.buffer import default_buffer_prototype
+
+        found = _now(self.store.get(self._key(path), default_buffer_prototype()))
+        if found is None:
+            raise FileNotFoundError(f"{self} has no {path}")
+        content: bytes = found.to_bytes()
+        return content
+
+    def size(self, path: str) -> int | None:
+        """Tell how large an object is.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the group.
+
+        Returns
+        -------
+        int or None
+            Its bytes; None if it is not there.
+        """
+        if not _now(self.store.exists(self._key(path))):
+            return None
+        return int(_now(self.store.getsize(self._key(path))))
+
+    def list(self) -> dict[str, int]:
+        """List all objects.
+
+        Returns
+        -------
+        dict of str to int
+            Bytes by path inside the group.
+        """
+
+        async def sizes() -> dict[str, int]:
+            # Icechunk refuses to list below what is no group; other stores may hold anything
+            here = not self.path or await self.store.exists(self._key("zarr.json"))
+            listed = self.store.list_prefix(self._key("")) if here else self.store.list()
+            names = [name async for name in listed if name.startswith(self._key(""))]
+            return {name: int(await self.store.getsize(name)) for name in names}
+
+        found: dict[str, int] = _now(sizes())
+        return {name.removeprefix(self._key("")): size for name, size in found.items()}
+
+    def settle(self) -> None:
+        """Do nothing: what was put is there; an Icechunk session is durable once committed."""
+
+    def remove(self, path: str) -> None:
+        """Remove an array or a group, and all that is in it.
+
+        Parameters
+        ----------
+        path : str
+            Path inside the group.
+        """
+        _now(self.store.delete_dir(self._key(path)))
+
+    def array_above(self) -> str | None:
+        """Find an array on the way to the group, inside which no group can lie.
+
+        Returns
+        -------
+        str or None
+            Path of the array; None if there is none, as should be.
+        """
+        for above in self.way():
+            if above._has_v2(".zarray"):
+                return above.path
+            if above.size("zarr.json") is not None and is_array(above.read("zarr.json")):
+                return above.path
+        return None
+
+    def v2_group_above(self) -> str | None:
+        """Find a group of zarr v2 on the way to the group, which one of v3 would hide.
+
+        Returns
+        -------
+        str or None
+            Path of the group; None if there is none, as should be.
+        """
+        for above in self.way()[:-1]:
+            if above.size("zarr.json") is None and above._has_v2(".zgroup"):
+                return above.path
+        return None
+
+    def way(self) -> Sequence[ZarrFolder]:
+        """Return the groups that one comes by to this one.
+
+        Returns
+        -------
+        sequence of ZarrFolder
+            The root of the store first, this one last.
+        """
+        parts = self.path.split("/") if self.path else []
+        depths = range(len(parts) + 1)
+        return [ZarrFolder(self.store, "/".join(parts[:depth])) for depth in depths]
+
+    def unwrapped(self) -> str | ZarrFolder:
+        """Return what the files really lie in, if the store is one around another.
+
+        Returns
+        -------
+        str or ZarrFolder
+            As of `place_of`.
+        """
+        from zarr.storage import StorePath, WrapperStore
+
+        store = self.store
+        while isinstance(store, WrapperStore):
+            store = store._store
+        return place_of("store", StorePath(store, self.path))
+
+    def shares_store_with(self, other: ZarrFolder) -> bool:
+        """Tell whether another place lies in the same zarr store.
+
+        Parameters
+        ----------
+        other : ZarrFolder
+            The other place.
+
+        Returns
+        -------
+        bool
+            Stores in memory are the same only if their memory is: two empty ones are equal.
+        """
+        if str(self.store).startswith("memory://"):
+            return str(self.store) == str(other.store)
+        same: bool = self.store == other.store
+        return same
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same group of the same store."""
+        if not isinstance(other, ZarrFolder):
+            return NotImplemented
+        return self.path == other.path and self.shares_store_with(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _has_v2(self, path: str) -> bool:
+        try:
+            return self.size(path) is not None
+        except KeyError:  # of Icechunk, which refuses names of v2
+            return False
+
+    def _key(self, path: str) -> str:
+        return f"{self.path}/{path}" if self.path else path
+
+    def __str__(self) -> str:
+        """The kind of store, and the path inside it."""
+        name = type(self.store).__name__
+        return f"{name} at {self.path!r}" if self.path else name
+
+
+Place = Path | str | ZarrFolder
+"""Where a store lies: a path on disk, a URL, or a group of a zarr store."""
+
+
+def place_of(argument: str, source: Any) -> str | ZarrFolder:
+    """Find where a store lies that may be given in any form.
+
+    Parameters
+    ----------
+    argument : str
+        Name of the argument, for messages.
+    source : str, path, zarr store, StorePath or group, Icechunk session, or ZarrFolder
+        What a user gave.
+
+    Returns
+    -------
+    str or ZarrFolder
+        A path or URL, also where it was given as a zarr store of files.
+
+    Raises
+    ------
+    InvalidTypeError
+        If it is none of these.
+    StoreError
+        If it is a zarr store that cannot be opened.
+
+    Examples
+    --------
+    >>> from zarr.storage import LocalStore, MemoryStore
+    >>> place_of("store", LocalStore("train.zarr"))
+    'train.zarr'
+    >>> print(place_of("store", MemoryStore()))
+    MemoryStore
+    """
+    if isinstance(source, str | os.PathLike) and os.fspath(source):
+        return os.fspath(source)
+    if isinstance(source, ZarrFolder):
+        return source
+    store, inside = store_and_path(source)
+    if store is None:
+        found = "empty" if isinstance(source, str) else f"a {type(source).__name__}"
+        raise InvalidTypeError(
+            f"{argument}={source!r} is {found}; give a path, a URL, a zarr "
+            "store or group, or an Icechunk session"
+        )
+    from zarr.storage import FsspecStore, LocalStore
+
+    if isinstance(store, LocalStore):
+        return str(store.root / inside) if inside else str(store.root)
+    # by its URL alone, a file system with options of its own (credentials) would not be found again
+    if isinstance(store, FsspecStore) and not set(store.fs.storage_options) - {"asynchronous"}:
+        return str(store.fs.unstrip_protocol("/".join(filter(None, [store.path, inside]))))
+    return _opened(argument, store, inside)
+
+
+def _opened(argument: str, store: Any, inside: str) -> ZarrFolder:
+    """A group of a zarr store that is open: some, such as ZipStore, can be used only then."""
+    from zarr.storage import StorePath
+
+    try:
+        _now(StorePath.open(store, inside))
+    except OSError as error:
+        raise StoreError(f"{argument}: {store} cannot be opened: {error}") from error
+    return ZarrFolder(store, inside)
+
+
+def folder_of(place: Place) -> Folder:
+    """Return the folder in which the files of a store are.
+
+    Parameters
+    ----------
+    place : str, path or ZarrFolder
+        From `place_of`.
+
+    Returns
+    -------
+    Folder
+        The folder, which need not exist.
+    """
+    if isinstance(place, ZarrFolder):
+        return place
+    if isinstance(place, str) and "://" in place:
+        return RemoteFolder(place)
+    return LocalFolder(Path(place))
+
+
+def is_array(metadata: bytes) -> bool:
+    """Tell whether a ``zarr.json`` is that of an array.
+
+    Parameters
+    ----------
+    metadata : bytes
+        Its content, which may be damaged.
+
+    Returns
+    -------
+    bool
+        False where it cannot be read.
+    """
+    try:
+        found = json.loads(metadata)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.get("node_type") == "array"
+
+
+def _now(coroutine: Any) -> Any:
+    """Wait for what zarr's stores do asynchronously, also where an event loop runs already."""
+    from zarr.core.sync import sync
+
+    return sync(coroutine)

@@ -1,0 +1,94 @@
+"""Drafts by the places of their stores: on disk, behind a URL, in a zarr store."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from ml4cube.store.folders import RemoteFolder
+from ml4cube.store.locations import Place, ZarrFolder, folder_of
+from ml4cube.store.publishing.draft import Draft, call_of, store_name, work_place
+from ml4cube.store.publishing.in_zarr import ZarrDraft
+from ml4cube.store.publishing.local import LocalDraft
+from ml4cube.store.publishing.remote import PUBLISHED, RemoteDraft
+
+logger = logging.getLogger(__name__)
+
+
+def open_draft(target: Place, fingerprint: str) -> Draft:
+    """Take hold of the store under way at a place; what is there stays until `Draft.begin`.
+
+    Parameters
+    ----------
+    target : Path, str or ZarrFolder
+        Where the store will stand: on disk, behind a URL, in a zarr store.
+    fingerprint : str
+        Hash of the call.
+
+    Returns
+    -------
+    Draft
+        A context manager.
+
+    Raises
+    ------
+    StoreExistsError
+        If the work folder exists and is none of ours.
+    RunError
+        If another run holds the work folder.
+    StoreError
+        If the file system of a path knows no locks.
+    """
+    if isinstance(target, ZarrFolder):
+        return ZarrDraft(target)
+    if isinstance(target, Path):
+        return LocalDraft(target, fingerprint)
+    return RemoteDraft(target, fingerprint)
+
+
+def sweep(target: Place, fingerprint: str) -> None:
+    """Remove the work folder of a store that stands.
+
+    Parameters
+    ----------
+    target : Path, str or ZarrFolder
+        Where the store stands.
+    fingerprint : str
+        Hash of the call that made it: a draft of another call stays.
+    """
+    if isinstance(target, ZarrFolder):
+        return
+    place = work_place(target)
+    try:
+        there = place.exists() if isinstance(place, Path) else bool(RemoteFolder(place).list())
+        if there and call_of(folder_of(place)) in (None, fingerprint):
+            with open_draft(target, fingerprint) as draft:
+                draft.discard()
+    except Exception as error:  # of any kind: file systems raise what they like
+        # it may be in use, none of ours, or nothing that this user may touch
+        logger.debug("%s stays: %s", place, error)
+
+
+def was_published(target: Place, fingerprint: str) -> bool:
+    """Tell whether a run that was cut off later has put its store to a place.
+
+    Parameters
+    ----------
+    target : Path, str or ZarrFolder
+        Where a store stands.
+    fingerprint : str
+        Hash of the call of that run.
+
+    Returns
+    -------
+    bool
+        By the work folder: the store that stands may be another one by now.
+    """
+    if isinstance(target, ZarrFolder):
+        return False
+    place = work_place(target)
+    if call_of(folder_of(place)) != fingerprint:
+        return False
+    if isinstance(place, Path):
+        return not (place / store_name(fingerprint)).exists()
+    return RemoteFolder(place).size(PUBLISHED) is not None

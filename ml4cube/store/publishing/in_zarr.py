@@ -1,0 +1,96 @@
+"""A sample store under way that will go into a zarr store of the user's."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ml4cube.store.folders import Files, LocalFolder
+from ml4cube.store.locations import ZarrFolder
+from ml4cube.store.publishing.draft import KEY, Draft
+from ml4cube.store.publishing.overwriting import check_free, noted_in, ours_at
+
+
+class ZarrDraft(Draft):
+    """A store under way that will go into a zarr store of the user's, such as an Icechunk session.
+
+    Workers write files to a temporary folder of this machine, and this process puts them into the
+    zarr store when all are there. So nothing is resumed; what a stopped run had done is gone.
+
+    Parameters
+    ----------
+    target : ZarrFolder
+        Where the store will stand.
+    """
+
+    def __init__(self, target: ZarrFolder) -> None:
+        """Make the temporary folder."""
+        self.target: ZarrFolder = target
+        self._temporary = tempfile.TemporaryDirectory(prefix="ml4cube-")
+        self.root: LocalFolder = LocalFolder(Path(self._temporary.name))
+        self.done = {}
+
+    def begin(self, resume: bool = True) -> None:
+        """Do nothing: nothing is done.
+
+        Parameters
+        ----------
+        resume : bool
+            Not used.
+        """
+
+    def record(self, task: int, files: Files) -> None:
+        """Note that a task is finished.
+
+        Parameters
+        ----------
+        task : int
+            Number of the task.
+        files : dict
+            What it wrote.
+        """
+        self.done[task] = files
+
+    def publish(self, overwrite: bool = False) -> None:
+        """Put the finished store at its place: arrays before their chunks, its group last.
+
+        Until then a group is there that notes what is ours, for a run after one that was cut off.
+
+        Parameters
+        ----------
+        overwrite : bool
+            Whether to replace a store of ours that stands there.
+        """
+        if not overwrite:
+            check_free(self.target)
+        names = self.root.list()
+        there = ours_at(self.target, noted_in(self.target))
+        self._make_groups_above()
+        if self.target.store.supports_deletes:  # a zip file keeps both notes, or is lost as a whole
+            self._write_group(self.target, {KEY: sorted(there | set(names))})
+        for child in sorted({name.partition("/")[0] for name in there} - {"zarr.json"}):
+            self.target.remove(child)
+        arrays_first = sorted(names, key=lambda name: not name.endswith("zarr.json"))
+        for name in sorted(arrays_first, key=lambda name: name == "zarr.json"):
+            self.target.write(name, self.root.read(name))
+
+    def _make_groups_above(self) -> None:
+        """Make the groups on the way to the store, without which readers do not find it."""
+        for above in self.target.way()[:-1]:
+            if above.size("zarr.json") is None:
+                self._write_group(above, {})
+
+    @staticmethod
+    def _write_group(folder: ZarrFolder, attributes: dict[str, Any]) -> None:
+        group = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+        folder.write("zarr.json", json.dumps(group).encode())
+
+    def discard(self) -> None:
+        """Remove the temporary folder."""
+        self._temporary.cleanup()
+
+    def close(self) -> None:
+        """Remove the temporary folder."""
+        self._temporary.cleanup()

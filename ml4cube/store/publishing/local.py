@@ -1,0 +1,277 @@
+"""A sample store under way on disk, and the one rename that puts it to its path.
+
+The work folder holds the files in ``store-<call>/``, the call that makes them in ``call.json``,
+finished tasks in ``journal.jsonl`` and a lock; while a store is replaced, the old one is there too,
+in ``replaced/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+from ml4cube.core.errors import RunError, StoreError, StoreExistsError
+from ml4cube.store.folders import Files, LocalFolder, sync_path, write_file
+from ml4cube.store.locations import Place
+from ml4cube.store.publishing.draft import (
+    KEY,
+    OTHER_CALL,
+    Draft,
+    call_of,
+    journal_entry,
+    store_name,
+    work_place,
+)
+from ml4cube.store.publishing.overwriting import check_free, check_overwritable
+
+logger = logging.getLogger(__name__)
+
+# What the lock of a work folder holds: a folder is ours by that alone, so it is removed last.
+_LOCK_MARK = b"work folder of an ml4cube sample store\n"
+
+
+class LocalDraft(Draft):
+    """A store under way on disk.
+
+    Parameters
+    ----------
+    target : Path
+        Where the store will stand.
+    fingerprint : str
+        Hash of the call.
+
+    Raises
+    ------
+    StoreExistsError
+        If the work folder exists and is none of ours.
+    RunError
+        If another run holds the work folder.
+    StoreError
+        If its file system knows no locks.
+    """
+
+    def __init__(self, target: Path, fingerprint: str) -> None:
+        """Take the lock."""
+        self.target: Path = target
+        self.folder = Path(work_place(target))
+        self.root: LocalFolder = LocalFolder(self.folder / store_name(fingerprint))
+        self.done = {}
+        self._fingerprint = fingerprint
+        with contextlib.ExitStack() as undo:
+            self._lock = undo.enter_context(_lock_folder(target))
+            self._journal = (self.folder / "journal.jsonl").open("ab")
+            _put_back(target)
+            undo.pop_all()
+
+    def begin(self, resume: bool = True) -> None:
+        """Read the journal, or start over.
+
+        Parameters
+        ----------
+        resume : bool
+            Whether to go on where a run of the same call stopped.
+        """
+        # what is still moved aside has been replaced
+        shutil.rmtree(_aside(self.target), ignore_errors=True)
+        found = call_of(LocalFolder(self.folder))
+        ours = found == self._fingerprint
+        if resume and found is not None and not ours:
+            logger.warning(OTHER_CALL, self.folder)
+        # without a store that grows, the last one was published
+        if not (resume and ours and self.root.root.exists()):
+            self._start_over()
+        self._read_journal()
+
+    def _start_over(self) -> None:
+        (self.folder / "call.json").unlink(missing_ok=True)
+        self._journal.truncate(0)
+        self._remove_stores()
+        self.root.clear()
+        self.root.root.mkdir()
+        write_file(self.folder / "call.json", json.dumps({KEY: self._fingerprint}).encode())
+
+    def _remove_stores(self) -> None:
+        """Remove the stores of all calls, but for what tasks of stopped runs still write."""
+        for path in self.folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _read_journal(self) -> None:
+        """Believe every whole line whose files are there with their sizes."""
+        path = self.folder / "journal.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith(b"\n")]
+        for number, line in enumerate(whole, 1):
+            task, files = journal_entry(line, f"{path}, line {number}")
+            if all(self.root.size(name) == size for name, (size, _) in files.items()):
+                self.done[task] = files
+        # a line that a crash cut off would run into the next one
+        self._journal.truncate(sum(map(len, whole)))
+
+    def record(self, task: int, files: Files) -> None:
+        """Note in the journal, durably, that a task is finished; before, wait for its files.
+
+        Parameters
+        ----------
+        task : int
+            Number of the task.
+        files : dict
+            What it wrote.
+        """
+        self.root.sync(files)
+        self.done[task] = files
+        self._journal.write((json.dumps({"task": task, "files": files}) + "\n").encode())
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+
+    def publish(self, overwrite: bool = False) -> None:
+        """Put the finished store at its path in one step.
+
+        Parameters
+        ----------
+        overwrite : bool
+            Whether to replace a store of ours that stands there.
+        """
+        if not overwrite:
+            check_free(self.target)
+        elif self.target.exists():
+            check_overwritable(self.target)
+            self.target.rename(_aside(self.target))
+        try:
+            self.root.root.rename(self.target)
+        except BaseException:
+            _put_back(self.target)
+            raise
+        sync_path(self.target.parent)
+        shutil.rmtree(_aside(self.target), ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove the work folder and all that is in it, the lock last: by that it is ours."""
+        try:
+            _put_back(self.target)
+            with contextlib.suppress(OSError):
+                # first: a call without a store counts as published
+                (self.folder / "call.json").unlink(missing_ok=True)
+                self._remove_stores()
+                for path in sorted(self.folder.iterdir(), key=lambda path: path.name == "lock"):
+                    path.unlink()
+                self.folder.rmdir()
+        finally:
+            self._release()
+
+    def close(self) -> None:
+        """Give the lock back; a work folder in which no task is finished is removed.
+
+        The kernel gives the lock back too if this process dies.
+        """
+        if self._lock.closed:
+            return
+        if os.fstat(self._journal.fileno()).st_size:
+            self._release()
+        else:
+            self.discard()
+
+    def _release(self) -> None:
+        # a line that had no room is tried again, and is cut off when the journal is read
+        with contextlib.suppress(OSError):
+            self._journal.close()
+        # a process that was forked meanwhile has the lock open, too
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self._lock.close()
+
+
+def put_back(target: Place) -> None:
+    """Put a store back that a run, killed as it was to replace it, had moved into its work folder.
+
+    Parameters
+    ----------
+    target : Path, str or ZarrFolder
+        Where the store stood. Only on disk is anything moved.
+
+    Raises
+    ------
+    StoreExistsError
+        If the work folder is none of ours.
+    """
+    if isinstance(target, Path) and _moved_aside(target):
+        # a run that holds the lock is just replacing it
+        with contextlib.suppress(RunError), _lock_folder(target):
+            _put_back(target)
+
+
+def _lock_folder(target: Path) -> IO[bytes]:
+    """Lock a file in the work folder of a place; the kernel drops it when this process ends."""
+    folder = Path(work_place(target))
+    path = folder / "lock"
+    _refuse_foreign(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as undo:
+        lock = undo.enter_context(path.open("ab"))
+        if not _takes(lock, path):
+            raise RunError(
+                f"another run is writing {target} (it holds {folder}); wait for it to end"
+            )
+        if not os.fstat(lock.fileno()).st_size:
+            os.write(lock.fileno(), _LOCK_MARK)
+            os.fsync(lock.fileno())
+        undo.pop_all()
+    return lock
+
+
+def _takes(lock: IO[bytes], path: Path) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        # another path is to be chosen, so nobody would come back for them
+        if not os.fstat(lock.fileno()).st_size:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                path.parent.rmdir()
+        raise StoreError(
+            f"{path} cannot be locked: {error}; choose a path on a file system that knows locks "
+            "(flock), or have this one mounted with them (Lustre: -o flock)"
+        ) from error
+    try:
+        return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
+    except FileNotFoundError:  # published and removed between opening and locking
+        return False
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if not folder.exists():
+        return
+    lock = folder / "lock"
+    # a run that was killed while it took the lock has left an empty one, and nothing else
+    bare = folder.is_dir() and all(path == lock for path in folder.iterdir())
+    mark = lock.read_bytes() if lock.is_file() else b""
+    if mark != _LOCK_MARK and not (bare and not mark):
+        raise StoreExistsError(
+            f"{folder} is needed as work folder, but holds something else; move it away"
+        )
+
+
+def _aside(target: Path) -> Path:
+    """Where a store is moved to until the one that replaces it is in its place."""
+    return Path(work_place(target)) / "replaced"
+
+
+def _moved_aside(target: Path) -> bool:
+    """Whether a store was moved aside, and the one that replaces it not yet to its place."""
+    folder = Path(work_place(target))
+    if target.exists() or not _aside(target).exists():
+        return False
+    call = call_of(LocalFolder(folder))
+    return call is not None and (folder / store_name(call)).exists()
+
+
+def _put_back(target: Path) -> None:
+    if _moved_aside(target):
+        _aside(target).rename(target)

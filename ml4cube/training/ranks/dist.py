@@ -1,0 +1,649 @@
+"""Process groups, devices and decisions that all ranks share."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from numbers import Real
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
+from ml4cube.sampling.engines import watch_parent
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S = 600.0
+_LONGEST_S = 1e9  # what a timedelta and gloo can hold
+_GRACE_S = 2.0  # what the other ranks get to say goodbye after one has failed
+_FAILED = "ml4cube/failed"
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that train together, seen from one of them.
+
+    A world of one asks for no process group: every method then returns at once.
+
+    Parameters
+    ----------
+    rank : int
+        This process, from 0.
+    size : int
+        How many there are.
+    device : torch.device
+        What this rank computes on.
+
+    Examples
+    --------
+    >>> world = World.single("cpu")
+    >>> world.is_main, world.gather([1.0, 2.0])
+    (True, [[1.0, 2.0]])
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @classmethod
+    def single(cls, device: str | torch.device | None = None) -> World:
+        """Return a world of one process, whatever process group there is.
+
+        Parameters
+        ----------
+        device : str or torch.device, optional
+            Default: the current GPU, else the CPU.
+
+        Returns
+        -------
+        World
+            Rank 0 of 1.
+        """
+        return cls(0, 1, pick_device(device))
+
+    @classmethod
+    def current(cls, device: str | torch.device | None = None) -> World:
+        """Return the world of the process group, or one of one when there is none.
+
+        Parameters
+        ----------
+        device : str or torch.device, optional
+            Default: the GPU of this local rank, else the CPU.
+
+        Returns
+        -------
+        World
+            As `torch.distributed` knows it.
+        """
+        if not dist.is_initialized():
+            return cls.single(device)
+        return cls(dist.get_rank(), dist.get_world_size(), pick_device(device))
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes and talks for all."""
+        return self.rank == 0
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Give every rank the numbers of all.
+
+        Parameters
+        ----------
+        values : sequence of float
+            As many on every rank.
+
+        Returns
+        -------
+        list of list of float
+            One list per rank, in rank order, the same bits on all ranks.
+        """
+        mine = torch.tensor(list(values), dtype=torch.float64, device=self._wire)
+        if self.size == 1:
+            return [mine.tolist()]
+        parts = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(parts, mine)
+        return [part.tolist() for part in parts]
+
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """Give every rank the largest of each number.
+
+        Parameters
+        ----------
+        values : sequence of float
+            As many on every rank.
+
+        Returns
+        -------
+        list of float
+            Maxima over ranks.
+        """
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Give every rank the sum of each number.
+
+        Parameters
+        ----------
+        values : sequence of float
+            As many on every rank.
+
+        Returns
+        -------
+        list of float
+            Sums over ranks.
+        """
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def gather_objects(self, value: T) -> list[T]:
+        """Give every rank the objects of all.
+
+        Parameters
+        ----------
+        value : object
+            Small and picklable.
+
+        Returns
+        -------
+        list
+            One per rank, in rank order.
+        """
+        if self.size == 1:
+            return [value]
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, value)
+        return parts
+
+    def share(self, value: T) -> T:
+        """Give every rank the object of rank 0.
+
+        Parameters
+        ----------
+        value : object
+            Small and picklable; ignored on other ranks.
+
+        Returns
+        -------
+        object
+            What rank 0 passed.
+        """
+        if self.size == 1:
+            return value
+        box: list[Any] = [value if self.is_main else None]
+        dist.broadcast_object_list(box, src=0, device=self._wire)
+        shared: T = box[0]
+        return shared
+
+    def spread(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Overwrite tensors, in place, with those of rank 0.
+
+        Parameters
+        ----------
+        tensors : iterable of torch.Tensor
+            The same shapes in the same order on every rank.
+        """
+        if self.size == 1:
+            return
+        for tensor in tensors:
+            wire = tensor.detach().to(self._wire).contiguous()
+            dist.broadcast(wire, src=0)
+            with torch.no_grad():
+                tensor.copy_(wire)
+
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over the ranks, without reading it on the host.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            Of the same shape on every rank.
+
+        Returns
+        -------
+        torch.Tensor
+            The sum, where `tensor` lies.
+        """
+        if self.size == 1:
+            return tensor
+        wire = tensor.detach().to(self._wire, copy=True)
+        dist.all_reduce(wire)
+        return wire.to(tensor.device)
+
+    def raise_alarm(self, message: str | None) -> None:
+        """Leave a message that ranks busy on their own can find with `alarm`.
+
+        Parameters
+        ----------
+        message : str or None
+            What happened, naming the rank; None takes a message back.
+        """
+        if self.size > 1:
+            _set_alarm(message)
+
+    def alarm(self) -> str | None:
+        """Return the message a rank left, without waiting for anyone.
+
+        Returns
+        -------
+        str or None
+            The message.
+        """
+        return _get_alarm() if self.size > 1 else None
+
+    def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
+        tensor = torch.tensor(list(values), dtype=torch.float64, device=self._wire)
+        if self.size > 1:
+            dist.all_reduce(tensor, op=op)
+        result: list[float] = tensor.tolist()
+        return result
+
+    @property
+    def _wire(self) -> torch.device:
+        """Where tensors must lie to travel: nccl moves GPU memory only."""
+        if self.size > 1 and "nccl" in dist.get_backend() and self.device.type == "cuda":
+            return self.device
+        return torch.device("cpu")
+
+
+def pick_device(device: str | torch.device | None = None) -> torch.device:
+    """Return the device to compute on.
+
+    Parameters
+    ----------
+    device : str or torch.device, optional
+        What the user asked for. Default: the GPU of this local rank, else the CPU.
+
+    Returns
+    -------
+    torch.device
+        A GPU always with its index.
+
+    Raises
+    ------
+    InvalidValueError
+        If the device is not known or not there.
+
+    Examples
+    --------
+    >>> pick_device("cpu")
+    device(type='cpu')
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InvalidValueError(
+            f"device={device!r} is no torch device; use e.g. 'cpu' or 'cuda:0'"
+        ) from None
+    if found.type != "cuda":
+        return found
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = local_rank() % max(count, 1) if found.index is None else found.index
+    if index >= count:
+        raise InvalidValueError(
+            f"device={str(device)!r} asks for GPU {index}, this machine has {count}; "
+            "use device='cpu'"
+        )
+    return torch.device("cuda", index)
+
+
+def local_rank() -> int:
+    """Return which of the processes on this machine this is, from 0.
+
+    Returns
+    -------
+    int
+        From the environment that torchrun sets; 0 without it.
+    """
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TIMEOUT_S) -> World:
+    """Join the processes that torchrun started into one group.
+
+    Runs everywhere: without torchrun there is one process and nothing to join; a group that
+    exists already, also one made by you, is left as it is. The rendezvous is keyed by run id
+    and restart count, so that ``torchrun --max-restarts`` really rejoins. The group is taken
+    down by `dist_train` or at the end of the program.
+
+    Parameters
+    ----------
+    backend : {"gloo", "nccl"}, optional
+        Default: nccl where every rank of this machine has a GPU of its own, else gloo.
+    timeout : float or timedelta
+        Seconds after which a collective that some rank does not join is an error.
+
+    Returns
+    -------
+    World
+        This rank, the number of ranks, and the device.
+
+    Raises
+    ------
+    InvalidValueError
+        If `backend` is unknown or needs GPUs that are not there, or `timeout` is not positive.
+
+    Examples
+    --------
+    >>> ddp_init().size
+    1
+    """
+    check_choice("backend", backend, ["gloo", "nccl", None])
+    limit = _as_timedelta(timeout)
+    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        base = _rendezvous(os.environ.get("MASTER_ADDR", ""), rank, size, limit)
+        _join(base, rank, size, _pick_backend(backend), limit)
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            end_with_parent()
+    world = World.current()
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    return world
+
+
+# gloo's threads outlive the group (DistributedDataParallel keeps a reference for good) and may
+# still have to let go of the last collective's tensors, for which they need the interpreter. One
+# that asks for it while the interpreter shuts down aborts the process, so they get it here.
+_GLOO_GRACE_S = 0.25
+
+
+def ddp_cleanup() -> None:
+    """Take down the process group that `ddp_init` made; leave one that the caller made.
+
+    Examples
+    --------
+    >>> ddp_cleanup()
+    """
+    if _Group.made is not None and dist.is_initialized() and dist.group.WORLD is _Group.made:
+        gloo = dist.get_backend() == "gloo"
+        dist.destroy_process_group()
+        if gloo:
+            time.sleep(_GLOO_GRACE_S)
+    _Group.made, _Group.store = None, None
+
+
+def launch(
+    fn: Callable[..., T],
+    nproc: int,
+    *args: Any,
+    backend: str | None = None,
+    timeout: float | timedelta = DEFAULT_TIMEOUT_S,
+    **kwargs: Any,
+) -> T:
+    """Run a function on several fresh local processes that form one group.
+
+    The processes are neither forked nor do they import the calling script again, so scripts
+    without ``if __name__ == "__main__"``, notebooks and lambdas work. They meet through a file,
+    no port is opened but on loopback, and they end with this process, whatever ends it.
+
+    Parameters
+    ----------
+    fn : callable
+        Called as ``fn(*args, **kwargs)`` on every rank, inside the process group.
+    nproc : int
+        Number of ranks.
+    *args : Any
+        Passed on.
+    backend : {"gloo", "nccl"}, optional
+        As for `ddp_init`.
+    timeout : float or timedelta
+        As for `ddp_init`.
+    **kwargs : Any
+        Passed on.
+
+    Returns
+    -------
+    object
+        What rank 0 returned.
+
+    Raises
+    ------
+    InvalidValueError
+        If `nproc` is less than 1.
+    RunError
+        If a rank failed or died; the first failure, with its rank, and the others are ended.
+
+    Examples
+    --------
+    >>> launch(lambda: 42, 1)
+    42
+    """
+    if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
+        raise InvalidValueError(f"nproc={nproc!r} is not a number of processes; use 1 or more")
+    if not callable(fn):
+        raise InvalidTypeError(f"fn={fn!r} cannot be called; give a function")
+    check_choice("backend", backend, ["gloo", "nccl", None])
+    # Imported here: only those who spawn pay for it.
+    from loky import ProcessPoolExecutor
+
+    folder = tempfile.mkdtemp(prefix="ml4cube-ranks-")
+    pool = ProcessPoolExecutor(max_workers=nproc, timeout=None)
+    healthy = False
+    try:
+        settings = (folder, nproc, backend, _as_timedelta(timeout), os.getpid())
+        futures = [pool.submit(_run_rank, r, settings, fn, args, kwargs) for r in range(nproc)]
+        result: T = _first_result(futures)
+        healthy = True
+        return result
+    finally:
+        pool.shutdown(wait=True, kill_workers=not healthy)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_with_parent() -> None:
+    """End this process as soon as the one that started it is gone.
+
+    A launcher that is killed outright cannot take its workers along.
+    """
+    watch_parent(os.getppid())
+
+
+class _Group:
+    """The group this module made, and the store through which ranks leave messages."""
+
+    made: Any = None
+    store: Store | None = None
+    count = itertools.count()
+
+
+@functools.cache
+def _rendezvous(address: str, rank: int, size: int, timeout: timedelta) -> Store:
+    """Return torchrun's store; made once, since rank 0 may be the one that serves it."""
+    found: tuple[Store, int, int] = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
+    return found[0]
+
+
+def _join(base: Store, rank: int, size: int, backend: str, timeout: timedelta) -> None:
+    # Without this prefix, the workers of a restart read the addresses of dead ones.
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"ml4cube/{run}/{restart}/{next(_Group.count)}", base)
+    with _loopback(size):
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    _Group.made, _Group.store = dist.group.WORLD, store
+    _at_exit()
+
+
+@functools.cache
+def _at_exit() -> None:
+    atexit.register(ddp_cleanup)
+
+
+@contextmanager
+def _loopback(size: int) -> Iterator[None]:
+    """Keep gloo on the loopback interface when all ranks are on this machine."""
+    name = "GLOO_SOCKET_IFNAME"
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size
+    loop = next((n for _, n in socket.if_nameindex() if n in ("lo", "lo0")), None)
+    if not local or loop is None or name in os.environ:
+        yield
+        return
+    os.environ[name] = loop
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _pick_backend(backend: str | None) -> str:
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if backend is None:
+        return "nccl" if gpus >= local and dist.is_nccl_available() else "gloo"
+    if backend == "nccl" and gpus < local:
+        raise InvalidValueError(
+            f"backend='nccl' needs a GPU for each of the {local} ranks of this machine, "
+            f"it has {gpus}; use backend='gloo'"
+        )
+    return backend
+
+
+def _as_timedelta(timeout: float | timedelta) -> timedelta:
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+    if not number or not 0 < seconds < _LONGEST_S:
+        raise InvalidValueError(
+            f"timeout={timeout!r} is no time to wait; give seconds above 0, or a timedelta"
+        )
+    return timedelta(seconds=seconds)
+
+
+def _set_alarm(message: str | None) -> None:
+    store = _Group.store
+    with suppress(RuntimeError, OSError):  # the process that served the store may be gone
+        if store is not None and message is None:
+            store.delete_key(_FAILED)
+        elif store is not None:
+            store.set(_FAILED, str(message))
+
+
+def _get_alarm() -> str | None:
+    store = _Group.store
+    try:
+        return store.get(_FAILED).decode() if store and store.check([_FAILED]) else None
+    except (RuntimeError, OSError):  # the process that served the store may be gone
+        return None
+
+
+def _run_rank(
+    rank: int,
+    settings: tuple[str, int, str | None, timedelta, int],
+    fn: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> T | None:
+    """One rank, in its own process: join, run, leave."""
+    folder, size, backend, timeout, parent = settings
+    watch_parent(parent)
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size)
+    )
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
+    try:
+        store = FileStore(os.path.join(folder, "store"), size)
+        _join(store, rank, size, _pick_backend(backend), timeout)
+        ddp_init()
+        result = fn(*args, **kwargs)
+    except BaseException as error:
+        # Others may be waiting in a collective: the alarm tells them why it broke.
+        if _get_alarm() is None:
+            _set_alarm(f"rank {rank}: {type(error).__name__}: {error}")
+        raise
+    finally:
+        ddp_cleanup()
+    return result if rank == 0 else None
+
+
+def _first_result(futures: list[Future[Any]]) -> Any:
+    wait(futures, return_when=FIRST_EXCEPTION)
+    failed = [rank for rank, future in enumerate(futures) if future.done() and future.exception()]
+    if not failed:
+        return futures[0].result()
+    wait(futures, timeout=_GRACE_S)
+    errors = {r: f.exception() for r, f in enumerate(futures) if f.done() and f.exception()}
+    # The rank that failed of itself, not one that only noticed another was gone.
+    rank, error = min(errors.items(), key=lambda item: is_broken_link(_root(item[1])))
+    if isinstance(error, RunError):
+        raise error
+    name = type(error).__name__
+    raise RunError(f"rank {rank} of {len(futures)} failed: {name}: {error}") from error
+
+
+def _root(error: BaseException | None) -> BaseException | None:
+    """What an error was raised from, as far as it travelled between processes."""
+    while isinstance(error, RunError) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def is_broken_link(error: BaseException | None) -> bool:
+    """Whether an error only says that other ranks cannot be reached.
+
+    Parameters
+    ----------
+    error : BaseException or None
+        Any error.
+
+    Returns
+    -------
+    bool
+        True for what a collective raises when a rank is gone or late.
+
+    Examples
+    --------
+    >>> is_broken_link(ValueError("bad"))
+    False
+    """
+    signs = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "timeout")
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError)
+        and not isinstance(error, RunError)
+        and any(sign in str(error).lower() for sign in signs)
+    )
+
+
+@contextmanager
+def explained(world: World) -> Iterator[None]:
+    """Tell the other ranks of an error here, and say here what broke elsewhere.
+
+    Parameters
+    ----------
+    world : World
+        The ranks.
+
+    Yields
+    ------
+    None
+        Nothing; the body runs.
+
+    Raises
+    ------
+    RunError
+        If the body only found that other ranks are gone, with what they said.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = world.alarm()
+        if is_broken_link(error):
+            said = cause or "no rank said why: one was killed or froze"
+            raise RunError(f"rank {world.rank} lost the other ranks: {said}") from error
+        if cause is None:
+            world.raise_alarm(f"rank {world.rank}: {type(error).__name__}: {error}")
+        raise

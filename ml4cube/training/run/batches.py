@@ -1,0 +1,501 @@
+"""What a loader gives: pairs, sizes, devices, and every sample exactly once in validation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, default_collate
+from torch.utils.data.distributed import DistributedSampler
+
+from ml4cube.core.errors import InvalidTypeError
+from ml4cube.training.ranks.dist import World
+
+_PLAIN = (tuple, list)  # asked by type first, since every batch of every step passes here
+
+
+def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what goes into the model and what should come out.
+
+    A pair ``(X, y)`` is itself; of a triple ``(X, y, weights)``, `weights_of` gives the third. X
+    alone, or a dict ``{variable: tensor}`` whose variables are
+    stacked as channels, is to be reconstructed: ``(X, X)``.
+
+    Parameters
+    ----------
+    batch : tuple, list, torch.Tensor or mapping
+        One batch of a loader.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``(X, y)``, samples first; a dict gives ``(sample, channel, ...)``, also for points.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the batch is of another kind.
+
+    Examples
+    --------
+    >>> X, y = as_pair({"a": torch.zeros(4, 8, 8), "b": torch.ones(4, 8, 8)})
+    >>> X.shape, y is X
+    (torch.Size([4, 2, 8, 8]), True)
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch, batch
+    if type(batch) in _PLAIN and len(batch) == 2:  # nearly every batch there is
+        features, target = batch
+        if isinstance(features, torch.Tensor) and isinstance(target, torch.Tensor):
+            return features, target
+    if isinstance(batch, Mapping) and all(isinstance(v, torch.Tensor) for v in batch.values()):
+        stacked = torch.stack(tuple(batch.values()), dim=1)
+        return stacked, stacked
+    if isinstance(batch, tuple | list) and all(isinstance(v, torch.Tensor) for v in batch):
+        if len(batch) in (2, 3):
+            return batch[0], batch[1]
+        if len(batch) == 1:  # how a TensorDataset of one tensor collates
+            return batch[0], batch[0]
+    held = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
+    raise InvalidTypeError(
+        f"a batch is a {type(batch).__name__}{held}; the loader should give (X, y), "
+        "(X, y, weights), X alone, or a dict of tensors"
+    )
+
+
+def weights_of(batch: Any) -> torch.Tensor | None:
+    """Return the weights that a batch ``(X, y, weights)`` brings.
+
+    Parameters
+    ----------
+    batch : Any
+        One batch of a loader.
+
+    Returns
+    -------
+    torch.Tensor or None
+        Samples first; None where it brings none.
+
+    Raises
+    ------
+    InvalidTypeError
+        If the third item is whole numbers, such as the samples' indices.
+
+    Examples
+    --------
+    >>> weights_of((torch.zeros(4, 2), torch.zeros(4, 1), torch.ones(4))).shape
+    torch.Size([4])
+    """
+    if not isinstance(batch, tuple | list) or len(batch) != 3:
+        return None
+    weights = batch[2]
+    if not isinstance(weights, torch.Tensor):
+        return None
+    if not weights.is_floating_point() and weights.dtype != torch.bool:
+        raise InvalidTypeError(
+            "the third item of a batch must be weights, floating or bool, got "
+            f"{weights.dtype}; convert it by .float() if it weighs the samples, and leave it out, "
+            "for example in a collate function, if it is an index"
+        )
+    return weights
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return the batch with all its tensors on a device.
+
+    Parameters
+    ----------
+    batch : Any
+        Tensors, also inside tuples, lists, dicts and dataclasses, or an object with a method
+        ``to(device)``, such as a graph.
+    device : torch.device
+        Where to.
+
+    Returns
+    -------
+    Any
+        The same structure; what is none of these stays.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch if batch.device == device else batch.to(device, non_blocking=True)
+    if type(batch) in _PLAIN:
+        return type(batch)([to_device(value, device) for value in batch])
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(to_device(value, device) for value in batch)
+    if is_dataclass(batch) and not isinstance(batch, type):
+        moved = copy.copy(batch)  # also of one that is frozen, or made by a function of its own
+        for field in fields(batch):
+            object.__setattr__(moved, field.name, to_device(getattr(batch, field.name), device))
+        return moved
+    return batch
+
+
+def count_samples(batch: Any) -> int:
+    """Return the number of samples in a batch: the length of its first tensor.
+
+    Parameters
+    ----------
+    batch : Any
+        One batch of a loader.
+
+    Returns
+    -------
+    int
+        Samples; 0 for an empty batch.
+
+    Raises
+    ------
+    InvalidTypeError
+        If there is no tensor with a sample axis in it.
+
+    Examples
+    --------
+    >>> count_samples({"a": torch.zeros(4, 8)})
+    4
+    """
+    tensor = _first_tensor(batch)
+    if tensor is None or tensor.ndim == 0:
+        raise InvalidTypeError(
+            f"a batch ({type(batch).__name__}) holds no tensor with a sample axis; "
+            "let the loader collate samples into tensors"
+        )
+    return int(tensor.shape[0])
+
+
+def agreed_samples(batch: Any) -> int | None:
+    """Return the number of samples in a batch of any kind, if its tensors agree on it.
+
+    Parameters
+    ----------
+    batch : Any
+        One batch of a loader.
+
+    Returns
+    -------
+    int or None
+        The length of the first axis of all its tensors; None where they differ, or there is none.
+
+    Examples
+    --------
+    >>> agreed_samples({"x": torch.zeros(4, 8), "y": torch.zeros(4), "scale": torch.tensor(2.0)})
+    4
+    >>> agreed_samples({"edges": torch.zeros(2, 9), "nodes": torch.zeros(6, 3)}) is None
+    True
+    """
+    lengths = {int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
+    """Return how many batches a loader gives, of how many samples, and the size of the last.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+
+    Returns
+    -------
+    tuple of int or None
+        ``(batches, samples per batch, samples in the last batch)``; None where a loader cannot
+        promise that, such as one that streams, or whose collate function or augmentation may drop
+        samples.
+    """
+    if not getattr(loader, "keeps_samples", True):
+        return None
+    if isinstance(loader, DataLoader):
+        if (
+            isinstance(loader.dataset, IterableDataset)
+            or loader.batch_size is None
+            or loader.collate_fn is not default_collate
+        ):
+            return None
+        samples = len(loader.sampler) if isinstance(loader.sampler, Sized) else -1
+        size, drop_last = loader.batch_size, loader.drop_last
+    elif hasattr(loader, "num_samples"):
+        samples, size = int(loader.num_samples), int(loader.batch_size)
+        drop_last = len(loader) * size <= samples
+    else:
+        return None
+    if samples < 0:
+        return None
+    batches = samples // size if drop_last else -(-samples // size)
+    if batches != len(loader):  # it cuts batches in some way of its own
+        return None
+    last = size if drop_last or samples % size == 0 else samples % size
+    return batches, size, last if batches else 0
+
+
+def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
+    """Return how many batches of a loader to use at most.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+    limit : int, float or None
+        A count, or a share of what the loader has: rounded down, at least one batch.
+    name : str
+        What the limit is called in messages.
+
+    Returns
+    -------
+    int or None
+        None for all.
+
+    Raises
+    ------
+    InvalidTypeError
+        If a share is asked of a loader without length.
+
+    Examples
+    --------
+    >>> limit_of([1, 2, 3, 4, 5], 0.5, "limit_train_batches")
+    2
+    """
+    if limit is None or isinstance(limit, int):
+        return limit
+    try:
+        batches = len(loader)
+    except TypeError:
+        raise InvalidTypeError(
+            f"{name}={limit!r} is a share of a loader that does not know its length; give a count"
+        ) from None
+    return max(1, int(batches * limit))
+
+
+def exact_loader(loader: Any, world: World) -> Any:
+    """Return a loader for validation that gives no sample twice over all ranks.
+
+    Loaders that shard without padding, as those of `ml4cube.datasets` do, and loaders that
+    give every rank all samples are returned as they are: sums weighted by samples are exact
+    for both. A `DistributedSampler` pads, or drops, to make ranks equal, and is replaced by one
+    that does neither.
+
+    Parameters
+    ----------
+    loader : iterable
+        The validation loader as given.
+    world : World
+        The ranks.
+
+    Returns
+    -------
+    iterable
+        The loader to evaluate with.
+    """
+    if not isinstance(loader, DataLoader):
+        return loader
+    sampler, size = loader.sampler, loader.batch_size
+    if type(loader.batch_sampler) is BatchSampler:
+        sampler, size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
+    # One that iterates in a way of its own, as that of `ml4cube.datasets`, need not pad.
+    if (
+        not isinstance(sampler, DistributedSampler)
+        or type(sampler).__iter__ is not DistributedSampler.__iter__
+    ):
+        return loader
+    workers = loader.num_workers
+    return DataLoader(
+        loader.dataset,
+        batch_size=size,
+        sampler=_Share(len(sampler.dataset), world),  # type: ignore[arg-type]
+        num_workers=workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context if workers else None,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor if workers else None,
+        persistent_workers=loader.persistent_workers if workers else False,
+    )
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell a loader, or else its sampler, which epoch comes.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+    epoch : int
+        From 0.
+    """
+    for owner in (loader, *_samplers(loader), getattr(loader, "dataset", None)):
+        if callable(getattr(owner, "set_epoch", None)):
+            owner.set_epoch(epoch)
+            return
+
+
+def loader_generator(loader: Any) -> torch.Generator | None:
+    """Return the random generator that a loader was given, if any.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+
+    Returns
+    -------
+    torch.Generator or None
+        None where a loader draws from the global generator, or from none.
+    """
+    for owner in (loader, *_samplers(loader)):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            return generator
+    return None
+
+
+def loader_seed(loader: Any) -> int | None:
+    """Return the seed of the order in which a loader shuffles, if it has one of its own.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+
+    Returns
+    -------
+    int or None
+        None where it is not known.
+    """
+    owners = [getattr(loader, "_plan", None)]
+    for sampler in _samplers(loader):
+        owners += [getattr(sampler, "plan", None), sampler]
+    seeds = (getattr(owner, "seed", None) for owner in owners)
+    return next((seed for seed in seeds if isinstance(seed, int)), None)
+
+
+def _samplers(loader: Any) -> list[Any]:
+    """What a loader draws its order from; torch puts a stand-in beside a batch sampler."""
+    batches = getattr(loader, "batch_sampler", None)
+    return [batches, getattr(batches, "sampler", None), getattr(loader, "sampler", None)]
+
+
+@contextmanager
+def kept_generators(loaders: Iterable[Any]) -> Iterator[None]:
+    """Leave the generators that loaders were given as they were.
+
+    Parameters
+    ----------
+    loaders : iterable of iterable
+        Any loaders.
+
+    Yields
+    ------
+    None
+        Nothing; the body runs.
+    """
+    found = [loader_generator(loader) for loader in loaders]
+    states = [(g, g.get_state()) for g in found if g is not None]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def data_facts(loader: Any) -> dict[str, Any]:
+    """Return what the loader's dataset tells about itself, for snapshots.
+
+    Parameters
+    ----------
+    loader : iterable
+        Any loader.
+
+    Returns
+    -------
+    dict
+        ``features``, ``targets``, ``variables`` and ``statistics`` (JSON), those that are known.
+    """
+    dataset = getattr(loader, "dataset", None)
+    metadata = getattr(dataset, "metadata", None)
+    facts: dict[str, Any] = {}
+    for name in ("features", "targets", "variables"):
+        names = getattr(dataset, name, None) or getattr(metadata, name, None)
+        if isinstance(names, str | tuple | list):
+            facts[name] = [names] if isinstance(names, str) else [str(item) for item in names]
+    statistics = getattr(dataset, "statistics", None) or getattr(metadata, "statistics", None)
+    to_json = getattr(statistics, "to_json", None)
+    if callable(to_json):
+        facts["statistics"] = to_json()
+    return facts
+
+
+def describe_batch(batch: Any, loader: Any) -> str:
+    """Say what a batch holds, for an error that came of it.
+
+    Parameters
+    ----------
+    batch : Any
+        One batch of a loader.
+    loader : iterable
+        The loader, whose dataset may know the names of the channels.
+
+    Returns
+    -------
+    str
+        The shapes of the batch's tensors, and the names.
+    """
+    if isinstance(batch, Mapping):
+        held = dict(batch)
+    else:
+        given = batch if isinstance(batch, tuple | list) else (batch,)
+        held = dict(zip(("X", "y", "weights"), given, strict=False))
+    shapes = [f"{k} of shape {tuple(v.shape)}" for k, v in held.items() if hasattr(v, "shape")]
+    facts = data_facts(loader)
+    names = [f"{key} {facts[key]}" for key in ("features", "targets") if key in facts]
+    return ", ".join([*(shapes or [f"a {type(batch).__name__}"]), *names])
+
+
+class _Share(Sampler[int]):
+    """Every `size`-th sample from `rank` on: uneven by one at most, never padded."""
+
+    def __init__(self, samples: int, world: World) -> None:
+        self._indices = range(world.rank, samples, world.size)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+        return
+    held: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        held = batch.values()
+    elif isinstance(batch, tuple | list):
+        held = batch
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        held = [getattr(batch, field.name) for field in fields(batch)]
+    for item in held:
+        yield from _tensors(item)
+
+
+def _first_tensor(batch: Any) -> torch.Tensor | None:
+    if isinstance(batch, torch.Tensor):
+        return batch
+    if type(batch) in _PLAIN and batch and isinstance(batch[0], torch.Tensor):
+        return batch[0]
+    items: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        items = batch.values()
+    elif isinstance(batch, tuple | list):
+        items = batch
+    return next((t for t in map(_first_tensor, items) if t is not None), None)

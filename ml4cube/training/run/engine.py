@@ -1,0 +1,392 @@
+"""What a step and a pass over data are: the one place that runs a model forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
+from ml4cube.core.joining import check_joined
+from ml4cube.training.measure.rows import mean_over_ranks
+from ml4cube.training.measure.scores import Bad, check_metrics
+from ml4cube.training.measure.validation import Measures, Tally
+from ml4cube.training.ranks.clock import StepClock
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.sharding import make_strategy
+from ml4cube.training.run.batches import (
+    describe_batch,
+    exact_loader,
+    kept_generators,
+    limit_of,
+    to_device,
+)
+from ml4cube.training.run.checks import bad_loss, check_loader, check_parts
+from ml4cube.training.run.compiling import compiled
+from ml4cube.training.run.ema import Ema
+from ml4cube.training.run.feed import Feed, Portion, Weight
+from ml4cube.training.run.options import DTYPES, Options
+from ml4cube.training.run.steps import Step, StepResult
+from ml4cube.training.state import TrainState, kept_rng
+
+
+class Engine:
+    """Take optimizer steps and evaluate, outside any epoch.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Moved to the device of `world`.
+    step : callable
+        ``step(module, batch)`` → `StepResult`, in training and in validation.
+    optimizer : torch.optim.Optimizer, optional
+        Over the model's parameters.
+    train : iterable, optional
+        Loader of training batches.
+    val : iterable or mapping of str to iterable, optional
+        Loader of validation batches, or several by name.
+    world : World
+        The ranks and this rank's device.
+    options : Options
+        The settings.
+    scheduler : object, optional
+        A learning rate scheduler of torch.
+    metrics : mapping, optional
+        ``{name: metric}``, see `Scores`.
+
+    Raises
+    ------
+    InvalidTypeError, InvalidValueError
+        If an argument cannot work, before anything starts.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        step: Step,
+        optimizer: Optimizer | None,
+        train: Any,
+        val: Any,
+        *,
+        world: World,
+        options: Options,
+        scheduler: Any,
+        metrics: Mapping[str, Any] | None,
+    ) -> None:
+        check_parts(model, optimizer, scheduler, on_batch=options.scheduler_step_on_batch)
+        for name, loader in (("train_data", train), ("test_data", val)):
+            if loader is not None:
+                check_loader(name, loader)
+        check_joined({"train_data": train, **named("test_data", val)})
+        self.world, self.options, self.step = world, options, step
+        self.metrics = check_metrics(metrics)
+        self._optimizer, self.scheduler = optimizer, scheduler
+        self.strategy = make_strategy(world, options)
+        self._hold(self.strategy.place(model))
+        self.feed = Feed(train, world, options, step)
+        self.val_loader = _exact(val, world)
+        if val is not None:
+            for batches in named_sets(self.val_loader).values():  # refused here, not after an epoch
+                limit_of(batches, options.limit_val_batches, "limit_val_batches")
+        self.state = TrainState()
+        self.measures, self.clock = Measures(self.state), StepClock(world)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
+        self._half, self._scales = DTYPES[options.precision], self.scaler.is_enabled()
+        self._handles_norm = options.gradient_clip is not None or options.log_grad_norm
+        self._prepared = False
+        self._wrapped: tuple[bool, ...] | None = None  # the parameters trained, when it was wrapped
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """What takes the steps."""
+        if self._optimizer is None:
+            raise InvalidTypeError("training needs an optimizer; this loop was given none")
+        return self._optimizer
+
+    def train_batch(self, batch: Any) -> StepResult:
+        """Take one optimizer step on one batch, outside any epoch; every rank.
+
+        Parameters
+        ----------
+        batch : Any
+            As a loader gives it.
+
+        Returns
+        -------
+        StepResult
+            What its forward pass gave.
+
+        Raises
+        ------
+        EmptyPartError
+            If some rank's batch holds no sample.
+        """
+        self._prepare()
+        self.module.train()
+        portion = self.feed.portion(batch)
+        total = self.feed.total([portion] if portion.samples else [])
+        if total is None:
+            raise EmptyPartError("a batch to train on holds no sample; give one that does")
+        return self.take_step([portion], total)
+
+    def evaluate(self, loader: Any = None) -> dict[str, float]:
+        """Validate once, outside any epoch, exactly on any number of ranks; every rank.
+
+        Parameters
+        ----------
+        loader : iterable, optional
+            Batches; default the loop's own validation loader.
+
+        Returns
+        -------
+        dict
+            ``val_loss``, metrics, and ``val_<name>`` for values that the step logs.
+
+        Raises
+        ------
+        InvalidTypeError
+            If there is no loader.
+        EmptyPartError
+            If it gives no sample.
+        """
+        if loader is not None:
+            check_joined({"train_data": self.feed.loader, **named("loader", loader)})
+        chosen = self.val_loader if loader is None else _exact(loader, self.world)
+        if chosen is None:
+            raise InvalidTypeError("there is nothing to evaluate; give a loader")
+        self._spread()
+        self.strategy.align(self.model)
+        training = self.model.training
+        with kept_rng(self.world.device), kept_generators(named_sets(chosen).values()):
+            tally, _ = self._evaluate(chosen)
+        self._refuse(tally.loss.flush(), "validation", "batch")
+        self.model.train(training)
+        return {"val_loss": mean_over_ranks(self.world, tally.loss)} | tally.compute(self.world)
+
+    @torch.no_grad()
+    def predict(
+        self, batches: Iterable[Any], fn: Callable[[nn.Module, Any], Any] | None = None
+    ) -> Iterator[Any]:
+        """Run the model in eval mode, in the run's precision, on this rank alone.
+
+        Parameters
+        ----------
+        batches : iterable
+            As a loader gives them.
+        fn : callable, optional
+            ``fn(model, batch)`` → anything; default the step's result.
+
+        Yields
+        ------
+        Any
+            What `fn` returned, one per batch.
+        """
+        call = self.step if fn is None else fn
+        self.model.eval()
+        for batch in batches:
+            with self._autocast():
+                result = call(self.model, to_device(batch, self.world.device))
+            yield result
+
+    # ------------------------------------------------------------------- a step
+
+    def take_step(self, portions: Sequence[Portion], total: Weight) -> StepResult:
+        """Take one optimizer step over some batches, each by its weight; every rank.
+
+        Parameters
+        ----------
+        portions : sequence of Portion
+            The batches of this rank, from `Feed`.
+        total : float or torch.Tensor
+            What they weigh together, from `Feed`.
+
+        Returns
+        -------
+        StepResult
+            What the last of the batches gave.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        for portion in portions[:-1]:
+            # Gradients travel between ranks once, with the last batch.
+            with self.strategy.no_sync(self.module):
+                self._backward(portion, total)
+        result = self._backward(portions[-1], total)
+        if self._handles_norm:
+            self._handle_norm()
+        if self._scales:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.state.step += 1
+        if self.ema is not None:
+            self.ema.update()
+        if self.scheduler is not None and self.options.scheduler_step_on_batch:
+            self.scheduler.step()
+        return result
+
+    def _handle_norm(self) -> None:
+        """Clip the gradients, or only take note of their norm."""
+        self.scaler.unscale_(self.optimizer)
+        clip = self.options.gradient_clip
+        norm = (
+            self.strategy.grad_norm(self.model)
+            if clip is None
+            else self.strategy.clip(self.model, clip)
+        )
+        if self.options.log_grad_norm:
+            self.measures.norms.add(norm.detach())
+
+    def _backward(self, portion: Portion, total: Weight) -> StepResult:
+        """Add a batch's share to the gradients, and its loss to what is measured."""
+        result = self._forward(self.module, portion.batch)
+        loss, weight = result.loss, portion.weight
+        # A number is compared, a tensor is not: that would read it from the device.
+        if isinstance(weight, torch.Tensor) or weight != total:
+            loss = loss * (weight / total)
+        if not loss.requires_grad:
+            raise bad_loss(loss)
+        torch.autograd.backward(self.scaler.scale(loss) if self._scales else loss)
+        self.clock.end_backward()
+        self.measures.add(result, portion)
+        return result
+
+    def _forward(self, module: nn.Module, batch: Any) -> StepResult:
+        """Run a step forward, in the precision asked for."""
+        try:
+            if self._half is None:
+                result = self.step(module, batch)
+            else:
+                with self._autocast():
+                    result = self.step(module, batch)
+        except Exception as error:
+            error.add_note(f"the batch held {describe_batch(batch, self.feed.loader)}")
+            raise
+        if not isinstance(result.loss, torch.Tensor) or result.loss.ndim:
+            raise bad_loss(result.loss)
+        return result
+
+    def _hold(self, model: nn.Module) -> None:
+        """Take a model, and make what hangs on its tensors."""
+        self.model = model
+        self.compiled = compiled(model, self.options.compile, self.world.device)
+        self.module: nn.Module = self.compiled  # what training calls
+        decay = self.options.ema
+        self.ema = None if decay is None else Ema(model, decay, self.strategy.parts)
+
+    def _spread(self) -> None:
+        """Lay the model out over the ranks, if that has not been done."""
+        model = self.strategy.shard(self.model, self._optimizer)
+        if model is not self.model:
+            self._hold(model)
+
+    def _prepare(self) -> None:
+        """Get ready for steps, also after a callback froze or unfroze parameters; every rank."""
+        if not self._prepared:
+            self._spread()
+            self.feed.agree()
+            self._wrapped, self._prepared = None, True
+        self.strategy.agree(self.model)
+        self._wrap()
+
+    def _wrap(self) -> None:
+        """Wrap the model, if other parameters are trained than when that was done; every rank."""
+        trainable = self.strategy.trainable(self.model)
+        if trainable != self._wrapped:
+            self.module = self.strategy.wrap(self.model, self.compiled)
+            self._wrapped = trainable
+
+    # ------------------------------------------------------------------- a pass
+
+    @torch.no_grad()
+    def _evaluate(self, loader: Any) -> tuple[Tally, bool]:
+        """Run over a loader; whether it was cut off because this rank is wanted elsewhere."""
+        limit, sets = self.options.limit_val_batches, named_sets(loader)
+        tally = Tally(self.metrics, self.world.device, sets if isinstance(loader, Mapping) else ())
+        self.model.eval()
+        weighed = partial(self.feed.portion, training=False)
+        for name, batches in sets.items():
+            used = islice(batches, limit_of(batches, limit, "limit_val_batches"))
+            for portion in self.strategy.in_step(map(weighed, used), self._is_called):
+                if portion is None:
+                    return tally, True
+                result = self._forward(self.compiled, portion.batch)
+                if portion.samples:
+                    tally.add(result, portion, name or None)
+        return tally, False
+
+    def _is_called(self) -> bool:
+        """Whether this rank is wanted elsewhere."""
+        return False
+
+    def _refuse(self, bad: Bad | None, what: str, unit: str) -> None:
+        """Raise on all ranks when a loss is not finite on any."""
+        found = self.world.gather_objects(bad)
+        for rank, entry in enumerate(found):
+            if entry is not None:
+                number, loss, gaps = entry
+                advice = (
+                    "The targets of that batch have gaps (NaN); MaskedLoss of "
+                    "ml4cube.training.losses leaves them out: loss=MaskedLoss(your_loss)"
+                    if gaps
+                    else "Look for gaps in that batch, or lower the learning rate"
+                )
+                raise RunError(
+                    f"the {what} loss is {loss} on rank {rank}, epoch {self.state.epoch + 1}, "
+                    f"{unit} {number + 1}; training stopped, the best model is as it was. {advice}"
+                )
+
+    def _averaged(self, on: bool = True) -> AbstractContextManager[None]:
+        return nullcontext() if self.ema is None else self.ema.applied(on)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._half is None:
+            return nullcontext()
+        return torch.autocast(self.world.device.type, dtype=self._half)
+
+
+def named_sets(loader: Any) -> dict[str, Any]:
+    """Return validation sets by name; a single one has none.
+
+    Parameters
+    ----------
+    loader : iterable or mapping of str to iterable
+        As the user gave it.
+
+    Returns
+    -------
+    dict
+        ``{name: loader}``, the name ``""`` for a single one.
+    """
+    return dict(loader) if isinstance(loader, Mapping) else {"": loader}
+
+
+def named(argument: str, loader: Any) -> dict[str, Any]:
+    """Name validation sets as messages do.
+
+    Parameters
+    ----------
+    argument : str
+        What they were given as.
+    loader : iterable or mapping of str to iterable
+        As the user gave it.
+
+    Returns
+    -------
+    dict
+        ``{"test_data['north']": loader}``.
+    """
+    sets = named_sets(loader).items()
+    return {f"{argument}[{name!r}]" if name else argument: one for name, one in sets}
+
+
+def _exact(loader: Any, world: World) -> Any:
+    if isinstance(loader, Mapping):
+        return {name: exact_loader(item, world) for name, item in loader.items()}
+    return None if loader is None else exact_loader(loader, world)

@@ -1,0 +1,316 @@
+"""The training batches of an epoch, in the groups that one optimizer step takes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.sharing import share_out
+from ml4cube.training.run.batches import (
+    count_samples,
+    fixed_sizes,
+    limit_of,
+    loader_generator,
+    set_epoch,
+    to_device,
+)
+from ml4cube.training.run.options import Options
+from ml4cube.training.run.steps import Count, Step, Weigh
+from ml4cube.training.state import TrainState, capture_rng, restore_rng
+
+logger = logging.getLogger(__name__)
+
+Weight = float | torch.Tensor
+
+
+class Portion(NamedTuple):
+    """One batch on the device, and what it counts.
+
+    Parameters
+    ----------
+    batch : Any
+        As the loader gave it.
+    samples : int
+        Samples in it.
+    weight : float or torch.Tensor
+        What its mean loss weighs: its samples, or what the step weighs it.
+    """
+
+    batch: Any
+    samples: int
+    weight: Weight
+
+
+class Feed:
+    """Opens the loader, knows where the run stands in it, and weighs what it gives.
+
+    Parameters
+    ----------
+    loader : iterable
+        Training batches.
+    world : World
+        The ranks.
+    options : Options
+        How many batches a step takes, and how many steps there are.
+    step : callable, optional
+        Where it has a method ``weigh(batch, training)`` → scalar tensor, that is what a batch
+        weighs; without it, or where it says None, a batch weighs its samples. All batches that are
+        trained on are weighed in the same way. Where it has ``count(batch, training)`` → int, that
+        says how many samples those are; with a true ``counts_itself``, they need not be those
+        that the loader speaks of.
+
+    Attributes
+    ----------
+    even : bool
+        Whether all ranks are known to get batches of the same sizes, so that no step needs to
+        ask.
+    waited : float
+        Seconds of this epoch in which this rank waited for its loader.
+    asked : float
+        Seconds of this epoch in which it asked the other ranks for weights.
+    epoch_rng : dict
+        The generators as they were when the epoch under way began.
+    position : dict or None
+        Where a snapshot inside an epoch stood, until the epoch goes on.
+    ended : bool
+        Whether the epoch under way gets no more batches, on any rank.
+    used_up : bool
+        Whether the loader has given all it has for the epoch under way; its own state may then
+        be that of the next one.
+    """
+
+    def __init__(
+        self, loader: Any, world: World, options: Options, step: Step | None = None
+    ) -> None:
+        self.loader, self.even = loader, world.size == 1
+        self.waited = self.asked = 0.0
+        self.epoch_rng: dict[str, Any] = {}
+        self.position: dict[str, Any] | None = None
+        self.ended = self.used_up = False
+        self._world = world
+        self._weigh: Weigh | None = getattr(step, "weigh", None)
+        self._count: Count | None = getattr(step, "count", None)
+        self._counts_itself: bool = getattr(step, "counts_itself", False)
+        self._lockstep = options.strategy == "fsdp"
+        self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
+        self._share = options.limit_train_batches
+        self._limit = limit_of(loader, self._share, "limit_train_batches")
+
+    def share_out(self, *, only_warn: bool) -> None:
+        """Share out what ranks train on, as `ml4cube.training.ranks.sharing` says; every rank.
+
+        Parameters
+        ----------
+        only_warn : bool
+            Whether to leave the loader as it is.
+        """
+        if share_out(self.loader, self._world, only_warn=only_warn):
+            self._limit = limit_of(self.loader, self._share, "limit_train_batches")
+
+    @property
+    def steps(self) -> int | None:
+        """Optimizer steps of an epoch; None where the loader has no length."""
+        sizes = fixed_sizes(self.loader)
+        if sizes is None:
+            return None
+        return self.steps_of(sizes[0] if self._limit is None else min(sizes[0], self._limit))
+
+    def steps_of(self, batches: int) -> int:
+        """Return how many optimizer steps a number of batches makes."""
+        return -(-batches // self._size)
+
+    def agree(self) -> None:
+        """Find out whether all ranks get the same batches; every rank must call this."""
+        sizes = self._world.gather_objects(self._sizes())
+        self.even = self._world.size == 1 or (None not in sizes and len(set(sizes)) == 1)
+        if not self.even and None not in sizes:
+            logger.warning(
+                "ranks get unequal training batches (batches, size, last) %s; every epoch ends "
+                "with the rank that has least",
+                sizes,
+            )
+
+    def open(self, state: TrainState) -> Iterator[tuple[list[Portion], Weight]]:
+        """Start an epoch, or go on where a snapshot inside the epoch left it.
+
+        Parameters
+        ----------
+        state : TrainState
+            Its epoch is opened; its batches are counted as they are drawn.
+
+        Yields
+        ------
+        tuple of (list of Portion, float or torch.Tensor)
+            The batches of one optimizer step, and their `total` weight.
+        """
+        batches = self._open_loader(state)
+        if self.ended:
+            return
+        clock, size, max_steps = time.perf_counter, self._size, self._max_steps
+        while max_steps is None or state.step < max_steps:
+            started = clock()
+            portions = []
+            for batch in batches:
+                state.batch += 1
+                portion = self.portion(batch)
+                if portion.samples:
+                    portions.append(portion)
+                    if len(portions) == size:
+                        break
+            else:
+                self.used_up = self._limit is None or state.batch < self._limit
+            drawn = clock()
+            self.waited += drawn - started
+            if self._lockstep and not self.even:
+                # Ranks fetch parameters from one another in every batch of a step.
+                (missing,) = self._world.maximum([size - len(portions)])
+                portions = portions[: size - int(missing)]
+            total = self.total(portions)
+            self.asked += clock() - drawn
+            if total is None:
+                self.ended = True
+                return
+            yield portions, total
+
+    def portion(self, batch: Any, training: bool = True) -> Portion:
+        """Bring a batch to the device and weigh it.
+
+        Parameters
+        ----------
+        batch : Any
+            From a loader.
+        training : bool
+            Whether it is to be trained on.
+
+        Returns
+        -------
+        Portion
+            With 0 samples where a collate function dropped all of them.
+        """
+        batch = to_device(batch, self._world.device)
+        samples = count_samples(batch) if self._count is None else self._count(batch, training)
+        if not samples:
+            return Portion(batch, 0, 0.0)
+        weight = None if self._weigh is None else self._weigh(batch, training)
+        return Portion(batch, samples, samples if weight is None else weight)
+
+    def total(self, portions: list[Portion]) -> Weight | None:
+        """Say what the batches of one step weigh; every rank must call this.
+
+        Parameters
+        ----------
+        portions : list of Portion
+            This rank's batches of one step.
+
+        Returns
+        -------
+        float, torch.Tensor or None
+            The mean of their weight over ranks, since ranks average their gradients. None where
+            some rank has no batch: all end together, or one would wait for the others.
+        """
+        if self.even and not portions:
+            return None
+        weighed = bool(portions) and isinstance(portions[0].weight, torch.Tensor)
+        if self.even and not weighed:
+            return portions[0].weight if self._size == 1 else sum(p.samples for p in portions)
+        world, samples = self._world, float(sum(p.samples for p in portions))
+        if not self.even:
+            samples, ready = world.total([samples, bool(portions)])
+            if ready < world.size:
+                return None
+        if not weighed:
+            return samples / world.size
+        weights = torch.stack([torch.as_tensor(portion.weight) for portion in portions])
+        everywhere = world.add_up(weights.sum().to(world.device, torch.float32))
+        # A step in which nothing counts has loss 0 and gradients 0, and not 0 / 0.
+        return everywhere.clamp_min(torch.finfo(torch.float32).tiny) / world.size
+
+    def place(self, state: TrainState) -> dict[str, Any]:
+        """Say where the generators and, inside an epoch, the loader stand now.
+
+        Parameters
+        ----------
+        state : TrainState
+            Inside an epoch or between two.
+
+        Returns
+        -------
+        dict
+            ``rng``, and ``loader``: None where it does not know its position.
+        """
+        knows = state.batch > 0 and hasattr(self.loader, "load_state_dict")
+        return {
+            "rng": capture_rng(self._world.device),
+            "loader": self.loader.state_dict() if knows else None,
+        }
+
+    def capture_rng(self) -> dict[str, Any]:
+        """Return the state of all generators that decide on the order of the next epoch.
+
+        Returns
+        -------
+        dict
+            As `ml4cube.training.state.capture_rng`, and ``loader`` for a generator of the
+            loader's own.
+        """
+        generator = loader_generator(self.loader)
+        own = {} if generator is None else {"loader": generator.get_state()}
+        return capture_rng(self._world.device) | own
+
+    def restore_rng(self, state: Mapping[str, Any]) -> None:
+        """Put all those generators back.
+
+        Parameters
+        ----------
+        state : mapping
+            From `capture_rng`.
+        """
+        restore_rng(state, self._world.device)
+        generator = loader_generator(self.loader)
+        if generator is not None and "loader" in state:
+            generator.set_state(state["loader"])
+
+    def _sizes(self) -> tuple[int, int, int] | None:
+        sizes = None if self._counts_itself else fixed_sizes(self.loader)
+        if sizes is None or self._limit is None or self._limit >= sizes[0]:
+            return sizes
+        return self._limit, sizes[1], sizes[1]
+
+    def _open_loader(self, state: TrainState) -> Iterator[Any]:
+        loader, position = self.loader, self.position
+        self.position, self.ended, self.used_up = None, False, False
+        self.waited = self.asked = 0.0
+        set_epoch(loader, state.epoch)
+        if position is None:
+            self.epoch_rng = self.capture_rng()
+            return itertools.islice(loader, self._limit)
+        self.epoch_rng = position["epoch_rng"]
+        self.restore_rng(self.epoch_rng)
+        left = None if self._limit is None else max(0, self._limit - state.batch)
+        self.ended, used_up = position.get("ended", False), position.get("used_up", False)
+        self.used_up = used_up
+        done = self._max_steps is not None and state.step >= self._max_steps
+        if self.ended or used_up or done:
+            left = 0
+        if position["loader"] is None:
+            batches = iter(loader)
+            for _ in range(state.batch + used_up):
+                next(batches, None)
+        else:
+            loader.load_state_dict(position["loader"])
+            batches = iter(loader)
+            if left == 0:
+                # One that never begins keeps the place, and its next epoch would begin there.
+                more = next(batches, None)
+                batches = iter(())
+                if used_up and more is not None:
+                    # It stood at the start of the next epoch, which has a right to this batch.
+                    loader.load_state_dict(position["loader"])
+        restore_rng(position["rng"], self._world.device)
+        return itertools.islice(batches, left)

@@ -1,0 +1,497 @@
+"""THE loop: the only code that runs epochs, over the `Engine`, the only code that runs steps.
+
+Everything else in this package translates arguments into a `Loop`, or hangs on its callbacks.
+What it is made of: `Feed` gives the batches, `Strategy` spreads the model over ranks, `Pulse` says
+when ranks meet, `Tally` and `make_row` measure, `snapshot` saves.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from ml4cube.core.errors import InvalidTypeError, RunError
+from ml4cube.training.callbacks import Callback
+from ml4cube.training.files import snapshot
+from ml4cube.training.files.description import Asked, ask, describe, leave
+from ml4cube.training.measure.rows import Effort, make_row
+from ml4cube.training.measure.validation import Measures, Tally
+from ml4cube.training.ranks.clock import StepClock
+from ml4cube.training.ranks.dist import World, explained
+from ml4cube.training.ranks.polling import PERIOD_S, Pulse
+from ml4cube.training.ranks.signals import Signals
+from ml4cube.training.run.batches import kept_generators
+from ml4cube.training.run.engine import Engine, named_sets
+from ml4cube.training.run.options import Options
+from ml4cube.training.run.steps import Step, StepResult, Supervised
+from ml4cube.training.state import History, kept_rng, seeded
+
+__all__ = ["Loop", "Options", "StepResult", "Supervised"]
+
+logger = logging.getLogger(__name__)
+
+_LATE = "max_time is over"
+_HOOKS = (
+    "on_train_start",
+    "on_epoch_start",
+    "on_step_end",
+    "on_validation_start",
+    "on_row",
+    "on_validation_end",
+    "on_check",
+    "on_epoch_end",
+    "on_train_end",
+    "on_close",
+)
+
+
+class Loop(Engine):
+    """Train a model, validate it, and tell callbacks.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Moved to the device of `world`.
+    step : callable
+        ``step(module, batch)`` → `StepResult`, in training and in validation. Where it has a
+        method ``weigh(batch, training)`` → scalar tensor, that is what the batch's mean loss weighs
+        beside those of other batches and ranks; else it weighs its samples, which a method
+        ``count(batch, training)`` → int may count; else they are the length of the first tensor.
+    optimizer : torch.optim.Optimizer, optional
+        Over the model's parameters; a loop without one only evaluates.
+    train : iterable, optional
+        Loader of training batches; a loop without one trains on single batches only.
+    val : iterable or mapping of str to iterable, optional
+        Loader of validation batches, or several by name; without one, nothing is validated.
+    world : World
+        The ranks and this rank's device.
+    options : Options
+        The settings.
+    scheduler : object, optional
+        A learning rate scheduler of torch.
+    metrics : mapping, optional
+        ``{name: metric}``, see `Scores`.
+    callbacks : sequence of Callback
+        Called in this order.
+
+    Raises
+    ------
+    InvalidTypeError, InvalidValueError
+        If an argument cannot work, before anything starts.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        step: Step,
+        optimizer: Optimizer | None = None,
+        train: Any = None,
+        val: Any = None,
+        *,
+        world: World,
+        options: Options,
+        scheduler: Any = None,
+        metrics: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        super().__init__(
+            model,
+            step,
+            optimizer,
+            train,
+            val,
+            world=world,
+            options=options,
+            scheduler=scheduler,
+            metrics=metrics,
+        )
+        if options.fast_dev_run:
+            callbacks = [callback for callback in callbacks if not callback.writes]
+        self.callbacks = list(callbacks)
+        self.history = History()
+        self.pulse = Pulse(world)
+        self.saved_at: tuple[int, int] | None = None  # epoch and step
+        self.resumed = False  # from a snapshot, by this call of `run`
+        self.asked: Asked | None = None  # with `description`, of a run that has a snapshot
+        self.description: dict[str, Any] = {}
+        self.stop_reason: str | None = None
+        self.resting: dict[str, Any] | None = None  # the feed's place, while validation draws
+        self.step_loss: torch.Tensor | None = None  # of the last step's last batch
+        self._ends_at, self._cut_short = math.inf, False  # the first on the monotonic clock
+        self._signals, self._asked = Signals(active=False), 0.0
+        self._hooks = {name: _overridden(self.callbacks, name) for name in _HOOKS}
+
+    @property
+    def monitor(self) -> str:
+        """The column of the History that judges a run."""
+        return self.options.monitor or ("train_loss" if self.val_loader is None else "val_loss")
+
+    def stop(self, reason: str) -> None:
+        """End training after the epoch, or the check inside it, under way; any rank may ask.
+
+        Parameters
+        ----------
+        reason : str
+            For the log.
+        """
+        self.stop_reason = self.stop_reason or reason
+
+    def run(self, *, resume: bool = True) -> nn.Module:
+        """Train until the end, or from a snapshot on.
+
+        Parameters
+        ----------
+        resume : bool
+            Whether to look for a snapshot; without, the run goes on from memory.
+
+        Returns
+        -------
+        torch.nn.Module
+            The model that was given, as the callbacks left it.
+
+        Raises
+        ------
+        RunError
+            If a loss is not finite, another rank failed, or a signal asked to stop.
+        """
+        if self.feed.loader is None:
+            raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
+        self.stop_reason, self._cut_short = None, False
+        limit = self.options.max_seconds
+        self._ends_at = math.inf if limit is None else time.monotonic() + limit
+        with ExitStack() as stack:
+            stack.enter_context(seeded(self.options.seed, self.world))
+            stack.enter_context(explained(self.world))
+            stack.callback(self._call, "on_close")
+            self._signals = stack.enter_context(
+                Signals(active=self.options.snapshot_path is not None)
+            )
+            self._forget_alarm()
+            self._spread()
+            # Ranks that share a loader do not validate on all of it.
+            validated = named_sets(self.val_loader).values()
+            self.feed.share_out(only_warn=any(own is self.feed.loader for own in validated))
+            if self.options.snapshot_path is not None:
+                self.asked = ask(self)
+                self.description = describe(self, self.asked)
+                stack.callback(leave, self)
+            self.resumed = resume and snapshot.resume(self)
+            if self.ema is not None:
+                self.ema.apply(False)
+            self._call("on_train_start")
+            self._say_if_finished()
+            with suppress(_OutOfTime):
+                while not self._is_finished():
+                    self.run_epoch()
+            self.module, self._prepared = self.compiled, False
+            self.save_snapshot()
+            if self.ema is not None:
+                self.ema.apply(True)  # what a user gets, unless a callback knows better
+            self._call("on_train_end")
+            model = self.strategy.finish(self.model)
+        return model.eval()
+
+    def _forget_alarm(self) -> None:
+        """Take down what an earlier run left that failed on all ranks alike; every rank."""
+        self.world.maximum([0.0])  # none is still in that run, about to leave another
+        if self.world.is_main:
+            self.world.raise_alarm(None)
+        self.world.maximum([0.0])  # none leaves one of this run before
+
+    def _say_if_finished(self) -> None:
+        if not self.world.is_main or not self._is_finished():
+            return
+        path = self.options.snapshot_path
+        held = f"{path} holds" if self.resumed else "there have been"
+        why = self.stop_reason or (
+            f"epochs={self.options.epochs}, max_steps={self.options.max_steps}"
+        )
+        warnings.warn(
+            f"nothing is left to train: {held} {self.state.epoch} epochs, "
+            f"{self.state.step} steps ({why}). The model is the one of that run; to train on, ask "
+            "for more epochs"
+            + (f", to start anew, give another snapshot_path or delete {path}" if path else ""),
+            stacklevel=2,
+        )
+
+    def save_snapshot(self) -> None:
+        """Write the snapshot, if there is a path for it and something to add to the last one.
+
+        Every rank must call this.
+        """
+        now = (self.state.epoch, self.state.step)
+        if self.options.snapshot_path is not None and self.saved_at != now:
+            self._save()
+            self.saved_at = now
+
+    def _save(self) -> None:
+        """Write the snapshot, wherever the run is: inside an epoch, or with the average applied."""
+        if self.state.batch:
+            self.state.sums = self.measures.state_dict()
+        with self._averaged(False):
+            snapshot.save(self)
+
+    # ------------------------------------------------------------------ an epoch
+
+    def run_epoch(self) -> dict[str, Any]:
+        """Train for one epoch, or for what is left of it, and validate; every rank.
+
+        Returns
+        -------
+        dict
+            The row that the History got.
+        """
+        self._call("on_epoch_start")
+        self._prepare()
+        self._began, self._validated_s = time.perf_counter(), 0.0
+        self._train()
+        validates = self._validates_now()
+        with self._averaged():
+            row = self._measure(validates)
+            self.state.epoch += 1
+            self.state.start_epoch()
+            self._step_scheduler(row)
+            if validates or self.val_loader is None:
+                self._call("on_check", row)
+            self._call("on_epoch_end", row)
+        if self._is_late():
+            self.stop(_LATE)
+        if self._is_stopped():
+            self.stop("another rank asked to stop")
+        if self.state.epoch % self.options.save_every == 0:
+            self.save_snapshot()
+        logger.info(
+            "epoch %d: train loss %.6g, validation loss %s",
+            row["epoch"],
+            row["train_loss"],
+            row.get("val_loss"),
+        )
+        return row
+
+    def _measure(self, validates: bool) -> dict[str, Any]:
+        """Validate, if asked to, and add a row to the History."""
+        effort = self._effort(time.perf_counter() - self._began - self._validated_s)
+        tally = None
+        if validates:
+            started = time.perf_counter()
+            self._call("on_validation_start")
+            tally = self._validate()
+            self._validated_s += time.perf_counter() - started
+        losses = (self.measures.loss, None if tally is None else tally.loss)
+        columns = partial(self._columns, tally)
+        row = make_row(self.world, self.state.epoch + 1, *losses, columns, effort)
+        self._call("on_row", row)
+        self.history.append(row)
+        if validates:
+            self._call("on_validation_end", row)
+        return row
+
+    def _validates_now(self) -> bool:
+        """Whether the epoch that was just trained is validated."""
+        if self.val_loader is None:
+            return False
+        options, epoch = self.options, self.state.epoch + 1
+        if options.validate_every_steps is None and epoch % options.validate_every == 0:
+            return True
+        last = epoch >= options.epochs or self._is_out_of_steps() or self._is_stopped()
+        return last and self.state.checked != self.state.step
+
+    def _check_inside(self) -> None:
+        """Validate inside an epoch where the number of steps says so; every rank."""
+        every, state = self.options.validate_every_steps, self.state
+        if every is None or state.step % every or state.checked == state.step or not state.step:
+            return
+        if self.val_loader is None:
+            return
+        self._ask()
+        with self._averaged():
+            row = self._measure(validates=True)
+            state.checked = state.step
+            self._call("on_check", row)
+        self._cut_short = self._cut_short or self._is_stopped()
+
+    def _is_stopped(self) -> bool:
+        """Whether any rank asked to stop; every rank."""
+        return any(self.world.maximum([self.stop_reason is not None]))
+
+    def _is_out_of_steps(self) -> bool:
+        limit = self.options.max_steps
+        return limit is not None and self.state.step >= limit
+
+    def _is_finished(self) -> bool:
+        if self.stop_reason is not None:
+            logger.info("training ended after %d epochs: %s", self.state.epoch, self.stop_reason)
+            return True
+        return self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all epochs or steps have been trained."""
+        out_of_steps = self._is_out_of_steps() and self.state.batch == 0
+        return self.state.epoch >= self.options.epochs or out_of_steps
+
+    def _columns(self, tally: Tally | None) -> dict[str, Any]:
+        """What the History keeps of an epoch besides losses and the table of ranks."""
+        columns = self.measures.columns(self.world, log_grad_norm=self.options.log_grad_norm)
+        if tally is not None:
+            columns |= tally.compute(self.world)
+        if self.options.validate_every_steps is not None:
+            columns["step"] = self.state.step
+        groups = self.optimizer.param_groups
+        columns["lr"] = float(groups[0]["lr"])
+        if len(groups) > 1:
+            columns |= {f"lr/{g.get('name', n)}": float(g["lr"]) for n, g in enumerate(groups)}
+        return columns
+
+    def _effort(self, seconds: float) -> Effort:
+        """Say how this rank spent its training: what is timed on few steps stands for all."""
+        whole = max(seconds, 1e-9)
+        waited, asked = self.feed.waited / whole, (self.feed.asked + self.pulse.asked) / whole
+        share = self.clock.share()
+        if self.world.size == 1:
+            asked = 0.0
+        communicate = math.nan if share is None else asked + share * (1 - waited - asked)
+        return Effort(seconds, waited, communicate)
+
+    def _step_scheduler(self, row: dict[str, Any]) -> None:
+        if self.scheduler is None or self.options.scheduler_step_on_batch:
+            return
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            if self.monitor in row:
+                self.scheduler.step(row[self.monitor])
+        else:
+            self.scheduler.step()
+
+    # ---------------------------------------------------------------- training
+
+    def _train(self) -> None:
+        """Train for one epoch, or for what is left of it."""
+        state, pulse, step_end = self.state, self.pulse, self._hooks["on_step_end"]
+        if self.feed.position is None:
+            state.start_epoch()
+        self.measures, first = Measures(state), state.step
+        self.clock = StepClock(self.world, active=not self.strategy.lockstep)
+        self.resting = None
+        self.module.train()
+        pulse.start(state.step)
+        pulse.asked = 0.0
+        self._check_inside()  # a snapshot may have been saved while this was to come
+        for portions, total in self.feed.open(state):
+            if not self.model.training:
+                self.module.train()
+            if self.clock.is_due(state.step - first):
+                with self.clock.timed(self.model):
+                    self.step_loss = self.take_step(portions, total).loss.detach()
+            else:
+                self.step_loss = self.take_step(portions, total).loss.detach()
+            for hook in step_end:
+                hook(self)
+            self._check_inside()
+            if self._cut_short:
+                break
+            if self.world.size > 1:
+                self._wrap()
+            if pulse.is_due(state.step):
+                self._ask()
+                if self._cut_short:
+                    break
+        self._ask()
+
+    # -------------------------------------------------------------- validation
+
+    def _validate(self) -> Tally:
+        """Evaluate the raw model: the wrapped one would wait for ranks with fewer batches."""
+        self.strategy.align(self.model)
+        sets = named_sets(self.val_loader).values()
+        self.resting = self.feed.place(self.state)
+        asked = True
+        while asked:  # a pass cut off to save a snapshot begins anew, from the same generators
+            with kept_rng(self.world.device), kept_generators(sets):
+                tally, cut = self._evaluate(self.val_loader)
+                asked = self._ask(cut=cut)
+        self._refuse(tally.loss.flush(), "validation", "batch")
+        self.resting = None
+        return tally
+
+    def _is_called(self) -> bool:
+        """Whether a signal came or time is over, here or elsewhere; told without waiting."""
+        if not self._signals.save and time.perf_counter() - self._asked < PERIOD_S:
+            return False
+        self._asked = time.perf_counter()
+        if self.resting is None:  # an evaluation outside any run
+            return False
+        if self._signals.save or (self._is_late() and self.options.snapshot_path is not None):
+            self.world.raise_alarm(f"rank {self.world.rank}: a signal came, or time is over")
+            return True
+        return self.world.alarm() is not None
+
+    # ------------------------------------------------------- ranks ask one another
+
+    def _ask(self, *, cut: bool = False) -> bool:
+        """Look at losses and signals together with all ranks; return whether any was cut off."""
+        bad = self.measures.bad_step(self.options.gradient_accumulation_steps)
+        signals = self._signals
+        broken, save, stop, late, any_cut = self.pulse.ask(
+            self.state.step,
+            [bad is not None, signals.save, signals.stop, self._is_late(), cut],
+        )
+        if broken:
+            self._refuse(bad, "training", "step")
+        if save:
+            self._interrupt(stop=stop)
+        if late:
+            self._end_early()
+        return any_cut
+
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._ends_at
+
+    def _end_early(self) -> None:
+        """Leave the epoch to be resumed, or without a snapshot cut it short here."""
+        self.stop(_LATE)
+        self._cut_short = True
+        if self.options.snapshot_path is not None:
+            self._interrupt(stop=False)
+            self.saved_at = (self.state.epoch, self.state.step)
+            raise _OutOfTime
+
+    def _interrupt(self, *, stop: bool) -> None:
+        if self.world.is_main:
+            self.world.raise_alarm(None)
+        self._save()
+        self._signals.deliver()
+        if stop:
+            raise RunError(
+                f"stopped by SIGTERM; {self.options.snapshot_path} holds epoch "
+                f"{self.state.epoch + 1} up to step {self.state.step}, start again to go on"
+            )
+        self._signals.save = False
+
+    def _call(self, hook: str, *args: Any) -> None:
+        for method in self._hooks[hook]:
+            method(self, *args)
+
+
+class _OutOfTime(Exception):
+    """Leads out of an epoch that a snapshot holds."""
+
+
+def _overridden(callbacks: Sequence[Callback], name: str) -> list[Callable[..., None]]:
+    """Resolve hooks once: a step calls those that do something, and no others."""
+    base = getattr(Callback, name)
+    return [
+        getattr(callback, name)
+        for callback in callbacks
+        if getattr(type(callback), name) is not base
+    ]
