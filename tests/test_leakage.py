@@ -28,8 +28,8 @@ from ml4cube.splits import (
     leakage_report,
     ranges,
 )
-from ml4cube.splits.audit.duplicates import find_duplicates
 from ml4cube.splits.cube import CubeView
+from ml4cube.splits.leakage.duplicates import find_duplicates
 from tests.cubes import cell_id_cube, coordinates
 from tests.test_ranges import made_field
 

@@ -31,9 +31,9 @@ from ml4cube.splits import (
     create_split,
     estimate_range,
 )
-from ml4cube.splits.audit.duplicates import find_duplicates
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import label_lookup
+from ml4cube.splits.leakage.duplicates import find_duplicates
 from tests import oracle_splits as oracle
 from tests.cubes import cell_id_cube
 

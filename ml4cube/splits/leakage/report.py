@@ -22,8 +22,9 @@ from ml4cube.core.statistics import check_decoded, check_numpy
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.roles import RECIPE_ATTR
 from ml4cube.cube.variables import data_variables
-from ml4cube.splits.audit.carried import Carried, find_carried
-from ml4cube.splits.audit.deployment import (
+from ml4cube.splits.cube import CubeView
+from ml4cube.splits.leakage.carried import Carried, find_carried
+from ml4cube.splits.leakage.deployment import (
     Axes,
     Cells,
     Measure,
@@ -31,10 +32,9 @@ from ml4cube.splits.audit.deployment import (
     distances,
     spacing,
 )
-from ml4cube.splits.audit.duplicates import Duplicates, find_duplicates, map_dims
-from ml4cube.splits.audit.layout import Layout, Separation, separate
-from ml4cube.splits.audit.stores import StorePair, compare_stores, is_store
-from ml4cube.splits.cube import CubeView
+from ml4cube.splits.leakage.duplicates import Duplicates, find_duplicates, map_dims
+from ml4cube.splits.leakage.layout import Layout, Separation, separate
+from ml4cube.splits.leakage.stores import StorePair, compare_stores, is_store
 from ml4cube.splits.ranges import estimate_range
 from ml4cube.splits.validity import has_value
 

@@ -17,8 +17,8 @@ from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
 from ml4cube.core.split_plan import EXCLUDED, TRAIN
 from ml4cube.cube.coordinates import dates_along, find_time_dim
 from ml4cube.cube.variables import data_variables
-from ml4cube.splits.audit.layout import SAMPLE, Layout
 from ml4cube.splits.cube import CubeView, check_places, is_kind, microseconds
+from ml4cube.splits.leakage.layout import SAMPLE, Layout
 from ml4cube.splits.validity import has_value
 
 Floats = NDArray[np.float64]

@@ -16,8 +16,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.split_plan import HELD_OUT, TRAIN
-from ml4cube.splits.audit.layout import Layout
 from ml4cube.splits.cube import CubeView, in_chunks
+from ml4cube.splits.leakage.layout import Layout
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
