@@ -68,7 +68,7 @@ lint: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	git ls-files 'ml4cube/*.py' | xargs $(PY) -m numpydoc.hooks.validate_docstrings
+	$(PY) scripts/check_docstrings.py
 
 docs: setup
 	$(PY) -m sphinx -q -W --keep-going -b html docs docs/_build/html

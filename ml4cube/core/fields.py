@@ -46,7 +46,18 @@ class Moments(NamedTuple):
 
     @classmethod
     def empty(cls, shape: Sequence[int]) -> Self:
-        """Moments of no cells."""
+        """Return the moments of no cells.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            Lengths of the axes that are kept.
+
+        Returns
+        -------
+        Moments
+            Counts of 0 and means of NaN.
+        """
         nothing, none = np.zeros(shape, np.int64), np.full(shape, np.nan)
         return cls(
             nothing, none, np.zeros(shape), none.copy(), none.copy(), nothing.copy(),
@@ -102,7 +113,18 @@ class Moments(NamedTuple):
         return cls.empty(kept) if total is None else total
 
     def merge(self, other: Moments) -> Moments:
-        """Combine with the moments of other cells at the same places."""
+        """Combine with the moments of other cells at the same places.
+
+        Parameters
+        ----------
+        other : Moments
+            Of other cells.
+
+        Returns
+        -------
+        Moments
+            Of both.
+        """
         weight = self.weight + other.weight
         with np.errstate(invalid="ignore", divide="ignore"):
             share = other.weight / weight
@@ -469,7 +491,18 @@ class FieldStatistics(VariableStatistics):
 
 
 def encoded(values: NDArray[Any]) -> dict[str, Any]:
-    """Write an array as JSON values: its bytes, or a list for texts and objects."""
+    """Return an array as JSON values.
+
+    Parameters
+    ----------
+    values : ndarray
+        Numbers, dates, texts or objects.
+
+    Returns
+    -------
+    dict
+        Its compressed bytes, or a list for texts and objects.
+    """
     values = np.asarray(values)
     entry: dict[str, Any] = {"shape": list(values.shape)}
     if values.dtype.kind in "OUT":
@@ -493,7 +526,18 @@ def _text(content: bytes) -> str:
 
 
 def decoded(entry: Mapping[str, Any]) -> NDArray[Any]:
-    """Read what `encoded` wrote."""
+    """Return the array that `encoded` was given.
+
+    Parameters
+    ----------
+    entry : mapping
+        JSON values.
+
+    Returns
+    -------
+    ndarray
+        The array.
+    """
     shape = tuple(entry["shape"])
     if entry["dtype"] == "text":
         return np.array(entry["values"], dtype=str).reshape(shape)

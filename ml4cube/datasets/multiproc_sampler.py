@@ -212,15 +212,15 @@ class MultiProcSampler:
         zero, which compresses well. 10 bits are about three digits.
     max_chunk_mb : float
         Most megabytes that a decoded chunk of the cube may have; a worker holds some at a time.
+    missing_chunks : {"fill", "raise"}
+        What of chunks that the cube's zarr store does not have, and which read as its fill value.
+        They are counted in the plan, and warned of where that value is no gap; or refused.
     statistics : Statistics, CubeScaler, or a sample store or its path, optional
         What float variables are scaled by, instead of the statistics of this call's train
         samples: so that stores share their scaling, or to scale per level, pixel or month
         (``CubeScaler(per=("variable", "level"))``). Coordinates are matched by their values and
         dates by month, season or day. `scale_fn` says how ``Statistics`` scale; a scaler or store
         brings its own way.
-    missing_chunks : {"fill", "raise"}
-        What of chunks that the cube's zarr store does not have, and which read as its fill value.
-        They are counted in the plan, and warned of where that value is no gap; or refused.
 
     Warns
     -----

@@ -100,12 +100,6 @@ class Trainer:
         Default: the GPU, else the CPU.
     find_unused_parameters : bool
         Whether some parameters may get no gradient in a step (matters on several ranks).
-    strategy : {"ddp", "fsdp"}
-        How the model lies on several ranks: whole on each; or cut into shares, for models that
-        outgrow one GPU. The trained model is given back whole, in main memory.
-    shard_modules : int, type or sequence of type, optional
-        With "fsdp", which modules are fetched on their own: those of these classes, or members
-        of ``nn.Sequential`` and the like with so many parameters; default 1,000,000.
     max_time : float, str or timedelta, optional
         Time after which to end, counted from the call of `train`: seconds, ``"HH:MM:SS"`` or
         ``"DD:HH:MM:SS"``. With `snapshot_path`, the epoch under way is left to be resumed;
@@ -125,6 +119,12 @@ class Trainer:
     log_grad_norm : bool
         Whether the History gets ``grad_norm`` and ``grad_norm_max``: mean and largest norm of the
         gradients, before clipping, over the steps of an epoch.
+    strategy : {"ddp", "fsdp"}
+        How the model lies on several ranks: whole on each; or cut into shares, for models that
+        outgrow one GPU. The trained model is given back whole, in main memory.
+    shard_modules : int, type or sequence of type, optional
+        With "fsdp", which modules are fetched on their own: those of these classes, or members
+        of ``nn.Sequential`` and the like with so many parameters; default 1,000,000.
     monitor : str, optional
         Column of the History that chooses the best epoch and stops early: ``train_loss``,
         ``val_loss`` or a metric. Default: ``val_loss``, or ``train_loss`` without `test_data`.

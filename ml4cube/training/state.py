@@ -25,7 +25,7 @@ from ml4cube.training.ranks.dist import World
 class TrainState:
     """Counters of a run; all ranks hold the same values.
 
-    Attributes
+    Parameters
     ----------
     epoch : int
         Epochs finished, validation included.

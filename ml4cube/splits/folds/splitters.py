@@ -419,10 +419,12 @@ class LeaveRegionOut(CubeSplitter):
 
         Parameters
         ----------
-        X, groups : object
+        X : object
             As for `split`.
         y : object
             Ignored.
+        groups : object
+            As X.
 
         Returns
         -------
