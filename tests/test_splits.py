@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.errors import CubeError, EmptyPartError, InvalidTypeError, InvalidValueError
-from ml4cube.preprocessing import assign_mask
+from ml4cube.preprocessing import assign_mask, fill_nan_values
 from ml4cube.splits import (
     BlockKFold,
     ForwardChaining,
@@ -791,3 +791,10 @@ def test_what_is_no_length_of_time_is_refused(gap):
 def test_lengths_below_nothing_are_refused(gap):
     with pytest.raises(InvalidValueError, match="give a time of 0 or more"):
         assign_time_split(observed(DAYS), gap=gap)
+
+
+def test_create_split_warns_of_a_target_whose_gaps_were_filled():
+    cube = cell_id_cube({"time": 8}, gaps=0.3, names=("a", "b"))
+    cube = fill_nan_values(assign_block_split(cube, {"time": 2}), ["b"], method="constant", const=0)
+    with pytest.warns(UserWarning, match=r"to_pred: any gaps of 'b' \('constant'\) were filled"):
+        create_split(cube, to_pred="b")

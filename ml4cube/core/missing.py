@@ -25,6 +25,11 @@ FILL_METHODS = ("sample_mean", "mean", "constant", "noise")
 
 #: Attribute of a variable whose gaps were filled: how.
 FILLED_ATTR = "ml4cube_filled"
+#: What to do where a cube's targets were filled.
+FILL_FEATURES = (
+    f"fill the features alone, by fill_nan_values(cube, [...]); if you have made gaps of them "
+    f"again, delete the attribute {FILLED_ATTR!r}"
+)
 
 #: Why a sample was kept or dropped, as `keep_samples` codes it.
 KEPT, GAP, MASK = 0, 1, 2
@@ -425,7 +430,9 @@ def fill_gaps(
     return filled
 
 
-def warn_of_filled(argument: str, filled: Mapping[str, str], advice: str) -> None:
+def warn_of_filled(
+    argument: str, filled: Mapping[str, str], advice: str, stacklevel: int = 4
+) -> None:
     """Warn that a loss or score would take filled gaps for measured values.
 
     Parameters
@@ -436,6 +443,8 @@ def warn_of_filled(argument: str, filled: Mapping[str, str], advice: str) -> Non
         Variables whose gaps were filled, with the method; nothing is said if there is none.
     advice : str
         What to do.
+    stacklevel : int
+        Of the user's call.
     """
     if not filled:
         return
@@ -443,7 +452,7 @@ def warn_of_filled(argument: str, filled: Mapping[str, str], advice: str) -> Non
     warnings.warn(
         f"{argument}: any gaps of {found} were filled, so the loss and every score take invented "
         f"values for measured ones; {advice}",
-        stacklevel=4,
+        stacklevel=stacklevel,
     )
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.grid import Grid, SizesLike
-from ml4cube.core.missing import FILLED_ATTR, warn_of_filled
+from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, warn_of_filled
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.shares import Ints
@@ -28,7 +28,6 @@ from ml4cube.loading.ring.slots import Field
 from ml4cube.loading.sources import SampleSource, open_source
 from ml4cube.loading.unbatch import to_dataset
 from ml4cube.loading.views import WEIGHT, Broadcast, Weighted, Whole
-from ml4cube.sampling.request import FILL_FEATURES
 
 with needs_torch("ml4cube.datasets.pytorch"):
     import torch

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
-from ml4cube.core.missing import FILLED_ATTR, check_mask, warn_of_filled
+from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, check_mask, warn_of_filled
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import Scaling
@@ -56,11 +56,6 @@ ORIGIN_BYTES = 12
 _BLOCKS_WANTED = 64
 #: What the cells of a dim without a coordinate are called in a store: they have numbers, no places.
 NUMBERED = "number of the cell, which has no coordinate"
-#: What to do where a cube's targets were filled.
-FILL_FEATURES = (
-    f"fill the features alone, by fill_nan_values(cube, [...]); if you have made gaps of them "
-    f"again, delete the attribute {FILLED_ATTR!r}"
-)
 # An id that no block has, hashed to a seed of its own for drawing blocks.
 _DRAWING = [-1]
 

@@ -11,7 +11,13 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
-from ml4cube.core.missing import find_gaps, plain
+from ml4cube.core.missing import (
+    FILL_FEATURES,
+    FILLED_ATTR,
+    find_gaps,
+    plain,
+    warn_of_filled,
+)
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import TEST, TRAIN
 from ml4cube.cube.roles import FILTER_VAR
@@ -101,6 +107,10 @@ def create_split(
     ):
         if unknown := [name for name in given if name not in names]:
             raise InvalidValueError(f"{argument} names {unknown}, data has {names}")
+    if isinstance(data, xr.Dataset):
+        attrs = {name: data[name].attrs for name in targets}
+        filled = {name: own[FILLED_ATTR] for name, own in attrs.items() if FILLED_ATTR in own}
+        warn_of_filled("to_pred", filled, FILL_FEATURES, stacklevel=3)
     if not targets or not features:
         raise InvalidValueError(
             f"features {features} and targets {targets}: there must be at least one of each"
