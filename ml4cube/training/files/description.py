@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
 from ml4cube.training.files.checkpoint import to_plain
@@ -236,6 +237,8 @@ def describe(loop: Loop, asked: Asked) -> dict[str, Any]:
             if hasattr(callback, "monitor")
         },
     }
+    if isinstance(loop.scheduler, ReduceLROnPlateau):
+        judges["monitors"]["ReduceLROnPlateau"] = [loop.monitor, loop.scheduler.mode]
     described: dict[str, Any] = to_plain(
         {
             "data": facts_of(loader),
