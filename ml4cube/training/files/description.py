@@ -227,18 +227,19 @@ def describe(loop: Loop, asked: Asked) -> dict[str, Any]:
     settings["loader seed"] = loader_seed(loader)
     settings["ranks"] = loop.world.size
     settings["scheduler"] = None if loop.scheduler is None else _class_of(loop.scheduler)
+    monitors = {
+        name: [callback.monitor, getattr(callback, "mode", "min")]
+        for name, callback in named_callbacks(loop.callbacks).items()
+        if hasattr(callback, "monitor")
+    }
+    if isinstance(loop.scheduler, ReduceLROnPlateau):
+        monitors["ReduceLROnPlateau"] = [loop.monitor, loop.scheduler.mode]
     judges = {
         "loss": [identity(part) for part in loss_parts(loop.step)],
         "validation": _validation(loop.val_loader),
         "metrics": {name: identity(metric) for name, metric in loop.metrics.items()},
-        "monitors": {
-            name: [callback.monitor, getattr(callback, "mode", "min")]
-            for name, callback in named_callbacks(loop.callbacks).items()
-            if hasattr(callback, "monitor")
-        },
+        "monitors": monitors,
     }
-    if isinstance(loop.scheduler, ReduceLROnPlateau):
-        judges["monitors"]["ReduceLROnPlateau"] = [loop.monitor, loop.scheduler.mode]
     described: dict[str, Any] = to_plain(
         {
             "data": facts_of(loader),
