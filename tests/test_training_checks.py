@@ -11,7 +11,8 @@ from ml4cube.errors import InvalidValueError
 from ml4cube.progress import Stage
 from ml4cube.training import pytorch, trainer
 from ml4cube.training.advanced import AdvancedTrainer
-from ml4cube.training.callbacks import Callback
+from ml4cube.training.callbacks import Callback, ModelCheckpoint
+from ml4cube.training.files.checkpoint import read_file
 from tests.training_parts import At, Interrupt, dataset, losses, network, weights
 from tests.training_parts import trainer as make
 
@@ -116,6 +117,103 @@ def test_patience_counts_checks_inside_an_epoch():
     )  # fmt: skip
     run.train()
     assert run.history["step"][-1] == 6  # best at 2, then 4 and 6 are no better
+
+
+class Scores(Callback):
+    """Put given values into the rows that are judged, one after the other."""
+
+    def __init__(self, *values):
+        self.values = iter(values)
+
+    def on_row(self, loop, row):
+        if "val_loss" in row:
+            row["val_loss"] = next(self.values)
+
+
+def test_checks_of_one_epoch_have_checkpoints_of_their_own(tmp_path):
+    kept = ModelCheckpoint(tmp_path, save_top_k=2)
+    make(
+        epochs=1, validate_every_steps=2, callbacks=[Scores(5.0, 3.0, 4.0, 2.0, 9.0), kept]
+    ).train()
+    assert sorted(kept.paths) == sorted(tmp_path.iterdir())
+    assert [read_file(path)["value"] for path in kept.paths] == [2.0, 3.0]
+
+
+def on_plateau(epochs, values, *, loss=None, **arguments):
+    """Train with a scheduler that lowers the rate at the first check that is no better."""
+    model, batches = network(), DataLoader(dataset(40), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    pytorch.Trainer(
+        model, batches, batches, optimizer, loss=loss or nn.MSELoss(), epochs=epochs, device="cpu",
+        scheduler=plateau, early_stopping=False, callbacks=Scores(*values), **arguments,
+    ).train()  # fmt: skip
+    return optimizer.param_groups[0]["lr"]
+
+
+def test_a_plateau_is_seen_by_checks_inside_epochs():
+    rate = on_plateau(2, [1.0] * 5, validate_every_steps=4)
+    assert rate == pytest.approx(1e-5)  # the first of five checks was the best
+
+
+def test_a_run_may_change_to_checks_inside_epochs(tmp_path):
+    arguments = {"snapshot_path": tmp_path / "snapshot.pt", "save_every": 1}
+    make(epochs=1, **arguments).train()
+    run = make(epochs=2, validate_every_steps=5, **arguments)  # 10 steps are a multiple of that
+    run.train()
+    assert run.history["step"] == [None, 15, 20, 20]
+
+
+def test_a_run_out_of_time_before_its_first_check_leaves_its_snapshot(tmp_path, caplog):
+    class Late(Callback):
+        def on_step_end(self, loop):
+            loop._ends_at = 0.0 if loop.state.step == 11 else loop._ends_at
+
+    arguments = {"epochs": 4, "validate_every": 3, "snapshot_path": tmp_path / "snapshot.pt"}
+    run = make(callbacks=Late(), max_time=100, **arguments)
+    run.train()
+    assert "nothing was checked in time" in caplog.text
+    assert run.best_epoch is None
+    again, whole = make(**arguments), make(epochs=4, validate_every=3)
+    assert weights(again.train()) == weights(whole.train())
+
+
+def test_a_plateau_begins_anew_after_another_loss(tmp_path):
+    path = tmp_path / "snapshot.pt"
+    assert on_plateau(1, [1.0], snapshot_path=path) == 0.1
+    with pytest.warns(UserWarning, match="loss: MSELoss → L1Loss"):
+        assert on_plateau(3, [50.0, 40.0], snapshot_path=path, loss=nn.L1Loss()) == 0.1
+
+
+def test_loggers_get_the_checks_inside_an_epoch():
+    class Log:
+        def __init__(self):
+            self.rows = []
+
+        def log(self, values, step):
+            self.rows.append((step, "val_loss" in values))
+
+    log = Log()
+    make(epochs=1, validate_every_steps=4, loggers=log).train()
+    assert log.rows == [(4, True), (8, True), (10, True)]
+
+
+def test_a_trainer_of_own_steps_chooses_by_the_largest(tmp_path):
+    def run(mode, epochs):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        own = trainer.Trainer(
+            model, "cpu", mode, optimizer, loss=nn.MSELoss(), metrics={"mae": negated},
+            monitor="mae", snapshot_path=tmp_path / "snapshot.pt",
+        )  # fmt: skip
+        own.run(epochs, *(DataLoader(dataset(n, n), batch_size=4) for n in (40, 17)))
+        return own
+
+    first = run("min", 2)
+    assert first.best_loss == min(first.history["mae"])
+    with pytest.warns(UserWarning, match="monitor of Follow.*'min'.*'max'"):
+        after = run("max", 4)
+    assert after.best_loss == max(after.history["mae"][2:])
 
 
 def test_every_trainer_evaluates_another_loader():

@@ -154,10 +154,11 @@ class BestModel(Callback):
         self.value: float | None = None
         self.epoch: int | None = None
         self._weights: dict[str, torch.Tensor] | None = None
+        self._checked = False  # in this process
 
     def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
         """Keep the weights if this epoch is the best."""
-        value = monitored(row, self.monitor)
+        value, self._checked = monitored(row, self.monitor), True
         if not is_better(value, self.value, self.mode):
             return
         self.value, self.epoch = value, row["epoch"]
@@ -168,8 +169,8 @@ class BestModel(Callback):
 
     def on_train_end(self, loop: Loop) -> None:
         """Load the best weights into the model, on every rank."""
-        if not len(loop.history):
-            logger.warning("no epoch was finished in time; the model is as the last step left it")
+        if self.value is None and not self._checked:
+            logger.warning("nothing was checked in time; the model is as the last step left it")
             return
         if self.value is None:
             raise RunError(
@@ -304,6 +305,8 @@ class ModelCheckpoint(Callback):
         for version in itertools.count():
             suffix = f"-v{version}" if version else ""
             name = f"epoch-{epoch:04d}{suffix}.pt"
+            if name in {kept for _, kept in self._kept}:  # of an earlier check of this epoch
+                continue
             if not (self.save_dir / name).exists() or self._is_mine(self.save_dir / name):
                 break
         return name

@@ -253,6 +253,11 @@ class LoggerCallback(Callback):
             if hasattr(target, "start"):
                 self._try(target, "start", loop.state.step)
 
+    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+        """Hand over the row of a check inside an epoch."""
+        if loop.state.batch:
+            self.on_epoch_end(loop, row)
+
     def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
         """Hand over the row, without the table of ranks."""
         values = {name: value for name, value in row.items() if isinstance(value, int | float)}

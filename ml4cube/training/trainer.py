@@ -57,8 +57,9 @@ class Trainer(Stepwise):
     device : str, torch.device, list of them, or None
         Of a list, each rank of this machine takes its own. Default: the GPU of this rank, else
         the CPU.
-    mode : {"train", "test"}
-        Whether `run` trains, or only tests; testing needs no optimizer.
+    mode : {"train", "test", "min", "max"}
+        Whether `run` trains, or only tests; testing needs no optimizer. "min" and "max" train, and
+        say which way `monitor` is better; "train" is "min".
     optimizer : torch.optim.Optimizer, optional
         Made from the model's parameters; required for training.
     scheduler : object, optional
@@ -175,7 +176,9 @@ class Trainer(Stepwise):
         web_logger: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        check_choice("mode", mode, ["train", "test"])
+        check_choice("mode", mode, ["train", "test", "min", "max"])
+        if mode in ("min", "max"):
+            options["mode"], mode = mode, "train"
         if not isinstance(model, nn.Module):
             raise InvalidTypeError(f"model={model!r} is no torch.nn.Module; give the model itself")
         _refuse_web_logger(web_logger)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
 from ml4cube.training.files.checkpoint import to_plain
@@ -226,15 +227,18 @@ def describe(loop: Loop, asked: Asked) -> dict[str, Any]:
     settings["loader seed"] = loader_seed(loader)
     settings["ranks"] = loop.world.size
     settings["scheduler"] = None if loop.scheduler is None else _class_of(loop.scheduler)
+    monitors = {
+        name: [callback.monitor, getattr(callback, "mode", "min")]
+        for name, callback in named_callbacks(loop.callbacks).items()
+        if hasattr(callback, "monitor")
+    }
+    if isinstance(loop.scheduler, ReduceLROnPlateau):
+        monitors["ReduceLROnPlateau"] = [loop.monitor, loop.scheduler.mode]
     judges = {
         "loss": [identity(part) for part in loss_parts(loop.step)],
         "validation": _validation(loop.val_loader),
         "metrics": {name: identity(metric) for name, metric in loop.metrics.items()},
-        "monitors": {
-            name: [callback.monitor, getattr(callback, "mode", "min")]
-            for name, callback in named_callbacks(loop.callbacks).items()
-            if hasattr(callback, "monitor")
-        },
+        "monitors": monitors,
     }
     described: dict[str, Any] = to_plain(
         {

@@ -7,6 +7,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
 from ml4cube.training.files.description import (
@@ -219,6 +221,11 @@ def _load_callbacks(loop: Loop, content: dict[str, Any], difference: Difference)
         if stale and not loop.is_over:  # else the best is what that run came to
             callback.forget()
             anew = True
+    scheduler = loop.scheduler
+    if isinstance(scheduler, ReduceLROnPlateau) and (
+        "ReduceLROnPlateau" in difference.monitors or difference.is_stale(loop.monitor)
+    ):
+        scheduler._reset()  # else it would wait for values of the old kind to come back
     return anew
 
 

@@ -238,9 +238,17 @@ def kept(value: Any) -> Any:
 
 def _fetch(log: Log) -> None:
     """Bring the single numbers of a log to the CPU, those of a name at once."""
-    for name, values in log.items():
-        if all(isinstance(v, torch.Tensor) and v.ndim == 0 for v in values):
-            log[name] = list(torch.stack(values).cpu().unbind())
+    for values in log.values():
+        # What an earlier check inside the epoch fetched is on the CPU already.
+        far = [
+            number
+            for number, value in enumerate(values)
+            if isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_cpu
+        ]
+        if far:
+            near = torch.stack([values[number] for number in far]).cpu().unbind()
+            for number, value in zip(far, near, strict=True):
+                values[number] = value
 
 
 def _checked_metrics(found: Any) -> dict[str, float]:

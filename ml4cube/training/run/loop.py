@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.core.errors import InvalidTypeError, RunError
-from ml4cube.training.callbacks import Callback
+from ml4cube.training.callbacks import Callback, monitored
 from ml4cube.training.files import snapshot
 from ml4cube.training.files.description import Asked, ask, describe, leave
 from ml4cube.training.measure.rows import Effort, make_row
@@ -261,8 +261,9 @@ class Loop(Engine):
             row = self._measure(validates)
             self.state.epoch += 1
             self.state.start_epoch()
-            self._step_scheduler(row)
+            self._step_scheduler()
             if validates or self.val_loader is None:
+                self._step_plateau(row)
                 self._call("on_check", row)
             self._call("on_epoch_end", row)
         if self._is_late():
@@ -310,7 +311,9 @@ class Loop(Engine):
     def _check_inside(self) -> None:
         """Validate inside an epoch where the number of steps says so; every rank."""
         every, state = self.options.validate_every_steps, self.state
-        if every is None or state.step % every or state.checked == state.step or not state.step:
+        if every is None or state.step % every or state.checked == state.step:
+            return
+        if not state.batch:  # the steps are those of an epoch that has ended
             return
         if self.val_loader is None:
             return
@@ -318,6 +321,7 @@ class Loop(Engine):
         with self._averaged():
             row = self._measure(validates=True)
             state.checked = state.step
+            self._step_plateau(row)
             self._call("on_check", row)
         self._cut_short = self._cut_short or self._is_stopped()
 
@@ -364,14 +368,16 @@ class Loop(Engine):
         communicate = math.nan if share is None else asked + share * (1 - waited - asked)
         return Effort(seconds, waited, communicate)
 
-    def _step_scheduler(self, row: dict[str, Any]) -> None:
+    def _step_scheduler(self) -> None:
         if self.scheduler is None or self.options.scheduler_step_on_batch:
             return
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            if self.monitor in row:
-                self.scheduler.step(row[self.monitor])
-        else:
+        if not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
+
+    def _step_plateau(self, row: dict[str, Any]) -> None:
+        """Show a scheduler that waits for a plateau what a check gave."""
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(monitored(row, self.monitor))
 
     # ---------------------------------------------------------------- training
 

@@ -281,6 +281,12 @@ class Follow(Callback):
         loop = self._trainer._running
         return "val_loss" if loop is None else loop.monitor
 
+    @property
+    def mode(self) -> str:
+        """Which way that column is better."""
+        better: str = self._trainer._options.get("mode", "min")
+        return better
+
     def on_train_start(self, loop: Loop) -> None:
         """Go on with the random numbers of the run before, and know where a snapshot stood."""
         if self._rng is not None and loop.options.seed is not None:
