@@ -805,6 +805,17 @@ def test_a_deployment_decides_only_on_what_was_compared():
     assert "distances in space were not compared" in report.verdict
 
 
+def test_a_dim_of_neither_places_nor_times_is_not_passed_over():
+    ds = smooth_cube(shape=(12, 8, 10)).rename(time="year").assign_coords(year=range(12))
+    report = leakage_report(random_split(ds), ds)
+    assert report.leaks
+    assert "distances in year were not compared" in report.verdict
+    numbered = {"units": "days since 2000-01-01"}
+    ds = ds.rename(year="time").assign_coords(time=("time", range(12), numbered))
+    report = leakage_report(assign_time_split(ds, 0.7), ds.isel(time=[-1]))
+    assert report.distances["time"][0] == "days"  # a distance is since no date
+
+
 def test_the_factor_says_what_near_cells_count_as():
     ds = assign_block_split(smooth_cube(shape=(10, 20, 30)), {"lat": 5, "lon": 5})
     report = leakage_report(ds, ds.drop_vars("split"))

@@ -259,9 +259,13 @@ def leakage_report(
         if not common:
             raise InvalidValueError(f"deployment cannot be compared: {_told(unknown)}")
 
+    domains = {**dict.fromkeys(axes.sizes, "space"), time_dim: "time"}
+    cuts = {dim: domains.get(dim, dim) for dim in cut if dim not in loose or dim in axes.sizes}
+    unknown |= {
+        dim: "it is a dim of neither places nor times" for dim in cuts if dim not in domains
+    }
     # where the split cuts along dims that were not compared, its neighbours are judged as ever
-    cuts = {"time" if dim == time_dim else "space" for dim in cut}
-    judge = _Judge(part_name, asked is not None and not cuts & set(unknown))
+    judge = _Judge(part_name, asked is not None and not unknown.keys() & cuts.values())
     judge.count_cells(layout, known, view)
     judge.duplicates(copies, view)
     judge.carried(carried)
