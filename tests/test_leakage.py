@@ -1,5 +1,6 @@
 """leakage_report flags splits that flatter, and only those; duplicates against brute force."""
 
+import re
 import warnings
 from pathlib import Path
 
@@ -790,6 +791,40 @@ def test_what_was_not_compared_is_said():
     last = leakage_report(ds, ds.isel(time=-1)).table.found
     assert last["deployment → train, time"] == 9
     assert last["deployment → train, space"] == 0
+
+
+def test_a_deployment_decides_only_on_what_was_compared():
+    known = random_split(smooth_cube(shape=(10, 12, 14)))
+    nowhere = {name: (("y", "x"), np.full((3, 3), np.nan)) for name in ("nav_lat", "nav_lon")}
+    unplaced = xr.DataArray(np.ones((3, 3)), nowhere, ("y", "x"))
+    with pytest.raises(InvalidValueError, match=r"cannot be compared.*longitudes are missing"):
+        leakage_report(known.isel(time=0, drop=True), unplaced)
+    report = leakage_report(known.drop_vars(["lat", "lon"]), known.drop_vars("split"))
+    assert report.leaks
+    assert "dealt out one by one" in report.verdict
+    assert "distances in space were not compared" in report.verdict
+
+
+def test_a_dim_of_neither_places_nor_times_is_not_passed_over():
+    ds = smooth_cube(shape=(12, 8, 10)).rename(time="year").assign_coords(year=range(12))
+    report = leakage_report(random_split(ds), ds)
+    assert report.leaks
+    assert "distances in year were not compared" in report.verdict
+    numbered = {"units": "days since 2000-01-01"}
+    ds = ds.rename(year="time").assign_coords(time=("time", range(12), numbered))
+    report = leakage_report(assign_time_split(ds, 0.7), ds.isel(time=[-1]))
+    assert report.distances["time"][0] == "days"  # a distance is since no date
+
+
+def test_the_factor_says_what_near_cells_count_as():
+    ds = assign_block_split(smooth_cube(shape=(10, 20, 30)), {"lat": 5, "lon": 5})
+    report = leakage_report(ds, ds.drop_vars("split"))
+    factor = report.table.found["test against deployment, space"]
+    told = re.search(
+        r"lies ([\d.,]+) km from train.*one train cell lies ([\d.,]+) km", report.verdict
+    )
+    mean, floor = (float(number.replace(",", "")) for number in told.groups())
+    assert mean / floor == pytest.approx(factor, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -548,6 +548,16 @@ def test_blocks_that_nobody_chose_seldom_touch_train_for_any_chunks(name):
         assert rows.loc["touching cells", "found"] == pytest.approx(found[-1], abs=0.03)
 
 
+def test_blocks_of_places_in_no_order_are_not_said_to_lie_apart():
+    rng = np.random.default_rng(0)
+    places = {"lat": ("cell", rng.uniform(-90, 90, 60)), "lon": ("cell", rng.uniform(0, 360, 60))}
+    mesh = xr.Dataset({"a": ("cell", rng.normal(size=60))}, places)
+    with pytest.warns(UserWarning, match=r"'cell' lists places.*assign_region_split") as told:
+        assign_block_split(mesh)
+    assert "touch another" not in str(told[0].message)  # nobody knows
+    assert "suggest_block_size" not in str(told[0].message)  # which refuses such a cube
+
+
 def test_the_warning_names_the_blocks_and_a_line_that_chooses_by_the_data():
     ds = iris("ostia_monthly")
     with pytest.warns(UserWarning, match="no range of autocorrelation was looked at") as told:

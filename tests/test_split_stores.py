@@ -172,9 +172,11 @@ def test_paths_of_stores_are_opened(apart: list[xr.Dataset], tmp_path: Path) -> 
     report = leakage_report(str(tmp_path / "train.zarr"), tmp_path / "test.zarr")
     pd.testing.assert_frame_equal(report.table, leakage_report(*made).table)
     shards = [path for path in (tmp_path / "test.zarr" / "a" / "c").rglob("*") if path.is_file()]
-    shards[0].write_bytes(b"")
-    with pytest.raises(StoreError, match=r"a/c/"):
-        leakage_report(tmp_path / "train.zarr", tmp_path / "test.zarr")
+    whole = shards[0].read_bytes()
+    for damaged in (b"", bytes([whole[0] ^ 4]) + whole[1:]):
+        shards[0].write_bytes(damaged)
+        with pytest.raises(StoreError, match=r"a/c/"):
+            leakage_report(tmp_path / "train.zarr", tmp_path / "test.zarr")
 
 
 def test_what_is_no_pair_of_stores_is_refused(apart: list[xr.Dataset]) -> None:

@@ -12,6 +12,7 @@ from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.large_blocks import LargeBlocks, blocks_wanted, large_blocks
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.splits.cube import CubeView
+from ml4cube.splits.ranges import station_dim
 
 # What dims of a map are called where no coordinate tells.
 _MAP_DIMS = {"x", "y", "i", "j", "easting", "northing", "xc", "yc", "nlat", "nlon", "nx", "ny"}
@@ -129,10 +130,18 @@ def _say(chosen: LargeBlocks, few: bool, view: CubeView) -> str:
     apart = f", whole along {', '.join(map(repr, whole))}" if whole else ""
     data = [v for v in view.ds.data_vars.values() if set(v.dims) == set(view.dims)]
     var = next((f", {v.name!r}" for v in data if v.dtype.kind in "biuf"), "")
+    said = (
+        f"no block_size is given: the cube is split into {chosen.count} blocks of {chosen.sizes} "
+    )
+    if data and (places := station_dim(data[0])) in chosen.sizes:
+        return (
+            f"{said}cells{apart}. {places!r} lists places that may lie in no order, so those of "
+            "one part may lie beside those of another, and the test score will flatter: leave out "
+            "groups of places with assign_region_split, or give sizes"
+        )
     few_blocks = ", too few to meet the fractions closely" if few else ""
     return (
-        f"no block_size is given: the cube is split into {chosen.count} blocks of {chosen.sizes} "
-        f"cells{apart}{few_blocks}. Up to {chosen.touching:.0%} of the cells of a part touch "
+        f"{said}cells{apart}{few_blocks}. Up to {chosen.touching:.0%} of the cells of a part touch "
         "another part, and "
         "no range of autocorrelation was looked at: if values are alike over longer distances, the "
         "test score will flatter. Choose blocks by the data, block_size="

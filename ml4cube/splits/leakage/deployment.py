@@ -149,7 +149,8 @@ class Axes:
                 f"{_kind(own)} along {own.name!r}; decode the times of both (xarray.decode_cf)"
             )
         if not is_time(own):
-            return theirs.values, units[0] or f"units of {own.name}"
+            unit = str(units[0] or f"units of {own.name}")
+            return theirs.values, unit.partition(" since ")[0]
         # nanoseconds span 584 years, and as objects they are integers
         both = [
             dates.astype("M8[us]") if dates.dtype.kind == "M" else dates

@@ -195,7 +195,8 @@ def leakage_report(
     neighbour distance matching*, Methods in Ecology and Evolution 13): a factor of 1.25 either way,
     or a little more of few test cells, makes the test another task. A cell is as far in time as the
     nearest time that trains somewhere, and as far in space as the nearest place that trains then.
-    Distances below the spacing of train cells count as that. What cannot be measured is said.
+    Distances below the spacing of train cells count as that. What cannot be measured is said; of a
+    split along such dims, copies, neighbours and range are judged as without a deployment.
 
     Every chunk is read once for the duplicates, and sums of it are kept; ranges, separation and
     values carried on in time are taken from seeded samples; memory is bounded. Ranges, too, are
@@ -227,9 +228,7 @@ def leakage_report(
     asked = None if deployment is None else Cells.of_deployment(deployment, axes)
     measure = Measure.of(axes, None if asked is None else asked.axes)
     if asked is not None and not (measure.space or measure.time):
-        raise InvalidValueError(
-            f"deployment cannot be compared: {'; '.join(measure.unknown.values())}"
-        )
+        raise InvalidValueError(f"deployment cannot be compared: {_told(measure.unknown)}")
     known = _with_values(layout, view, names)
     for code, called in ((TRAIN, "train"), (part, part_name)):
         if not known.counts[code]:
@@ -250,10 +249,23 @@ def leakage_report(
     if stations:
         apart = replace(apart, touching=max(apart.touching, beside_stations(test, train)))
     curves = {f"{part_name} → train": distances(test, train, measure)}
+    unknown = dict(measure.unknown)
     if asked is not None:
         curves["deployment → train"] = distances(asked, train, measure)
+        common = set.intersection(*(set(found) for found in curves.values()))
+        for domain, wanted in (("space", measure.space), ("time", measure.time)):
+            if wanted and domain not in common:
+                unknown[domain] = "latitudes or longitudes are missing where these cells lie"
+        if not common:
+            raise InvalidValueError(f"deployment cannot be compared: {_told(unknown)}")
 
-    judge = _Judge(part_name, asked is not None)
+    domains = {**dict.fromkeys(axes.sizes, "space"), time_dim: "time"}
+    cuts = {dim: domains.get(dim, dim) for dim in cut if dim not in loose or dim in axes.sizes}
+    unknown |= {
+        dim: "it is a dim of neither places nor times" for dim in cuts if dim not in domains
+    }
+    # where the split cuts along dims that were not compared, its neighbours are judged as ever
+    judge = _Judge(part_name, asked is not None and not unknown.keys() & cuts.values())
     judge.count_cells(layout, known, view)
     judge.duplicates(copies, view)
     judge.carried(carried)
@@ -277,7 +289,7 @@ def leakage_report(
     units = {"space": "km", "time": axes.numbers(axes)[1]}
     judge.distances(curves, units)
     if asked is not None:
-        judge.deployment(curves, units, spacing(train, measure), asked, measure)
+        judge.deployment(curves, units, spacing(train, measure), asked, unknown)
     return judge.report(curves, units, apart)
 
 
@@ -323,10 +335,10 @@ def _opened(given: Any) -> Any:
     found = as_dataset(given)
     if "ml4cube_format" not in found.attrs:
         return found
-    # a store of samples is checked before it is judged
+    # every sample will be read; a damaged one is told by its file before
     from ml4cube.store.format import open_store
 
-    return open_store(given)
+    return open_store(given, verify=True)
 
 
 def _label(view: CubeView, name: str) -> xr.DataArray:
@@ -455,7 +467,7 @@ class _Judge:
 
     def __init__(self, part: str, asked: bool = False) -> None:
         self.part = part
-        self.asked = asked  # a deployment decides, and not how near test cells are
+        self.asked = asked  # distances to a deployment decide, and not how near test cells are
         self.fits: list[str] = []
         self.hard: list[str] = []
         self.rows: dict[str, dict[str, Any]] = {}
@@ -672,18 +684,18 @@ class _Judge:
         units: dict[str, str],
         least: dict[str, float],
         asked: Cells,
-        measure: Measure,
+        unknown: dict[str, str],
     ) -> None:
         """Hold the test part's distances against the deployment's; they decide, both ways."""
         test, use = curves.values()
         cells = asked.layout.counts[TRAIN]
         self.row("deployment cells", cells, "cells", "cells of the deployment with a value")
-        for domain, why in measure.unknown.items():
+        for domain, why in unknown.items():
             self.warnings.append(f"distances in {domain} were not compared, since {why}")
             name = f"{self.part} against deployment, {domain}"
             self.row(name, math.nan, "ratio", f"not compared: {why}", None, "unknown")
         for domain in ("space", "time"):
-            if domain not in test or domain not in use:
+            if domain in unknown or domain not in test:
                 continue
             # what lies nearer than one train cell to the next is inside of train
             mean = {n: float(np.mean(d[domain])) for n, d in (("test", test), ("use", use))}
@@ -697,6 +709,10 @@ class _Judge:
                 f"in {domain} its {self.part} part lies {test_lies} from train and the deployment "
                 f"{use_lies}, a factor of {_short(factor)}"
             )
+            if floor > min(mean.values()) and factor != 1:
+                # else the three numbers would contradict one another
+                said += f" (one train cell lies {_short(floor)} {units[domain]} from the next, and "
+                said += "what is nearer counts as that)"
             status = "ok"
             if factor * limit < 1:
                 status = "leak"
@@ -714,7 +730,7 @@ class _Judge:
 
     def verdict(self, thing: str) -> str:
         """One sentence on what was found; `thing` is what the parts are made of."""
-        minor = self.warnings if self.asked else []
+        minor = self.warnings if self.asked or self.fits or self.hard else []
         if self.leaks:
             minor = [*self.hard, *minor]
         mind = f" Mind that {'; '.join(minor)}." if minor else ""
@@ -816,6 +832,10 @@ def _when(found: Duplicates, view: CubeView) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def _told(unknown: dict[str, str]) -> str:
+    return "; ".join(dict.fromkeys(unknown.values()))
 
 
 def _short(number: float) -> str:
