@@ -52,6 +52,7 @@ def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) 
 
     Examples
     --------
+    >>> import numpy as np
     >>> undo_standardizing(np.array([-2.0, 2.0]), 2.0, 0.5)
     array([1., 3.])
     """
@@ -90,6 +91,7 @@ def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> 
 
     Examples
     --------
+    >>> import numpy as np
     >>> undo_normalizing(np.array([0.0, 0.5]), 1.0, 5.0)
     array([1., 3.])
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
@@ -27,8 +28,10 @@ def write_line(text: str) -> None:
 
         tqdm.write(text, file=sys.stderr)
     else:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        # a full disk under the log, or a reader that is gone, must not end the work
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
 
 class Stage:

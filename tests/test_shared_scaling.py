@@ -412,7 +412,8 @@ def test_the_first_samples_read_no_variable_that_nobody_asked_for(reads):
 
 
 @pytest.mark.parametrize("kind", ["memory", "path", "opened", "dask"])
-def test_a_cube_is_read_once_for_all_its_parts(tmp_path, reads, kind, capsys):
+def test_a_cube_is_read_once_for_all_its_parts(tmp_path, reads, kind, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     cube = labelled(made_cube(seed=4)[["t", "n"]])
     cube.drop_encoding().to_zarr(tmp_path / "c.zarr", zarr_format=3)
     options = {"path": {}, "opened": {"chunks": None}, "dask": {}}

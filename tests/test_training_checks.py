@@ -242,3 +242,15 @@ def test_a_long_stage_writes_a_line_for_each_tenth(capsys, monkeypatch):
     assert len(lines) == 7  # the first three tenths were over in less than ten seconds
     assert lines[0] == "writing: 40 % (16 of 40 shards), 12.0 s so far, about 18.0 s left"
     assert math.isclose(float(lines[-1].split(" % ")[0].split()[-1]), 100)
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_work(monkeypatch):
+    class Full:
+        def isatty(self):
+            return False
+
+        def write(self, text):
+            raise OSError("no space left on device")
+
+    monkeypatch.setattr("sys.stderr", Full())
+    make(epochs=1).train()

@@ -147,6 +147,7 @@ def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
 
     Examples
     --------
+    >>> import numpy as np
     >>> import xarray as xr
     >>> days = np.array(["2000-01-01", "2000-01-02"], "datetime64[s]")
     >>> ds = xr.Dataset(coords={"time": [0, 1], "run": days, "valid": days})
@@ -216,6 +217,7 @@ def dates_along(coords: Iterable[Any], dim: str) -> Any:
 
     Examples
     --------
+    >>> import numpy as np
     >>> import xarray as xr
     >>> dates = np.array(["2000-01-02", "2000-01-01"], "datetime64[s]")
     >>> ds = xr.Dataset(coords={"obs": [0, 1], "start": ("obs", dates)})
