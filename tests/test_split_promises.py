@@ -574,3 +574,10 @@ def test_the_warning_names_the_blocks_and_a_line_that_chooses_by_the_data():
         assign_block_split(ds, split=1.0)  # one part alone needs no blocks
     with pytest.warns(UserWarning, match="no block_size is given"):
         assert len(list(BlockKFold(4).split_cube(ds))) == 4
+
+
+def test_default_blocks_of_a_store_promise_nothing_about_neighbours():
+    samples = xr.Dataset({"t": (("samples", "time"), np.arange(400.0).reshape(100, 4))})
+    with pytest.warns(UserWarning, match="by their order in the store") as told:
+        assign_block_split(samples)
+    assert "touch" not in str(told[0].message)

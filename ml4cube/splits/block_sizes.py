@@ -10,6 +10,7 @@ from typing import Any
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.large_blocks import LargeBlocks, blocks_wanted, large_blocks
+from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.ranges import station_dim
@@ -140,6 +141,13 @@ def _say(chosen: LargeBlocks, few: bool, view: CubeView) -> str:
             "groups of places with assign_region_split, or give sizes"
         )
     few_blocks = ", too few to meet the fractions closely" if few else ""
+    if SAMPLE_DIM in chosen.sizes:  # neighbours in a store are none in the cube
+        return (
+            f"no block_size is given: the samples are split into {chosen.count} blocks of "
+            f"{chosen.sizes}, by their order in the store, which says nothing of where they lie: "
+            "samples of different parts may be neighbours or share cells, and the test score will "
+            "flatter. Split the cube (assign_block_split), then cut samples from it"
+        )
     return (
         f"{said}cells{apart}{few_blocks}. Up to {chosen.touching:.0%} of the cells of a part touch "
         "another part, and "
