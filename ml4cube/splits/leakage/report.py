@@ -259,7 +259,9 @@ def leakage_report(
         if not common:
             raise InvalidValueError(f"deployment cannot be compared: {_told(unknown)}")
 
-    domains = {**dict.fromkeys(axes.sizes, "space"), time_dim: "time"}
+    domains = dict.fromkeys(axes.sizes, "space")
+    if time_dim:
+        domains[time_dim] = "time"
     cuts = {dim: domains.get(dim, dim) for dim in cut if dim not in loose or dim in axes.sizes}
     unknown |= {
         dim: "it is a dim of neither places nor times" for dim in cuts if dim not in domains
