@@ -100,11 +100,8 @@ class Stage:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration for people.
-
-    >>> duration(7.26), duration(75), duration(3 * 3600 + 61)
-    ('7.3 s', '1:15', '3:01:01')
-    """
+    """Write a duration for people."""
+    # >>> duration(7.26), duration(75), duration(3 * 3600 + 61) ('7.3 s', '1:15', '3:01:01')
     if seconds < 60:
         return f"{seconds:.1f} s"
     hours, rest = divmod(round(seconds), 3600)

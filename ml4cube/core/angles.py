@@ -19,26 +19,7 @@ _RADIANS = ("rad", "radian", "radians")
 
 
 def in_degrees(values: ArrayLike, units: object) -> NDArray[np.float64]:
-    """Turn angles into degrees, where their units say that they are radians.
-
-    Parameters
-    ----------
-    values : array_like of float or int
-        Angles.
-    units : object
-        As the attribute ``units`` of CF conventions says; anything but radians is taken for
-        degrees.
-
-    Returns
-    -------
-    ndarray of float
-        Degrees.
-
-    Examples
-    --------
-    >>> in_degrees([0.0, np.pi / 2], "radian").tolist(), in_degrees([90], "degrees_north").tolist()
-    ([0.0, 90.0], [90.0])
-    """
+    """Turn angles into degrees, where their units say that they are radians."""
     angles = np.asarray(values, dtype=np.float64)
     return np.rad2deg(angles) if str(units).strip().lower() in _RADIANS else angles
 
@@ -46,44 +27,11 @@ def in_degrees(values: ArrayLike, units: object) -> NDArray[np.float64]:
 def cell_areas(
     latitudes: ArrayLike, units: object, called: str, bounds: ArrayLike | None = None
 ) -> NDArray[np.float64]:
-    """Return areas of cells, up to a factor that all cells of a grid share.
-
-    Of one latitude per row, the area of its band, sin(north edge) - sin(south edge); a row's edges
-    are its bounds, else halfway to the next rows, as far beyond the last ones, and never beyond a
-    pole. Rows may have any order and distances; rows at the same latitude share a band. Of
-    latitudes along two dims or more, the cosine.
-
-    Parameters
-    ----------
-    latitudes : array_like of float or int
-        One per row, or one per cell.
-    units : object
-        As of `in_degrees`.
-    called : str
-        What they are called in messages.
-    bounds : array_like, shape (rows, 2), optional
-        Edges of each row, in the same units; only for one latitude per row.
-
-    Returns
-    -------
-    ndarray of float
-        0 or more, in the shape of `latitudes`.
-
-    Raises
-    ------
-    InvalidValueError
-        If a latitude is beyond a pole by more than rounding or not finite, or bounds are none of
-        these rows.
-    UnknownAreaError
-        If all rows lie at one latitude and have no bounds.
-
-    Examples
-    --------
-    >>> cell_areas([0.0, 60.0, 90.0], "degrees_north", "lat").round(3).tolist()
-    [1.0, 0.466, 0.034]
-    >>> cell_areas([[0.0, 60.0]], "degrees_north", "lat").round(3).tolist()
-    [[1.0, 0.5]]
-    """
+    """Return areas of cells, up to a factor that all cells of a grid share."""
+    # Of one latitude per row, the area of its band, sin(north edge) - sin(south edge); a row's
+    # edges are its bounds, else halfway to the next rows, as far beyond the last ones, and never
+    # beyond a pole. Rows may have any order and distances; rows at the same latitude share a band.
+    # Of latitudes along two dims or more, the cosine.
     degrees = in_degrees(latitudes, units)
     if not (np.abs(degrees) <= MOST_LAT).all():
         raise InvalidValueError(

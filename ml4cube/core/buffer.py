@@ -24,40 +24,16 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class AxisReach:
-    """Cells ``low[i]`` to ``high[i]`` along `dim` are near to cell i.
-
-    Parameters
-    ----------
-    dim : str
-        The dim.
-    low, high : ndarray of int, shape (cells along dim,)
-        First and last near cell. On a cyclic dim they may pass the ends: -1 is the last cell.
-    """
+    """Cells ``low[i]`` to ``high[i]`` along `dim` are near to cell i."""
 
     dim: str
+    # First and last near cell. On a cyclic dim they may pass the ends: -1 is the last cell.
     low: Ints
     high: Ints
 
     @classmethod
     def of_cells(cls, dim: str, n: int, cells: int, cyclic: bool = False) -> AxisReach:
-        """Near are the cells up to `cells` away.
-
-        Parameters
-        ----------
-        dim : str
-            The dim.
-        n : int
-            Its length.
-        cells : int
-            How far the reach goes, in cells.
-        cyclic : bool
-            Whether the first cell follows the last.
-
-        Returns
-        -------
-        AxisReach
-            The reach of every cell.
-        """
+        """Near are the cells up to `cells` away."""
         i = np.arange(n)
         cells = min(cells, n)
         if cyclic:
@@ -66,42 +42,14 @@ class AxisReach:
 
     @classmethod
     def of_distance(cls, dim: str, values: NDArray[np.int64], distance: int) -> AxisReach:
-        """Near are the cells whose coordinate differs by `distance` or less.
-
-        Parameters
-        ----------
-        dim : str
-            The dim.
-        values : ndarray of int, shape (cells along dim,)
-            Coordinate of each cell, in ascending or in descending order.
-        distance : int
-            How far the reach goes, in the unit of `values`.
-
-        Returns
-        -------
-        AxisReach
-            The reach of every cell.
-        """
+        """Near are the cells whose coordinate differs by `distance` or less."""
         rising = values if values[0] <= values[-1] else -values
         low = np.searchsorted(rising, rising - distance, side="left")
         high = np.searchsorted(rising, rising + distance, side="right") - 1
         return cls(dim, low.astype(np.int64), high.astype(np.int64))
 
     def blocks(self, grid: Grid, cells: Ints) -> tuple[Ints, Ints]:
-        """First and last block within reach of each of `cells`; unrolled where cyclic.
-
-        Parameters
-        ----------
-        grid : Grid
-            The blocks.
-        cells : ndarray of int
-            Positions along the dim.
-
-        Returns
-        -------
-        tuple of ndarray of int
-            First and last block index of each cell.
-        """
+        """First and last block within reach of each of `cells`; unrolled where cyclic."""
         axis = grid.dims.index(self.dim)
         n, tile, count = grid.shape[axis], grid.tile[axis], grid.counts[axis]
 
@@ -114,39 +62,19 @@ class AxisReach:
 
 @dataclass(frozen=True, eq=False)
 class SphereReach:
-    """Cells whose centres are `km` or less apart on a great circle are near.
-
-    Parameters
-    ----------
-    lat_dim, lon_dim : str
-        The two dims.
-    lat : ndarray of float, shape (cells along lat_dim,)
-        Latitudes in degrees, in any order.
-    lon : ndarray of float, shape (cells along lon_dim,)
-        Longitudes in degrees, in any order and of any wrapping (0 to 360, -180 to 180).
-    km : float
-        How far the reach goes, in kilometres on a sphere of radius 6371 km.
-    """
+    """Cells whose centres are `km` or less apart on a great circle are near."""
 
     lat_dim: str
     lon_dim: str
+    # Latitudes in degrees, in any order.
     lat: NDArray[np.float64]
+    # Longitudes in degrees, in any order and of any wrapping (0 to 360, -180 to 180).
     lon: NDArray[np.float64]
+    # How far the reach goes, in kilometres on a sphere of radius 6371 km.
     km: float
 
     def half_widths(self, lat: float) -> NDArray[np.float64]:
-        """How many degrees of longitude the reach of a cell at `lat` spans in every row.
-
-        Parameters
-        ----------
-        lat : float
-            Latitude in degrees.
-
-        Returns
-        -------
-        ndarray of float, shape (cells along lat_dim,)
-            Half the width in degrees; 180 where the whole row is near, -1 where none of it is.
-        """
+        """How many degrees of longitude the reach of a cell at `lat` spans in every row."""
         here, rows = np.deg2rad(lat), np.deg2rad(self.lat)
         # haversine: stable for the small angles at which a law of cosines loses its digits
         reach = np.sin(min(self.km / EARTH_RADIUS_KM, np.pi) / 2) ** 2
@@ -161,24 +89,7 @@ class SphereReach:
     def spread(
         self, other: Bools, grid: Grid, axes: tuple[int, int], lat_cells: Ints, lon_cells: Ints
     ) -> Bools:
-        """Whether a block of `other` is within reach, for cells of the sphere.
-
-        Parameters
-        ----------
-        other : ndarray of bool
-            Blocks of another part; the whole sphere along `axes`.
-        grid : Grid
-            The blocks.
-        axes : tuple of int
-            Axis of lat and axis of lon in `other`.
-        lat_cells, lon_cells : ndarray of int
-            Positions to look at.
-
-        Returns
-        -------
-        ndarray of bool
-            Like `other`, with cells in place of blocks along the two axes.
-        """
+        """Whether a block of `other` is within reach, for cells of the sphere."""
         table = np.moveaxis(other, axes, (-2, -1))
         lon = np.mod(self.lon, 360.0)
         east = np.argsort(lon, kind="stable")
@@ -222,24 +133,7 @@ Reach = AxisReach | SphereReach
 def near_to(
     other: Bools, grid: Grid, reaches: Sequence[Reach], positions: Mapping[str, Ints]
 ) -> Bools:
-    """Whether each cell is near to a block of `other`.
-
-    Parameters
-    ----------
-    other : ndarray of bool, shape of ``grid.counts``
-        The blocks to keep away from.
-    grid : Grid
-        The blocks.
-    reaches : sequence of AxisReach or SphereReach
-        At most one for each dim.
-    positions : mapping of str to ndarray of int
-        For each dim of the grid, the cells to look at.
-
-    Returns
-    -------
-    ndarray of bool
-        One value per cell, axes in the order of ``grid.dims``.
-    """
+    """Whether each cell is near to a block of `other`."""
     sphere = [r for r in reaches if isinstance(r, SphereReach)]
     round_dims = {dim for r in sphere for dim in (r.lat_dim, r.lon_dim)}
     along = {r.dim: r for r in reaches if isinstance(r, AxisReach)}

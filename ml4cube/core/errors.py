@@ -38,29 +38,7 @@ class RunError(CubeError, RuntimeError):
 
 
 def check_choice(argument: str, value: object, choices: Iterable[str | None]) -> None:
-    """Raise InvalidValueError unless `value` is one of `choices`, naming the nearest of them.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument, as the user wrote it.
-    value : object
-        What was given.
-    choices : iterable of str or None
-        What is allowed.
-
-    Raises
-    ------
-    InvalidValueError
-        If `value` is none of `choices`.
-
-    Examples
-    --------
-    >>> check_choice("scale_fn", "standardise", ["standardize", "normalize", None])
-    Traceback (most recent call last):
-    ml4cube.core.errors.InvalidValueError: scale_fn='standardise' is not one of 'standardize', \
-'normalize', None; did you mean 'standardize'?
-    """
+    """Raise InvalidValueError unless `value` is one of `choices`, naming the nearest of them."""
     known = list(choices)
     if any(value is choice or value == choice for choice in known):
         return
@@ -72,48 +50,14 @@ def check_choice(argument: str, value: object, choices: Iterable[str | None]) ->
 
 
 def check_flags(flags: Mapping[str, object]) -> None:
-    """Raise InvalidTypeError where an argument that is True or False is something else.
-
-    Parameters
-    ----------
-    flags : mapping of str to object
-        Arguments by name, as the user wrote them.
-
-    Raises
-    ------
-    InvalidTypeError
-        If one is no bool; text such as ``"no"`` would count as true.
-
-    Examples
-    --------
-    >>> check_flags({"shuffle": "no"})
-    Traceback (most recent call last):
-    ml4cube.core.errors.InvalidTypeError: shuffle='no' is no bool; give True or False
-    """
+    """Raise InvalidTypeError where an argument that is True or False is something else."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise InvalidTypeError(f"{name}={value!r} is no bool; give True or False")
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse what is no whole number, or too small a one.
-
-    Parameters
-    ----------
-    name : str
-        Name of the argument, for the message.
-    value : object
-        What was given.
-    least : int
-        The smallest that is allowed.
-
-    Raises
-    ------
-    InvalidTypeError
-        If `value` is no integer.
-    InvalidValueError
-        If `value` is below `least`.
-    """
+    """Refuse what is no whole number, or too small a one."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise InvalidTypeError(f"{name}={value!r} is a {type(value).__name__}; give a whole number")
     if value < least:
@@ -121,28 +65,7 @@ def check_whole(name: str, value: object, least: int) -> None:
 
 
 def check_seed(seed: object) -> int:
-    """Refuse a seed that is no integer.
-
-    Parameters
-    ----------
-    seed : int
-        The seed.
-
-    Returns
-    -------
-    int
-        The same, as Python's own.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no integer.
-
-    Examples
-    --------
-    >>> check_seed(np.int64(-3))
-    -3
-    """
+    """Refuse a seed that is no integer."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise InvalidTypeError(f"seed={seed!r} is a {type(seed).__name__}; give an integer")
     return int(seed)
@@ -185,18 +108,7 @@ def needs_torch(module: str) -> Iterator[None]:
 
 
 def check_names(names: Iterable[Hashable]) -> None:
-    """Refuse names of variables and dims that are no texts, such as the numbers of bands.
-
-    Parameters
-    ----------
-    names : iterable of hashable
-        Of a cube.
-
-    Raises
-    ------
-    InvalidTypeError
-        If one is no text.
-    """
+    """Refuse names of variables and dims that are no texts, such as the numbers of bands."""
     if odd := [name for name in names if not isinstance(name, str)]:
         raise InvalidTypeError(
             f"variables or dims of the cube are called {odd}, which is no text; rename them, by "

@@ -15,20 +15,7 @@ _ROUNDING = 1e-6
 
 
 def check_joined(given: Mapping[str, Any]) -> None:
-    """Refuse data sets in which a variable is scaled in different ways.
-
-    Parameters
-    ----------
-    given : mapping of str to Any
-        By the names of arguments: data sets or loaders, dicts or lists of them, also joined
-        (``ConcatDataset``) or cut (``Subset``); None is passed over.
-
-    Raises
-    ------
-    InvalidValueError
-        If two of them that know how they are scaled differ in a variable; the message names it,
-        and what scales it in each.
-    """
+    """Refuse data sets in which a variable is scaled in different ways."""
     seen: dict[str, tuple[str, Scaling]] = {}
     for argument, one in given.items():
         for dataset in _datasets(one):

@@ -19,20 +19,12 @@ _FEWEST, _MOST = 10, 500
 
 @dataclass(frozen=True)
 class LargeBlocks:
-    """Sizes of blocks, how many there are, and how much of one may lie beside others.
+    """Sizes of blocks, how many there are, and how much of one may lie beside others."""
 
-    Parameters
-    ----------
-    sizes : dict of str to int
-        Cells of a block along the dims that are cut.
-    count : int
-        Blocks in all.
-    touching : float
-        Largest share of a block's cells that have a neighbour in another block.
-    """
-
+    # Cells of a block along the dims that are cut.
     sizes: dict[str, int]
     count: int
+    # Largest share of a block's cells that have a neighbour in another block.
     touching: float
 
     @property
@@ -42,23 +34,7 @@ class LargeBlocks:
 
 
 def blocks_wanted(fractions: Iterable[float]) -> int:
-    """Tell how many blocks parts of such sizes need.
-
-    Parameters
-    ----------
-    fractions : iterable of float
-        Share of the cube that each part gets, above 0.
-
-    Returns
-    -------
-    int
-        So many that the smallest part gets two, but a few hundred at most.
-
-    Examples
-    --------
-    >>> blocks_wanted([0.8, 0.2]), blocks_wanted([0.8, 0.1, 0.1])
-    (10, 20)
-    """
+    """Tell how many blocks parts of such sizes need."""
     needed = math.ceil(round(_BLOCKS_PER_PART / min(fractions), 6))
     return min(max(needed, _FEWEST), _MOST)
 
@@ -72,38 +48,10 @@ def large_blocks(
     windows: Grid | None = None,
     around: Iterable[str] = (),
 ) -> LargeBlocks:
-    """Cut a cube along one or two dims into few blocks, few of whose cells touch another block.
-
-    Of all ways to cut along one dim, or along two of one group, in which at most `MOST_TOUCHING`
-    of a block's cells touch another block, it takes the one with blocks enough whose cells touch
-    least; if none has enough, the one with the most. The chunks of the cube do not matter.
-
-    Parameters
-    ----------
-    shape : mapping of str to int
-        Dims and lengths.
-    groups : sequence of sequence of str
-        Dims that may be cut, those that may be cut together in one group.
-    wanted : int
-        Blocks that are enough.
-    least : int
-        Blocks without which the parts cannot all have one.
-    windows : Grid, optional
-        Windows that will be cut from the cube: a block begins where one does, and holds one.
-    around : iterable of str
-        Dims whose last cell touches the first.
-
-    Returns
-    -------
-    LargeBlocks
-        The blocks; the whole cube where no cut gives `least` of them.
-
-    Examples
-    --------
-    >>> shape = {"lat": 241, "level": 3, "lon": 480, "time": 2}
-    >>> large_blocks(shape, [["lat", "lon"], ["time"]], 10)
-    LargeBlocks(sizes={'lat': 121, 'lon': 96}, count=10, touching=0.02899...)
-    """
+    """Cut a cube along one or two dims into few blocks, few of whose cells touch another block."""
+    # Of all ways to cut along one dim, or along two of one group, in which at most `MOST_TOUCHING`
+    # of a block's cells touch another block, it takes the one with blocks enough whose cells touch
+    # least; if none has enough, the one with the most. The chunks of the cube do not matter.
     ways = [
         way
         for group in groups

@@ -212,12 +212,10 @@ def _merged(a: _Numbers, b: _Numbers) -> _Numbers:
 
 
 def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
-    """Sum up at most `_PIECE` cells, 1-D, by deviations from a shift.
-
-    The shift is a number in whose place gaps count nothing: 0, or the least cell. Where it is so
-    far from the mean that digits of the spread would be lost, deviations are taken again, from
-    the mean found.
-    """
+    """Sum up at most `_PIECE` cells, 1-D, by deviations from a shift."""
+    # The shift is a number in whose place gaps count nothing: 0, or the least cell. Where it is so
+    # far from the mean that digits of the spread would be lost, deviations are taken again, from
+    # the mean found.
     if piece.dtype.kind == "f":
         piece = piece.astype(scratch.dtype, copy=False)
     low, high, gaps = scratch.range_of(piece)
@@ -279,11 +277,10 @@ def check_exact(least: int, greatest: int) -> None:
 
 
 class _Scratch:
-    """Buffers that all parts share, and all blocks that a thread sums up.
+    """Buffers that all parts share, and all blocks that a thread sums up."""
 
-    Fresh memory costs a page fault every 4 KiB, which together took longer than the sums. They are
-    asked for in one, large enough for numpy to ask for a huge page, which saves more.
-    """
+    # Fresh memory costs a page fault every 4 KiB, which together took longer than the sums. They
+    # are asked for in one, large enough for numpy to ask for a huge page, which saves more.
 
     _kept = threading.local()
 
@@ -340,12 +337,10 @@ class _Scratch:
     def sums(
         self, piece: NDArray[Any], shift: float, *, gaps: bool, is_least: bool
     ) -> tuple[float, float]:
-        """Sum up the cells less `shift`, and their squares; gaps count nothing.
-
-        `is_least` says that `shift` is a number of the piece's dtype and no more than any cell:
-        it may stand in for gaps, by a maximum, which is far cheaper than picking them out. The
-        bits are the same on any number of cores.
-        """
+        """Sum up the cells less `shift`, and their squares; gaps count nothing."""
+        # `is_least` says that `shift` is a number of the piece's dtype and no more than any cell:
+        # it may stand in for gaps, by a maximum, which is far cheaper than picking them out. The
+        # bits are the same on any number of cores.
         stand_in, pick = gaps and is_least, gaps and not is_least
         if stand_in and self.stand_in[0] != shift:
             self.stand_in.fill(shift)

@@ -30,20 +30,7 @@ _MAX_EXCHANGES = 200
 
 
 def hash_ids(seed: int, ids: ArrayLike) -> NDArray[np.uint64]:
-    """Hash of (seed, id), uniform over 64 bits (the finalizer of SplitMix64).
-
-    Parameters
-    ----------
-    seed : int
-        Any integer.
-    ids : array_like of int
-        Ids of the items.
-
-    Returns
-    -------
-    ndarray of uint64
-        One hash per id.
-    """
+    """Hash of (seed, id), uniform over 64 bits (the finalizer of SplitMix64)."""
     start = _mix_int((seed * _GOLDEN + 1) & _MASK64)
     x = np.asarray(ids).astype(np.uint64) * np.uint64(_GOLDEN)
     x += np.uint64(start)
@@ -63,38 +50,13 @@ def _mix_int(x: int) -> int:
 
 @dataclass(frozen=True)
 class Permutation:
-    """A seeded permutation of ``range(n)`` that is computed item by item, in no memory.
-
-    Parameters
-    ----------
-    n : int
-        Number of items.
-    seed : int
-        Any integer.
-
-    Examples
-    --------
-    >>> order = Permutation(5, seed=1)
-    >>> sorted(order.rank(np.arange(5)).tolist())
-    [0, 1, 2, 3, 4]
-    """
+    """A seeded permutation of ``range(n)`` that is computed item by item, in no memory."""
 
     n: int
     seed: int
 
     def rank(self, ids: NDArray[np.unsignedinteger | np.signedinteger]) -> NDArray[np.uint64]:
-        """Place of each id in the permuted order.
-
-        Parameters
-        ----------
-        ids : ndarray of int
-            Ids from 0 to n - 1.
-
-        Returns
-        -------
-        ndarray of uint64
-            Ranks from 0 to n - 1, all different for different ids.
-        """
+        """Place of each id in the permuted order."""
         # A bijection of b-bit numbers, walked until it lands below n again (cycle walking):
         # at most two tries on average, since 2**(b-1) < n.
         ranks = self._scramble(np.asarray(ids).astype(np.uint64).ravel())
@@ -122,42 +84,11 @@ def partition(
     seed: int,
     classes: NDArray[np.float64] | None = None,
 ) -> NDArray[np.intp]:
-    """Share items out so that each part's weight is as near its fraction as whole items allow.
-
-    Items are put in a random order and cut where the running weight is nearest to the
-    fractions; then items are exchanged between parts while that brings the shares nearer.
-    With two parts, no share is further off than half the heaviest item (unless a part would
-    be left empty otherwise).
-
-    Parameters
-    ----------
-    weights : array_like of float, shape (items,)
-        Weight of each item, >= 0. Items of weight 0 are shared out too, at random.
-    fractions : sequence of float
-        Share of each part, all > 0, summing to 1.
-    seed : int
-        Any integer.
-    classes : ndarray of float, shape (items, classes), optional
-        Weight of each item in each class; every class is then shared out by the same
-        fractions, as nearly as possible. The shares of the whole weigh more than those of
-        the classes, and are no further off than half the heaviest item with two parts.
-
-    Returns
-    -------
-    ndarray of int, shape (items,)
-        Part of each item: an index into `fractions`.
-
-    Raises
-    ------
-    EmptyPartError
-        If there are fewer items of weight > 0 than parts.
-
-    Examples
-    --------
-    >>> parts = partition([1] * 10, [0.8, 0.2], seed=3)
-    >>> np.bincount(parts).tolist()
-    [8, 2]
-    """
+    """Share items out so that each part's weight is as near its fraction as whole items allow."""
+    # Items are put in a random order and cut where the running weight is nearest to the fractions;
+    # then items are exchanged between parts while that brings the shares nearer. With two parts, no
+    # share is further off than half the heaviest item (unless a part would be left empty
+    # otherwise).
     weights = np.asarray(weights, dtype=np.float64).ravel()
     parts = np.zeros(weights.size, dtype=np.intp)
     order = np.argsort(hash_ids(seed, np.arange(weights.size)), kind="stable")
@@ -199,22 +130,7 @@ def _share_by_class(
 def cut_in_order(
     weights: NDArray[np.float64], fractions: Sequence[float], *, keep_one: bool = True
 ) -> NDArray[np.intp]:
-    """Cut a sequence of items where its running weight is nearest to the fractions.
-
-    Parameters
-    ----------
-    weights : ndarray of float, shape (items,)
-        Weight of each item.
-    fractions : sequence of float
-        Share of each part, in order; sums to 1.
-    keep_one : bool
-        Whether every part gets at least one item.
-
-    Returns
-    -------
-    ndarray of int, shape (items,)
-        Part of each item, rising.
-    """
+    """Cut a sequence of items where its running weight is nearest to the fractions."""
     n, k = weights.size, len(fractions)
     running = np.concatenate([[0.0], np.cumsum(weights)])
     cuts = [0]
@@ -287,11 +203,9 @@ def _best_exchange(
     a: int,
     b: int,
 ) -> _Exchange:
-    """The exchange that brings parts a and b nearest to their shares.
-
-    The squared error changes by ``2 (d.d - d.surplus)`` when items whose shares differ by d
-    change places; an exchange with nothing is a move.
-    """
+    """The exchange that brings parts a and b nearest to their shares."""
+    # The squared error changes by ``2 (d.d - d.surplus)`` when items whose shares differ by d
+    # change places; an exchange with nothing is a move.
     in_a, in_b = np.flatnonzero(parts == a), np.flatnonzero(parts == b)
     mine, theirs = _candidates(in_a, shares, surplus), _candidates(in_b, shares, -surplus)
     nothing = np.zeros((1, shares.shape[1]))

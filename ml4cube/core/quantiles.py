@@ -200,10 +200,8 @@ class Histogram:
         return whole
 
     def _with_rows(self, cells: Reals, weights: Floats | None) -> Self:
-        """Count the cells of each row, where none was counted before.
-
-        There is one row only where it is longer than `_FIRST_CELLS`.
-        """
+        """Count the cells of each row, where none was counted before."""
+        # There is one row only where it is longer than `_FIRST_CELLS`.
         n, total = cells.shape[-1], self
         if n > _FIRST_CELLS:
             # sorting takes several times as long as what is tried here
@@ -233,10 +231,8 @@ class Histogram:
         return self._fitted(self.exponent, *_joined([(self.edges, self.counts), found]))
 
     def _with_near(self, values: Reals, weights: Floats | None) -> tuple[Self, NDArray[np.bool_]]:
-        """Count those more cells of a single row that lie near its median; say which do not.
-
-        Cells that are NaN are neither.
-        """
+        """Count those more cells of a single row that lie near its median; say which do not."""
+        # Cells that are NaN are neither.
         width = math.ldexp(1.0, int(self.exponent[0]))
         median = _bin_of(self.edges[0, _bin_of_quantile(self.counts, 0.5)[0][0]], width)
         if median is None:
@@ -252,12 +248,10 @@ class Histogram:
         return self._fitted(self.exponent, *_joined([(self.edges, self.counts), near])), far
 
     def _side_by_side(self, values: Reals, weights: Floats | None) -> Self | None:
-        """Count the cells of a single row without sorting them.
-
-        Counters from the least cell to the greatest are finer than bins need to be. Where more
-        of them than there may be bins hold cells, they are joined in twos until they fit; where
-        each holds one value, those are the bins. Else finer counters might do: None is returned.
-        """
+        """Count the cells of a single row without sorting them."""
+        # Counters from the least cell to the greatest are finer than bins need to be. Where more of
+        # them than there may be bins hold cells, they are joined in twos until they fit; where each
+        # holds one value, those are the bins. Else finer counters might do: None is returned.
         low, high = _range(values)
         if not 0 < high - low < math.inf:
             return None
@@ -397,13 +391,7 @@ class Histogram:
 
 
 class _Seen:
-    """Value that each counter counts, as long as that is the same in all its cells.
-
-    Parameters
-    ----------
-    counters : int
-        How many there are; what counter 0 counts does not matter.
-    """
+    """Value that each counter counts, as long as that is the same in all its cells."""
 
     def __init__(self, counters: int) -> None:
         """Begin with counters that have not counted."""
@@ -453,10 +441,8 @@ def _bin_of(value: float, width: float) -> int | None:
 def _counters(
     values: Reals, width: float, first: int, size: int
 ) -> Iterator[tuple[slice, NDArray[np.intp]]]:
-    """Assign values to counters, a part at a time: 1 to `size`, one a bin from number `first` on.
-
-    Values that lie in other bins, and NaN, get counter 0.
-    """
+    """Number the bin of every value, a part at a time: 1 to `size`, from bin `first` on."""
+    # Values that lie in other bins, and NaN, get counter 0.
     for start in range(0, values.size, _CELLS_COUNTED):
         part = slice(start, start + _CELLS_COUNTED)
         with np.errstate(over="ignore", invalid="ignore"):

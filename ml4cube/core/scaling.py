@@ -37,26 +37,7 @@ GROUPS: dict[str, NDArray[Any]] = {
 
 
 def group_numbers(dates: NDArray[Any], by: str) -> NDArray[np.int64]:
-    """Number the group of each date.
-
-    Parameters
-    ----------
-    dates : ndarray of datetime64 or cftime dates
-        None missing.
-    by : {"month", "season", "dayofyear"}
-        Kind of climatology.
-
-    Returns
-    -------
-    ndarray of int64
-        Position of the group's label in ``GROUPS[by]``.
-
-    Examples
-    --------
-    >>> days = np.array(["2000-12-31", "2001-01-01", "2001-03-01"], "M8[ns]")
-    >>> group_numbers(days, "season"), group_numbers(days, "dayofyear")
-    (array([0, 0, 1]), array([365,   0,  59]))
-    """
+    """Number the group of each date."""
     if dates.dtype.kind == "M":
         months = dates.astype("M8[M]").astype(np.int64) % 12
         days = (dates.astype("M8[D]") - dates.astype("M8[Y]").astype("M8[D]")).astype(np.int64)
@@ -67,25 +48,7 @@ def group_numbers(dates: NDArray[Any], by: str) -> NDArray[np.int64]:
 
 
 def dated_dim(coords: Mapping[str, NDArray[Any]], dims: Sequence[Any]) -> str:
-    """Find the dim of time: the one whose coordinate holds dates.
-
-    Parameters
-    ----------
-    coords : mapping of str to ndarray
-        Coordinate values by dim.
-    dims : sequence of str
-        All dims, for messages.
-
-    Returns
-    -------
-    str
-        Its name; ``"time"`` where there are several.
-
-    Raises
-    ------
-    InvalidValueError
-        If there is none, or several of which none is called ``"time"``.
-    """
+    """Find the dim of time: the one whose coordinate holds dates."""
     dated = [name for name, values in coords.items() if is_time(values)]
     if len(dated) == 1 or "time" in dated:
         return "time" if "time" in dated else dated[0]
@@ -103,38 +66,7 @@ def match_places(
     sizes: Mapping[str, int],
     coords: Mapping[str, NDArray[Any]],
 ) -> Places:
-    """Find the entry of statistics for every cell along the dims of a cube.
-
-    Parameters
-    ----------
-    name : str
-        The variable, for messages.
-    dims, shape : sequence
-        Names and lengths of the axes of the statistics.
-    labels : mapping of str to ndarray
-        Coordinates along those that have some.
-    sizes : mapping of str to int
-        Dims of the cube.
-    coords : mapping of str to ndarray
-        Coordinates along those that have some.
-
-    Returns
-    -------
-    tuple of (str, ndarray of int)
-        For each axis a dim of the cube: matched by coordinate, those equal but for rounding by
-        position; the axis of a climatology by the date.
-
-    Raises
-    ------
-    InvalidValueError
-        If a dim, a coordinate or dates are missing on one side.
-
-    Examples
-    --------
-    >>> labels, coords = {"level": np.array([500, 850])}, {"level": np.array([850])}
-    >>> match_places("t", ["level"], [2], labels, {"level": 1}, coords)
-    (('level', array([1])),)
-    """
+    """Find the entry of statistics for every cell along the dims of a cube."""
     found = []
     for dim, size in zip(dims, shape, strict=True):
         if dim in GROUPS and dim not in sizes:
@@ -154,34 +86,12 @@ def match_places(
 
 
 def encoded_places(places: Places) -> list[list[Any]]:
-    """Write places as JSON values.
-
-    Parameters
-    ----------
-    places : tuple of (str, ndarray of int)
-        From `match_places`.
-
-    Returns
-    -------
-    list
-        What `decoded_places` reads.
-    """
+    """Write places as JSON values."""
     return [[dim, encoded(along.astype(np.int64))] for dim, along in places]
 
 
 def decoded_places(written: Sequence[Sequence[Any]]) -> Places:
-    """Read what `encoded_places` wrote.
-
-    Parameters
-    ----------
-    written : list
-        JSON values; what follows the first two of each is not read.
-
-    Returns
-    -------
-    tuple of (str, ndarray of int)
-        The same places.
-    """
+    """Read what `encoded_places` wrote."""
     return tuple((str(dim), decoded(along).astype(np.intp)) for dim, along, *_ in written)
 
 
@@ -237,32 +147,15 @@ def _span(numbers: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """Offset and scale of a variable, in each cell of a cube; picklable.
-
-    Parameters
-    ----------
-    name : str
-        The variable, for messages.
-    offset, scale : float or ndarray
-        From `scale_parameters`: one number, or one at each place of the statistics.
-    places : tuple of (str, ndarray of int)
-        For each axis of the two, a dim of the cube, and the entry of each cell along it.
-    how : {"standardize", "normalize", "robust", None}
-        What the two numbers are, for messages.
-
-    Examples
-    --------
-    >>> by_level = np.array([250.0, 280.0]), np.array([5.0, 10.0])
-    >>> scaling = Scaling("t", *by_level, (("level", np.array([0, 1])),))
-    >>> scaling.scaled(np.array([[260.0], [290.0]]), {"level": np.array([0, 1])}, {"lat": 1})
-    array([[2.],
-           [1.]])
-    """
+    """Offset and scale of a variable, in each cell of a cube; picklable."""
 
     name: str
+    # From `scale_parameters`: one number, or one at each place of the statistics.
     offset: Any
     scale: Any
+    # For each axis of the two, a dim of the cube, and the entry of each cell along it.
     places: Places = ()
+    # What the two numbers are, for messages.
     how: str | None = None
 
     @classmethod
@@ -274,29 +167,7 @@ class Scaling:
         sizes: Mapping[str, int],
         coords: Mapping[str, NDArray[Any]],
     ) -> Self:
-        """Match statistics with a cube.
-
-        Parameters
-        ----------
-        name : str
-            The variable.
-        stats : VariableStatistics
-            Its statistics, with or without dims.
-        scale_fn : {"standardize", "normalize", "robust", None}
-            How to scale.
-        sizes, coords : mapping
-            Dims of the cube, and coordinates along those that have some.
-
-        Returns
-        -------
-        Scaling
-            Its offset and scale in every cell.
-
-        Raises
-        ------
-        InvalidValueError
-            If there is nothing to scale by, or they do not fit the cube.
-        """
+        """Match statistics with a cube."""
         offset, scale = scale_parameters(stats, scale_fn)
         places: Places = ()
         if isinstance(stats, FieldStatistics) and scale_fn is not None:
@@ -320,18 +191,7 @@ class Scaling:
         return f"by {shown}" + (f" along {', '.join(self.dims)}" if self.places else "")
 
     def at(self, cells: Mapping[str, NDArray[Any]]) -> tuple[Any, Any]:
-        """Offset and scale in some cells.
-
-        Parameters
-        ----------
-        cells : mapping of str to ndarray of int
-            Numbers of the cells along each of `dims`, arrays that broadcast.
-
-        Returns
-        -------
-        offset, scale : float or ndarray
-            One number where there is only one.
-        """
+        """Offset and scale in some cells."""
         if not self.places:
             return self.offset, self.scale
         entries = tuple(place[cells[dim]] for dim, place in self.places)
@@ -340,25 +200,7 @@ class Scaling:
     def in_box(
         self, box: Mapping[str, slice], values: NDArray[Any] | None = None
     ) -> tuple[Any, Any]:
-        """Offset and scale in a box of cells.
-
-        Parameters
-        ----------
-        box : mapping of str to slice
-            Cells along every dim of the cube, in the order of the values.
-        values : ndarray, optional
-            What is to be scaled by them.
-
-        Returns
-        -------
-        offset, scale : float or ndarray
-            One number, or arrays that broadcast to the box.
-
-        Raises
-        ------
-        InvalidValueError
-            If there is a value where there are no statistics.
-        """
+        """Offset and scale in a box of cells."""
         cells = np.meshgrid(
             *(np.arange(s.start, s.stop) for s in box.values()), indexing="ij", sparse=True
         )
@@ -375,30 +217,7 @@ class Scaling:
         window: Mapping[str, int],
         dtype: DTypeLike | None = None,
     ) -> NDArray[Any]:
-        """Scale samples, each at its place.
-
-        Parameters
-        ----------
-        values : ndarray, shape (samples, *window)
-            In physical units.
-        first : mapping of str to ndarray of int
-            Number of each sample's first cell, along each of `dims` at least.
-        window : mapping of str to int
-            Cells of a window by dim of the cube, in the order of the axes.
-        dtype : dtype, optional
-            Of the result; by default that of `scaled_dtype`.
-
-        Returns
-        -------
-        ndarray
-            A new array.
-
-        Raises
-        ------
-        InvalidValueError
-            If a cell has a value where there are no statistics, as none of the cells that were
-            summed up lie there.
-        """
+        """Scale samples, each at its place."""
         cells = self._cells(first, window)
         offset, scale = self.at(cells)
         if self.places:
@@ -412,43 +231,13 @@ class Scaling:
         window: Mapping[str, int],
         dtype: DTypeLike | None = None,
     ) -> NDArray[Any]:
-        """Undo `scaled`.
-
-        Parameters
-        ----------
-        values : ndarray, shape (samples, *window)
-            Scaled.
-        first, window : mapping
-            As for `scaled`.
-        dtype : dtype, optional
-            Of the result; by default that of `scaled_dtype`.
-
-        Returns
-        -------
-        ndarray
-            A new array, in physical units.
-        """
+        """Undo `scaled`."""
         return unscale_values(values, *self.at(self._cells(first, window)), dtype)
 
     def check_known(
         self, values: NDArray[Any], offset: Any, scale: Any, cells: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Refuse a value where there are no statistics, which would become a gap.
-
-        Parameters
-        ----------
-        values : ndarray
-            In physical units.
-        offset, scale : ndarray
-            What they are to be scaled by, from `at`.
-        cells : mapping of str to ndarray of int
-            What was given to `at`.
-
-        Raises
-        ------
-        InvalidValueError
-            If there is one.
-        """
+        """Refuse a value where there are no statistics, which would become a gap."""
         unknown = np.isnan(offset) | np.isnan(scale)
         if not unknown.any():
             return
@@ -479,24 +268,7 @@ class Scaling:
 
 
 def check_groups(name: str, dims: Sequence[str], places: Places, offset: Any) -> None:
-    """Refuse dates of which no statistics were made at any place.
-
-    Parameters
-    ----------
-    name : str
-        The variable, for messages.
-    dims : sequence of str
-        Axes of the statistics.
-    places : tuple of (str, ndarray of int)
-        From `match_places`.
-    offset : ndarray
-        NaN where there are no statistics.
-
-    Raises
-    ------
-    InvalidValueError
-        If there is such a month, season or day.
-    """
+    """Refuse dates of which no statistics were made at any place."""
     for axis, (dim, (along, entries)) in enumerate(zip(dims, places, strict=True)):
         if dim not in GROUPS or along == dim:
             continue
@@ -516,24 +288,7 @@ def apply_in_cells(
     values: NDArray[Any],
     *entries: NDArray[Any],
 ) -> Any:
-    """Scale a block by the entries of each cell, memory for no more than the block.
-
-    Parameters
-    ----------
-    arithmetic : callable
-        `scale_values` or `unscale_values`.
-    offset, scale : ndarray
-        At each place of the statistics.
-    values : ndarray
-        The block.
-    *entries : ndarray of int
-        For each axis of the statistics the entry of each cell, arrays that broadcast.
-
-    Returns
-    -------
-    ndarray
-        Of the shape of the block.
-    """
+    """Scale a block by the entries of each cell, memory for no more than the block."""
     if not math.prod(values.shape):
         return arithmetic(values, 0.0, 1.0)
     return arithmetic(values, offset[entries], scale[entries])

@@ -265,12 +265,10 @@ def stream_count(chunks: int, slots: int) -> int:
 
 
 def _sections_of_slots(streams: int) -> list[int]:
-    """Which section each place in the round robin walks, by reversing its mixed-radix digits.
-
-    The places of one rank are those of equal remainder modulo the world size. Reversed
-    digits put them side by side for 2, 4, 8 ... ranks, so that neighbouring sections, which
-    share a chunk where they meet, mostly belong to one rank.
-    """
+    """Which section each place in the round robin walks, by reversing its mixed-radix digits."""
+    # The places of one rank are those of equal remainder modulo the world size. Reversed digits put
+    # them side by side for 2, 4, 8 ... ranks, so that neighbouring sections, which share a chunk
+    # where they meet, mostly belong to one rank.
     factors, rest = [], streams
     for prime in (2, 3):
         while rest % prime == 0:

@@ -19,20 +19,12 @@ from ml4cube.cube.chunks.disk import DiskChunks
 
 @dataclass(frozen=True)
 class AbsentChunks:
-    """Absent chunks of one variable.
-
-    Parameters
-    ----------
-    number : int
-        How many.
-    first : str
-        Key of one of them in the source.
-    reads_as : str
-        What their cells read as.
-    """
+    """Absent chunks of one variable."""
 
     number: int
+    # Key of one of them in the source.
     first: str
+    # What their cells read as.
     reads_as: str
 
     @property
@@ -41,18 +33,7 @@ class AbsentChunks:
         return self.reads_as in ("nan", "NaT")
 
     def merge(self, other: AbsentChunks | None) -> AbsentChunks:
-        """Add those found before.
-
-        Parameters
-        ----------
-        other : AbsentChunks or None
-            Of the same variable.
-
-        Returns
-        -------
-        AbsentChunks
-            Both.
-        """
+        """Add those found before."""
         return self if other is None else replace(other, number=self.number + other.number)
 
 
@@ -63,29 +44,8 @@ def absent_chunks(
     origin: Mapping[str, int],
     owned: Mapping[str, slice],
 ) -> AbsentChunks | None:
-    """Look for chunks that a variable's source does not have.
-
-    Only a chunk whose cells are all the same can be absent, so that few have to be asked for.
-
-    Parameters
-    ----------
-    stored : zarr.Array or DiskChunks
-        The source.
-    dims : tuple of str
-        Its dims.
-    cells : ndarray
-        Cells that were read from it, one axis for each dim of the cube in the order of `origin`;
-        of length 1 along dims that the source lacks.
-    origin : mapping of str to int
-        First of these cells along every dim of the cube.
-    owned : mapping of str to slice
-        Chunks that begin in here are looked for, so that regions that overlap count none twice.
-
-    Returns
-    -------
-    AbsentChunks or None
-        None if there is none.
-    """
+    """Look for chunks that a variable's source does not have."""
+    # Only a chunk whose cells are all the same can be absent, so that few have to be asked for.
     found: AbsentChunks | None = None
     for chunk, box in _chunks(stored, dims, origin, owned):
         part = cells[box]

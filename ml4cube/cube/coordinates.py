@@ -22,26 +22,7 @@ _ROTATED = {"latitude": "rlat", "longitude": "rlon"}
 
 
 def role_of(coord: Any) -> str | None:
-    """Tell what a coordinate measures.
-
-    Parameters
-    ----------
-    coord : DataArray
-        A coordinate.
-
-    Returns
-    -------
-    {"time", "latitude", "longitude", "vertical"} or None
-        Time for dates; for numbers, what CF attributes say, or names of latitudes and longitudes.
-        Coordinates of rotated grids are none of these: they are no places on Earth.
-
-    Examples
-    --------
-    >>> import xarray as xr
-    >>> z = xr.DataArray([1.0], dims="z", name="z", attrs={"positive": "down"})
-    >>> role_of(z), role_of(z.rename("lat").drop_attrs()), role_of(z.drop_attrs())
-    ('vertical', 'latitude', None)
-    """
+    """Tell what a coordinate measures."""
     if is_time(coord):
         return "time"
     if coord.dtype.kind not in "fiu":
@@ -54,50 +35,12 @@ def role_of(coord: Any) -> str | None:
 
 
 def is_latitude(name: object, attrs: Mapping[Any, Any], *, rotated: bool = False) -> bool:
-    """Tell whether a coordinate is a latitude, by its name and attributes.
-
-    Parameters
-    ----------
-    name : object
-        Its name.
-    attrs : mapping
-        Its attributes, of which those of CF conventions count.
-    rotated : bool
-        Whether that of a rotated grid (``rlat``, ``grid_latitude``) is one. Areas and distances
-        are right in it, as a rotation of the sphere changes neither; places on Earth are not.
-
-    Returns
-    -------
-    bool
-        Whether any of these says so.
-
-    Examples
-    --------
-    >>> is_latitude("y", {"units": "degrees_north"}), is_latitude("nav_lat", {})
-    (True, True)
-    >>> is_latitude("rlat", {}), is_latitude("rlat", {}, rotated=True)
-    (False, True)
-    """
+    """Tell whether a coordinate is a latitude, by its name and attributes."""
     return _is_angle("latitude", name, attrs, rotated)
 
 
 def is_longitude(name: object, attrs: Mapping[Any, Any], *, rotated: bool = False) -> bool:
-    """Tell whether a coordinate is a longitude, by its name and attributes.
-
-    Parameters
-    ----------
-    name : object
-        Its name.
-    attrs : mapping
-        Its attributes.
-    rotated : bool
-        Whether that of a rotated grid (``rlon``, ``grid_longitude``) is one.
-
-    Returns
-    -------
-    bool
-        As of `is_latitude`.
-    """
+    """Tell whether a coordinate is a longitude, by its name and attributes."""
     return _is_angle("longitude", name, attrs, rotated)
 
 
@@ -128,32 +71,7 @@ def _criteria(kind: str) -> dict[str, frozenset[str]]:
 
 
 def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
-    """Find the dims whose steps may be those of time.
-
-    Parameters
-    ----------
-    coords : iterable of DataArray
-        All coordinates of a cube.
-    dims : iterable of str
-        The cube's dims.
-
-    Returns
-    -------
-    list of str
-        Those by the first of three rules that finds any: dims with dates of their own; dims
-        with dates beside them that are called ``time`` or so by CF attributes, or are origins of
-        a store's samples; dims called ``time``, ``t`` or ``date``, or of numbers that CF attributes
-        call so. Of several, the one called ``time`` is taken.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import xarray as xr
-    >>> days = np.array(["2000-01-01", "2000-01-02"], "datetime64[s]")
-    >>> ds = xr.Dataset(coords={"time": [0, 1], "run": days, "valid": days})
-    >>> time_dims(ds.coords.values(), ["time", "run"]), time_dims(ds.coords.values(), ds.dims)
-    (['run'], ['run', 'valid'])
-    """
+    """Find the dims whose steps may be those of time."""
     along = {dim: [c for c in coords if c.dims == (dim,)] for dim in dims}
     own = {dim: next((c for c in along[dim] if c.name == dim), None) for dim in along}
     rules: tuple[Callable[[Any], bool], ...] = (
@@ -180,50 +98,13 @@ def _says_time(dates: Any) -> bool:
 
 
 def find_time_dim(coords: Iterable[Any], dims: Iterable[Any]) -> str | None:
-    """Find the dim whose steps are those of time.
-
-    Parameters
-    ----------
-    coords : iterable of DataArray
-        All coordinates of a cube.
-    dims : iterable of str
-        The cube's dims.
-
-    Returns
-    -------
-    str or None
-        The one of `time_dims`; None if there is none, or several, of which none can be told.
-    """
+    """Find the dim whose steps are those of time."""
     found = time_dims(list(coords), dims)
     return found[0] if len(found) == 1 else None
 
 
 def dates_along(coords: Iterable[Any], dim: str) -> Any:
-    """Find the dates by which the steps along a dim are told apart and measured.
-
-    Parameters
-    ----------
-    coords : iterable of DataArray
-        All coordinates of a cube.
-    dim : str
-        A dim.
-
-    Returns
-    -------
-    DataArray or None
-        Dates of the dim's own; else those called ``time``, or so by CF attributes; else the only
-        others that are all there and in order, each step with a date of its own. Of several, those
-        called ``time``; None where there are none such.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import xarray as xr
-    >>> dates = np.array(["2000-01-02", "2000-01-01"], "datetime64[s]")
-    >>> ds = xr.Dataset(coords={"obs": [0, 1], "start": ("obs", dates)})
-    >>> dates_along(ds.coords.values(), "obs").name
-    'start'
-    """
+    """Find the dates by which the steps along a dim are told apart and measured."""
     beside = [c for c in coords if c.dims == (dim,) and is_time(c)]
     rules: tuple[Callable[[Any], bool], ...] = (
         lambda c: bool(c.name == dim),

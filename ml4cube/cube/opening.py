@@ -12,29 +12,7 @@ if TYPE_CHECKING:
 
 
 def as_dataset(ds: Any, argument: str = "ds") -> xr.Dataset:
-    """Take a cube in any form and return it as a Dataset, lazily and unchanged.
-
-    Parameters
-    ----------
-    ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
-        The cube; a path or URL is opened as zarr (v2 or v3) or, if it ends in ``.nc``, netCDF.
-    argument : str
-        Name of the argument, for messages.
-
-    Returns
-    -------
-    Dataset
-        The cube. An unnamed DataArray becomes the variable ``data``.
-
-    Raises
-    ------
-    InvalidTypeError
-        If `ds` is none of these, or variables or dims have names that are no texts.
-    InvalidValueError
-        If a DataArray is called like one of its dims or coordinates, or ``data`` is one of them.
-    StoreError
-        If nothing that can be read is at the path.
-    """
+    """Take a cube in any form and return it as a Dataset, lazily and unchanged."""
     import os
 
     import xarray as xr
@@ -65,20 +43,7 @@ def _named(array: xr.DataArray) -> xr.Dataset:
 
 
 def store_and_path(source: Any) -> tuple[Any, str]:
-    """Find the zarr store behind an object, and the path inside it.
-
-    Parameters
-    ----------
-    source : object
-        A zarr store, StorePath or group, an Icechunk session, or anything else.
-
-    Returns
-    -------
-    store : zarr store or None
-        None if there is none behind it.
-    path : str
-        Empty for the store's root.
-    """
+    """Find the zarr store behind an object, and the path inside it."""
     import zarr
     from zarr.abc.store import Store
     from zarr.storage import StorePath

@@ -174,19 +174,10 @@ class _ZarrSource:
 
 @dataclass(frozen=True)
 class ComputedSource:
-    """Cells that are a function of their positions.
-
-    Parameters
-    ----------
-    dims : tuple of str
-        Dims of the variable.
-    function : callable
-        Takes the positions of cells along each dim, one array each, and returns their values.
-    dtype : dtype
-        Of the values.
-    """
+    """Cells that are a function of their positions."""
 
     dims: tuple[str, ...]
+    # Takes the positions of cells along each dim, one array each, and returns their values.
     function: Callable[..., NDArray[Any]]
     dtype: np.dtype[Any]
     sent_whole = True
@@ -194,33 +185,11 @@ class ComputedSource:
     hides_chunks = False
 
     def take(self, slices: Slices) -> NDArray[Any]:
-        """Compute the cells inside `slices`.
-
-        Parameters
-        ----------
-        slices : mapping of str to slice
-            A box of cells of the whole cube.
-
-        Returns
-        -------
-        ndarray
-            Their values.
-        """
+        """Compute the cells inside `slices`."""
         return self.function(*(np.arange(slices[d].start, slices[d].stop) for d in self.dims))
 
     def narrow(self, slices: Slices) -> ComputedSource:
-        """Return itself: a function is as cheap to send as a part of it.
-
-        Parameters
-        ----------
-        slices : mapping of str to slice
-            A box of cells.
-
-        Returns
-        -------
-        ComputedSource
-            The same.
-        """
+        """Return itself: a function is as cheap to send as a part of it."""
         return self
 
 
@@ -259,18 +228,7 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
 
 
 def is_on_cluster(value: Any) -> bool:
-    """Tell whether a value in a dask graph stands for one that a cluster keeps.
-
-    Parameters
-    ----------
-    value : Any
-        A task, or what is in it.
-
-    Returns
-    -------
-    bool
-        True for what `persist` leaves in a graph where a client of distributed is active.
-    """
+    """Tell whether a value in a dask graph stands for one that a cluster keeps."""
     # told by its name, since distributed may not be installed; asked of millions of values
     kind = type(value)
     return kind.__name__ == "Future" and kind.__module__ == "distributed.client"
@@ -290,48 +248,19 @@ def _is_persisted(data: Any) -> bool:
 
 @dataclass(frozen=True)
 class CubeReader:
-    """Reads regions of a cube as plain arrays; picklable, whatever backs the cube.
+    """Reads regions of a cube as plain arrays; picklable, whatever backs the cube."""
 
-    Make one with `CubeReader.of`.
+    # Make one with `CubeReader.of`.
 
-    Parameters
-    ----------
-    dims : tuple of str
-        Dims of the cube; what is read has all of them, in this order.
-    shape : tuple of int
-        Cells along each dim.
-    sources : dict of str to Source
-        Where each variable's cells come from.
-
-    Examples
-    --------
-    >>> import xarray as xr
-    >>> ds = xr.Dataset({"t": (("y", "x"), np.arange(6).reshape(2, 3)), "s": ("x", [7, 8, 9])})
-    >>> cells = CubeReader.of(ds).read({"y": slice(0, 2), "x": slice(1, 3)})
-    >>> cells["t"].tolist(), cells["s"].tolist()
-    ([[1, 2], [4, 5]], [[8, 9], [8, 9]])
-    """
-
+    # Dims of the cube; what is read has all of them, in this order.
     dims: tuple[str, ...]
     shape: tuple[int, ...]
+    # Where each variable's cells come from.
     sources: Mapping[str, Source]
 
     @classmethod
     def of(cls, ds: xr.Dataset, variables: Iterable[str] | None = None) -> CubeReader:
-        """Make a reader of some variables of a cube.
-
-        Parameters
-        ----------
-        ds : Dataset
-            The cube.
-        variables : iterable of str, optional
-            Names of data variables or coordinates; by default those of `cube_variables`.
-
-        Returns
-        -------
-        CubeReader
-            Nothing is read yet.
-        """
+        """Make a reader of some variables of a cube."""
         dims = cube_dims(ds)
         names = list(variables) if variables is not None else cube_variables(ds)[0]
         for name in names:
@@ -360,118 +289,36 @@ class CubeReader:
         return {name: source.dtype for name, source in self.sources.items()}
 
     def narrow(self, slices: Slices) -> Self:
-        """Return a reader that knows only one region, cheap to send to another process.
-
-        Parameters
-        ----------
-        slices : mapping of str to slice
-            The region; one slice with start and stop for every dim.
-
-        Returns
-        -------
-        CubeReader
-            Takes the same slices as the whole cube's, inside the region.
-        """
+        """Return a reader that knows only one region, cheap to send to another process."""
         return replace(self, sources={n: s.narrow(slices) for n, s in self.sources.items()})
 
     def only(self, names: Iterable[str]) -> CubeReader:
-        """Return a reader of some of the variables.
-
-        Parameters
-        ----------
-        names : iterable of str
-            Which.
-
-        Returns
-        -------
-        CubeReader
-            Reads no others.
-        """
+        """Return a reader of some of the variables."""
         return replace(self, sources={name: self.sources[name] for name in names})
 
     def common(self) -> CubeReader:
-        """Return a reader of what all regions have in common, to be sent once and not by region.
-
-        Returns
-        -------
-        CubeReader
-            Of files, and of what is computed from positions.
-        """
+        """Return a reader of what all regions have in common, to be sent once and not by region."""
         whole = {n: source for n, source in self.sources.items() if source.sent_whole}
         return CubeReader(self.dims, self.shape, whole)
 
     def own(self, slices: Slices) -> Self:
-        """Return what `common` lacks of one region.
-
-        Parameters
-        ----------
-        slices : mapping of str to slice
-            The region; one slice with start and stop for every dim.
-
-        Returns
-        -------
-        CubeReader
-            To be joined with the common one where it is read.
-        """
+        """Return what `common` lacks of one region."""
         narrow = self.narrow(slices)
         own = {n: s for n, s in narrow.sources.items() if not self.sources[n].sent_whole}
         return replace(narrow, sources=own)
 
     def joined(self, common: CubeReader) -> Self:
-        """Put together what was sent apart.
-
-        Parameters
-        ----------
-        common : CubeReader
-            From `common`.
-
-        Returns
-        -------
-        CubeReader
-            Reads both.
-        """
+        """Put together what was sent apart."""
         return replace(self, sources={**common.sources, **self.sources})
 
     def read(self, slices: Slices) -> dict[str, NDArray[Any]]:
-        """Read one region of every variable.
-
-        Parameters
-        ----------
-        slices : mapping of str to slice
-            The region; one slice with start and stop for every dim.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Every array has all dims of the cube, in its order; dims that a variable lacks are
-            broadcast (such an array is a read-only view).
-
-        Raises
-        ------
-        StoreError
-            If cells cannot be read; the message names variable and region.
-        """
+        """Read one region of every variable."""
         return {name: self._read_one(name, slices) for name in self.sources}
 
     def absent(
         self, cells: Mapping[str, NDArray[Any]], slices: Slices, owned: Slices
     ) -> dict[str, AbsentChunks]:
-        """Tell which variables lack chunks in their zarr source, which read as its fill value.
-
-        Parameters
-        ----------
-        cells : mapping of str to ndarray
-            What `read` gave for a region.
-        slices : mapping of str to slice
-            That region.
-        owned : mapping of str to slice
-            The part of it in which the chunks begin that are looked for.
-
-        Returns
-        -------
-        dict of str to AbsentChunks
-            Of variables that lack some; those that are no plain zarr arrays are left out.
-        """
+        """Tell which variables lack chunks in their zarr source, which read as its fill value."""
         found = {}
         for name, source in self.sources.items():
             if source.stored is None:

@@ -32,31 +32,7 @@ def rescale_at_places(
     dims: Sequence[str],
     labels: Mapping[str, NDArray[Any]],
 ) -> xr.DataArray:
-    """Scale an array by the numbers of each place, or undo that.
-
-    Parameters
-    ----------
-    array : DataArray
-        Of a cube, or of a store that was scaled by these statistics; left as it is.
-    arithmetic : callable
-        `scale_values` or `unscale_values`.
-    offset, scale : ndarray
-        At each place of the statistics.
-    dims : sequence of str
-        Their axes.
-    labels : mapping of str to ndarray
-        Coordinates along those that have some.
-
-    Returns
-    -------
-    DataArray
-        With the attributes of `array`. NaN at places without statistics.
-
-    Raises
-    ------
-    InvalidValueError
-        If dims, coordinates or dates do not fit.
-    """
+    """Scale an array by the numbers of each place, or undo that."""
     array = read_in_blocks(array)
     name = str(array.name)
     if PLACES_ATTR in array.attrs:
@@ -113,36 +89,12 @@ def _of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable
 
 
 def no_zero(scale: Any) -> Any:
-    """Put 1 for a scale of 0: a constant is shifted only, to 0, and so comes back exactly.
-
-    Parameters
-    ----------
-    scale : float or DataArray
-        Of one place, or of many.
-
-    Returns
-    -------
-    float or DataArray
-        NaN where it was NaN.
-    """
+    """Put 1 for a scale of 0: a constant is shifted only, to 0, and so comes back exactly."""
     return scale.where(scale != 0, 1.0) if isinstance(scale, xr.DataArray) else scale or 1.0
 
 
 def labelled(stats: VariableStatistics, values: Any) -> Any:
-    """Give numbers of statistics their dims and coordinates.
-
-    Parameters
-    ----------
-    stats : VariableStatistics or FieldStatistics
-        Whose numbers they are.
-    values : float or ndarray
-        One number, or one at each place.
-
-    Returns
-    -------
-    float or DataArray
-        A float where there is one place only.
-    """
+    """Give numbers of statistics their dims and coordinates."""
     if not isinstance(stats, FieldStatistics) or not stats.dims:
         return float(values)
     coords = {dim: (dim, labels) for dim, labels in stats.labels.items()}

@@ -24,59 +24,14 @@ NAME_ATTR = "ml4cube_name"
 
 
 def is_mask(name: object, dtype: np.dtype[Any], attrs: Mapping[Any, Any]) -> bool:
-    """Tell whether a variable is a mask rather than data.
-
-    Parameters
-    ----------
-    name : str
-        Its name.
-    dtype : dtype
-        Its dtype.
-    attrs : mapping
-        Its attributes.
-
-    Returns
-    -------
-    bool
-        Whether it is called ``"filter_mask"``, or has a mask's attribute and either is of bool,
-        as a renamed mask or one made of masks, or bears the mask's name, as one that became
-        numbers on the way.
-
-    Examples
-    --------
-    >>> attrs = {"ml4cube_role": "mask", "ml4cube_name": "land"}
-    >>> is_mask("land", np.dtype(float), attrs), is_mask("t_on_land", np.dtype(float), attrs)
-    (True, False)
-    """
+    """Tell whether a variable is a mask rather than data."""
     return name == FILTER_VAR or (
         attrs.get(ROLE_ATTR) == "mask" and (dtype == np.bool_ or attrs.get(NAME_ATTR) == name)
     )
 
 
 def is_label(name: object, dtype: np.dtype[Any], attrs: Mapping[Any, Any]) -> bool:
-    """Tell whether a variable is a split label rather than data.
-
-    Parameters
-    ----------
-    name : str
-        Its name.
-    dtype : dtype
-        Its dtype.
-    attrs : mapping
-        Its attributes.
-
-    Returns
-    -------
-    bool
-        Whether it is called ``"split"``, or has a recipe and either holds integers of one byte,
-        as a renamed label, or bears the label's name, as one that became floats on the way.
-
-    Examples
-    --------
-    >>> attrs = {"ml4cube_split": "{}", "ml4cube_name": "split"}
-    >>> is_label("part", np.dtype("uint8"), attrs), is_label("is_train", np.dtype(bool), attrs)
-    (True, False)
-    """
+    """Tell whether a variable is a split label rather than data."""
     # old netCDF files have no unsigned bytes
     return name == "split" or (
         RECIPE_ATTR in attrs and (dtype in (np.uint8, np.int8) or attrs.get(NAME_ATTR) == name)

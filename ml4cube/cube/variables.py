@@ -33,29 +33,7 @@ _MOST_VERTICES = 16  # a dim of more cells is one of the cube, as the vertices o
 
 
 def cube_dims(ds: xr.Dataset, filter_var: str | None = None) -> tuple[str, ...]:
-    """Dims of a cube: those of its data variable with most dims, in that variable's order.
-
-    Parameters
-    ----------
-    ds : Dataset
-        The cube.
-    filter_var : str, optional
-        Name of the mask in use.
-
-    Returns
-    -------
-    tuple of str
-        Dims of the data variable with most dims; among several, in the order of the first. What
-        is no data by `not_data` does not count, nor do variables that have a dim twice
-        (covariances) or are neither numbers, booleans nor dates; and what samples cannot hold
-        (complex numbers) only where there is nothing else.
-
-    Raises
-    ------
-    InvalidValueError
-        If the cube has no data variable, or several that have most dims, but not the same: no
-        rule could tell which is the cube.
-    """
+    """Dims of a cube: those of its data variable with most dims, in that variable's order."""
     others = not_data(ds, filter_var)
     numbers = {
         str(name): variable
@@ -95,22 +73,7 @@ def _listed(ds: xr.Dataset, others: dict[str, str]) -> str:
 def cube_variables(
     ds: xr.Dataset, filter_var: str | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Sort a cube's data variables into those samples can hold and the others.
-
-    Parameters
-    ----------
-    ds : Dataset
-        The cube.
-    filter_var : str, optional
-        Name of the mask in use.
-
-    Returns
-    -------
-    list of str
-        Variables whose dims all are dims of the cube; they broadcast along those they lack.
-    dict of str to str
-        The others, but for the split label and the mask in use, each with the reason.
-    """
+    """Sort a cube's data variables into those samples can hold and the others."""
     dims, no_data = cube_dims(ds, filter_var), not_data(ds, filter_var)
     label = split_label(ds)
     kept: list[str] = []
@@ -133,27 +96,7 @@ def cube_variables(
 
 
 def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
-    """List the variables that hold data, each taken by itself, on whatever dims.
-
-    Parameters
-    ----------
-    ds : Dataset
-        A cube, or samples.
-    exclude : iterable of str
-        Further names to leave out.
-    kinds : str
-        Kinds of dtypes that count as data; by default numbers, no dates and no texts.
-
-    Returns
-    -------
-    list of str
-        Names in the order of the Dataset, without what is no data by `not_data`.
-
-    Raises
-    ------
-    InvalidValueError
-        If several variables are split labels.
-    """
+    """List the variables that hold data, each taken by itself, on whatever dims."""
     label, others, excluded = split_label(ds), not_data(ds), set(exclude)
     found = [
         str(name)
@@ -166,21 +109,7 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fi
 
 
 def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:
-    """Tell which variables are no data, whatever their dtype, and what they are.
-
-    Parameters
-    ----------
-    ds : Dataset
-        A cube.
-    filter_var : str, optional
-        Name of the mask in use.
-
-    Returns
-    -------
-    dict of str to str
-        What each is, for messages: the split label, a mask, a coordinate, a scalar, bounds of
-        cells or a grid mapping.
-    """
+    """Tell which variables are no data, whatever their dtype, and what they are."""
     found = {}
     for name, variable in ds.variables.items():
         if roles.is_label(name, variable.dtype, variable.attrs):
@@ -239,23 +168,7 @@ def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> list[str]:
 
 
 def split_label(ds: xr.Dataset) -> str | None:
-    """Find the variable that says which part each cell belongs to.
-
-    Parameters
-    ----------
-    ds : Dataset
-        A cube.
-
-    Returns
-    -------
-    str or None
-        ``"split"``, or else the label of another name.
-
-    Raises
-    ------
-    InvalidValueError
-        If several variables qualify and none is called ``"split"``.
-    """
+    """Find the variable that says which part each cell belongs to."""
     if "split" in ds.variables:
         return "split"
     found = [str(n) for n, v in ds.variables.items() if roles.is_label(n, v.dtype, v.attrs)]
@@ -278,56 +191,18 @@ def split_label(ds: xr.Dataset) -> str | None:
 
 
 def is_mask(name: Hashable, ds: xr.Dataset, filter_var: str | None) -> bool:
-    """Tell whether a variable is a mask rather than data.
-
-    Parameters
-    ----------
-    name : str
-        Its name.
-    ds : Dataset
-        The cube.
-    filter_var : str, optional
-        Name of the mask in use.
-
-    Returns
-    -------
-    bool
-        Whether it is called `filter_var`, or is a mask by `roles.is_mask`.
-    """
+    """Tell whether a variable is a mask rather than data."""
     variable = ds.variables[name]
     return name == filter_var or roles.is_mask(name, variable.dtype, variable.attrs)
 
 
 def repeats_dim(variable: xr.Variable | xr.DataArray) -> bool:
-    """Tell whether a variable has a dim twice, as covariances may: no window can be cut from it.
-
-    Parameters
-    ----------
-    variable : Variable or DataArray
-        Any.
-
-    Returns
-    -------
-    bool
-        True if it has.
-    """
+    """Tell whether a variable has a dim twice, as covariances may: no window can be cut from it."""
     return len(set(variable.dims)) < variable.ndim
 
 
 def holds_dtype(dtype: np.dtype[Any]) -> bool:
-    """Tell whether samples can hold a dtype.
-
-    Parameters
-    ----------
-    dtype : dtype
-        Of a variable.
-
-    Returns
-    -------
-    bool
-        True for numbers and booleans, but those of more than 8 bytes, which differ between
-        machines, and for dates in a unit that stores know.
-    """
+    """Tell whether samples can hold a dtype."""
     if dtype.kind == "M":
         return np.datetime_data(dtype)[0] in DATE_UNITS
     return dtype.kind in "fiub" and dtype.itemsize <= 8

@@ -625,10 +625,8 @@ class MultiProcSampler:
         plan: SamplePlan,
         drafts: Mapping[str, Draft],
     ) -> Iterator[str]:
-        """Write all shards, of one part after the other, and yield each part that has them all.
-
-        No worker waits for the end of a part.
-        """
+        """Write all shards, of one part after the other, and yield each part that has them all."""
+        # No worker waits for the end of a part.
         left = {part: job.layout.shards - len(drafts[part].done) for part, job in jobs.items()}
         recorded: deque[tuple[str, Future[None]]] = deque()
         total = sum(job.layout.shards for job in jobs.values())

@@ -55,18 +55,7 @@ class Clock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Time a stage.
-
-        Parameters
-        ----------
-        name : str
-            What to call it.
-
-        Yields
-        ------
-        None
-            Do the stage inside the block.
-        """
+        """Time a stage."""
         print(f"{name} ...", flush=True)
         start = time.perf_counter()
         yield
@@ -75,18 +64,7 @@ class Clock:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the folder, or clear it of what an earlier run left; refuse anything else.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the demo writes.
-
-    Raises
-    ------
-    StoreExistsError
-        If there is a file at the path, or a folder that holds what the demo did not make.
-    """
+    """Make the folder, or clear it of what an earlier run left; refuse anything else."""
     import shutil
 
     if folder.exists() and not folder.is_dir():
@@ -108,17 +86,7 @@ def prepare_folder(folder: Path) -> None:
 
 
 def train(folder: Path, ranks: int, epochs: int) -> None:
-    """Start torchrun on this machine.
-
-    Parameters
-    ----------
-    folder : Path
-        With the stores; gets the model and its history.
-    ranks : int
-        Processes.
-    epochs : int
-        Epochs.
-    """
+    """Start torchrun on this machine."""
     threads = max(1, (os.cpu_count() or 1) // ranks) if not torch.cuda.is_available() else 1
     subprocess.run(
         [
@@ -132,24 +100,7 @@ def train(folder: Path, ranks: int, epochs: int) -> None:
 
 
 def run(folder: Path, *, ranks: int = 2, epochs: int = 40, nproc: int = 2) -> dict[str, Any]:
-    """Run the main job.
-
-    Parameters
-    ----------
-    folder : Path
-        Where to write.
-    ranks : int
-        Training processes.
-    epochs : int
-        Training epochs.
-    nproc : int
-        Sampling processes.
-
-    Returns
-    -------
-    dict
-        What ``report.json`` holds.
-    """
+    """Run the main job."""
     clock = Clock()
     prepare_folder(folder)
     with clock.stage("split"):
@@ -232,22 +183,7 @@ def run(folder: Path, *, ranks: int = 2, epochs: int = 40, nproc: int = 2) -> di
 
 
 def write_cube(predicted: xr.DataArray, truth: xr.DataArray, folder: Path) -> xr.DataArray:
-    """Write the prediction as a CF cube, zarr and netCDF.
-
-    Parameters
-    ----------
-    predicted : DataArray
-        In kelvin.
-    truth : DataArray
-        Whose grid and attributes it has.
-    folder : Path
-        Gets ``sst.zarr`` and ``sst.nc``.
-
-    Returns
-    -------
-    DataArray
-        What was written, dims as `truth`, float32.
-    """
+    """Write the prediction as a CF cube, zarr and netCDF."""
     result = predicted.transpose(*truth.dims).astype("float32").rename("sst")
     result.attrs = {**truth.attrs, "long_name": "sea surface temperature, downscaled by a network"}
     cube = result.to_dataset()
@@ -264,13 +200,7 @@ def write_cube(predicted: xr.DataArray, truth: xr.DataArray, folder: Path) -> xr
 
 
 def main() -> int:
-    """Run, say how it went, and fail where the network is not good enough.
-
-    Returns
-    -------
-    int
-        Exit code.
-    """
+    """Run, say how it went, and fail where the network is not good enough."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder to write")
     parser.add_argument("--ranks", type=int, default=2, help="training processes")

@@ -18,13 +18,7 @@ TARGET = "detail"
 
 
 def open_truth() -> xr.DataArray:
-    """Open OSTIA monthly means, 54 × 18 × 432 cells around the equator, land as gaps.
-
-    Returns
-    -------
-    DataArray
-        ``sst`` in kelvin, dims (time, latitude, longitude), float32.
-    """
+    """Open OSTIA monthly means, 54 × 18 × 432 cells around the equator, land as gaps."""
     import iris_sample_data
 
     with xr.open_dataset(Path(iris_sample_data.path) / "ostia_monthly.nc") as ds:
@@ -40,21 +34,9 @@ def open_truth() -> xr.DataArray:
 
 
 def interpolate(truth: xr.DataArray) -> xr.DataArray:
-    """Average over blocks of cells and interpolate the means back, bilinearly.
-
-    Means are over the sea cells of a block. Where some of the four means around a cell are
-    gaps, the others are weighted up; the longitude goes round the globe.
-
-    Parameters
-    ----------
-    truth : DataArray
-        Dims (time, latitude, longitude).
-
-    Returns
-    -------
-    DataArray
-        On the grid of `truth`, float64; a gap where all four means are gaps.
-    """
+    """Average over blocks of cells and interpolate the means back, bilinearly."""
+    # Means are over the sea cells of a block. Where some of the four means around a cell are gaps,
+    # the others are weighted up; the longitude goes round the globe.
     means = truth.astype("float64").coarsen({LAT: FACTOR, LON: FACTOR}).mean()
     rows, columns = means.sizes[LAT], means.sizes[LON]
     fine_rows = (np.arange(truth.sizes[LAT]) + 0.5) / FACTOR - 0.5
@@ -70,54 +52,18 @@ def interpolate(truth: xr.DataArray) -> xr.DataArray:
 
 
 def season(truth: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
-    """Place in the year as a point on a circle.
-
-    Parameters
-    ----------
-    truth : DataArray
-        With a dim time.
-
-    Returns
-    -------
-    tuple of DataArray
-        Sine and cosine, dim (time,).
-    """
+    """Place in the year as a point on a circle."""
     angle = 2 * np.pi * truth["time"].dt.month / 12
     return xr.apply_ufunc(np.sin, angle), xr.apply_ufunc(np.cos, angle)
 
 
 def train_steps(label: xr.DataArray) -> xr.DataArray:
-    """Tell which time steps are train, for a split along time.
-
-    Parameters
-    ----------
-    label : DataArray
-        A split label.
-
-    Returns
-    -------
-    DataArray of bool
-        Dim (time,).
-    """
+    """Tell which time steps are train, for a split along time."""
     return (label == True).all([dim for dim in label.dims if dim != "time"])  # noqa: E712
 
 
 def build_cube(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
-    """Put features, target and label into one cube; what is fitted sees train months only.
-
-    Parameters
-    ----------
-    truth : DataArray
-        The fine field.
-    label : DataArray
-        Its split along time.
-
-    Returns
-    -------
-    Dataset
-        The variables of `FEATURES`, ``detail`` (what the fine field has beyond interpolation
-        and its mean detail, in kelvin, gaps on land) and ``split``.
-    """
+    """Put features, target and label into one cube; what is fitted sees train months only."""
     coarse = interpolate(truth)
     train = train_steps(label)
     sine, cosine = season(truth)
@@ -138,20 +84,7 @@ def build_cube(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
 
 
 def baselines(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
-    """Predict the fine field by simple means, each fitted on train months only.
-
-    Parameters
-    ----------
-    truth : DataArray
-        The fine field.
-    label : DataArray
-        Its split along time.
-
-    Returns
-    -------
-    Dataset
-        One variable per baseline, in kelvin, on the grid of `truth`.
-    """
+    """Predict the fine field by simple means, each fitted on train months only."""
     train = train_steps(label)
     past = truth.astype("float64").where(train)
     coarse = interpolate(truth)

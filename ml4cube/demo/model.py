@@ -8,23 +8,7 @@ from torch.nn.functional import dropout2d, gelu, pad
 
 
 class Downscaler(nn.Module):
-    """Three dilated convolutions on a strip that goes round the globe, and learned place maps.
-
-    Parameters
-    ----------
-    inputs : int
-        Number of features.
-    shape : tuple of int
-        Cells along latitude and longitude.
-    channels : int
-        Channels between the convolutions.
-    places : int
-        Learned maps, which let the network know where it is.
-    dilations : tuple of int
-        Of each convolution; 6 cells are one coarse block.
-    dropout : float
-        Share of channels that are dropped in training.
-    """
+    """Three dilated convolutions on a strip that goes round the globe, and learned place maps."""
 
     def __init__(
         self,
@@ -52,18 +36,7 @@ class Downscaler(nn.Module):
         nn.init.zeros_(last.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map features (batch, feature, latitude, longitude) to detail (batch, 1, ...).
-
-        Parameters
-        ----------
-        x : Tensor
-            Standardized features; a gap counts as the mean.
-
-        Returns
-        -------
-        Tensor
-            Standardized detail.
-        """
+        """Map features (batch, feature, latitude, longitude) to detail (batch, 1, ...)."""
         x = torch.nan_to_num(x)
         x = torch.cat([x, self.places.expand(len(x), -1, -1, -1)], dim=1)
         for number, (layer, reach) in enumerate(zip(self.layers, self.dilations, strict=True), 1):
@@ -75,17 +48,6 @@ class Downscaler(nn.Module):
 
 
 def sea_mse(predicted: Tensor, truth: Tensor) -> Tensor:
-    """Mean squared error over the cells where the truth is no gap.
-
-    Parameters
-    ----------
-    predicted, truth : Tensor
-        Of one shape.
-
-    Returns
-    -------
-    Tensor
-        A scalar.
-    """
+    """Mean squared error over the cells where the truth is no gap."""
     sea = torch.isfinite(truth)
     return ((predicted - truth)[sea] ** 2).mean()

@@ -18,17 +18,7 @@ NEEDED_GAIN = 0.15
 
 
 def draw_split(truth: xr.DataArray, label: xr.DataArray, path: Path) -> None:
-    """Draw the split over time, and one month of each part as a map.
-
-    Parameters
-    ----------
-    truth : DataArray
-        The fine field; its gaps are land.
-    label : DataArray
-        The split label.
-    path : Path
-        PNG to write.
-    """
+    """Draw the split over time, and one month of each part as a map."""
     per_step = label.max([LAT, LON]).values
     steps = [int(np.flatnonzero(per_step == code)[0]) for code in (PARTS["train"], 255, 2, 0)]
     figure = split_map(
@@ -38,15 +28,7 @@ def draw_split(truth: xr.DataArray, label: xr.DataArray, path: Path) -> None:
 
 
 def draw_loss(history: Mapping[str, Any], path: Path) -> None:
-    """Draw the losses over the epochs.
-
-    Parameters
-    ----------
-    history : mapping
-        Columns of the training's History.
-    path : Path
-        PNG to write.
-    """
+    """Draw the losses over the epochs."""
     figure = loss_curve(
         history["train_loss"],
         history["val_loss"],
@@ -58,17 +40,7 @@ def draw_loss(history: Mapping[str, Any], path: Path) -> None:
 def draw_maps(
     truth: xr.DataArray, baseline: xr.DataArray, name: str, predicted: xr.DataArray, path: Path
 ) -> None:
-    """Draw truth, baseline, prediction and both errors for one month.
-
-    Parameters
-    ----------
-    truth, baseline, predicted : DataArray
-        Maps of one month in kelvin, dims (latitude, longitude).
-    name : str
-        What the baseline is called.
-    path : Path
-        PNG to write.
-    """
+    """Draw truth, baseline, prediction and both errors for one month."""
     sea = truth.notnull()
     figure = field_maps(
         {"truth": truth, f"baseline: {name}": baseline.where(sea), "network": predicted},
@@ -82,18 +54,7 @@ def draw_maps(
 
 
 def judge(scores: Mapping[str, float]) -> dict[str, Any]:
-    """Compare the network with the strongest baseline.
-
-    Parameters
-    ----------
-    scores : mapping of str to float
-        Area-weighted RMSE on the held-out months in kelvin, of ``network`` and the baselines.
-
-    Returns
-    -------
-    dict
-        The keys that start a report.
-    """
+    """Compare the network with the strongest baseline."""
     simple = {name: value for name, value in scores.items() if name != "network"}
     best = min(simple, key=simple.__getitem__)
     gain = 1 - scores["network"] / simple[best]
@@ -109,31 +70,12 @@ def judge(scores: Mapping[str, float]) -> dict[str, Any]:
 
 
 def kelvin(rmse: float) -> str:
-    """Round an error for readers: in the summary, the report and the docs to the same digits.
-
-    Parameters
-    ----------
-    rmse : float
-        In kelvin.
-
-    Returns
-    -------
-    str
-        The number.
-    """
+    """Round an error for readers: in the summary, the report and the docs to the same digits."""
     return f"{rmse:.3f}"
 
 
 def write_report(folder: Path, report: Mapping[str, Any]) -> None:
-    """Write ``report.json`` and ``report.md``.
-
-    Parameters
-    ----------
-    folder : Path
-        Where to.
-    report : mapping
-        What `ml4cube.demo.__main__` gathered.
-    """
+    """Write ``report.json`` and ``report.md``."""
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     (folder / "report.md").write_text(_page(report))
 

@@ -20,18 +20,7 @@ SEED = 0
 
 
 def build_model(data: PTXrDataset) -> Downscaler:
-    """Build the network that fits the samples of a store.
-
-    Parameters
-    ----------
-    data : PTXrDataset
-        The train samples.
-
-    Returns
-    -------
-    Downscaler
-        Untrained, from a fixed seed.
-    """
+    """Build the network that fits the samples of a store."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         rows, columns = data[0][0].shape[1:]

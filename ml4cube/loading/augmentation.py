@@ -25,25 +25,7 @@ Augment = Callable[[Any, torch.Generator], Any]
 
 
 def bound(augment: Any, data: Any) -> Augment | None:
-    """Tell augmentations which axes a data set's batches have, and make one of several.
-
-    Parameters
-    ----------
-    augment : callable, sequence of callable or None
-        What a user gave; what has a method `bind` is told the data set.
-    data : Dataset
-        Where batches come from.
-
-    Returns
-    -------
-    callable or None
-        Applies all of them in turn.
-
-    Raises
-    ------
-    InvalidTypeError
-        If one cannot be called, or needs a `PTXrDataset` and gets another data set.
-    """
+    """Tell augmentations which axes a data set's batches have, and make one of several."""
     if augment is None:
         return None
     steps = list(augment) if isinstance(augment, list | tuple) else [augment]
@@ -88,23 +70,7 @@ class _Turn:
         self._layout: Layout = ()
 
     def bind(self, data: Any) -> Any:
-        """Return one that knows the dims of a data set's batches.
-
-        Parameters
-        ----------
-        data : PTXrDataset
-            The data set.
-
-        Returns
-        -------
-        object
-            A copy, ready to be called.
-
-        Raises
-        ------
-        InvalidTypeError, InvalidValueError
-            If the data set has no dims, or not those that are to be turned.
-        """
+        """Return one that knows the dims of a data set's batches."""
         if not isinstance(data, PTXrDataset):
             raise InvalidTypeError(
                 f"{type(self).__name__} needs to know dims, and a {type(data).__name__} has none; "
@@ -137,20 +103,7 @@ class _Turn:
         raise NotImplementedError
 
     def __call__(self, batch: Any, generator: torch.Generator) -> Any:
-        """Turn each sample of a batch by chance, X and y and weights alike.
-
-        Parameters
-        ----------
-        batch : tuple of Tensor, Tensor or dict of str to Tensor
-            As a loader of the data set gives it.
-        generator : torch.Generator
-            Decides; on the device of the batch.
-
-        Returns
-        -------
-        tuple of Tensor, Tensor or dict of str to Tensor
-            A new batch; a sample that is not turned is the same.
-        """
+        """Turn each sample of a batch by chance, X and y and weights alike."""
         if not self._layout:
             raise InvalidTypeError(
                 f"{type(self).__name__} knows no dims yet; give it to prep_dataloader by augment="

@@ -37,29 +37,7 @@ class _Channel:
 
 
 class WithCoordinates(View):
-    """Samples with sine and cosine of coordinates as further variables.
-
-    Parameters
-    ----------
-    source : SampleSource
-        Where samples come from.
-    wanted : str or sequence of str
-        ``"lat"``, ``"lon"`` or the cube's name of them, ``"dayofyear"``, ``"hour"``.
-    window, dims : tuple
-        Window of the features, which the new variables get: cells, and dims.
-    cube_dims : mapping of str to str
-        Dim of the cube behind a dim of the window, where a store gave it another name.
-
-    Attributes
-    ----------
-    channels : tuple of str
-        The new variables: ``sin(lat)``, ``cos(lat)`` ...
-
-    Raises
-    ------
-    InvalidValueError
-        If a coordinate is not known at every cell, or is no angle.
-    """
+    """Samples with sine and cosine of coordinates as further variables."""
 
     def __init__(
         self,
@@ -92,15 +70,7 @@ class WithCoordinates(View):
         self.channels = tuple(self._channels)
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable.
-
-        Parameters
-        ----------
-        chunk : int
-            Which chunk.
-        out : mapping of str to ndarray, shape (samples, ...)
-            Where to write; values are cast.
-        """
+        """Write the samples of a chunk into one array per variable."""
         self._source.read(chunk, {n: array for n, array in out.items() if n not in self._channels})
         wanted = {name: self._channels[name] for name in out if name in self._channels}
         if not wanted:

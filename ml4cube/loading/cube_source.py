@@ -75,21 +75,9 @@ CUTTING_OPTIONS = (
 
 
 class CubeSource:
-    """Samples cut from a cube as they are read: those that `MultiProcSampler` would write.
+    """Samples cut from a cube as they are read: those that `MultiProcSampler` would write."""
 
-    A chunk is a tile of neighbouring windows, whose cells are read once whatever the overlap.
-
-    Parameters
-    ----------
-    sampling : Sampling
-        How the cube is read.
-    extractor : Extractor
-        Makes samples of tiles.
-    plan : SamplePlan
-        What every tile gives.
-    metadata : StoreMetadata
-        What a store of these samples would say of itself.
-    """
+    # A chunk is a tile of neighbouring windows, whose cells are read once whatever the overlap.
 
     def __init__(
         self, sampling: Sampling, extractor: Extractor, plan: SamplePlan, metadata: StoreMetadata
@@ -110,15 +98,7 @@ class CubeSource:
         self._kept: dict[int, NDArray[np.uint8]] = {}
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a tile into one array per variable.
-
-        Parameters
-        ----------
-        chunk : int
-            Which tile.
-        out : mapping of str to ndarray, shape (samples, ...)
-            Where to write; values are cast.
-        """
+        """Write the samples of a tile into one array per variable."""
         extractor, tile = self._extractor, self._extractor.tiles.block(chunk)
         extractor = extractor.only(out)
         if chunk in self._kept:
@@ -160,34 +140,12 @@ class CubeSource:
         return cells
 
     def describe(self, chunk: int) -> str:
-        """Name a tile for an error message.
-
-        Parameters
-        ----------
-        chunk : int
-            Which tile.
-
-        Returns
-        -------
-        str
-            Its cells.
-        """
+        """Name a tile for an error message."""
         cells = self._extractor.cells_of(self._extractor.tiles.block(chunk))
         return "block " + ", ".join(f"{dim} {s.start}:{s.stop}" for dim, s in cells.items())
 
     def coords(self, samples: Ints) -> Arrays:
-        """Find out where samples come from; reads their tiles if they were never read.
-
-        Parameters
-        ----------
-        samples : ndarray of int64
-            Which samples.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Origin along every cube dim, as value and as index, as a store has them.
-        """
+        """Find out where samples come from; reads their tiles if they were never read."""
         import xarray as xr
 
         result = self._origins(samples)
@@ -213,31 +171,12 @@ class CubeSource:
         return result
 
     def places(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
-        """Find out where samples begin; reads their tiles if they were never read.
-
-        Parameters
-        ----------
-        samples : ndarray of int64
-            Which samples.
-        dims : iterable of str
-            Dims of the cube.
-
-        Returns
-        -------
-        dict of str to ndarray of int64
-            Index of the first cell, by dim.
-        """
+        """Find out where samples begin; reads their tiles if they were never read."""
         origins = self._origins(samples)
         return {dim: origins[f"{dim}_index"].astype(np.int64) for dim in dims}
 
     def axes(self) -> dict[str, xr.Variable]:
-        """Coordinate values along each cube dim that has some.
-
-        Returns
-        -------
-        dict of str to Variable, dims (dim,)
-            As the cube has them.
-        """
+        """Coordinate values along each cube dim that has some."""
         return dict(self._axes)
 
 
@@ -258,10 +197,8 @@ def cut_cube(
     unfilled: Iterable[str],
     options: dict[str, Any],
 ) -> tuple[CubeSource, StoreMetadata]:
-    """Count the windows of a cube; unless it has a split, all are training.
-
-    Only what decides about windows, fills and scales is read, once for all parts.
-    """
+    """Count the windows of a cube; unless it has a split, all are training."""
+    # Only what decides about windows, fills and scales is read, once for all parts.
     check_choice("part", part, PARTS)
     progress = options.pop("progress", True)
     check_flags({"progress": progress})

@@ -23,27 +23,7 @@ _REMEMBERED = 64
 
 
 class Handover:
-    """Brings a batch into its last form, and remembers where it came from.
-
-    Parameters
-    ----------
-    items : callable, optional
-        Takes a batch apart into items, for `callback`.
-    callback : callable, optional
-        Makes a batch of a list of items.
-    device : torch.device or str, optional
-        Where batches are wanted.
-    augment : callable, optional
-        Takes a batch and a random generator on the same device, and returns a batch.
-    seed : int
-        Seeds the generator, with the epoch and the batch.
-
-    Attributes
-    ----------
-    keeps_samples : bool
-        Whether batches surely keep their samples: a `callback` may not, nor an `augment` that
-        does not promise it.
-    """
+    """Brings a batch into its last form, and remembers where it came from."""
 
     def __init__(
         self,
@@ -74,24 +54,7 @@ class Handover:
         return {**self.__dict__, "_lately": deque(maxlen=_REMEMBERED)}
 
     def hand(self, batch: Any, epoch: int, positions: Ints, first: int) -> Any:
-        """Bring a batch into its last form.
-
-        Parameters
-        ----------
-        batch : Any
-            The batch.
-        epoch : int
-            Which epoch it belongs to.
-        positions : ndarray of int64
-            Positions in the epoch's order, of this batch and maybe others.
-        first : int
-            Where those of this batch begin.
-
-        Returns
-        -------
-        Any
-            The batch to hand out.
-        """
+        """Bring a batch into its last form."""
         whole = True
         if not self._plain:
             samples = _samples(_first_tensor(batch))
@@ -116,25 +79,7 @@ class Handover:
         return batch
 
     def find(self, batch: Any) -> tuple[int, Ints]:
-        """Say where in which epoch a batch stood.
-
-        Parameters
-        ----------
-        batch : Any
-            A batch that was handed out.
-
-        Returns
-        -------
-        epoch : int
-            Which epoch.
-        positions : ndarray of int64
-            Positions in its order, one per sample.
-
-        Raises
-        ------
-        InvalidValueError
-            If the batch is not among the last ones, or has not all its samples any more.
-        """
+        """Say where in which epoch a batch stood."""
         tensor = _first_tensor(batch)
         for held, epoch, positions, first, whole in reversed(self._lately):
             if tensor is not None and held() is tensor:
@@ -150,13 +95,7 @@ class Handover:
         )
 
     def refuse_augmented(self) -> None:
-        """Refuse to name cells that were moved.
-
-        Raises
-        ------
-        InvalidValueError
-            If batches are augmented.
-        """
+        """Refuse to name cells that were moved."""
         if self._augment is not None:
             raise InvalidValueError(
                 "the loader's augment= may have moved cells, so their coordinates are not known; "

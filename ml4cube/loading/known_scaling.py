@@ -23,33 +23,16 @@ _SUFFIX = target_name("")
 
 @dataclass(frozen=True)
 class KnownScaling:
-    """How samples are scaled, as far as that is known.
+    """How samples are scaled, as far as that is known."""
 
-    Parameters
-    ----------
-    scaling : mapping of str to Scaling
-        By variable of the cube.
-    cube_dims : mapping of str to str
-        Dim of the cube behind each dim of a sample, where it has another name.
-    """
-
+    # By variable of the cube.
     scaling: Mapping[str, Scaling]
+    # Dim of the cube behind each dim of a sample, where it has another name.
     cube_dims: Mapping[str, str]
 
     @classmethod
     def of(cls, metadata: StoreMetadata | None) -> KnownScaling:
-        """Read it from what is known about samples.
-
-        Parameters
-        ----------
-        metadata : StoreMetadata or None
-            What a store says; None for samples made by hand.
-
-        Returns
-        -------
-        KnownScaling
-            Of no variable where nothing is scaled or known.
-        """
+        """Read it from what is known about samples."""
         if metadata is None:
             return cls({}, {})
         found = {}
@@ -66,18 +49,7 @@ class KnownScaling:
         return name.removesuffix(_SUFFIX) in self.scaling
 
     def dims(self, name: str) -> tuple[str, ...]:
-        """Dims of the cube along which the scaling of a variable of a source differs.
-
-        Parameters
-        ----------
-        name : str
-            The variable, targets that lie elsewhere by their `target_name`.
-
-        Returns
-        -------
-        tuple of str
-            Empty for one number.
-        """
+        """Dims of the cube along which the scaling of a variable of a source differs."""
         return self.scaling[name.removesuffix(_SUFFIX)].dims
 
     def scaled(
@@ -87,24 +59,7 @@ class KnownScaling:
         source: SampleSource,
         first: Mapping[str, NDArray[Any]],
     ) -> NDArray[Any]:
-        """Scale samples of a source.
-
-        Parameters
-        ----------
-        name : str
-            The variable, targets that lie elsewhere by their `target_name`.
-        values : ndarray, shape (samples, *window)
-            In physical units.
-        source : SampleSource
-            Where they come from.
-        first : mapping of str to ndarray of int
-            Number of each sample's first cell, along each of `dims` at least.
-
-        Returns
-        -------
-        ndarray
-            Of the same dtype.
-        """
+        """Scale samples of a source."""
         scaling = self.scaling[name.removesuffix(_SUFFIX)]
         windows = self._windows(name, values.shape[1:], source, first)
         return scaling.scaled(values, *windows, values.dtype)
@@ -112,24 +67,7 @@ class KnownScaling:
     def unscaled(
         self, name: str, values: NDArray[Any], source: SampleSource, samples: Ints
     ) -> NDArray[Any]:
-        """Undo the scaling of samples of a source.
-
-        Parameters
-        ----------
-        name : str
-            The variable, targets that lie elsewhere by their `target_name`.
-        values : ndarray, shape (samples, *window)
-            Scaled.
-        source : SampleSource
-            Where they come from.
-        samples : ndarray of int64
-            Their numbers.
-
-        Returns
-        -------
-        ndarray
-            In physical units.
-        """
+        """Undo the scaling of samples of a source."""
         scaling = self.scaling[name.removesuffix(_SUFFIX)]
         first = source.places(samples, scaling.dims) if scaling.dims else {}
         return scaling.unscaled(values, *self._windows(name, values.shape[1:], source, first))

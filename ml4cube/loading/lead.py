@@ -27,45 +27,20 @@ _TARGET = "@target"
 
 
 def target_name(name: str) -> str:
-    """Name a variable as a target that lies elsewhere than the inputs.
-
-    Parameters
-    ----------
-    name : str
-        The variable.
-
-    Returns
-    -------
-    str
-        A name that no variable of a cube has by chance.
-    """
+    """Name a variable as a target that lies elsewhere than the inputs."""
     return name + _TARGET
 
 
 @dataclass(frozen=True)
 class Lead:
-    """Where targets lie, seen from the inputs, and how large they are.
+    """Where targets lie, seen from the inputs, and how large they are."""
 
-    Make one with `Lead.parse`.
-
-    Parameters
-    ----------
-    dims : tuple of str
-        Dims of the cube.
-    offset : tuple of int
-        Cells from the first cell of the inputs to the first cell of the targets.
-    input_size, size : tuple of int
-        Cells of the inputs' window, and of the targets'.
-
-    Examples
-    --------
-    >>> lead = Lead.parse({"time": 2}, None, {"time": 4, "lat": 8})
-    >>> lead.offset, lead.size, lead.reach
-    ((2, 0), (4, 8), (2, 0))
-    """
+    # Make one with `Lead.parse`.
 
     dims: tuple[str, ...]
+    # Cells from the first cell of the inputs to the first cell of the targets.
     offset: tuple[int, ...]
+    # Cells of the inputs' window, and of the targets'.
     input_size: tuple[int, ...]
     size: tuple[int, ...]
 
@@ -73,27 +48,7 @@ class Lead:
     def parse(
         cls, offset: SizesLike | None, size: SizesLike | None, window: Mapping[str, int]
     ) -> Lead:
-        """Make a lead from what a user wrote.
-
-        Parameters
-        ----------
-        offset : mapping or pairs, optional
-            Cells by dim; dims left out have none.
-        size : mapping or pairs, optional
-            Cells of the targets' window by dim; dims left out have those of the inputs.
-        window : mapping of str to int
-            Cells of the inputs' window by dim.
-
-        Returns
-        -------
-        Lead
-            Checked.
-
-        Raises
-        ------
-        InvalidTypeError, InvalidValueError
-            If a dim is unknown or a number cannot work.
-        """
+        """Make a lead from what a user wrote."""
         cells = _whole("target_offset", offset, window, least=0)
         sizes = _whole("target_size", size, window, least=1)
         return cls(
@@ -110,20 +65,7 @@ class Lead:
         return tuple(max(0, k + n - window) for k, n, window in parts)
 
     def targets_of(self, inputs: Slices, shape: tuple[int, ...]) -> dict[str, slice]:
-        """Find the cells of the targets that belong to the cells of some inputs.
-
-        Parameters
-        ----------
-        inputs : mapping of str to slice
-            Cells that neighbouring input windows cover.
-        shape : tuple of int
-            Cells of the cube, which the targets do not pass.
-
-        Returns
-        -------
-        dict of str to slice
-            Cells that their targets cover.
-        """
+        """Find the cells of the targets that belong to the cells of some inputs."""
         result = {}
         for dim, k, old, new, n in zip(
             self.dims, self.offset, self.input_size, self.size, shape, strict=True
@@ -135,21 +77,12 @@ class Lead:
 
 @dataclass(frozen=True)
 class LeadArguments:
-    """What a user wrote about targets at a lead time.
-
-    Parameters
-    ----------
-    targets : tuple of str
-        Variables to predict.
-    offset, size : mapping or pairs, optional
-        As `Lead.parse` takes them.
-    weights : str, optional
-        Variable that weighs the cells of the targets, so that it is cut where they are.
-    """
+    """What a user wrote about targets at a lead time."""
 
     targets: tuple[str, ...]
     offset: SizesLike | None
     size: SizesLike | None
+    # Variable that weighs the cells of the targets, so that it is cut where they are.
     weights: str | None = None
 
     def __post_init__(self) -> None:
@@ -160,23 +93,7 @@ class LeadArguments:
             )
 
     def elsewhere(self, variables: Iterable[str]) -> tuple[str, ...]:
-        """Say which variables are cut where the targets lie.
-
-        Parameters
-        ----------
-        variables : iterable of str
-            Those there are.
-
-        Returns
-        -------
-        tuple of str
-            Targets and weights.
-
-        Raises
-        ------
-        InvalidValueError
-            If one is not there.
-        """
+        """Say which variables are cut where the targets lie."""
         wanted = dict.fromkeys(self.targets, "to_pred")
         if self.weights is not None:
             wanted.setdefault(self.weights, "weights")
@@ -224,20 +141,11 @@ class _InputSpec(SampleSpec):
 
 @dataclass(frozen=True)
 class LeadReader(CubeReader):
-    """Reads the cells of inputs, and beside them those of their targets.
-
-    Parameters
-    ----------
-    far : CubeReader
-        Reads what targets need.
-    lead : Lead
-        Where targets lie.
-    narrowed : bool
-        Whether the readers know no more than one region each.
-    """
+    """Reads the cells of inputs, and beside them those of their targets."""
 
     far: CubeReader = CubeReader((), (), {})  # noqa: RUF009 (frozen)
     lead: Lead = Lead((), (), (), ())
+    # Whether the readers know no more than one region each.
     narrowed: bool = False
 
     @property
@@ -246,18 +154,7 @@ class LeadReader(CubeReader):
         return CubeReader(self.dims, self.shape, self.sources)
 
     def read(self, slices: Slices) -> Arrays:
-        """Read the cells of some inputs and of their targets; cells of both are read once.
-
-        Parameters
-        ----------
-        slices : mapping of str to slice
-            Cells of the inputs.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Those of the targets by their `target_name`.
-        """
+        """Read the cells of some inputs and of their targets; cells of both are read once."""
         beyond = self.lead.targets_of(slices, self.shape)
         shared = () if self.narrowed or not _meet(slices, beyond) else self.far.variables
         both = [name for name in shared if name in self.sources]
@@ -273,35 +170,13 @@ class LeadReader(CubeReader):
         return near | {target_name(name): cells for name, cells in far.items()}
 
     def narrow(self, slices: Slices) -> LeadReader:
-        """Return a reader of one region of inputs and of their targets.
-
-        Parameters
-        ----------
-        slices : mapping of str to slice
-            The region of the inputs.
-
-        Returns
-        -------
-        LeadReader
-            Cheap to send to another process.
-        """
+        """Return a reader of one region of inputs and of their targets."""
         far = self.far.narrow(self.lead.targets_of(slices, self.shape))
         sources = self.near.narrow(slices).sources
         return replace(self, sources=sources, far=far, narrowed=True)
 
     def only(self, names: Iterable[str]) -> LeadReader:
-        """Return a reader of some variables.
-
-        Parameters
-        ----------
-        names : iterable of str
-            Variables, targets by their `target_name`.
-
-        Returns
-        -------
-        LeadReader
-            Reads no others.
-        """
+        """Return a reader of some variables."""
         names = list(names)
         far = [name.removesuffix(_TARGET) for name in names if name.endswith(_TARGET)]
         sources = self.near.only([n for n in names if not n.endswith(_TARGET)]).sources
@@ -342,14 +217,9 @@ class _TargetExtractor(Extractor):
 
 @dataclass(frozen=True)
 class LeadExtractor(Extractor):
-    """Decides about pairs of windows and makes samples of both; picklable.
+    """Decides about pairs of windows and makes samples of both; picklable."""
 
-    Parameters
-    ----------
-    target : Extractor
-        The same for the targets alone.
-    """
-
+    # The same for the targets alone.
     target: Extractor | None = None
 
     @property
@@ -363,69 +233,23 @@ class LeadExtractor(Extractor):
         return (*super().reads, *map(target_name, self._targets.reads))
 
     def rules(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
-        """Variables of the reader that `outcomes` needs.
-
-        Parameters
-        ----------
-        dtypes : mapping of str to dtype
-            Of the variables of the cube.
-
-        Returns
-        -------
-        tuple of str
-            Of inputs, and of targets by their `target_name`.
-        """
+        """Variables of the reader that `outcomes` needs."""
         return (*super().rules(dtypes), *map(target_name, self._targets.rules(dtypes)))
 
     def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Tell window shape and dtype of samples without making one.
-
-        Parameters
-        ----------
-        dtypes : mapping of str to dtype
-            Of the variables of the cube.
-
-        Returns
-        -------
-        dict
-            Of inputs, and of targets by their `target_name`.
-        """
+        """Tell window shape and dtype of samples without making one."""
         far = self._targets.schema(dtypes)
         return super().schema(dtypes) | {target_name(name): one for name, one in far.items()}
 
     def only(self, names: Iterable[str]) -> LeadExtractor:
-        """Return an extractor of some variables.
-
-        Parameters
-        ----------
-        names : iterable of str
-            Variables, targets by their `target_name`.
-
-        Returns
-        -------
-        LeadExtractor
-            Makes no others, if it can.
-        """
+        """Return an extractor of some variables."""
         names = list(names)
         far = [name.removesuffix(_TARGET) for name in names if name.endswith(_TARGET)]
         near = [name for name in names if not name.endswith(_TARGET)]
         return replace(self, spec=super().only(near).spec, target=self._targets.only(far))
 
     def outcomes(self, cells: Arrays, tile: Block) -> NDArray[np.uint8]:
-        """Decide what becomes of each window: both halves must be samples of one part.
-
-        Parameters
-        ----------
-        cells : dict of str to ndarray
-            The tile's cells, from a `LeadReader`.
-        tile : Block
-            The tile.
-
-        Returns
-        -------
-        ndarray of uint8, shape (windows,)
-            Codes of `OUTCOMES`.
-        """
+        """Decide what becomes of each window: both halves must be samples of one part."""
         near, far = _apart(cells)
         inputs = super().outcomes(near, tile)
         targets = self._targets.outcomes(far, tile)
@@ -434,42 +258,14 @@ class LeadExtractor(Extractor):
         return np.where(inputs >= len(PARTS), inputs, pairs).astype(np.uint8)
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
-        """Make samples of inputs and targets.
-
-        Parameters
-        ----------
-        cells : dict of str to ndarray
-            The tile's cells, from a `LeadReader`.
-        tile : Block
-            The tile.
-        keep : ndarray of int
-            Positions of the windows to take.
-
-        Returns
-        -------
-        dict of str to ndarray, shape (samples, *window)
-            Targets by their `target_name`.
-        """
+        """Make samples of inputs and targets."""
         near, far = _apart(cells)
         targets = self._targets.samples(far, tile, keep)
         made = super().samples(near, tile, keep)
         return made | {target_name(name): values for name, values in targets.items()}
 
     def train_cells(self, reader: CubeReader, block: Block) -> Statistics:
-        """Sum up the raw train cells of a box, as for inputs alone.
-
-        Parameters
-        ----------
-        reader : CubeReader
-            The cube.
-        block : Block
-            The box.
-
-        Returns
-        -------
-        Statistics
-            Of the float variables.
-        """
+        """Sum up the raw train cells of a box, as for inputs alone."""
         near = reader.near if isinstance(reader, LeadReader) else reader
         return super().train_cells(near, block)
 
@@ -481,25 +277,7 @@ def _apart(cells: Arrays) -> tuple[Arrays, Arrays]:
 
 
 def with_lead(sampling: Sampling, wanted: LeadArguments) -> Sampling:
-    """Let the targets of a sampling lie elsewhere than its inputs.
-
-    Parameters
-    ----------
-    sampling : Sampling
-        Inputs and targets at the same place.
-    wanted : LeadArguments
-        Where targets lie.
-
-    Returns
-    -------
-    Sampling
-        The same with pairs of windows. All variables are inputs.
-
-    Raises
-    ------
-    InvalidTypeError, InvalidValueError
-        If a target is unknown, or no pair fits into the cube.
-    """
+    """Let the targets of a sampling lie elsewhere than its inputs."""
     spec, extractor = sampling.spec, sampling.extractor
     targets = wanted.elsewhere(spec.variables)
     if extractor.callback is not None:
@@ -552,17 +330,6 @@ def with_lead(sampling: Sampling, wanted: LeadArguments) -> Sampling:
 
 
 def without_targets(statistics: Statistics) -> Statistics:
-    """Drop the entries of targets, so that those of the inputs scale both alike.
-
-    Parameters
-    ----------
-    statistics : Statistics
-        Of pairs of windows.
-
-    Returns
-    -------
-    Statistics
-        One entry per variable of the cube.
-    """
+    """Drop the entries of targets, so that those of the inputs scale both alike."""
     known = {name: statistics[name] for name in statistics if not name.endswith(_TARGET)}
     return Statistics(known, statistics.part)

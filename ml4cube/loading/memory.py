@@ -14,22 +14,7 @@ _GROUP_PART = 16
 
 
 def check_megabytes(argument: str, value: object) -> None:
-    """Refuse what is no size of memory.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument, for the message.
-    value : float
-        Megabytes.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no number.
-    InvalidValueError
-        If it is negative or endless.
-    """
+    """Refuse what is no size of memory."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise InvalidTypeError(f"{argument}={value!r} is a {type(value).__name__}; give a number")
     if not 0 <= value < np.inf:
@@ -37,24 +22,7 @@ def check_megabytes(argument: str, value: object) -> None:
 
 
 class Memory:
-    """What of a data set fits into a loader's memory, and the order that follows from it.
-
-    Parameters
-    ----------
-    counts : ndarray of int64, shape (chunks,)
-        Samples in each chunk.
-    sample_bytes : int
-        Bytes of one sample as a loader holds it.
-    buffer_mb : float
-        The loader's memory.
-
-    Raises
-    ------
-    InvalidTypeError
-        If `buffer_mb` is no number.
-    InvalidValueError
-        If not even two chunks fit.
-    """
+    """What of a data set fits into a loader's memory, and the order that follows from it."""
 
     def __init__(self, counts: Ints, sample_bytes: int, buffer_mb: float) -> None:
         check_megabytes("buffer_mb", buffer_mb)
@@ -88,18 +56,7 @@ class Memory:
         return "whole" if self.fits else f"{self.streams} streams"
 
     def resident_chunks(self, share: TrainShare | EvalShare) -> range | None:
-        """Choose the chunks to hold in memory for good.
-
-        Parameters
-        ----------
-        share : TrainShare or EvalShare
-            Positions of one rank.
-
-        Returns
-        -------
-        range or None
-            None if they do not fit.
-        """
+        """Choose the chunks to hold in memory for good."""
         if isinstance(share, TrainShare):
             return range(len(self._counts)) if self.fits else None
         if share.begin == share.end:
@@ -110,35 +67,11 @@ class Memory:
         return range(first, stop) if held * self._sample_bytes <= self._bytes else None
 
     def order(self, seed: int | None) -> ChunkOrder:
-        """Choose the order of samples that pass through a ring.
-
-        Parameters
-        ----------
-        seed : int or None
-            Seed of the shuffle; None keeps the order of the samples.
-
-        Returns
-        -------
-        ChunkOrder
-            The order.
-        """
+        """Choose the order of samples that pass through a ring."""
         return ChunkOrder(self._counts, 1 if seed is None else self.streams, seed)
 
     def slots(self, order: ChunkOrder, share: TrainShare | EvalShare) -> int:
-        """Choose the chunks in one rank's ring: its share of the memory, and never too few.
-
-        Parameters
-        ----------
-        order : ChunkOrder
-            What passes through the ring.
-        share : TrainShare or EvalShare
-            Positions of the rank.
-
-        Returns
-        -------
-        int
-            More than are in use at one time.
-        """
+        """Choose the chunks in one rank's ring: its share of the memory, and never too few."""
         used, room = order.streams, self._room
         if isinstance(share, TrainShare) and used % share.world == 0:
             used, room = used // share.world, room // share.world

@@ -28,35 +28,22 @@ _ENCODED = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsig
 
 @dataclass
 class ShardedArray:
-    """Reads chunks along the first axis of an array; picklable, from any thread.
+    """Reads chunks along the first axis of an array; picklable, from any thread."""
 
-    Make one with `ShardedArray.of`.
+    # Make one with `ShardedArray.of`.
 
-    Parameters
-    ----------
-    root : str
-        Path of the array inside the file system.
-    fs : object
-        An fsspec file system; None for local files.
-    shape : tuple of int
-        Shape of the array.
-    dtype : dtype
-        Dtype of the values.
-    chunk, shard : int
-        Samples of a chunk, and of a file.
-    codecs : ChunkCodecs
-        How a chunk is encoded.
-    sizes : mapping of str to int
-        Bytes of every file of the array, by its path inside the array.
-    """
-
+    # Path of the array inside the file system.
     root: str
+    # An fsspec file system; None for local files.
     fs: Any
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    # Samples of a chunk, and of a file.
     chunk: int
     shard: int
+    # How a chunk is encoded.
     codecs: ChunkCodecs
+    # Bytes of every file of the array, by its path inside the array.
     sizes: Mapping[str, int]
     _indices: dict[int, NDArray[np.uint64]] = field(default_factory=dict, repr=False)
     _files: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
@@ -66,24 +53,7 @@ class ShardedArray:
     def of(
         cls, root: str, fs: Any, metadata: Mapping[str, Any], sizes: Mapping[str, int]
     ) -> ShardedArray | None:
-        """Make a reader from an array's ``zarr.json``.
-
-        Parameters
-        ----------
-        root : str
-            Path of the array inside the file system.
-        fs : object
-            An fsspec file system; None for local files.
-        metadata : mapping
-            Contents of ``zarr.json``.
-        sizes : mapping of str to int
-            Bytes of every file of the array, by its path inside the array.
-
-        Returns
-        -------
-        ShardedArray or None
-            None if the layout is not known here: zarr has to read it.
-        """
+        """Make a reader from an array's ``zarr.json``."""
         shape = tuple(metadata["shape"])
         outer = metadata["chunk_grid"]["configuration"]["chunk_shape"]
         codecs, inner = metadata["codecs"], outer
@@ -111,16 +81,9 @@ class ShardedArray:
         return ShardedArray, (*parts, self.codecs, self.sizes)
 
     def note_files(self) -> None:
-        """Remember which local files there are now, to refuse others that take their place.
-
-        Files that are not noted, as those of a copy in another process, count from their first
-        read on.
-
-        Raises
-        ------
-        StoreError
-            If one is missing.
-        """
+        """Remember which local files there are now, to refuse others that take their place."""
+        # Files that are not noted, as those of a copy in another process, count from their first
+        # read on.
         for key in self.sizes:
             try:
                 self._check_same(key, os.stat(f"{self.root}/{key}"))
@@ -128,40 +91,11 @@ class ShardedArray:
                 raise StoreError(f"{self.root}/{key} is missing; make the store again") from None
 
     def read(self, chunk: int, out: NDArray[Any]) -> None:
-        """Fetch and decode one chunk.
-
-        Parameters
-        ----------
-        chunk : int
-            Number of the chunk along the first axis.
-        out : ndarray, shape (samples of the chunk, ...)
-            Where to write; values are cast.
-
-        Raises
-        ------
-        StoreError
-            If the chunk is missing or damaged.
-        """
+        """Fetch and decode one chunk."""
         self.decode(chunk, self.fetch(chunk), out)
 
     def fetch(self, chunk: int) -> Bytes:
-        """Read the encoded bytes of a chunk, and check them.
-
-        Parameters
-        ----------
-        chunk : int
-            Number of the chunk along the first axis.
-
-        Returns
-        -------
-        ndarray of uint8
-            The bytes, without the checksum, which is right.
-
-        Raises
-        ------
-        StoreError
-            If the chunk is missing or damaged.
-        """
+        """Read the encoded bytes of a chunk, and check them."""
         shard, inside = divmod(chunk, self.shard // self.chunk)
         key = self._key(shard)
         offset, size = 0, self.sizes[key]
@@ -174,22 +108,7 @@ class ShardedArray:
         return self._bytes(key, offset, size, self.codecs.checksum)
 
     def decode(self, chunk: int, data: Bytes, out: NDArray[Any]) -> None:
-        """Decode what was fetched.
-
-        Parameters
-        ----------
-        chunk : int
-            Number of the chunk, for an error message.
-        data : ndarray of uint8
-            From `fetch`, by the same thread if the file is local.
-        out : ndarray, shape (samples of the chunk, ...)
-            Where to write; values are cast.
-
-        Raises
-        ------
-        StoreError
-            If the chunk is damaged.
-        """
+        """Decode what was fetched."""
         direct = out.dtype == self.dtype and out.flags.c_contiguous and len(out) == self.chunk
         target = out if direct else self._room()
         try:
@@ -202,18 +121,7 @@ class ShardedArray:
             out[...] = target[: len(out)]
 
     def describe(self, chunk: int) -> str:
-        """Name a chunk for an error message.
-
-        Parameters
-        ----------
-        chunk : int
-            Number of the chunk.
-
-        Returns
-        -------
-        str
-            Its samples and its file.
-        """
+        """Name a chunk for an error message."""
         first = chunk * self.chunk
         last = min(first + self.chunk, self.shape[0]) - 1
         return f"samples {first} to {last} in {self.root}/{self._key(first // self.shard)}"
@@ -236,11 +144,9 @@ class ShardedArray:
         return np.frombuffer(raw.tobytes(), "<u8").reshape(-1, 2)
 
     def _bytes(self, key: str, offset: int, size: int, checksum: bool) -> Bytes:
-        """Read a range of a file; if it ends in a checksum, check that and leave it out.
-
-        Local files are read into an array that the next read of the same thread overwrites: a
-        new one each time would cost page faults.
-        """
+        """Read a range of a file; if it ends in a checksum, check that and leave it out."""
+        # Local files are read into an array that the next read of the same thread overwrites: a new
+        # one each time would cost page faults.
         path = f"{self.root}/{key}"
         if self.fs is not None:
             found: bytes = self.fs.cat_file(path, start=offset, end=offset + size)
@@ -291,20 +197,7 @@ def _read_fully(handle: int, into: Bytes, offset: int) -> int:
 
 
 def sharded_arrays(path: str, names: list[str]) -> dict[str, ShardedArray] | None:
-    """Make readers of a sample store's variables.
-
-    Parameters
-    ----------
-    path : str
-        Path or URL of the store, which was checked when it was opened.
-    names : list of str
-        Variables.
-
-    Returns
-    -------
-    dict of str to ShardedArray, or None
-        None if the layout of one is not known here, or chunks of variables differ.
-    """
+    """Make readers of a sample store's variables."""
     fs, root = url_to_fs(path)
     root = root.rstrip("/")
     files = read_manifest(path)

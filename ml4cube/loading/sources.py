@@ -81,15 +81,7 @@ class SampleSource(ChunkSource, Protocol):
 
 
 class DatasetSource:
-    """Samples of an xarray Dataset, whatever backs it: numpy, dask, a lazily opened file.
-
-    Parameters
-    ----------
-    ds : Dataset
-        Variables with a dim of samples; others are left out.
-    dim : str
-        The dim of samples.
-    """
+    """Samples of an xarray Dataset, whatever backs it: numpy, dask, a lazily opened file."""
 
     slow: bool = False
     lead: Lead | None = None
@@ -111,15 +103,7 @@ class DatasetSource:
         self._starts = np.concatenate([[0], np.cumsum(self.counts)])
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable.
-
-        Parameters
-        ----------
-        chunk : int
-            Which chunk.
-        out : mapping of str to ndarray, shape (samples, ...)
-            Where to write; values are cast.
-        """
+        """Write the samples of a chunk into one array per variable."""
         rows = slice(int(self._starts[chunk]), int(self._starts[chunk + 1]))
         for name, target in out.items():
             reader = self._readers[name]
@@ -128,67 +112,24 @@ class DatasetSource:
             target[...] = np.moveaxis(values, reader.dims.index(self._dim), 0)
 
     def describe(self, chunk: int) -> str:
-        """Name a chunk for an error message.
-
-        Parameters
-        ----------
-        chunk : int
-            Which chunk.
-
-        Returns
-        -------
-        str
-            Its samples.
-        """
+        """Name a chunk for an error message."""
         return f"{self._dim} {self._starts[chunk]} to {self._starts[chunk + 1] - 1}"
 
     def coords(self, samples: Ints) -> Arrays:
-        """Look up where samples come from.
-
-        Parameters
-        ----------
-        samples : ndarray of int64
-            Which samples.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Every coordinate along the samples.
-        """
+        """Look up where samples come from."""
         along = [name for name, c in self._coords.coords.items() if c.dims == (self._dim,)]
         chosen = self._coords[along].isel({self._dim: samples} if along else {})
         return {str(name): np.asarray(chosen[name].values) for name in along}
 
     def places(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
-        """Look up where samples begin.
-
-        Parameters
-        ----------
-        samples : ndarray of int64
-            Which samples.
-        dims : iterable of str
-            Dims of the cube.
-
-        Returns
-        -------
-        dict of str to ndarray of int64
-            Index of the first cell, by dim.
-        """
+        """Look up where samples begin."""
         for dim in dims:
             if dim not in self._places:
                 self._places[dim] = np.asarray(self._coords[f"{dim}_index"].values, np.int64)
         return {dim: self._places[dim][samples] for dim in dims}
 
     def axes(self) -> dict[str, xr.Variable]:
-        """Coordinate values along each cube dim, as a store holds them, or by where samples begin.
-
-        Returns
-        -------
-        dict of str to Variable, dims (dim,)
-            At least up to the last cell of a sample. Samples made by hand hold no axes: dims are
-            missing then whose cells between and after the origins are not known, because the
-            origins are not regular.
-        """
+        """Return coordinate values along each cube dim, of the store or of where samples begin."""
         if self._axes is None:
             self._axes = self._find_axes()
         return self._axes
@@ -286,17 +227,7 @@ def _even(n: int, size: int) -> Ints:
 
 
 class StoreSource(DatasetSource):
-    """Samples of a sample store as it was opened, read straight from its shard files.
-
-    Parameters
-    ----------
-    ds : Dataset
-        The opened store.
-    dim : str
-        The dim of samples.
-    arrays : dict of str to ShardedArray
-        Every variable that tensors can hold.
-    """
+    """Samples of a sample store as it was opened, read straight from its shard files."""
 
     def __init__(self, ds: xr.Dataset, dim: str, arrays: Mapping[str, ShardedArray]) -> None:
         super().__init__(ds, dim)
@@ -307,15 +238,7 @@ class StoreSource(DatasetSource):
         self._starts = np.concatenate([[0], np.cumsum(self.counts)])
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable.
-
-        Parameters
-        ----------
-        chunk : int
-            Which chunk.
-        out : mapping of str to ndarray, shape (samples, ...)
-            Where to write; values are cast.
-        """
+        """Write the samples of a chunk into one array per variable."""
         if not self.slow or len(out) == 1:
             for name, target in out.items():
                 self._arrays[name].read(chunk, target)
@@ -328,18 +251,7 @@ class StoreSource(DatasetSource):
             array.decode(chunk, data, target)
 
     def describe(self, chunk: int) -> str:
-        """Name a chunk for an error message.
-
-        Parameters
-        ----------
-        chunk : int
-            Which chunk.
-
-        Returns
-        -------
-        str
-            Its samples, and the file of the first variable.
-        """
+        """Name a chunk for an error message."""
         return next(iter(self._arrays.values())).describe(chunk)
 
 
@@ -358,10 +270,8 @@ def _of_store(ds: xr.Dataset, dim: str) -> DatasetSource:
 
 
 def _opened_anew(path: str) -> Iterator[xr.Dataset]:
-    """Open a store in the ways that users do: by us, and by xarray with either form of its path.
-
-    None where the path alone does not lead to the store.
-    """
+    """Open a store in the ways that users do: by us, and by xarray with either form of its path."""
+    # None where the path alone does not lead to the store.
     import xarray as xr
 
     if _is_elsewhere(path):
@@ -413,38 +323,7 @@ def open_source(
     unfilled: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> tuple[SampleSource, StoreMetadata | None]:
-    """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut.
-
-    Parameters
-    ----------
-    ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
-        What a user gave. All but Datasets and DataArrays are sample stores, unless windows are
-        asked for.
-    part : {"train", "test", "val"}, optional
-        For a cube: whose samples, those of train if not given. A store must be of this part.
-    sample_size, overlap, block_size : mapping or pairs, optional
-        For a cube: how it is cut.
-    lead : LeadArguments, optional
-        Where targets lie, if elsewhere than the inputs.
-    unfilled : iterable of str
-        For a cube: variables whose gaps stay gaps unless `fill_method` names them.
-    options : mapping, optional
-        For a cube: values of `CUTTING_OPTIONS`.
-
-    Returns
-    -------
-    source : SampleSource
-        The samples.
-    metadata : StoreMetadata or None
-        What is known about them; None for a Dataset made by hand.
-
-    Raises
-    ------
-    InvalidTypeError
-        If a store is to be cut again, or an option is unknown.
-    StoreError
-        If a store is damaged.
-    """
+    """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut."""
     import xarray as xr
 
     options = dict(options or {})

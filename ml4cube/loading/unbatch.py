@@ -34,28 +34,7 @@ def to_dataset(
     *,
     unscale: bool,
 ) -> xr.Dataset:
-    """Name what is in a batch, and say where it lies.
-
-    Parameters
-    ----------
-    source : SampleSource
-        Where the samples came from.
-    fields : sequence of Field
-        What the arrays hold.
-    arrays : sequence of ndarray, shape (samples, ...)
-        The batch.
-    samples : ndarray of int64
-        Numbers of the samples.
-    metadata : StoreMetadata or None
-        What is known about the samples.
-    unscale : bool
-        Whether to undo the scaling.
-
-    Returns
-    -------
-    Dataset
-        Variables (samples, *window).
-    """
+    """Name what is in a batch, and say where it lies."""
     import xarray as xr
 
     for field, array in zip(fields, arrays, strict=True):

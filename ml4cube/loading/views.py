@@ -42,22 +42,7 @@ class Scratch(threading.local):
         return Scratch, ()
 
     def take(self, name: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-        """Lend an array until the next call for the same name.
-
-        Parameters
-        ----------
-        name : str
-            What it is for.
-        shape : tuple of int
-            Its shape.
-        dtype : str
-            Its dtype.
-
-        Returns
-        -------
-        ndarray
-            Not initialised.
-        """
+        """Lend an array until the next call for the same name."""
         held = self._arrays.get(name)
         if held is None or held.shape[1:] != shape[1:] or len(held) < shape[0]:
             held = self._arrays[name] = np.empty(shape, dtype)
@@ -65,13 +50,7 @@ class Scratch(threading.local):
 
 
 class View:
-    """A source that gives what another one gives; the base of the others.
-
-    Parameters
-    ----------
-    source : SampleSource
-        The other one.
-    """
+    """A source that gives what another one gives; the base of the others."""
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
@@ -92,72 +71,23 @@ class View:
         return self._source.slow
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable.
-
-        Parameters
-        ----------
-        chunk : int
-            Which chunk.
-        out : mapping of str to ndarray, shape (samples, ...)
-            Where to write; values are cast.
-        """
+        """Write the samples of a chunk into one array per variable."""
         self._source.read(chunk, out)
 
     def describe(self, chunk: int) -> str:
-        """Name a chunk for an error message.
-
-        Parameters
-        ----------
-        chunk : int
-            Which chunk.
-
-        Returns
-        -------
-        str
-            As the other source names it.
-        """
+        """Name a chunk for an error message."""
         return self._source.describe(chunk)
 
     def coords(self, samples: Ints) -> Arrays:
-        """Look up where samples come from.
-
-        Parameters
-        ----------
-        samples : ndarray of int64
-            Which samples.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Every coordinate along the samples.
-        """
+        """Look up where samples come from."""
         return self._source.coords(samples)
 
     def places(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
-        """Look up where samples begin.
-
-        Parameters
-        ----------
-        samples : ndarray of int64
-            Which samples.
-        dims : iterable of str
-            Dims of the cube.
-
-        Returns
-        -------
-        dict of str to ndarray of int64
-            Index of the first cell, by dim.
-        """
+        """Look up where samples begin."""
         return self._source.places(samples, dims)
 
     def axes(self) -> dict[str, xr.Variable]:
-        """Coordinate values of every cell along each cube dim, as far as they are known.
-
-        Returns
-        -------
-        dict of str to Variable, dims (dim,)
-            By dim.
-        """
+        """Coordinate values of every cell along each cube dim, as far as they are known."""
         return self._source.axes()
 
     def _rows(self, chunk: int) -> Ints:
@@ -171,23 +101,7 @@ class View:
 
 
 class WindowPair(View):
-    """Stored windows taken apart: the first cells are inputs, later ones are targets.
-
-    Parameters
-    ----------
-    source : SampleSource
-        Samples whose windows hold both.
-    wanted : LeadArguments
-        Where targets lie.
-    sample_size : mapping or pairs, optional
-        Cells of the inputs along the dims of the lead; by default as many as leave room for
-        targets of the same size.
-
-    Raises
-    ------
-    InvalidValueError
-        If a stored window does not hold both.
-    """
+    """Stored windows taken apart: the first cells are inputs, later ones are targets."""
 
     def __init__(
         self, source: SampleSource, wanted: LeadArguments, sample_size: SizesLike | None
@@ -216,15 +130,7 @@ class WindowPair(View):
         self._pieces[name] = stored, taken
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable.
-
-        Parameters
-        ----------
-        chunk : int
-            Which chunk.
-        out : mapping of str to ndarray, shape (samples, ...)
-            Where to write; values are cast.
-        """
+        """Write the samples of a chunk into one array per variable."""
         whole = {stored: self._room(chunk, stored) for stored, _ in map(self._pieces.get, out)}  # type: ignore[misc]
         self._source.read(chunk, whole)
         for name, target in out.items():
@@ -289,20 +195,7 @@ def _pairs(argument: str, given: SizesLike, stored: Mapping[str, int]) -> dict[s
 
 
 class Broadcast(View):
-    """Variables that lack dims of a window, repeated along them: static fields, one value.
-
-    Parameters
-    ----------
-    source : SampleSource
-        Where samples come from.
-    names : iterable of str
-        Variables to give the window of the largest among them.
-
-    Raises
-    ------
-    InvalidValueError
-        If a variable has a dim, or a size, that the largest has not.
-    """
+    """Variables that lack dims of a window, repeated along them: static fields, one value."""
 
     def __init__(self, source: SampleSource, names: Iterable[str]) -> None:
         super().__init__(source)
@@ -325,15 +218,7 @@ class Broadcast(View):
                 self.schema[name], self.dims[name] = (window, dtype), dims
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable.
-
-        Parameters
-        ----------
-        chunk : int
-            Which chunk.
-        out : mapping of str to ndarray, shape (samples, ...)
-            Where to write; values are cast.
-        """
+        """Write the samples of a chunk into one array per variable."""
         small = {name: self._room(chunk, name) for name in out if name in self._shapes}
         self._source.read(chunk, {**out, **small})
         for name, values in small.items():
@@ -341,30 +226,14 @@ class Broadcast(View):
 
 
 class Whole(View):
-    """Floats that are read as whole numbers: a gap is none, so it is refused and not cast.
-
-    Parameters
-    ----------
-    source : SampleSource
-        Where samples come from.
-    names : iterable of str
-        Variables read as whole numbers.
-    """
+    """Floats that are read as whole numbers: a gap is none, so it is refused and not cast."""
 
     def __init__(self, source: SampleSource, names: Iterable[str]) -> None:
         super().__init__(source)
         self._floats = [n for n in names if np.dtype(source.schema[n][1]).kind == "f"]
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable.
-
-        Parameters
-        ----------
-        chunk : int
-            Which chunk.
-        out : mapping of str to ndarray, shape (samples, ...)
-            Where to write; values are cast.
-        """
+        """Write the samples of a chunk into one array per variable."""
         floats = {name: self._room(chunk, name) for name in self._floats if name in out}
         self._source.read(chunk, {**out, **floats})
         for name, values in floats.items():
@@ -377,24 +246,7 @@ class Whole(View):
 
 
 class Weighted(View):
-    """Samples with a weight each, or with one per cell of the target.
-
-    Parameters
-    ----------
-    source : SampleSource
-        Where samples come from.
-    weights : str, mapping or array_like
-        A variable, ``{class of the target: weight}``, or one number per sample.
-    target : str
-        The target, for weights of classes.
-    scaling : KnownScaling
-        How variables are scaled: a weight is taken unscaled.
-
-    Raises
-    ------
-    InvalidTypeError, InvalidValueError
-        If weights cannot be found; if one is negative or missing, when it is read.
-    """
+    """Samples with a weight each, or with one per cell of the target."""
 
     def __init__(
         self,
@@ -438,15 +290,7 @@ class Weighted(View):
         self.schema[WEIGHT], self.dims[WEIGHT] = (window, "<f4"), dims
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable.
-
-        Parameters
-        ----------
-        chunk : int
-            Which chunk.
-        out : mapping of str to ndarray, shape (samples, ...)
-            Where to write; values are cast.
-        """
+        """Write the samples of a chunk into one array per variable."""
         inner = {name: array for name, array in out.items() if name != WEIGHT}
         if WEIGHT not in out:
             self._source.read(chunk, inner)

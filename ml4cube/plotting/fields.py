@@ -87,22 +87,7 @@ def _draw_group(
 
 
 def draw_field(axes: Axes, field: xr.DataArray, **style: Any) -> Any:
-    """Draw one field of two dims, gaps grey, its coordinates along the axes.
-
-    Parameters
-    ----------
-    axes : matplotlib.axes.Axes
-        Where to draw.
-    field : DataArray
-        Dims (row, column).
-    **style
-        For ``pcolormesh``.
-
-    Returns
-    -------
-    matplotlib.collections.QuadMesh
-        For a colour bar.
-    """
+    """Draw one field of two dims, gaps grey, its coordinates along the axes."""
     row, column = (str(dim) for dim in field.dims)
     axes.set_facecolor(GAP_COLOR)
     x, y = (_places(field, dim) for dim in (column, row))
@@ -121,20 +106,7 @@ def _places(field: xr.DataArray, dim: str) -> Any:
 
 
 def axis_name(field: xr.DataArray, axis: int) -> str:
-    """Name of a dim with its units.
-
-    Parameters
-    ----------
-    field : DataArray
-        Has the dim.
-    axis : int
-        Which of its dims.
-
-    Returns
-    -------
-    str
-        As in "latitude (°N)".
-    """
+    """Name of a dim with its units."""
     dim = str(field.dims[axis])
     units = field[dim].attrs.get("units", "") if dim in field.coords else ""
     sign = {"degrees_north": "°N", "degrees_east": "°E"}.get(units, units)

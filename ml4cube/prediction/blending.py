@@ -23,30 +23,16 @@ _FEWEST_STRIDES = 4  # of a tile along an overlapping dim; fewer would compute m
 
 @dataclass(frozen=True)
 class Cover:
-    """Windows that cover every cell of a cube.
+    """Windows that cover every cell of a cube."""
 
-    They lie a stride apart; where the last one would pass the end it is shifted inward, so
-    that all windows are whole.
+    # They lie a stride apart; where the last one would pass the end it is shifted inward, so that
+    # all windows are whole.
 
-    Parameters
-    ----------
-    shape : dict of str to int
-        Dims and lengths of the cube.
-    size : dict of str to int
-        Cells of a window along every dim.
-    overlap : dict of str to int
-        Cells that neighbours share along every dim.
-
-    Examples
-    --------
-    >>> Cover({"x": 10}, {"x": 4}, {"x": 1}).starts("x").tolist()
-    [0, 3, 6]
-    >>> Cover({"x": 9}, {"x": 4}, {"x": 0}).starts("x").tolist()
-    [0, 4, 5]
-    """
-
+    # Dims and lengths of the cube.
     shape: dict[str, int]
+    # Cells of a window along every dim.
     size: dict[str, int]
+    # Cells that neighbours share along every dim.
     overlap: dict[str, int]
 
     @property
@@ -63,37 +49,13 @@ class Cover:
         return steps
 
     def starts(self, dim: str) -> NDArray[np.intp]:
-        """First cell of each window along one dim.
-
-        Parameters
-        ----------
-        dim : str
-            A dim of the cube.
-
-        Returns
-        -------
-        ndarray of int
-            In ascending order; the first is 0.
-        """
+        """First cell of each window along one dim."""
         last = self.shape[dim] - self.size[dim]
         regular = np.arange(0, last + 1, self.stride[dim], dtype=np.intp)
         return regular if regular[-1] == last else np.append(regular, last)
 
     def taper(self, dim: str) -> NDArray[np.float64]:
-        """Weight of a window's cells along one dim.
-
-        Parameters
-        ----------
-        dim : str
-            A dim of the cube.
-
-        Returns
-        -------
-        ndarray of float, shape (cells of a window,)
-            Rises over the overlap as a squared sine, is 1 inside, and falls likewise; above 0
-            everywhere. Weights of regular neighbours that share up to half their cells add up
-            to 1.
-        """
+        """Weight of a window's cells along one dim."""
         size, shared = self.size[dim], self.overlap[dim]
         nearest_end = np.minimum(np.arange(size), np.arange(size)[::-1])
         share = np.minimum((nearest_end + 0.5) / max(shared, 0.5), 1.0)
@@ -101,20 +63,7 @@ class Cover:
         return weights
 
     def tile_size(self, chunks: Mapping[str, int], cells: int) -> dict[str, int]:
-        """Size of the tiles that are predicted, and written, one at a time.
-
-        Parameters
-        ----------
-        chunks : mapping of str to int
-            Chunk sizes of the source along some dims; tiles follow them where they fit.
-        cells : int
-            Cells that a tile should have at most.
-
-        Returns
-        -------
-        dict of str to int
-            A multiple of the stride along each dim, or the whole dim.
-        """
+        """Size of the tiles that are predicted, and written, one at a time."""
         stride = self.stride
         fewest = {d: _FEWEST_STRIDES if self.overlap[d] else 1 for d in self.shape}
         count = {d: max(-(-chunks.get(d, 1) // stride[d]), fewest[d]) for d in self.shape}
@@ -133,20 +82,7 @@ class Cover:
         return tile()
 
     def tile(self, block: Block, window_dims: Sequence[str]) -> Tile:
-        """Windows that reach into a block of cells.
-
-        Parameters
-        ----------
-        block : Block
-            The cells to predict.
-        window_dims : sequence of str
-            Dims that the model sees, in its order.
-
-        Returns
-        -------
-        Tile
-            Those windows, and the box of cells that they cover.
-        """
+        """Windows that reach into a block of cells."""
         starts = {}
         for dim, cells in block.slices.items():
             every = self.starts(dim)
@@ -156,23 +92,13 @@ class Cover:
 
 @dataclass(frozen=True)
 class Tile:
-    """The windows that reach into one block, as positions in the flattened box they cover.
-
-    Parameters
-    ----------
-    cover : Cover
-        All windows.
-    block : Block
-        The cells to predict.
-    window_dims : tuple of str
-        Dims that the model sees, in its order.
-    starts : dict of str to ndarray of int
-        First cell of the windows along each dim, in the cube.
-    """
+    """The windows that reach into one block, as positions in the flattened box they cover."""
 
     cover: Cover
     block: Block
+    # Dims that the model sees, in its order.
     window_dims: tuple[str, ...]
+    # First cell of the windows along each dim, in the cube.
     starts: dict[str, NDArray[np.intp]]
 
     @property
@@ -235,18 +161,7 @@ class Tile:
         return math.prod(len(starts) for starts in self.starts.values())
 
     def batches(self, batch_size: int) -> Iterator[NDArray[np.intp]]:
-        """Positions of every window's cells, some windows at a time, in fixed order.
-
-        Parameters
-        ----------
-        batch_size : int
-            Windows in a batch; the last may have fewer.
-
-        Yields
-        ------
-        ndarray of int, shape (windows, cells)
-            Positions in the flattened box.
-        """
+        """Positions of every window's cells, some windows at a time, in fixed order."""
         origin = np.zeros(1, dtype=np.intp)
         for dim, starts in self.starts.items():
             origin = np.add.outer(origin, (starts - starts[0]) * self._step[dim]).ravel()
@@ -257,15 +172,7 @@ class Tile:
 
 
 class Blend:
-    """Weighted mean of overlapping windows in one box; gaps take no part.
-
-    Parameters
-    ----------
-    targets : int
-        Number of predicted variables.
-    tile : Tile
-        The windows.
-    """
+    """Weighted mean of overlapping windows in one box; gaps take no part."""
 
     def __init__(self, targets: int, tile: Tile) -> None:
         self._tile = tile
@@ -274,15 +181,7 @@ class Blend:
         self._weight = np.zeros_like(self._sum)
 
     def add(self, positions: NDArray[np.intp], values: NDArray[np.float64]) -> None:
-        """Add predicted windows.
-
-        Parameters
-        ----------
-        positions : ndarray of int, shape (windows, cells)
-            From `Tile.batches`.
-        values : ndarray of float, shape (windows, targets, cells)
-            Predictions; what is not finite is left out.
-        """
+        """Add predicted windows."""
         index = positions.ravel()
         for target, (total, weight) in enumerate(zip(self._sum, self._weight, strict=True)):
             value = values[:, target]
@@ -292,13 +191,7 @@ class Blend:
             np.add.at(weight, index, share.ravel())
 
     def block(self) -> NDArray[np.float64]:
-        """Return the mean over windows of the block's cells.
-
-        Returns
-        -------
-        ndarray of float, shape (targets, *block)
-            NaN where no window has a prediction.
-        """
+        """Return the mean over windows of the block's cells."""
         mean = np.full_like(self._sum, np.nan)
         np.divide(self._sum, self._weight, out=mean, where=self._weight > 0)
         return mean.reshape(-1, *self._shape)[(slice(None), *self._tile.inner)]

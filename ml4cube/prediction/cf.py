@@ -37,27 +37,7 @@ def describe(
     tile_size: Mapping[str, int],
     about: Mapping[str, Any],
 ) -> xr.Dataset:
-    """Make the predicted cube without its values.
-
-    Parameters
-    ----------
-    cube : Dataset
-        The cube that is predicted from.
-    dtypes : mapping of str to dtype
-        The targets and their dtypes.
-    attrs : mapping of str to mapping
-        Attributes of targets that `cube` does not hold.
-    tile_size : mapping of str to int
-        Chunks of the targets along every dim of the cube.
-    about : mapping
-        How the cube is made, as JSON values; kept in its attributes.
-
-    Returns
-    -------
-    Dataset
-        Targets of lazy NaN in the dim order of the cube (or their own, if they have all its
-        dims), with the coordinates, bounds and grid mapping of `cube` in memory.
-    """
+    """Make the predicted cube without its values."""
     dims = cube_dims(cube)
     targets = {
         name: _target(cube, name, dtype, attrs.get(name, {}), _order(cube, name, dims), tile_size)
@@ -82,19 +62,7 @@ def describe(
 
 
 def storable(cube: xr.Dataset) -> xr.Dataset:
-    """Turn coordinates and attributes that no file can hold into those that sample stores have.
-
-    Parameters
-    ----------
-    cube : Dataset
-        What `describe` made.
-
-    Returns
-    -------
-    Dataset
-        Dates of a time zone are in UTC; bytes, periods and whatever else is neither number nor
-        date are texts, also in attributes.
-    """
+    """Turn coordinates and attributes that no file can hold into those that sample stores have."""
     variables = {name: _storable(v) for name, v in cube.variables.items()}
     coords = {name: variables.pop(name) for name in cube.coords}
     return xr.Dataset(variables, coords, _json_attrs(cube.attrs))

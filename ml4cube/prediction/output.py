@@ -51,17 +51,7 @@ class Output(Protocol):
 
 
 class MemoryOutput:
-    """The cube as arrays, on every rank.
-
-    Parameters
-    ----------
-    template : Dataset
-        The cube to be, its targets lazy.
-    targets : tuple of str
-        Variables that will be written.
-    world : World
-        The ranks that write.
-    """
+    """The cube as arrays, on every rank."""
 
     def __init__(self, template: xr.Dataset, targets: tuple[str, ...], world: World) -> None:
         self._template, self._targets, self._world = template, targets, world
@@ -71,28 +61,14 @@ class MemoryOutput:
         """Do nothing: blocks are kept as they come."""
 
     def write(self, slices: Mapping[str, slice], block: Blocks) -> None:
-        """Keep one block of every target.
-
-        Parameters
-        ----------
-        slices : mapping of str to slice
-            Cells of the block.
-        block : mapping of str to ndarray
-            One array per target.
-        """
+        """Keep one block of every target."""
         self._blocks.append((dict(slices), block))
 
     def publish(self) -> None:
         """Do nothing: the blocks are put together in `result`."""
 
     def result(self) -> xr.Dataset:
-        """Put the blocks of all ranks together.
-
-        Returns
-        -------
-        Dataset
-            In memory.
-        """
+        """Put the blocks of all ranks together."""
         cube = self._template
         arrays = {name: np.empty(cube[name].shape, cube[name].dtype) for name in self._targets}
         for blocks in self._world.gather_objects(self._blocks):
@@ -111,21 +87,7 @@ class MemoryOutput:
 
 
 class StoreOutput:
-    """The cube as a zarr store that all ranks write, or as a netCDF file made from one.
-
-    Parameters
-    ----------
-    template : Dataset
-        The cube to be, its targets lazy and chunked like the blocks.
-    targets : tuple of str
-        Variables that will be written.
-    world : World
-        The ranks that write; they share a file system.
-    path : Path
-        Where the cube goes.
-    overwrite : bool
-        Whether a predicted cube at the path is replaced.
-    """
+    """The cube as a zarr store that all ranks write, or as a netCDF file made from one."""
 
     def __init__(
         self,
@@ -152,15 +114,7 @@ class StoreOutput:
         return {name: group[name] for name in self._targets}
 
     def write(self, slices: Mapping[str, slice], block: Blocks) -> None:
-        """Write one block of every target; a block is whole chunks, so no two ranks meet.
-
-        Parameters
-        ----------
-        slices : mapping of str to slice
-            Cells of the block.
-        block : mapping of str to ndarray
-            One array per target.
-        """
+        """Write one block of every target; a block is whole chunks, so no two ranks meet."""
         for name, values in block.items():
             _put(self._arrays[name], self._template[name].dims, slices, values)
 
@@ -180,13 +134,7 @@ class StoreOutput:
         self.discard()
 
     def result(self) -> xr.Dataset:
-        """Open the complete cube.
-
-        Returns
-        -------
-        Dataset
-            Lazy.
-        """
+        """Open the complete cube."""
         return open_prediction(self._path)
 
     def discard(self) -> None:
@@ -195,25 +143,7 @@ class StoreOutput:
 
 
 def parse_path(out: str | os.PathLike[str]) -> Path:
-    """Turn `out` into a local path that can be written.
-
-    Parameters
-    ----------
-    out : str or path
-        Where a cube should go.
-
-    Returns
-    -------
-    Path
-        Absolute.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no path.
-    InvalidValueError
-        If it is a URL, ends in neither ``.zarr`` nor ``.nc``, or its folder does not exist.
-    """
+    """Turn `out` into a local path that can be written."""
     if not isinstance(out, str | os.PathLike):
         raise InvalidTypeError(f"out={out!r} is a {type(out).__name__}; give a path")
     text = os.fspath(out)
@@ -236,20 +166,7 @@ def parse_path(out: str | os.PathLike[str]) -> Path:
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Refuse a path that is taken, unless what is there may be replaced.
-
-    Parameters
-    ----------
-    path : Path
-        Where a cube should go.
-    overwrite : bool
-        Whether a predicted cube there may be replaced; nothing else ever is.
-
-    Raises
-    ------
-    StoreExistsError
-        If the path is taken.
-    """
+    """Refuse a path that is taken, unless what is there may be replaced."""
     if not os.path.lexists(path):
         return
     if not overwrite:
@@ -267,18 +184,7 @@ def check_free(path: Path, overwrite: bool) -> None:
 
 
 def open_prediction(path: Path) -> xr.Dataset:
-    """Open a predicted cube lazily.
-
-    Parameters
-    ----------
-    path : Path
-        A zarr store or netCDF file.
-
-    Returns
-    -------
-    Dataset
-        Dask-backed.
-    """
+    """Open a predicted cube lazily."""
     if path.suffix in _NETCDF:
         return xr.open_dataset(path, chunks={})
     cube: xr.Dataset = xr.open_zarr(path, consolidated=True)

@@ -24,13 +24,7 @@ Work = Callable[..., T]
 
 
 def threads() -> int:
-    """Count the cores this process may use, up to eight.
-
-    Returns
-    -------
-    int
-        At least 1.
-    """
+    """Count the cores this process may use, up to eight."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(count or 1, 8)
 
@@ -38,26 +32,7 @@ def threads() -> int:
 def each_block(
     variable: xr.Variable, others: Sequence[xr.Variable | None], work: Work[T]
 ) -> Iterator[tuple[Slices, T]]:
-    """Run `work` on each block of a variable, a few blocks at a time.
-
-    Parameters
-    ----------
-    variable : Variable
-        In memory, lazily opened, or of dask.
-    others : sequence of Variable or None
-        Of some of the same dims, cut alike; a block's part is repeated along the dims it lacks,
-        as a view.
-    work : callable
-        Called as ``work(slices, values, *others)`` with arrays of one shape, and None for None.
-        Where dask is in use it must be picklable.
-
-    Yields
-    ------
-    slices : dict of str to slice
-        Where the block lies.
-    result : object
-        What `work` returned. Blocks come in a fixed order, that of the array.
-    """
+    """Run `work` on each block of a variable, a few blocks at a time."""
     if variable.size == 0:
         return
     variable = straight(variable)

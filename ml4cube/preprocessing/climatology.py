@@ -12,42 +12,12 @@ from ml4cube.core.scaling import dated_dim, group_numbers
 
 
 def check_group(argument: str, by: str | None) -> None:
-    """Refuse a climatology that there is not.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument, for messages.
-    by : str or None
-        What a user gave.
-
-    Raises
-    ------
-    InvalidValueError
-        If it is not None, ``"month"``, ``"season"`` or ``"dayofyear"``.
-    """
+    """Refuse a climatology that there is not."""
     check_choice(argument, by, (*GROUPS, None))
 
 
 def check_free(by: str | None, dims: Iterable[Hashable]) -> None:
-    """Refuse a cube with a dim that is called like the one of a climatology.
-
-    Parameters
-    ----------
-    by : str or None
-        Kind of climatology, whose statistics have a dim of that name.
-    dims : iterable of hashable
-        Those of the cube.
-
-    Raises
-    ------
-    InvalidValueError
-        If `by` is among them.
-
-    Examples
-    --------
-    >>> check_free("month", ["time", "lead_month"])
-    """
+    """Refuse a cube with a dim that is called like the one of a climatology."""
     if by is not None and by in dims:
         raise InvalidValueError(
             f"a climatology by {by!r} makes a dim of that name, but the cube has one already, of "
@@ -56,54 +26,13 @@ def check_free(by: str | None, dims: Iterable[Hashable]) -> None:
 
 
 def time_dim(cube: xr.Dataset) -> str:
-    """Find the dim of time: the one whose coordinate holds dates.
-
-    Parameters
-    ----------
-    cube : Dataset
-        With numpy or cftime dates, of any calendar.
-
-    Returns
-    -------
-    str
-        Its name; ``"time"`` where there are several.
-
-    Raises
-    ------
-    InvalidValueError
-        If there is none, or several of which none is called ``"time"``.
-    """
+    """Find the dim of time: the one whose coordinate holds dates."""
     own = {str(name): index.values for name, index in cube.indexes.items() if name in cube.dims}
     return dated_dim(own, list(cube.dims))
 
 
 def group_ids(cube: xr.Dataset, by: str) -> xr.Variable:
-    """Number the group of each time step.
-
-    Parameters
-    ----------
-    cube : Dataset
-        With a dim of time.
-    by : {"month", "season", "dayofyear"}
-        Kind of climatology. Seasons are those of meteorology: DJF, MAM, JJA, SON.
-
-    Returns
-    -------
-    Variable of int64, (time)
-        Position of the group's label in ``GROUPS[by]``.
-
-    Raises
-    ------
-    InvalidValueError
-        If there is no dim of time, or a date is missing.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> days = np.array(["2000-12-31", "2001-01-01", "2001-03-01"], "M8[ns]")
-    >>> group_ids(xr.Dataset(coords={"time": days}), "season").values
-    array([0, 0, 1])
-    """
+    """Number the group of each time step."""
     dim = time_dim(cube)
     when = cube[dim]
     if bool(when.isnull().any()):

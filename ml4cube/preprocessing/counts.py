@@ -29,23 +29,14 @@ _STAGES = "ml4cube_stages"
 
 
 class Stage(NamedTuple):
-    """What a stage looked at, and whose cells it counted.
+    """What a stage looked at, and whose cells it counted."""
 
-    Parameters
-    ----------
-    names : sequence of str
-        Variables whose gaps count; none where a mask alone is applied.
-    mode : {"auto", "if_all_nan", "masked"}
-        The rule.
-    mask : str, optional
-        Name of the mask in use.
-    counted : str
-        Variable whose cells were counted; empty before that.
-    """
-
+    # Variables whose gaps count; none where a mask alone is applied.
     names: Sequence[str]
     mode: str
+    # Name of the mask in use.
     mask: str | None
+    # Variable whose cells were counted; empty before that.
     counted: str = ""
 
 
@@ -105,20 +96,7 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
 
 
 def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
-    """Counts that a cube carries, and what removed cells so far.
-
-    Parameters
-    ----------
-    cube : Dataset
-        A cube.
-
-    Returns
-    -------
-    counts : dict of str to Variable
-        Scalars by name, lazy or not; counted anew of joined pieces.
-    stages : list of Stage
-        In order; none of samples.
-    """
+    """Counts that a cube carries, and what removed cells so far."""
     counts = {
         str(name).removeprefix(_PREFIX): coord.variable
         for name, coord in cube.coords.items()
@@ -163,22 +141,7 @@ def _joined(cube: xr.Dataset, counts: Mapping[str, xr.Variable], stages: Sequenc
 
 
 def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = ()) -> xr.Dataset:
-    """Let a cube carry counts, as scalar coordinates ``accounting_<name>``.
-
-    Parameters
-    ----------
-    ds : Dataset
-        A cube, whose earlier counts end.
-    counts : mapping of str to int or 0-d array
-        Lazy ones stay lazy.
-    stages : sequence of Stage
-        What removed cells so far, kept with the total.
-
-    Returns
-    -------
-    Dataset
-        A new one.
-    """
+    """Let a cube carry counts, as scalar coordinates ``accounting_<name>``."""
     coords = {
         _PREFIX + name: xr.Variable((), count, {"long_name": f"accounting: {name}"})
         for name, count in counts.items()
@@ -190,20 +153,7 @@ def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = 
 
 
 def add(before: Mapping[str, int], reason: NDArray[Any]) -> dict[str, int]:
-    """Add dropped samples to earlier counts, which end where other samples are given.
-
-    Parameters
-    ----------
-    before : mapping of str to int
-        Earlier counts.
-    reason : ndarray of uint8
-        Code of `keep_samples` for each sample.
-
-    Returns
-    -------
-    dict of str to int
-        Without those kept.
-    """
+    """Add dropped samples to earlier counts, which end where other samples are given."""
     counts = {name: n for name, n in before.items() if name != "kept"}
     left = counts.get("total", 0) - sum(counts.get(name, 0) for name in REASONS.values())
     if "total" not in counts or left != reason.size:
@@ -219,24 +169,7 @@ def add(before: Mapping[str, int], reason: NDArray[Any]) -> dict[str, int]:
 def record_stage(
     result: xr.Dataset, cube: xr.Dataset, stage: Stage, reason: xr.Variable
 ) -> xr.Dataset:
-    """Count the cells that a stage removes and that were removed before.
-
-    Parameters
-    ----------
-    result : Dataset
-        What the stage made of the cube.
-    cube : Dataset
-        Before the stage, with the counts of earlier ones.
-    stage : Stage
-        What it looked at, and whose cells it counts.
-    reason : Variable of uint8
-        Code of `keep_samples` for each cell.
-
-    Returns
-    -------
-    Dataset
-        The result with its counts.
-    """
+    """Count the cells that a stage removes and that were removed before."""
     before, stages = carried(cube)
     like = cube.variables[stage.counted]
     removed = _removed(cube, stages, like)
@@ -256,21 +189,7 @@ def record_stage(
 
 
 def counted_by(cube: xr.Dataset, stage: Stage) -> str | None:
-    """Find the variable whose cells a stage counts.
-
-    Parameters
-    ----------
-    cube : Dataset
-        A cube.
-    stage : Stage
-        What it looks at.
-
-    Returns
-    -------
-    str or None
-        The one that was counted, or the largest that has all dims of those looked at; None if
-        there is none.
-    """
+    """Find the variable whose cells a stage counts."""
     if stage.counted in cube.data_vars:
         return stage.counted
     found = _countable(cube, stage)
@@ -331,44 +250,14 @@ def _removed(cube: xr.Dataset, stages: Iterable[Stage], like: xr.Variable) -> xr
 
 
 def outside(inside: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Code of `keep_samples` for the cells of a variable outside a mask.
-
-    Parameters
-    ----------
-    inside : Variable of bool
-        The mask.
-    variable : Variable
-        The variable.
-
-    Returns
-    -------
-    Variable of uint8
-        Not repeated along dims that the mask lacks.
-    """
+    """Code of `keep_samples` for the cells of a variable outside a mask."""
     return ~cubes.fitted(inside, variable) * np.uint8(MASK)
 
 
 def reasons(
     variables: Sequence[xr.Variable], mask: xr.Variable | None, mode: str, samples: int | None
 ) -> xr.Variable:
-    """Code of `keep_samples` for each sample of a Dataset, or for each cell of a cube.
-
-    Parameters
-    ----------
-    variables : sequence of Variable
-        Those whose gaps count.
-    mask : Variable of bool, optional
-        Cells that matter.
-    mode : {"auto", "if_all_nan", "masked"}
-        The rule.
-    samples : int, optional
-        Number of samples; None of a cube without.
-
-    Returns
-    -------
-    Variable of uint8
-        Along samples, or along all dims of the variables and the mask; lazy if one of them is.
-    """
+    """Code of `keep_samples` for each sample of a Dataset, or for each cell of a cube."""
     if samples is None:
         return _reasons(variables, mask, mode, _dims(*variables, mask))
     # each by its own window: together they would have all dims of all windows

@@ -25,18 +25,7 @@ Cube = xr.Dataset | xr.DataArray | Mapping[str, Any]
 
 
 def check_cube(ds: object) -> None:
-    """Refuse what is neither a labelled cube nor a dict of arrays.
-
-    Parameters
-    ----------
-    ds : object
-        What a user gave.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no Dataset, DataArray or mapping.
-    """
+    """Refuse what is neither a labelled cube nor a dict of arrays."""
     if not isinstance(ds, xr.Dataset | xr.DataArray | Mapping):
         raise InvalidTypeError(
             f"ds is a {type(ds).__name__}; give an xarray Dataset or DataArray, or a dict of "
@@ -45,45 +34,14 @@ def check_cube(ds: object) -> None:
 
 
 def like_given(result: xr.Dataset, given: xr.Dataset | xr.DataArray) -> Any:
-    """Give back a DataArray where a DataArray was given.
-
-    Parameters
-    ----------
-    result : Dataset
-        What became of ``as_dataset(given)``.
-    given : Dataset or DataArray
-        What the user gave.
-
-    Returns
-    -------
-    Dataset or DataArray
-        Of the kind of `given`.
-    """
+    """Give back a DataArray where a DataArray was given."""
     if isinstance(given, xr.Dataset):
         return result
     return result[roles.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
 
 
 def names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Read a list of variable names; one string is one name.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument, for messages.
-    given : str, iterable of str or None
-        What the user gave.
-
-    Returns
-    -------
-    tuple of str
-        The names; none for None.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no list of strings.
-    """
+    """Read a list of variable names; one string is one name."""
     if given is None:
         return ()
     if isinstance(given, str):
@@ -95,22 +53,7 @@ def names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def check_known(argument: str, wanted: Iterable[str], known: Iterable[Any]) -> None:
-    """Refuse names that a cube does not have.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument, for messages.
-    wanted : iterable of str
-        Names the user gave.
-    known : iterable
-        Names there are.
-
-    Raises
-    ------
-    InvalidValueError
-        If one is unknown; the message names the nearest.
-    """
+    """Refuse names that a cube does not have."""
     listed = [str(name) for name in known]
     for name in wanted:
         check_choice(argument, name, listed)
@@ -122,29 +65,7 @@ def only_data(
     given: xr.Dataset | Mapping[str, Any],
     filter_var: str | None = roles.FILTER_VAR,
 ) -> tuple[str, ...]:
-    """Select the data variables of a cube among names, which may be all of ``ds.data_vars``.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument, for messages.
-    wanted : sequence of str
-        Names the user gave.
-    given : Dataset or dict of arrays
-        The cube.
-    filter_var : str, optional
-        Name of the mask in use.
-
-    Returns
-    -------
-    tuple of str
-        Without masks, split labels, scalars, bounds and grid mappings, of whatever dtype.
-
-    Raises
-    ------
-    InvalidValueError
-        If one is unknown or a coordinate, or names are given, but none is data.
-    """
+    """Select the data variables of a cube among names, which may be all of ``ds.data_vars``."""
     cube = given if isinstance(given, xr.Dataset) else None
     check_known(argument, wanted, given if cube is None else cube.variables)
     if cube is not None:
@@ -163,23 +84,7 @@ def only_data(
 
 
 def check_places(argument: str, array: xr.DataArray, cube: xr.Dataset | xr.DataArray) -> None:
-    """Refuse an array whose cells, matched by position, would not be the cube's.
-
-    Parameters
-    ----------
-    argument : str
-        What it is called in messages.
-    array : DataArray
-        Along dims of the cube.
-    cube : Dataset or DataArray
-        The cube.
-
-    Raises
-    ------
-    InvalidValueError
-        If it is longer or shorter along a dim, or both have coordinates there, and they differ by
-        more than rounding to float32.
-    """
+    """Refuse an array whose cells, matched by position, would not be the cube's."""
     for dim, n in array.sizes.items():
         if n != cube.sizes[dim]:
             raise InvalidValueError(
@@ -197,25 +102,7 @@ def check_places(argument: str, array: xr.DataArray, cube: xr.Dataset | xr.DataA
 
 
 def has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
-    """Tell whether a mask is there; refuse a name that only a typo explains.
-
-    Parameters
-    ----------
-    present : mapping
-        Variables by name.
-    filter_var : str or None
-        Name of the mask.
-
-    Returns
-    -------
-    bool
-        False for None, or the default's name where no variable has it.
-
-    Raises
-    ------
-    InvalidValueError
-        If any other name is no variable.
-    """
+    """Tell whether a mask is there; refuse a name that only a typo explains."""
     if filter_var is None or (filter_var == roles.FILTER_VAR and filter_var not in present):
         return False
     check_known("filter_var", [filter_var], present)
@@ -223,65 +110,20 @@ def has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
 
 
 def with_arrays(cube: xr.Dataset, arrays: Mapping[str, xr.DataArray]) -> xr.Dataset:
-    """Put arrays in the place of variables that they were made from.
-
-    Parameters
-    ----------
-    cube : Dataset
-        A cube.
-    arrays : mapping of str to DataArray
-        By name, at the places of the cube.
-
-    Returns
-    -------
-    Dataset
-        A new one, with the coordinates of the cube: those of an array would be merged, at which
-        xarray warns of a MultiIndex.
-    """
+    """Put arrays in the place of variables that they were made from."""
     return cube.assign({name: array.variable for name, array in arrays.items()})
 
 
 def check_decoded(name: str, variable: xr.Variable | xr.DataArray) -> None:
-    """Refuse packed integers whose scale is still in the attributes, and pandas' own dtypes.
-
-    Parameters
-    ----------
-    name : str
-        Name of the variable.
-    variable : Variable or DataArray
-        The variable.
-
-    Raises
-    ------
-    InvalidValueError
-        If it was opened without decoding.
-    InvalidTypeError
-        If it holds numbers of an extension dtype of pandas, as ``Int64``.
-    """
+    """Refuse packed integers whose scale is still in the attributes, and pandas' own dtypes."""
     core.check_decoded(name, variable.dtype, variable.attrs)
 
 
 def check_no_fill_value(
     name: str, stats: core.VariableStatistics, variable: xr.Variable | xr.DataArray
 ) -> None:
-    """Refuse values of which the extreme ones are what the attributes call a gap.
-
-    The attribute alone is no proof: it stays where a user turned fill values into NaN.
-
-    Parameters
-    ----------
-    name : str
-        Name of the variable.
-    stats : VariableStatistics
-        Its range, or ranges.
-    variable : Variable or DataArray
-        The variable.
-
-    Raises
-    ------
-    InvalidValueError
-        If it was opened without decoding.
-    """
+    """Refuse values of which the extreme ones are what the attributes call a gap."""
+    # The attribute alone is no proof: it stays where a user turned fill values into NaN.
     for key in ("_FillValue", "missing_value"):
         fill = np.ravel(variable.attrs.get(key, ()))
         if fill.dtype.kind not in "iuf" or variable.dtype.kind != "f":
@@ -297,30 +139,7 @@ def check_no_fill_value(
 
 
 def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None, str]:
-    """Select the cells of one part.
-
-    Parameters
-    ----------
-    ds : Dataset
-        A cube, with or without a split label.
-    split : {"train", "val", "test", None}
-        The part; None for all cells. ``"train"`` means all cells where there is no label.
-
-    Returns
-    -------
-    cells : Variable of bool or None
-        True in the part, lazy if the label is; None where every cell counts.
-    part : str
-        The part selected, or ``"all"``.
-
-    Raises
-    ------
-    InvalidValueError
-        If the part is unknown, a part other than train is asked of a cube without a label, no
-        variable lies along a dim of the label, or it holds numbers that are no part's.
-    InvalidTypeError
-        If the label holds no numbers.
-    """
+    """Select the cells of one part."""
     check_choice("split", split, (*PARTS, None))
     label = split_label(ds)
     if split is None or (label is None and split == "train"):
@@ -349,10 +168,8 @@ def cells_of_part(ds: xr.Dataset, split: str | None) -> tuple[xr.Variable | None
 
 
 def _check_codes(label: str, variable: xr.Variable) -> None:
-    """Refuse a label that was averaged with its cube: validation and test make 1, which is train.
-
-    Whole numbers cannot have been; floats may hold the codes, and gaps where a cube was aligned.
-    """
+    """Refuse a label that was averaged: the mean of validation and test is 1, which is train."""
+    # Whole numbers cannot have been; floats may hold the codes, and gaps where a cube was aligned.
     known = variable.isnull()
     for code in (*PARTS.values(), EXCLUDED):
         known = known | (variable == code)
@@ -365,41 +182,13 @@ def _check_codes(label: str, variable: xr.Variable) -> None:
 
 
 def fitted(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Reduce a flag per cell to the dims that a variable has.
-
-    Parameters
-    ----------
-    cells : Variable of bool
-        Flags, of any dims of the cube.
-    variable : Variable
-        The variable they are for.
-
-    Returns
-    -------
-    Variable of bool
-        Not repeated along dims that the flags lack. A cell of a variable that lacks a dim is
-        flagged if any of its copies along that dim is.
-    """
+    """Reduce a flag per cell to the dims that a variable has."""
     spare = [dim for dim in cells.dims if dim not in variable.dims]
     return cells.any(spare) if spare else cells
 
 
 def spread(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Broadcast a flag per cell to a variable's dims, by name.
-
-    Parameters
-    ----------
-    cells : Variable of bool
-        Flags, of any dims of the cube.
-    variable : Variable
-        The variable they are for.
-
-    Returns
-    -------
-    Variable of bool
-        On the dims of `variable`. A cell of a variable that lacks a dim is flagged if any of
-        its copies along that dim is.
-    """
+    """Broadcast a flag per cell to a variable's dims, by name."""
     cells = fitted(cells, variable)
     sizes = {dim: n for dim, n in variable.sizes.items() if dim not in cells.dims}
     full: xr.Variable = cells.set_dims({**sizes, **cells.sizes})  # type: ignore[no-untyped-call]
@@ -407,23 +196,7 @@ def spread(cells: xr.Variable, variable: xr.Variable) -> xr.Variable:
 
 
 def flags(mask: xr.Variable) -> xr.Variable:
-    """Turn a mask's numbers into flags.
-
-    Parameters
-    ----------
-    mask : Variable
-        Of booleans or numbers.
-
-    Returns
-    -------
-    Variable of bool
-        False where it is NaN or 0; lazy if the mask is, or was not read yet and is large.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it holds neither booleans nor numbers.
-    """
+    """Turn a mask's numbers into flags."""
     check_mask("the mask", mask.dtype)
     mask = read_in_blocks(mask)
     present: xr.Variable = mask.notnull()
@@ -431,45 +204,12 @@ def flags(mask: xr.Variable) -> xr.Variable:
 
 
 def is_lazy(*arrays: Any) -> bool:
-    """Tell whether any array is a dask array.
-
-    Parameters
-    ----------
-    *arrays : Variable, DataArray or None
-        What to look at.
-
-    Returns
-    -------
-    bool
-        Whether one of them has dask chunks.
-    """
+    """Tell whether any array is a dask array."""
     return any(array is not None and array.chunks is not None for array in arrays)
 
 
 def with_samples(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArray[Any]:
-    """Give a label or mask of samples a leading dim of samples, if it lacks one.
-
-    Parameters
-    ----------
-    array : ndarray
-        Of shape (samples,), (samples, *window), or (*window) alone where it is the same for
-        every sample; leading window dims may be missing. One dim of the right length always
-        means samples.
-    shape : sequence of int
-        (samples, *window) of a variable.
-    what : str
-        What the array is, for messages.
-
-    Returns
-    -------
-    ndarray
-        With samples along the first dim; a read-only view where it was repeated.
-
-    Raises
-    ------
-    InvalidValueError
-        If the shapes do not fit, or fit in two ways.
-    """
+    """Give a label or mask of samples a leading dim of samples, if it lacks one."""
     n, *window = shape
     if array.shape == tuple(shape):
         return array
@@ -489,27 +229,7 @@ def with_samples(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArra
 
 
 def to_shape(array: NDArray[Any], shape: Sequence[int], what: str) -> NDArray[Any]:
-    """Repeat a label or mask along the window dims that it lacks.
-
-    Parameters
-    ----------
-    array : ndarray
-        Samples along the first dim, from `with_samples`.
-    shape : sequence of int
-        (samples, *window) of a variable.
-    what : str
-        What the array is, for messages.
-
-    Returns
-    -------
-    ndarray
-        A read-only view of `shape`, or the array itself.
-
-    Raises
-    ------
-    InvalidValueError
-        If the shapes do not fit.
-    """
+    """Repeat a label or mask along the window dims that it lacks."""
     target = tuple(shape)
     if array.shape[:1] != target[:1] or not _ends_with(target[1:], array.shape[1:]):
         raise InvalidValueError(f"{what} of shape {array.shape} does not fit data of {target}")

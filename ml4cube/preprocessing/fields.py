@@ -23,31 +23,17 @@ from ml4cube.preprocessing.weights import Weights, cell_weights, fitted_weights
 
 @dataclass(frozen=True)
 class Form:
-    """What statistics are asked for besides one mean and range per variable.
+    """What statistics are asked for besides one mean and range per variable."""
 
-    Parameters
-    ----------
-    dims : tuple of str or None
-        Dims to sum up along; all if None.
-    by : {"month", "season", "dayofyear", None}
-        Climatology.
-    weights : tuple of Variable, optional
-        Each on some dims of the cube; a variable takes the one that fits it.
-    counted : bool
-        Whether quantiles are wanted.
-    groups : Variable, optional
-        Group of each time step.
-    labels : mapping of str to ndarray
-        Coordinate values of the cube's dims.
-    weighting : {"area", "given"}, optional
-        What the weights are.
-    """
-
+    # Dims to sum up along; all if None.
     dims: tuple[str, ...] | None = None
     by: str | None = None
+    # Each on some dims of the cube; a variable takes the one that fits it.
     weights: tuple[xr.Variable, ...] | None = None
     counted: bool = False
+    # Group of each time step.
     groups: xr.Variable | None = None
+    # Coordinate values of the cube's dims.
     labels: Mapping[str, NDArray[Any]] | None = None
     weighting: str | None = None
 
@@ -65,34 +51,7 @@ def form_of(
     weights: Weights,
     counted: bool,
 ) -> Form:
-    """Check what a user asked for.
-
-    Parameters
-    ----------
-    cube : Dataset
-        The cube.
-    chosen : iterable of str
-        Variables to sum up.
-    dims : tuple of str or None
-        Dims to sum up along.
-    by : str or None
-        Climatology.
-    weights : {"area"}, DataArray or None
-        Weights of cells.
-    counted : bool
-        Whether quantiles are wanted.
-
-    Returns
-    -------
-    Form
-        Checked.
-
-    Raises
-    ------
-    InvalidValueError
-        If a dim or climatology is unknown, time is kept where a climatology sums along it, or the
-        cube has a dim that is called like the climatology's.
-    """
+    """Check what a user asked for."""
     check_group("by", by)
     check_free(by, cube.dims)
     if dims is not None:
@@ -114,22 +73,7 @@ def form_of(
 def field_statistics(
     variable: xr.Variable, where: xr.Variable | None, form: Form
 ) -> FieldStatistics:
-    """Sum up one variable as the form asks.
-
-    Parameters
-    ----------
-    variable : Variable
-        Of numbers.
-    where : Variable of bool, optional
-        Cells to use, on some of its dims.
-    form : Form
-        What is wanted.
-
-    Returns
-    -------
-    FieldStatistics
-        Memory needed is that of the result and of a few blocks.
-    """
+    """Sum up one variable as the form asks."""
     plan = _Plan.of(variable, form)
     weights = None if form.weights is None else fitted_weights(form.weights, variable)
     groups = None

@@ -46,29 +46,7 @@ class Samples(dict[str, NDArray[Any]]):
 def sample_arrays(
     samples: Mapping[str, Any], filter_var: str | None
 ) -> tuple[dict[str, NDArray[Any]], list[str], int]:
-    """Read a dict of arrays, giving label and mask a dim of samples where they lack it.
-
-    Parameters
-    ----------
-    samples : mapping of str to array (samples, *window)
-        The label ``split`` and the mask may lack dims.
-    filter_var : str, optional
-        Name of the mask.
-
-    Returns
-    -------
-    arrays : dict of str to ndarray
-        Samples along the first dim of each; the arrays given, not copies.
-    data : list of str
-        Names of those that are neither label nor mask.
-    n : int
-        Number of samples.
-
-    Raises
-    ------
-    InvalidValueError
-        If there is no data, or numbers of samples differ.
-    """
+    """Read a dict of arrays, giving label and mask a dim of samples where they lack it."""
     arrays = {name: plain(values) for name, values in samples.items()}
     data = [name for name in arrays if name not in (filter_var, "split")]
     lengths = {name: arrays[name].shape[:1] for name in data}

@@ -124,29 +124,7 @@ def _spread_of_range(low: Any, high: Any) -> Any:
 def pairs(
     given: Mapping[str, Sequence[Any]], argument: str, spread: Callable[[Any, Any], Any]
 ) -> Parameters:
-    """Turn a user's ``{variable: [a, b]}`` into offsets and scales.
-
-    Parameters
-    ----------
-    given : mapping of str to [float, float] or [DataArray, DataArray]
-        What the user gave.
-    argument : str
-        Name of the argument, for messages.
-    spread : callable
-        Gives the scale from the two.
-
-    Returns
-    -------
-    dict of str to (offset, scale)
-        Scales are never 0.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no mapping of pairs of numbers.
-    InvalidValueError
-        If a number is NaN or infinite, of a DataArray, if all are; or a scale is negative.
-    """
+    """Turn a user's ``{variable: [a, b]}`` into offsets and scales."""
     if not isinstance(given, Mapping):
         raise InvalidTypeError(f"{argument} is a {type(given).__name__}; give {{variable: [a, b]}}")
     return {
@@ -158,31 +136,7 @@ def pairs(
 def rescale(
     ds: cubes.Cube, parameters: Parameters, arithmetic: Rescale, filter_var: str | None = None
 ) -> Any:
-    """Apply `scale_values` or `unscale_values` to every variable that has parameters.
-
-    Parameters
-    ----------
-    ds : Dataset, DataArray or dict of arrays
-        Left as it is.
-    parameters : mapping of str to (offset, scale)
-        By variable.
-    arithmetic : callable
-        `scale_values` or `unscale_values`.
-    filter_var : str, optional
-        Name of a mask.
-
-    Returns
-    -------
-    Dataset, DataArray or dict
-        Of the kind given.
-
-    Raises
-    ------
-    InvalidValueError
-        If no variable has parameters, or the mask is missing.
-    InvalidTypeError
-        If one that has parameters holds no real numbers.
-    """
+    """Apply `scale_values` or `unscale_values` to every variable that has parameters."""
     cubes.check_cube(ds)
     if not isinstance(ds, xr.Dataset | xr.DataArray):
         cubes.has_mask(ds, filter_var)
@@ -232,30 +186,7 @@ def _to_scale(present: Mapping[Any, Any], parameters: Parameters, apart: set[Any
 
 
 def rescale_array(array: xr.DataArray, offset: Any, scale: Any, arithmetic: Rescale) -> Any:
-    """Scale one variable of a cube, lazily if it is lazy.
-
-    Parameters
-    ----------
-    array : DataArray
-        Left as it is.
-    offset, scale : float or DataArray
-        Of the variable, or of each place: matched by the names of dims and by coordinates, and
-        by the date along the dim of a climatology.
-    arithmetic : callable
-        `scale_values` or `unscale_values`.
-
-    Returns
-    -------
-    DataArray
-        With the attributes of `array`. NaN at places without statistics.
-
-    Raises
-    ------
-    InvalidValueError
-        If dims or coordinates do not fit.
-    InvalidTypeError
-        If it holds no real numbers.
-    """
+    """Scale one variable of a cube, lazily if it is lazy."""
     core.check_real(str(array.name), array.dtype)
     cubes.check_decoded(str(array.name), array)
     if not isinstance(offset, xr.DataArray) and not isinstance(scale, xr.DataArray):

@@ -22,39 +22,7 @@ V = TypeVar("V", xr.Variable, xr.DataArray)
 def cell_weights(
     cube: xr.Dataset, weights: Weights, chosen: Iterable[str]
 ) -> tuple[xr.Variable, ...] | None:
-    """Read what a user gave for weights.
-
-    Parameters
-    ----------
-    cube : Dataset
-        Whose cells are weighed.
-    weights : {"area"}, DataArray or None
-        ``"area"`` weighs rows of latitude by the area of their band, and cells that have a
-        latitude each by its cosine; see `cell_areas`. A DataArray is matched by the names of its
-        dims.
-    chosen : iterable of str
-        Variables that are weighed.
-
-    Returns
-    -------
-    tuple of Variable of float64, or None
-        On some dims of the cube, lazy if given so; several where variables lie on different
-        latitudes, of which `fitted_weights` takes one.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is of another type, or holds no numbers.
-    InvalidValueError
-        If there is no latitude, areas cannot be told by it, a dim is unknown, coordinates differ,
-        or a weight is negative or not finite.
-
-    Examples
-    --------
-    >>> ds = xr.Dataset({"t": ("lat", [1.0, 2.0])}, {"lat": [0.0, 60.0]})
-    >>> [one.values.round(3) for one in cell_weights(ds, "area", ["t"])]
-    [array([1. , 0.5])]
-    """
+    """Read what a user gave for weights."""
     if weights is None:
         return None
     if isinstance(weights, str):
@@ -90,18 +58,7 @@ def _areas(cube: xr.Dataset, chosen: Iterable[str]) -> tuple[xr.Variable, ...]:
 
 
 def find_latitudes(coords: Mapping[Hashable, xr.DataArray]) -> list[xr.DataArray]:
-    """Find the latitudes of a cube, also of a rotated grid.
-
-    Parameters
-    ----------
-    coords : mapping
-        Its coordinates.
-
-    Returns
-    -------
-    list of DataArray
-        Along one dim or more, a dim's own first.
-    """
+    """Find the latitudes of a cube, also of a rotated grid."""
     found = [
         c
         for name, c in coords.items()
@@ -111,27 +68,7 @@ def find_latitudes(coords: Mapping[Hashable, xr.DataArray]) -> list[xr.DataArray
 
 
 def area_of(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> xr.Variable:
-    """Return the areas of cells, up to a factor, by `cell_areas`.
-
-    Parameters
-    ----------
-    latitude : DataArray
-        From `find_latitudes`.
-    among : mapping of str to Variable
-        All variables of the cube: the latitude's CF bounds are used where they are there.
-
-    Returns
-    -------
-    Variable of float64
-        Along the dims of the latitude.
-
-    Raises
-    ------
-    UnknownAreaError
-        If each latitude has a longitude of its own, as of stations, or all are the same.
-    InvalidValueError
-        If values or bounds are no latitudes.
-    """
+    """Return the areas of cells, up to a factor, by `cell_areas`."""
     called = f"weights='area': latitudes {latitude.name!r}"
     if along := _places_along(latitude, among):
         raise UnknownAreaError(
@@ -169,21 +106,7 @@ def _nearest(found: Sequence[V], variable: xr.Variable) -> V:
 
 
 def fitted_weights(weights: tuple[xr.Variable, ...], variable: xr.Variable) -> xr.Variable:
-    """Take the weights that fit a variable, reduced to the dims that it has.
-
-    Parameters
-    ----------
-    weights : tuple of Variable
-        Each on some dims of the cube.
-    variable : Variable
-        What they are for.
-
-    Returns
-    -------
-    Variable
-        Not repeated along dims that the weights lack. Along a dim that the variable lacks, its
-        one copy weighs what the others weigh in the mean.
-    """
+    """Take the weights that fit a variable, reduced to the dims that it has."""
     found = _nearest(weights, variable)
     spare = [dim for dim in found.dims if dim not in variable.dims]
     return found.mean(spare) if spare else found

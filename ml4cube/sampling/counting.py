@@ -24,49 +24,25 @@ Schema = dict[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True)
 class TileCount:
-    """What pass 1 learns of one tile.
-
-    Parameters
-    ----------
-    id : int
-        The tile.
-    outcomes : tuple of int
-        Windows of each of `OUTCOMES`.
-    statistics : Statistics or None
-        Of its train samples; None if it has none.
-    schema : dict or None
-        Of its samples; None if it has none.
-    absent : dict of str to AbsentChunks
-        Chunks that begin in the tile and are not in the source, by variable.
-    filled : tuple of str
-        Variables whose gaps in the tile are filled.
-    """
+    """What pass 1 learns of one tile."""
 
     id: int
+    # Windows of each of `OUTCOMES`.
     outcomes: tuple[int, ...]
+    # Of its train samples; None if it has none.
     statistics: Statistics | None
+    # Of its samples; None if it has none.
     schema: Schema | None
+    # Chunks that begin in the tile and are not in the source, by variable.
     absent: Mapping[str, AbsentChunks] = field(default_factory=dict)
+    # Variables whose gaps in the tile are filled.
     filled: tuple[str, ...] = ()
 
 
 def count_tiles(
     shared: tuple[Extractor, CubeReader], tiles: list[tuple[int, CubeReader]]
 ) -> list[TileCount]:
-    """Count what becomes of the windows of some tiles.
-
-    Parameters
-    ----------
-    shared : (Extractor, CubeReader)
-        The same for all tiles; the reader is that of what they have in common.
-    tiles : list of (int, CubeReader)
-        Ids of tiles, each with a reader of what only it needs.
-
-    Returns
-    -------
-    list of TileCount
-        One for each tile.
-    """
+    """Count what becomes of the windows of some tiles."""
     extractor, common = shared
     return [_count_tile(extractor, id, reader.joined(common)) for id, reader in tiles]
 
@@ -74,18 +50,7 @@ def count_tiles(
 def count_outcomes(
     shared: tuple[Extractor, CubeReader], tiles: list[tuple[int, CubeReader]]
 ) -> list[TileCount]:
-    """Count what becomes of the windows of some tiles, without making samples.
-
-    Parameters
-    ----------
-    shared, tiles : tuple and list
-        As for `count_tiles`; readers of what decides about windows are enough.
-
-    Returns
-    -------
-    list of TileCount
-        One for each tile, without statistics and schema.
-    """
+    """Count what becomes of the windows of some tiles, without making samples."""
     extractor, common = shared
     found = []
     for id, reader in tiles:
@@ -118,23 +83,7 @@ def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> TileCount:
 
 
 def same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
-    """Refuse samples that differ in variables, shapes or dtypes.
-
-    Parameters
-    ----------
-    known, found : dict or None
-        Two schemas; None where there was no sample.
-
-    Returns
-    -------
-    dict or None
-        The one there is.
-
-    Raises
-    ------
-    RunError
-        If they differ, which is the callback's doing.
-    """
+    """Refuse samples that differ in variables, shapes or dtypes."""
     if known is not None and found is not None and known != found:
         raise RunError(
             f"the callback returned {found} for some samples and {known} for others; return the "
@@ -146,19 +95,6 @@ def same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
 def train_cells(
     shared: tuple[Extractor, CubeReader], boxes: list[tuple[Block, CubeReader]]
 ) -> list[tuple[int, Statistics]]:
-    """Sum up the raw train cells of some boxes of cells.
-
-    Parameters
-    ----------
-    shared : (Extractor, CubeReader)
-        As for `count_tiles`.
-    boxes : list of (Block, CubeReader)
-        Boxes, each with a reader of what only it needs.
-
-    Returns
-    -------
-    list of (int, Statistics)
-        Id of each box, and its statistics.
-    """
+    """Sum up the raw train cells of some boxes of cells."""
     extractor, common = shared
     return [(box.id, extractor.train_cells(reader.joined(common), box)) for box, reader in boxes]

@@ -68,26 +68,7 @@ class Engine(Protocol):
 
 
 def choose_engine(nproc: int, client: Any = None) -> Engine:
-    """Choose where to work.
-
-    Parameters
-    ----------
-    nproc : int
-        Local processes, if there is no cluster; 1 works in this process.
-    client : Client or str, optional
-        A dask.distributed client, or the address of a scheduler; by default the active client
-        of this process, if there is one.
-
-    Returns
-    -------
-    Engine
-        A context manager.
-
-    Raises
-    ------
-    InvalidValueError
-        If the client is asynchronous.
-    """
+    """Choose where to work."""
     client = _active_client() if client is None else client
     check_client(client)
     if client is not None:
@@ -96,36 +77,12 @@ def choose_engine(nproc: int, client: Any = None) -> Engine:
 
 
 def local_engine(nproc: int) -> Engine:
-    """Choose the engine for a number of processes of this machine.
-
-    Parameters
-    ----------
-    nproc : int
-        Processes; 1 works in this process.
-
-    Returns
-    -------
-    Engine
-        A context manager.
-    """
+    """Choose the engine for a number of processes of this machine."""
     return InProcess() if nproc == 1 else LocalProcesses(nproc)
 
 
 def check_client(client: object) -> None:
-    """Refuse what is no way to a cluster.
-
-    Parameters
-    ----------
-    client : Client, str or None
-        What the user gave.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is none of these.
-    InvalidValueError
-        If it is an asynchronous client.
-    """
+    """Refuse what is no way to a cluster."""
     if client is None or (isinstance(client, str) and client):
         return
     if not hasattr(client, "submit") or not hasattr(client, "scheduler_info"):
@@ -158,22 +115,7 @@ class InProcess:
     def run(
         self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks.
-
-        Parameters
-        ----------
-        fn : callable
-            Called with `shared` and a task.
-        shared : object
-            The same for all tasks.
-        tasks : iterable
-            The tasks; made as they are needed.
-
-        Yields
-        ------
-        (int, object)
-            Position of a task and its result.
-        """
+        """Run tasks."""
         for position, task in enumerate(tasks):
             yield position, fn(shared, task)
 
@@ -191,13 +133,7 @@ class InProcess:
 
 
 class LocalProcesses:
-    """Runs tasks on worker processes of this machine, started at the first task.
-
-    Parameters
-    ----------
-    nproc : int
-        Number of workers.
-    """
+    """Runs tasks on worker processes of this machine, started at the first task."""
 
     def __init__(self, nproc: int) -> None:
         """Remember the number."""
@@ -207,30 +143,7 @@ class LocalProcesses:
     def run(
         self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks.
-
-        Parameters
-        ----------
-        fn : callable
-            Called with `shared` and a task, in a worker.
-        shared : object
-            The same for all tasks; unpacked once in each worker.
-        tasks : iterable
-            The tasks; made as they are needed, a few ahead of the workers.
-
-        Yields
-        ------
-        (int, object)
-            Position of a task and its result, in the order tasks end.
-
-        Raises
-        ------
-        InvalidTypeError
-            If what the work needs cannot be pickled.
-        RunError
-            If a worker dies. An error that a task raises comes as it is, or, if it cannot be sent
-            between processes, by its words.
-        """
+        """Run tasks."""
         from concurrent.futures import FIRST_COMPLETED, wait
 
         package = _packed((fn, shared))
@@ -300,16 +213,10 @@ def _dead_workers_told() -> Iterator[None]:
 
 
 class DaskCluster:
-    """Runs tasks as futures on a dask.distributed cluster.
+    """Runs tasks as futures on a dask.distributed cluster."""
 
-    A task that a lost worker had is run again elsewhere, so tasks must give the same however
-    often they run. Their files must lie where all workers see them.
-
-    Parameters
-    ----------
-    client : Client or str
-        A client, or the address of a scheduler.
-    """
+    # A task that a lost worker had is run again elsewhere, so tasks must give the same however
+    # often they run. Their files must lie where all workers see them.
 
     def __init__(self, client: Any) -> None:
         """Remember the client, connect to an address only when work starts."""
@@ -319,31 +226,7 @@ class DaskCluster:
     def run(
         self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks.
-
-        Parameters
-        ----------
-        fn : callable
-            Called with `shared` and a task, in a worker.
-        shared : object
-            The same for all tasks; unpacked once in each worker.
-        tasks : iterable
-            The tasks; made as they are needed, a few ahead of the workers.
-
-        Yields
-        ------
-        (int, object)
-            Position of a task and its result, in the order tasks end.
-
-        Raises
-        ------
-        InvalidTypeError
-            If what the work needs cannot be pickled.
-        RunError
-            If the cluster gives up on a task, or the client or its scheduler is gone. An error
-            that a task raises comes as it is, or, if it cannot be sent between processes, by its
-            words.
-        """
+        """Run tasks."""
         from distributed import as_completed
         from distributed.client import ClosedClientError
 
@@ -387,13 +270,7 @@ class DaskCluster:
             ) from error
 
     def is_here(self) -> bool:
-        """Say whether the workers are threads of this process.
-
-        Returns
-        -------
-        bool
-            False if they may be other processes.
-        """
+        """Say whether the workers are threads of this process."""
         given = self._given
         address = given if isinstance(given, str) else given.scheduler.address
         return str(address).startswith("inproc://")
@@ -449,13 +326,7 @@ def _first_line(error: BaseException) -> str:
 
 @functools.cache
 def watch_parent(parent: int) -> None:
-    """End this process when its parent is gone, whatever killed it and however early.
-
-    Parameters
-    ----------
-    parent : int
-        Its process id; watched once, however often it is given.
-    """
+    """End this process when its parent is gone, whatever killed it and however early."""
 
     def watch() -> None:
         while os.getppid() == parent:

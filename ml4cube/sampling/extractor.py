@@ -43,116 +43,57 @@ _LONG_RUN = 8
 
 @dataclass(frozen=True)
 class Axis:
-    """The coordinate along one dim of a cube, ready to be stored.
+    """The coordinate along one dim of a cube, ready to be stored."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the stored coordinate.
-    values : ndarray
-        Value at every cell, dates as numbers.
-    attrs : dict
-        Attributes, with the encoding of dates.
-    """
-
+    # Name of the stored coordinate.
     name: str
+    # Value at every cell, dates as numbers.
     values: NDArray[Any]
+    # Attributes, with the encoding of dates.
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """Which blocks of a cube are used at all.
+    """Which blocks of a cube are used at all."""
 
-    Parameters
-    ----------
-    grid : Grid
-        The blocks, dims in the order of the cube.
-    used : ndarray of bool, shape ``grid.counts``
-        True where a block is used. A window belongs to the block in which it starts.
-    """
-
+    # The blocks, dims in the order of the cube.
     grid: Grid
+    # True where a block is used. A window belongs to the block in which it starts.
     used: NDArray[np.bool_]
 
     def of_windows(self, starts: Sequence[NDArray[np.intp]]) -> NDArray[np.bool_]:
-        """Tell which windows of a tile start in a block that is used.
-
-        Parameters
-        ----------
-        starts : sequence of ndarray of int
-            First cells of the tile's windows along each dim.
-
-        Returns
-        -------
-        ndarray of bool
-            One flag per window.
-        """
+        """Tell which windows of a tile start in a block that is used."""
         blocks = [s // n for s, n in zip(starts, self.grid.stride, strict=True)]
         return self.used[np.ix_(*blocks)]
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """Decides about windows and makes samples, tile by tile; picklable.
+    """Decides about windows and makes samples, tile by tile; picklable."""
 
-    Parameters
-    ----------
-    spec : SampleSpec
-        How samples are cut, and what their gaps do.
-    tiles : Grid
-        Tiles over the positions of ``spec.windows``.
-    axes : tuple of Axis
-        Coordinates along the cube's dims.
-    label : str
-        The split label among the variables read.
-    choice : BlockChoice, optional
-        The blocks to use; all if not given.
-    fill : Statistics, optional
-        Of the train cells, where the fill method needs them.
-    callback : callable, optional
-        Applied to the samples of one part of a tile.
-    seed : int
-        Seeds noise in gaps.
-    """
-
+    # How samples are cut, and what their gaps do.
     spec: SampleSpec
+    # Tiles over the positions of ``spec.windows``.
     tiles: Grid
+    # Coordinates along the cube's dims.
     axes: tuple[Axis, ...]
+    # The split label among the variables read.
     label: str
+    # The blocks to use; all if not given.
     choice: BlockChoice | None = None
+    # Of the train cells, where the fill method needs them.
     fill: Statistics | None = None
+    # Applied to the samples of one part of a tile.
     callback: Callback | None = None
     seed: int = 0
 
     def cells_of(self, tile: Block) -> dict[str, slice]:
-        """Cells that a tile's windows cover.
-
-        Parameters
-        ----------
-        tile : Block
-            A tile.
-
-        Returns
-        -------
-        dict of str to slice
-            For `CubeReader.read` and `CubeReader.narrow`.
-        """
+        """Cells that a tile's windows cover."""
         return tile_cells(self._windows, tile)
 
     def owned_by(self, tile: Block) -> dict[str, slice]:
-        """Cells that are a tile's own: each cell that any tile covers belongs to one.
-
-        Parameters
-        ----------
-        tile : Block
-            A tile.
-
-        Returns
-        -------
-        dict of str to slice
-            Part of `cells_of`, without what the next tiles begin with.
-        """
+        """Cells that are a tile's own: each cell that any tile covers belongs to one."""
         owned = {}
         for (dim, cells), last, n, stride in zip(
             self.cells_of(tile).items(), tile.stop, self.tiles.shape, self.spec.stride, strict=True
@@ -172,76 +113,25 @@ class Extractor:
         return (*self.spec.variables, *mask)
 
     def rules(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
-        """Variables of the cube that `outcomes` needs: the label, the mask, those with gaps.
-
-        Parameters
-        ----------
-        dtypes : mapping of str to dtype
-            Of the variables of the cube.
-
-        Returns
-        -------
-        tuple of str
-            No variable but the label where gaps and masks drop nothing.
-        """
+        """Variables of the cube that `outcomes` needs: the label, the mask, those with gaps."""
         spec = self.spec
         drops = [] if spec.drop_nan is None else spec.variables
         mask = [] if spec.filter_var is None else [spec.filter_var]
         return (*(name for name in drops if dtypes[name].kind in "fM"), self.label, *mask)
 
     def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Tell window shape and dtype of samples without making one.
-
-        Parameters
-        ----------
-        dtypes : mapping of str to dtype
-            Of the variables of the cube.
-
-        Returns
-        -------
-        dict
-            By variable; those of a callback are not known.
-        """
+        """Tell window shape and dtype of samples without making one."""
         return {name: (self.spec.window_shape, dtypes[name].str) for name in self.spec.variables}
 
     def only(self, names: Iterable[str]) -> Extractor:
-        """Return an extractor that makes samples of some variables, to spare reading others.
-
-        Parameters
-        ----------
-        names : iterable of str
-            Which. Its `outcomes` no longer know gaps in the others.
-
-        Returns
-        -------
-        Extractor
-            The same if there is a callback, which may need any variable.
-        """
+        """Return an extractor that makes samples of some variables, to spare reading others."""
         chosen = tuple(name for name in self.spec.variables if name in set(names))
         if self.callback is not None or not chosen:
             return self
         return replace(self, spec=self.spec.replace(variables=chosen))
 
     def outcomes(self, cells: Arrays, tile: Block) -> NDArray[np.uint8]:
-        """Decide what becomes of each window of a tile.
-
-        Parameters
-        ----------
-        cells : dict of str to ndarray
-            The tile's cells.
-        tile : Block
-            The tile.
-
-        Returns
-        -------
-        ndarray of uint8, shape (windows,)
-            Codes of `OUTCOMES`, windows in row-major order.
-
-        Raises
-        ------
-        InvalidValueError
-            If the label holds a number that is no part.
-        """
+        """Decide what becomes of each window of a tile."""
         codes = self._parts(cells[self.label])
         for reason, dropped in self._drops(cells):
             codes[dropped & (codes < len(PARTS))] = _CODE[reason]
@@ -318,18 +208,7 @@ class Extractor:
         return gaps | ~mask if mask is not None and self._mask_blanks else gaps
 
     def filled_in(self, cells: Arrays) -> tuple[str, ...]:
-        """Say in which variables gaps of a tile are filled, in those of its samples that stay.
-
-        Parameters
-        ----------
-        cells : dict of str to ndarray
-            The tile's cells.
-
-        Returns
-        -------
-        tuple of str
-            Variables of the cube.
-        """
+        """Say in which variables gaps of a tile are filled, in those of its samples that stay."""
         spec = self.spec
         if not spec.fill_method or spec.drop_nan == "auto":
             return ()
@@ -350,20 +229,7 @@ class Extractor:
         return np.dtype(np.int32 if max(self.spec.shape) < 2**31 else np.int64)
 
     def origins(self, tile: Block, keep: NDArray[np.intp]) -> Arrays:
-        """Where samples begin along every dim, as value and as index.
-
-        Parameters
-        ----------
-        tile : Block
-            The tile.
-        keep : ndarray of int
-            Row-major positions of windows in the tile, ascending.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Coordinates along ``samples``.
-        """
+        """Where samples begin along every dim, as value and as index."""
         result: Arrays = {}
         outer, inner = 1, math.prod(tile.shape.values())
         for axis, dim, starts in zip(self.axes, self.spec.dims, self._starts(tile), strict=True):
@@ -375,27 +241,7 @@ class Extractor:
         return result
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
-        """Make samples: cut, blank, fill, callback; not scaled yet.
-
-        Parameters
-        ----------
-        cells : dict of str to ndarray
-            The tile's cells.
-        tile : Block
-            The tile.
-        keep : ndarray of int
-            Row-major positions of the windows to take.
-
-        Returns
-        -------
-        dict of str to ndarray, shape (samples, *window)
-            Every stored variable.
-
-        Raises
-        ------
-        RunError
-            If the callback fails, or does not return as many samples as it got.
-        """
+        """Make samples: cut, blank, fill, callback; not scaled yet."""
         mask = self._mask(cells) if self._mask_blanks else None
         made = {}
         for name in self.spec.variables:
@@ -473,20 +319,7 @@ class Extractor:
         return result
 
     def train_cells(self, reader: CubeReader, block: Block) -> Statistics:
-        """Sum up the raw train cells of a box of cells, for the fill methods that need them.
-
-        Parameters
-        ----------
-        reader : CubeReader
-            The cube.
-        block : Block
-            The box.
-
-        Returns
-        -------
-        Statistics
-            Of the float variables, over cells of the train part inside the mask.
-        """
+        """Sum up the raw train cells of a box of cells, for the fill methods that need them."""
         cells = reader.read(block.slices)
         where = _as_labels(cells[self.label], self.label) == PARTS["train"]
         mask = self._mask(cells)
@@ -523,10 +356,8 @@ def _as_labels(label: NDArray[Any], name: str) -> NDArray[np.uint8]:
 def _spread(
     keep: NDArray[np.intp], outer: int, n: int, inner: int
 ) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Give each sample of a tile the value of its place along one dim of `n` windows.
-
-    `outer` and `inner` are the tile's windows along the dims before and after, all together.
-    """
+    """Give each sample of a tile the value of its place along one dim of `n` windows."""
+    # `outer` and `inner` are the tile's windows along the dims before and after, all together.
 
     def everywhere(values: NDArray[Any]) -> NDArray[Any]:
         filled = np.empty((outer, n), values.dtype)
@@ -542,18 +373,7 @@ def _spread(
 
 
 def float_statistics(samples: Arrays) -> Statistics:
-    """Sum up the variables that scaling applies to.
-
-    Parameters
-    ----------
-    samples : dict of str to ndarray
-        Train samples.
-
-    Returns
-    -------
-    Statistics
-        Of the float variables.
-    """
+    """Sum up the variables that scaling applies to."""
     floats = {name: values for name, values in samples.items() if values.dtype.kind == "f"}
     return Statistics.of(floats, part="train")
 
@@ -561,31 +381,7 @@ def float_statistics(samples: Arrays) -> Statistics:
 def tiling(
     spec: SampleSpec, chunks: Mapping[str, int], sample_bytes: int, target_bytes: int
 ) -> Grid:
-    """Choose the tiles in which a cube is read.
-
-    Parameters
-    ----------
-    spec : SampleSpec
-        How windows lie.
-    chunks : mapping of str to int
-        Chunk of the source along each dim; 1 where any cell can be read by itself.
-    sample_bytes : int
-        Bytes of one sample, all variables together.
-    target_bytes : int
-        Bytes of samples that a tile should give.
-
-    Returns
-    -------
-    Grid
-        Over window positions: whole chunks, as near as windows allow, grown evenly along all
-        dims until a tile gives `target_bytes`.
-
-    Examples
-    --------
-    >>> spec = SampleSpec.parse({"y": 100, "x": 100}, ["t"], sample_size={"y": 5, "x": 5})
-    >>> tiling(spec, {"y": 20, "x": 50}, sample_bytes=100, target_bytes=5000).tile
-    (8, 10)
-    """
+    """Choose the tiles in which a cube is read."""
     windows = spec.windows
     counts = dict(zip(windows.dims, windows.counts, strict=True))
     stride = dict(zip(windows.dims, windows.stride, strict=True))

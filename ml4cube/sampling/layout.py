@@ -35,30 +35,7 @@ def layout_of(
     precision: Precision,
     compressor: Compressor,
 ) -> StoreLayout:
-    """Lay out the store of one part.
-
-    Parameters
-    ----------
-    sampling : Sampling
-        What is sampled.
-    plan : SamplePlan
-        What every part gets.
-    part : str
-        The part.
-    chunk : int, optional
-        Samples of a chunk, if asked for.
-    scaling : dict of str to Scaling
-        Of the variables that are scaled.
-    precision : Precision
-        What is kept of the samples.
-    compressor : Compressor
-        Of every chunk.
-
-    Returns
-    -------
-    StoreLayout
-        Depends on nothing but its arguments, so not on the number of workers.
-    """
+    """Lay out the store of one part."""
     spec, n = sampling.spec, plan.samples[part]
     one = max(1, math.ceil(plan.nbytes[part] / max(n, 1)))
     # of all parts alike: small shards of a small part would begin and end inside tiles, each of
@@ -116,26 +93,7 @@ def _variable_attrs(
 def shard_tasks(
     sampling: Sampling, plan: SamplePlan, part: str, layout: StoreLayout, order: str
 ) -> Iterator[tuple[int, list[Piece]]]:
-    """Say for every shard of a part which samples of which tiles it holds.
-
-    Parameters
-    ----------
-    sampling : Sampling
-        What is sampled.
-    plan : SamplePlan
-        What every tile gives.
-    part : str
-        The part.
-    layout : StoreLayout
-        Layout of the store.
-    order : {"shuffled", "grid"}
-        Order of tiles.
-
-    Yields
-    ------
-    (int, list of Piece)
-        Number of a shard and what it is made of.
-    """
+    """Say for every shard of a part which samples of which tiles it holds."""
     counts = plan.tile_samples[:, plan.parts.index(part)]
     tiles = np.arange(len(counts))
     if order == "shuffled":
@@ -159,25 +117,7 @@ def shard_tasks(
 
 
 def chunk_samples(chunk_size: Any, spec: SampleSpec) -> int | None:
-    """Read the sampler's `chunk_size`.
-
-    Parameters
-    ----------
-    chunk_size : int or sequence of int, optional
-        What the user wrote.
-    spec : SampleSpec
-        How samples are cut.
-
-    Returns
-    -------
-    int or None
-        Samples of a chunk, None to choose.
-
-    Raises
-    ------
-    InvalidValueError
-        If it would cut windows, or is below 1.
-    """
+    """Read the sampler's `chunk_size`."""
     if chunk_size is None:
         return None
     sizes = (chunk_size,) if isinstance(chunk_size, int | np.integer) else tuple(chunk_size)

@@ -39,63 +39,30 @@ _MAX_TASKS = 20_000
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """What sampling will give, known from reading the cube once; nothing is written.
-
-    Parameters
-    ----------
-    parts : tuple of str
-        Parts that are made.
-    accounting : dict of str to int
-        ``total`` windows, samples of each part, and drops by reason: ``edge`` (would pass the
-        cube's end), ``straddle`` (in two parts), ``buffer`` (touches excluded cells), ``mask``,
-        ``gap``, ``unused`` (in a block that is not used). Parts and reasons add up to the total.
-    statistics : Statistics
-        Of the float variables: those that were given, or those of the train samples, before
-        scaling.
-    schema : dict
-        Window shape and dtype of every stored variable.
-    nbytes : dict of str to int
-        Bytes of each part's samples before compression.
-    tile_samples : ndarray of int, shape (tiles, parts)
-        Samples that each tile gives to each part.
-    absent : dict of str to AbsentChunks
-        Chunks that are not in the source and read as its fill value, by variable.
-    left_out : dict of str to str
-        Variables of the cube that are not sampled, with the reason.
-    filled : dict of str to str
-        Variables in which there were gaps that are filled, with the method.
-    """
+    """What sampling will give, known from reading the cube once; nothing is written."""
 
     parts: tuple[str, ...]
+    # ``total`` windows, samples of each part, and drops by reason: ``edge`` (would pass the cube's
+    # end), ``straddle`` (in two parts), ``buffer`` (touches excluded cells), ``mask``, ``gap``,
+    # ``unused`` (in a block that is not used). Parts and reasons add up to the total.
     accounting: Mapping[str, int]
+    # Of the float variables: those that were given, or those of the train samples, before scaling.
     statistics: Statistics
+    # Window shape and dtype of every stored variable.
     schema: Schema
+    # Bytes of each part's samples before compression.
     nbytes: Mapping[str, int]
+    # Samples that each tile gives to each part.
     tile_samples: NDArray[np.int64]
+    # Chunks that are not in the source and read as its fill value, by variable.
     absent: Mapping[str, AbsentChunks]
+    # Variables of the cube that are not sampled, with the reason.
     left_out: Mapping[str, str]
+    # Variables in which there were gaps that are filled, with the method.
     filled: Mapping[str, str] = field(default_factory=dict)
 
     def stored_as(self, precision: Precision, dims: int) -> SamplePlan:
-        """Tell what the same samples are on disk.
-
-        Parameters
-        ----------
-        precision : Precision
-            What is kept of them.
-        dims : int
-            Dims of the cube, of each of which a sample carries its origin.
-
-        Returns
-        -------
-        SamplePlan
-            With the dtypes and bytes on disk.
-
-        Raises
-        ------
-        InvalidValueError
-            If the precision is that of a variable that is not stored.
-        """
+        """Tell what the same samples are on disk."""
         precision.check_names({name: dtype for name, (_, dtype) in self.schema.items()})
         schema = {n: (w, precision.dtype(n, d)) for n, (w, d) in self.schema.items()}
         return replace(self, schema=schema, nbytes=_nbytes(self.samples, schema, dims))
@@ -140,40 +107,7 @@ def make_plan(
     missing_chunks: str = "fill",
     sparing: bool = False,
 ) -> tuple[Extractor, SamplePlan]:
-    """Read the cube and count what becomes of every window.
-
-    Parameters
-    ----------
-    sampling : Sampling
-        What to sample.
-    engine : Engine
-        Where to work.
-    parts : iterable of str
-        Parts that are made.
-    batch : int, optional
-        Tiles of one task; speed only.
-    note : callable, optional
-        Told the number of tiles done, as they are.
-    missing_chunks : {"fill", "raise"}
-        What of chunks that are not in the source.
-    sparing : bool
-        Whether nothing is read but what the rules for gaps and masks, and the statistics need;
-        statistics that nothing needs are left out then.
-
-    Returns
-    -------
-    extractor : Extractor
-        With the statistics that filling needs.
-    plan : SamplePlan
-        The plan.
-
-    Raises
-    ------
-    EmptyPartError
-        If a part that was asked for would hold no sample.
-    StoreError
-        If a chunk is not in the source, and that is to be refused.
-    """
+    """Read the cube and count what becomes of every window."""
     parts = tuple(parts)
     extractor = sampling.extractor
     if sampling.spec.fills_from_train:
@@ -235,38 +169,14 @@ def make_plan(
 
 
 def makes_samples(sampling: Sampling) -> bool:
-    """Whether samples must be made to plan: for their statistics, or to see what a callback does.
-
-    Parameters
-    ----------
-    sampling : Sampling
-        What to sample.
-
-    Returns
-    -------
-    bool
-        If not, the label, masks and gaps decide alone.
-    """
+    """Return whether planning needs samples: for statistics, or to see what a callback makes."""
     if sampling.extractor.callback is not None:
         return True
     return sampling.spec.scale_fn is not None and sampling.given is None
 
 
 def check_missing_chunks(missing_chunks: str, reader: CubeReader) -> None:
-    """Refuse an unknown choice, and one that cannot be kept.
-
-    Parameters
-    ----------
-    missing_chunks : {"fill", "raise"}
-        What of chunks that are not in the source.
-    reader : CubeReader
-        Reads the cube.
-
-    Raises
-    ------
-    InvalidValueError
-        If chunks are to be refused of which nothing can be known.
-    """
+    """Refuse an unknown choice, and one that cannot be kept."""
     check_choice("missing_chunks", missing_chunks, ("fill", "raise"))
     hidden = [name for name, source in reader.sources.items() if source.hides_chunks]
     if missing_chunks == "raise" and hidden:
@@ -302,15 +212,7 @@ def _tell_absent(absent: Mapping[str, AbsentChunks]) -> None:
 
 
 def warn_of_nothing_to_fill(spec: SampleSpec, accounting: Mapping[str, int]) -> None:
-    """Warn where samples were dropped for gaps that the user wanted to be filled.
-
-    Parameters
-    ----------
-    spec : SampleSpec
-        How samples are cut.
-    accounting : mapping of str to int
-        What became of the windows.
-    """
+    """Warn where samples were dropped for gaps that the user wanted to be filled."""
     dropped = accounting["gap"]
     if dropped and spec.fill_method and spec.drop_nan == "auto":
         warnings.warn(
@@ -337,15 +239,7 @@ class InOrder:
         self._waiting: dict[int, list[Statistics]] = {}
 
     def add(self, position: int, statistics: list[Statistics]) -> None:
-        """Take the statistics of one task.
-
-        Parameters
-        ----------
-        position : int
-            Position of the task.
-        statistics : list of Statistics
-            Of its tiles, in order.
-        """
+        """Take the statistics of one task."""
         self._waiting[position] = statistics
         while self._next in self._waiting:
             for found in self._waiting.pop(self._next):
@@ -365,22 +259,7 @@ def _batches(n: int, sampling: Sampling, batch: int | None) -> Iterator[range]:
 
 
 def fill_statistics(sampling: Sampling, engine: Engine, batch: int | None) -> Statistics:
-    """Sum up the raw train cells, each once.
-
-    Parameters
-    ----------
-    sampling : Sampling
-        What to sample.
-    engine : Engine
-        Where to work.
-    batch : int, optional
-        Boxes of cells of one task; speed only.
-
-    Returns
-    -------
-    Statistics
-        Of the float variables.
-    """
+    """Sum up the raw train cells, each once."""
     spec, tiles = sampling.spec, sampling.extractor.tiles
     shape = dict(zip(spec.dims, spec.shape, strict=True))
     size = {
@@ -430,22 +309,7 @@ def _check_parts(
 def refuse_empty(
     accounting: Mapping[str, int], empty: Sequence[str], parts: Sequence[str] = tuple(PARTS)
 ) -> NoReturn:
-    """Say why parts hold no sample.
-
-    Parameters
-    ----------
-    accounting : mapping of str to int
-        What became of all windows.
-    empty : sequence of str
-        The parts without samples.
-    parts : sequence of str
-        All that were asked for.
-
-    Raises
-    ------
-    EmptyPartError
-        Always.
-    """
+    """Say why parts hold no sample."""
     drops = {k: n for k, n in accounting.items() if n and k not in ("total", *parts)}
     raise EmptyPartError(
         f"the {' and the '.join(empty)} part would hold no sample: of "

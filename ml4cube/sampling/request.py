@@ -62,37 +62,24 @@ _DRAWING = [-1]
 
 @dataclass(frozen=True)
 class Sampling:
-    """All that is known about samples before a cell is read.
+    """All that is known about samples before a cell is read."""
 
-    Make one with `Sampling.of`.
+    # Make one with `Sampling.of`.
 
-    Parameters
-    ----------
-    ds : Dataset
-        The cube, with its split label.
-    reader : CubeReader
-        Reads the variables, the label and the mask.
-    extractor : Extractor
-        Makes samples of tiles.
-    recipe : dict
-        Recipe of the split label; empty for a label made by hand.
-    left_out : dict of str to str
-        Variables that samples cannot hold, with the reason.
-    blocks : Grid
-        Blocks of the cube, dims in the cube's order.
-    labelled : bool
-        Whether the cube came with its label.
-    given : Statistics, optional
-        What scales the samples, if not the statistics of their own train part.
-    """
-
+    # The cube, with its split label.
     ds: xr.Dataset
+    # Reads the variables, the label and the mask.
     reader: CubeReader
     extractor: Extractor
+    # Recipe of the split label; empty for a label made by hand.
     recipe: Mapping[str, Any]
+    # Variables that samples cannot hold, with the reason.
     left_out: Mapping[str, str]
+    # Blocks of the cube, dims in the cube's order.
     blocks: Grid
+    # Whether the cube came with its label.
     labelled: bool = False
+    # What scales the samples, if not the statistics of their own train part.
     given: Statistics | None = None
 
     @classmethod
@@ -119,33 +106,7 @@ class Sampling:
         statistics: Any = None,
         **policy: Any,
     ) -> Sampling:
-        """Check a user's wishes against a cube, and split the cube if it has no label.
-
-        Parameters
-        ----------
-        cube : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
-            The cube.
-        sample_size, overlap, array_dims, to_pred, features, filter_var, block_size, data_split
-            As `MultiProcSampler` takes them.
-        val_split, seed, data_fraq, rand_chunk, callback, max_chunk_mb, statistics
-            As `MultiProcSampler` takes them.
-        wants_val : bool
-            Whether validation samples are wanted even where `val_split` is not given.
-        split_unlabelled : bool
-            Whether a cube without a label is split; if not, all of it is train.
-        **policy
-            Further fields of a `SampleSpec`.
-
-        Returns
-        -------
-        Sampling
-            Nothing of the cube is read yet.
-
-        Raises
-        ------
-        InvalidTypeError, InvalidValueError
-            If a wish cannot be met.
-        """
+        """Check a user's wishes against a cube, and split the cube if it has no label."""
         if callback is not None and not callable(callback):
             raise InvalidTypeError(
                 f"callback={callback!r} cannot be called; give a function of a dict of arrays"
@@ -246,21 +207,7 @@ class Sampling:
         return self.extractor.spec
 
     def has_part(self, part: str, *, read: bool) -> bool:
-        """Tell whether any cell has the label of a part.
-
-        Parameters
-        ----------
-        part : str
-            "train", "test" or "val".
-        read : bool
-            Whether a label that is neither in memory nor worked out from its recipe is read, block
-            by block up to the first such cell; if not, it is taken to have one.
-
-        Returns
-        -------
-        bool
-            True if one has.
-        """
+        """Tell whether any cell has the label of a part."""
         name, code = self.extractor.label, PARTS[part]
         label = self.ds[name]
         if label_lookup(self.ds, name) is not None:
@@ -272,26 +219,7 @@ class Sampling:
         return not read or any((reader.read(b.slices)[name] == code).any() for b in self.blocks)
 
     def scaling(self, statistics: Statistics, schema: Schema | None = None) -> dict[str, Scaling]:
-        """Say how every variable is scaled, in every cell of the cube.
-
-        Parameters
-        ----------
-        statistics : Statistics
-            What scales them.
-        schema : dict, optional
-            Window shape and dtype of the samples of every variable, where they are known.
-
-        Returns
-        -------
-        dict of str to Scaling
-            By variable; empty if nothing is scaled.
-
-        Raises
-        ------
-        InvalidValueError
-            If statistics do not fit the cube, or a callback made other windows of a variable that
-            is not scaled alike everywhere.
-        """
+        """Say how every variable is scaled, in every cell of the cube."""
         spec = self.spec
         found = scaling_of(statistics, spec.scale_fn, self.ds, spec.dims)
         size = dict(zip(spec.dims, spec.size, strict=True))
@@ -306,18 +234,7 @@ class Sampling:
         return found
 
     def tile_tasks(self, ids: Iterable[int]) -> Iterator[tuple[int, CubeReader]]:
-        """Prepare tiles for a worker.
-
-        Parameters
-        ----------
-        ids : iterable of int
-            Ids of tiles.
-
-        Yields
-        ------
-        (int, CubeReader)
-            An id, and a reader of what only that tile needs; ``reader.common()`` has the rest.
-        """
+        """Prepare tiles for a worker."""
         common = self.reader.common()
         if type(self.reader) is type(common) and len(common.sources) == len(self.reader.sources):
             # every tile is read from the same files
@@ -385,20 +302,7 @@ def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> No
 
 
 def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
-    """Refuse targets and features that no sample will hold.
-
-    Parameters
-    ----------
-    spec : SampleSpec
-        What was asked for.
-    stored : iterable of str
-        Variables of the samples.
-
-    Raises
-    ------
-    InvalidValueError
-        If one is unknown.
-    """
+    """Refuse targets and features that no sample will hold."""
     known = list(stored)
     for argument, names in (("to_pred", spec.targets), ("features", spec.features or ())):
         if unknown := [name for name in names if name not in known]:
@@ -408,20 +312,7 @@ def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
 
 
 def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
-    """Refuse names of variables and dims that a sample store needs itself, or cannot hold.
-
-    Parameters
-    ----------
-    spec : SampleSpec
-        How samples are cut.
-    stored : iterable of str
-        Variables of the samples, of the cube or of a callback's making.
-
-    Raises
-    ------
-    InvalidValueError
-        If there is one.
-    """
+    """Refuse names of variables and dims that a sample store needs itself, or cannot hold."""
     files = (MANIFEST.partition("/")[0], AXES, "zarr.json")
     origins = {_origin_name(dim, spec) for dim in spec.dims} | {f"{d}_index" for d in spec.dims}
     taken = {
@@ -509,38 +400,14 @@ def tile_bytes(spec: SampleSpec, ds: xr.Dataset) -> tuple[int, int]:
 
 
 def sample_bytes(spec: SampleSpec, dtypes: Mapping[str, np.dtype[Any]]) -> int:
-    """Bytes of one stored sample, its coordinates included, before compression.
-
-    Parameters
-    ----------
-    spec : SampleSpec
-        How samples are cut.
-    dtypes : mapping of str to dtype
-        Of the variables.
-
-    Returns
-    -------
-    int
-        At least 1.
-    """
+    """Bytes of one stored sample, its coordinates included, before compression."""
     return math.prod(spec.size) * sum(d.itemsize for d in dtypes.values()) + ORIGIN_BYTES * len(
         spec.dims
     )
 
 
 def shard_bytes(total: int) -> int:
-    """Choose the bytes of a shard, all arrays together.
-
-    Parameters
-    ----------
-    total : int
-        Bytes of all samples.
-
-    Returns
-    -------
-    int
-        So that small stores have several shards and big ones fit a worker's memory.
-    """
+    """Choose the bytes of a shard, all arrays together."""
     low, high = _SHARD_BYTES
     return min(max(total // _SHARDS_WANTED, low), high)
 
@@ -562,22 +429,7 @@ def _choice(blocks: Grid, fraction: float, at_random: bool, seed: int) -> BlockC
 
 
 def block_order(blocks: Grid, at_random: bool, seed: int) -> NDArray[np.intp]:
-    """Order in which blocks are used.
-
-    Parameters
-    ----------
-    blocks : Grid
-        The blocks.
-    at_random : bool
-        Seeded random order, the same for any order of dims; else the cube's order.
-    seed : int
-        The seed.
-
-    Returns
-    -------
-    ndarray of int
-        Ids of all blocks.
-    """
+    """Order in which blocks are used."""
     if not at_random:
         return np.arange(len(blocks))
     # with the seed itself, blocks would come in the order that the split has cut into parts
@@ -625,18 +477,7 @@ def _axis(ds: xr.Dataset, dim: str, spec: SampleSpec) -> Axis:
 
 
 def in_numpy_dtype(coordinate: xr.Variable) -> xr.Variable:
-    """Turn a coordinate in a dtype of pandas into one of numpy.
-
-    Parameters
-    ----------
-    coordinate : Variable
-        Of any dtype.
-
-    Returns
-    -------
-    Variable
-        Dates of a time zone are those in UTC; periods and intervals are objects.
-    """
+    """Turn a coordinate in a dtype of pandas into one of numpy."""
     if isinstance(coordinate.dtype, np.dtype):
         return coordinate
     index = coordinate.to_index()
@@ -645,18 +486,7 @@ def in_numpy_dtype(coordinate: xr.Variable) -> xr.Variable:
 
 
 def as_texts(values: NDArray[Any]) -> NDArray[Any]:
-    """Turn objects or bytes into texts.
-
-    Parameters
-    ----------
-    values : ndarray
-        Of any shape.
-
-    Returns
-    -------
-    ndarray of object
-        Texts of any length.
-    """
+    """Turn objects or bytes into texts."""
     texts = [
         v.decode(errors="backslashreplace") if isinstance(v, bytes) else str(v) for v in values.flat
     ]
@@ -664,53 +494,20 @@ def as_texts(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def jsonable(attrs: Mapping[Any, Any]) -> dict[str, Any]:
-    """Turn attributes into JSON values, leaving out what would make a reader decode again.
-
-    Parameters
-    ----------
-    attrs : mapping
-        Attributes of a variable or a cube.
-
-    Returns
-    -------
-    dict
-        Numbers, texts, lists and dicts.
-    """
+    """Turn attributes into JSON values, leaving out what would make a reader decode again."""
     skip = {"_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned", "dtype"}
     skip |= {"bounds", "climatology", "coordinates", "grid_mapping", RECIPE_ATTR}
     return {str(k): _plain(v) for k, v in attrs.items() if k not in skip}
 
 
 def without_epoch(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Leave out units such as "days since 2000-01-01", by which a reader makes dates of numbers.
-
-    Parameters
-    ----------
-    attrs : mapping
-        Attributes of a variable that is stored as it is, numbers as numbers.
-
-    Returns
-    -------
-    dict
-        The others.
-    """
+    """Leave out units such as "days since 2000-01-01", by which a reader makes dates of numbers."""
     dated = "since" in str(attrs.get("units"))
     return {k: v for k, v in attrs.items() if not (dated and k in ("units", "calendar"))}
 
 
 def as_json(value: Any) -> Any:
-    """Take one step from a value that JSON does not have to one that it has.
-
-    Parameters
-    ----------
-    value : Any
-        Array, set, bytes or any other object.
-
-    Returns
-    -------
-    list, number or str
-        Its members, which may need a step themselves, or a text.
-    """
+    """Take one step from a value that JSON does not have to one that it has."""
     if isinstance(value, np.ndarray | np.generic):
         return (value.astype(str) if value.dtype.kind in "mM" else value).tolist()
     if isinstance(value, set | frozenset):

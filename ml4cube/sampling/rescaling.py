@@ -16,31 +16,7 @@ if TYPE_CHECKING:
 
 
 def given_statistics(given: Any, scale_fn: str | None) -> tuple[Statistics, str]:
-    """Read what a user gave as ``statistics=``.
-
-    Parameters
-    ----------
-    given : Statistics, CubeScaler, PTXrDataset, StoreMetadata, or a store or its path
-        Statistics of other cells, or what was scaled by some.
-    scale_fn : {"standardize", "normalize", None}
-        How the call scales.
-
-    Returns
-    -------
-    statistics : Statistics
-        What scales.
-    scale_fn : str
-        How: that of a scaler or store, the call's for plain statistics.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is none of these.
-    InvalidValueError
-        If nothing is to be scaled, or the call and what is given contradict each other.
-    StoreError
-        If a store cannot be read.
-    """
+    """Read what a user gave as ``statistics=``."""
     if scale_fn is None:
         raise InvalidValueError(
             "statistics= is what samples are scaled by, and scale_fn=None asks for no scaling; "
@@ -88,25 +64,7 @@ def _no_statistics(given: Any) -> InvalidTypeError:
 
 
 def needed(given: Statistics, names: Iterable[str]) -> Statistics:
-    """Choose the statistics of some variables.
-
-    Parameters
-    ----------
-    given : Statistics
-        Of any variables.
-    names : iterable of str
-        Those that are to be scaled.
-
-    Returns
-    -------
-    Statistics
-        Of these.
-
-    Raises
-    ------
-    InvalidValueError
-        If one is missing.
-    """
+    """Choose the statistics of some variables."""
     names = list(names)
     if missing := [name for name in names if name not in given]:
         raise InvalidValueError(
@@ -122,29 +80,7 @@ def scaling_of(
     cube: xr.Dataset | None = None,
     dims: Sequence[str] = (),
 ) -> dict[str, Scaling]:
-    """Offset and scale of every variable that is scaled, in every cell of a cube.
-
-    Parameters
-    ----------
-    statistics : Statistics
-        Of the train samples, or given.
-    scale_fn : {"standardize", "normalize", "robust", None}
-        How to scale.
-    cube : Dataset, optional
-        Where samples are cut; only its coordinates count. Statistics that keep dims need it.
-    dims : sequence of str
-        Its dims.
-
-    Returns
-    -------
-    dict of str to Scaling
-        Empty for None.
-
-    Raises
-    ------
-    InvalidValueError
-        If there is no finite value of a variable, or statistics do not fit the cube.
-    """
+    """Offset and scale of every variable that is scaled, in every cell of a cube."""
     if scale_fn is None:
         return {}
     sizes: dict[str, int] = {}
@@ -163,16 +99,5 @@ def scaling_of(
 
 
 def places_of(scaling: Mapping[str, Scaling]) -> dict[str, Places]:
-    """Choose what a store says of variables that are not scaled alike everywhere.
-
-    Parameters
-    ----------
-    scaling : mapping of str to Scaling
-        By variable.
-
-    Returns
-    -------
-    dict
-        For `StoreMetadata`.
-    """
+    """Choose what a store says of variables that are not scaled alike everywhere."""
     return {name: one.places for name, one in scaling.items() if one.places}

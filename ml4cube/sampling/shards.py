@@ -31,86 +31,41 @@ _MAX_RUN = 64
 
 @dataclass(frozen=True)
 class Piece:
-    """Samples of one tile that go into one shard.
-
-    Parameters
-    ----------
-    tile : int
-        Id of the tile.
-    first, last : int
-        Range among the tile's samples of the part.
-    expected : int
-        Samples of the part that the tile had when they were counted.
-    """
+    """Samples of one tile that go into one shard."""
 
     tile: int
+    # Range among the tile's samples of the part.
     first: int
     last: int
+    # Samples of the part that the tile had when they were counted.
     expected: int
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """All that writing the shards of one part has in common; picklable.
-
-    Parameters
-    ----------
-    extractor : Extractor
-        Makes the samples.
-    part : str
-        The part.
-    root : Folder
-        Folder of the store under way.
-    errors : WriteErrors
-        How it is told that the folder cannot be written.
-    layout : StoreLayout
-        Its layout.
-    scaling : dict of str to Scaling
-        Of every variable that is scaled.
-    mix : bool
-        Whether samples are mixed inside a shard.
-    precision : Precision
-        What is kept of the samples.
-    common : CubeReader
-        Reads what all tiles have in common.
-    """
+    """All that writing the shards of one part has in common; picklable."""
 
     extractor: Extractor
     part: str
+    # Folder of the store under way.
     root: Folder
+    # How it is told that the folder cannot be written.
     errors: WriteErrors
     layout: StoreLayout
+    # Of every variable that is scaled.
     scaling: Mapping[str, Scaling]
+    # Whether samples are mixed inside a shard.
     mix: bool
+    # What is kept of the samples.
     precision: Precision
+    # Reads what all tiles have in common.
     common: CubeReader
 
 
 def make_shard(
     jobs: Mapping[str, ShardJob], task: tuple[str, int, list[Piece], list[CubeReader]]
 ) -> tuple[str, int, Files]:
-    """Make one shard and write it, in a worker; doing it again gives the same bytes.
-
-    Parameters
-    ----------
-    jobs : mapping of str to ShardJob
-        What all shards of each part have in common.
-    task : tuple
-        The part, number of the shard, its pieces, and a reader of what only each piece's tile
-        needs.
-
-    Returns
-    -------
-    (str, int, dict)
-        The part, the shard, and the files written.
-
-    Raises
-    ------
-    RunError
-        If the cube changed since the samples were counted.
-    StoreError
-        If the shard cannot be written.
-    """
+    """Make one shard and write it, in a worker; doing it again gives the same bytes."""
     part, shard, pieces, readers = task
     job = jobs[part]
     first, last = job.layout.bounds(shard)
@@ -166,37 +121,15 @@ def _shard_seed(job: ShardJob, shard: int) -> int:
 
 @dataclass(frozen=True)
 class RunOrder:
-    """Mixes the samples of a shard by putting runs of neighbours into random order.
-
-    Parameters
-    ----------
-    run : int
-        Samples of a run.
-    place : ndarray of int, shape (whole runs,)
-        Where each run comes to lie, in runs; samples that are no whole run stay at the end.
-    """
+    """Mixes the samples of a shard by putting runs of neighbours into random order."""
 
     run: int
+    # Where each run comes to lie, in runs; samples that are no whole run stay at the end.
     place: NDArray[np.intp]
 
     @classmethod
     def of(cls, layout: StoreLayout, n: int, seed: int | None) -> RunOrder:
-        """Draw the order of a shard.
-
-        Parameters
-        ----------
-        layout : StoreLayout
-            What a sample consists of.
-        n : int
-            Samples of the shard.
-        seed : int or None
-            None leaves the samples in their order.
-
-        Returns
-        -------
-        RunOrder
-            Its runs are far shorter than a chunk.
-        """
+        """Draw the order of a shard."""
         one = sum(array.sample_bytes for array in layout.arrays if not array.coordinate)
         run = min(max(_RUN_BYTES // max(one, 1), 1), _MAX_RUN)
         place = np.arange(n // run)
@@ -205,17 +138,7 @@ class RunOrder:
         return cls(run, place)
 
     def put(self, shard: NDArray[Any], first: int, samples: NDArray[Any]) -> None:
-        """Put samples that follow each other to their places.
-
-        Parameters
-        ----------
-        shard : ndarray, shape (n, *window)
-            All samples of the shard.
-        first : int
-            Number of the first of the samples before they were mixed.
-        samples : ndarray, shape (samples, *window)
-            The samples.
-        """
+        """Put samples that follow each other to their places."""
         run, whole, last = self.run, len(self.place), first + len(samples)
         # the rest of a run, whole runs, and the beginning of one
         head = min(last, -(-first // run) * run)

@@ -13,26 +13,7 @@ from ml4cube.core.grid import Block, Grid
 
 
 def tile_cells(windows: Grid, tile: Block) -> dict[str, slice]:
-    """Cells that the windows of a tile cover.
-
-    Parameters
-    ----------
-    windows : Grid
-        Windows of the cube.
-    tile : Block
-        A box of windows: a block of a grid over window positions, of shape ``windows.counts``.
-
-    Returns
-    -------
-    dict of str to slice
-        For `CubeReader.read`.
-
-    Examples
-    --------
-    >>> windows = Grid.windows({"x": 10}, {"x": 4}, {"x": 2})
-    >>> tile_cells(windows, Grid.blocks({"x": len(windows)}, {"x": 2}).block(1))
-    {'x': slice(4, 10, None)}
-    """
+    """Cells that the windows of a tile cover."""
     return {
         dim: slice(first * stride, (last - 1) * stride + size)
         for dim, first, last, stride, size in zip(
@@ -47,27 +28,7 @@ def cut(
     stride: Sequence[int],
     keep: NDArray[np.intp] | None = None,
 ) -> NDArray[Any]:
-    """Cut windows from a region.
-
-    Parameters
-    ----------
-    cells : ndarray
-        Cells of the region; the first window starts at its first cell.
-    size, stride : sequence of int
-        Window size and distance of windows along each axis.
-    keep : ndarray of int, optional
-        Row-major positions of the windows wanted, in the order wanted; all if not given.
-
-    Returns
-    -------
-    ndarray, shape (windows, *size)
-        A new array.
-
-    Examples
-    --------
-    >>> cut(np.arange(5), (3,), (2,)).tolist()
-    [[0, 1, 2], [2, 3, 4]]
-    """
+    """Cut windows from a region."""
     if math.prod(size) == 1:
         points = cells[tuple(slice(None, None, step) for step in stride)].reshape(-1)
         chosen = points.copy() if keep is None else points.take(keep)
@@ -81,22 +42,7 @@ def cut(
 
 
 def arrange(samples: NDArray[Any], dims: Sequence[str], window_dims: Sequence[str]) -> NDArray[Any]:
-    """Bring samples into stored form: drop the axes of one cell, order the others.
-
-    Parameters
-    ----------
-    samples : ndarray, shape (samples, *all dims)
-        From `cut`.
-    dims : sequence of str
-        The cube's dims, one per axis after the first.
-    window_dims : sequence of str
-        Dims to keep, in the order wanted.
-
-    Returns
-    -------
-    ndarray, shape (samples, *window_dims)
-        A view if it can be one.
-    """
+    """Bring samples into stored form: drop the axes of one cell, order the others."""
     kept = [1 + dims.index(dim) for dim in window_dims]
     dropped = [axis for axis in range(1, samples.ndim) if axis not in kept]
     moved = samples.transpose([0, *kept, *dropped])

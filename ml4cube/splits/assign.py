@@ -303,24 +303,7 @@ def _in_order_of_times(
 def weigh_blocks(
     view: CubeView, grid: Grid, mask: xr.DataArray | None, stratify: StratifyLike | None
 ) -> tuple[Counts, Strata | None]:
-    """Count the valid cells of each block, and those of each class; reads the data once.
-
-    Parameters
-    ----------
-    view : CubeView
-        The cube.
-    grid : Grid
-        The blocks.
-    mask : DataArray of bool, optional
-        Valid cells; None if all are.
-    stratify : str, DataArray or mapping, optional
-        As `assign_block_split` takes it.
-
-    Returns
-    -------
-    tuple of (ndarray of int, shape (blocks,)) and (Strata or None)
-        The counts.
-    """
+    """Count the valid cells of each block, and those of each class; reads the data once."""
     if stratify is None:
         return count_by_block(mask, grid).ravel(), None
     strata = class_counts(stratify, view, grid, mask)
@@ -336,26 +319,7 @@ def check_train_left(
     mask: xr.DataArray | None,
     advice: str = "use a smaller buffer, larger blocks or a smaller test fraction",
 ) -> None:
-    """Refuse a buffer that takes every valid cell of the train part.
-
-    Parameters
-    ----------
-    plan : SplitPlan
-        The plan.
-    reaches : tuple of AxisReach or SphereReach
-        Its buffer, resolved.
-    weights : ndarray of int
-        Valid cells of each block.
-    mask : DataArray of bool or None
-        Valid cells; None if all are.
-    advice : str
-        What to do, for the message.
-
-    Raises
-    ------
-    EmptyPartError
-        If nothing is left.
-    """
+    """Refuse a buffer that takes every valid cell of the train part."""
     train = np.flatnonzero((plan.table.ravel() == TRAIN) & (np.ravel(weights) > 0))
     if not train.size and dict(plan.fractions).get("train"):
         raise EmptyPartError(f"what is kept free beside the train part leaves none of it; {advice}")

@@ -26,38 +26,7 @@ def block_sizes(
     windows: Grid | None = None,
     used: float = 1.0,
 ) -> dict[str, int]:
-    """Turn the block size as a user writes it into cells by dim, or choose one.
-
-    Parameters
-    ----------
-    block_size : mapping, list of (str, int) or None
-        As `assign_block_split` takes it. None: few large blocks, along the dims of the map or in
-        long stretches of time, whole along every other dim. They depend on the cube's sizes and
-        coordinates, not on its chunks.
-    view : CubeView
-        The cube.
-    fractions : iterable of float
-        Share of each part, above 0. One part alone needs no blocks.
-    windows : Grid, optional
-        Windows that samples will be cut in; blocks that are chosen are of whole windows.
-    used : float
-        Fraction of the cube that will be used, above 0; the parts need their blocks in it.
-
-    Returns
-    -------
-    dict of str to int
-        Cells of a block along the dims that are cut.
-
-    Warns
-    -----
-    UserWarning
-        If blocks are chosen: which, and how to choose better ones.
-
-    Raises
-    ------
-    InvalidValueError
-        If a dim or a size does not fit the cube.
-    """
+    """Turn the block size as a user writes it into cells by dim, or choose one."""
     if block_size is not None:
         return parse_sizes("block_size", block_size, view.sizes)
     shares = [used * fraction for fraction in fractions]

@@ -42,36 +42,7 @@ def parse_buffer(
     cut_dims: Sequence[str],
     called: str = "buffer",
 ) -> Buffer:
-    """Turn `buffer` and `gap` as users write them into one value by dim.
-
-    Parameters
-    ----------
-    buffer : int, str, timedelta, mapping, iterable of pairs or None
-        Cells along every cut dim, a time, a distance in km, or any of them by dim.
-    gap : int, str, timedelta or None
-        The same along time.
-    view : CubeView
-        The cube.
-    cut_dims : sequence of str
-        Dims along which the split is cut. A plain number of cells counts for them, and along
-        any other dim nothing can lie between parts.
-    called : str
-        What the user knows `buffer` as, for messages.
-
-    Returns
-    -------
-    tuple of (str, int or str)
-        Cells, "30D" or "150km" by dim, sorted by dim; nothing for a buffer of 0. Kilometres
-        count over latitude and longitude together and stand under latitude.
-
-    Raises
-    ------
-    InvalidTypeError
-        If a value is neither cells, nor a time, nor a distance.
-    InvalidValueError
-        If a dim is unknown, given twice or not cut, the cube lacks the coordinate that is
-        needed, or latitude and longitude differ where one is in kilometres.
-    """
+    """Turn `buffer` and `gap` as users write them into one value by dim."""
     by_dim: dict[str, Any] = {}
     if _is_kilometres(buffer):
         by_dim[_sphere_dims(view, buffer)[0]] = buffer
@@ -102,30 +73,7 @@ def parse_buffer(
 
 
 def parse_cyclic(cyclic: Any, view: CubeView, cut_dims: Sequence[str]) -> tuple[str, ...]:
-    """Turn `cyclic` into dims; None finds a longitude that goes all the way round.
-
-    Parameters
-    ----------
-    cyclic : str, iterable of str, bool or None
-        Dims along which the first cell follows the last; False for none.
-    view : CubeView
-        The cube.
-    cut_dims : sequence of str
-        Dims along which the split is cut.
-
-    Returns
-    -------
-    tuple of str
-        Dims, sorted.
-
-    Raises
-    ------
-    InvalidValueError
-        If a dim is unknown, True is given and no longitude is found, or a longitude that is cut
-        holds a meridian twice.
-    InvalidTypeError
-        If it is none of these.
-    """
+    """Turn `cyclic` into dims; None finds a longitude that goes all the way round."""
     turn = view.lon_turn()
     if turn and turn[0] in cut_dims:
         _check_one_turn(*turn, view)
@@ -162,28 +110,7 @@ def _check_one_turn(dim: str, columns: int, view: CubeView) -> None:
 
 
 def resolve_buffer(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Reach, ...]:
-    """Work out which cells are near to which, from the cube's coordinates.
-
-    Parameters
-    ----------
-    buffer : tuple of (str, int or str)
-        As `parse_buffer` returns it.
-    cyclic : sequence of str
-        Dims that wrap.
-    view : CubeView
-        The cube.
-
-    Returns
-    -------
-    tuple of AxisReach or SphereReach
-        One reach for each dim with a buffer; one for both dims of the sphere.
-
-    Raises
-    ------
-    InvalidValueError
-        If the cube lacks a coordinate that the buffer needs, its times are in no order, or
-        latitude and longitude differ where one is in kilometres.
-    """
+    """Work out which cells are near to which, from the cube's coordinates."""
     by_dim = _one_sphere(dict(buffer), view)
     return tuple(_resolve(dim, value, dim in cyclic, view) for dim, value in by_dim.items())
 

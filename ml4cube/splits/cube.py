@@ -31,44 +31,18 @@ _LABELS_AT_ONCE = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class CubeView:
-    """A cube as the splits see it; reads no data.
-
-    Parameters
-    ----------
-    ds : Dataset
-        The cube.
-    dims : tuple of str
-        Dims of its largest data variable, in that variable's order.
-    chunks : dict of str to tuple of int, optional
-        Chunks for a label along every dim: those of dask, or several of the file's together
-        where a large cube was opened without dask; None for other cubes.
-    """
+    """A cube as the splits see it; reads no data."""
 
     ds: xr.Dataset
+    # Dims of its largest data variable, in that variable's order.
     dims: tuple[str, ...]
+    # Chunks for a label along every dim: those of dask, or several of the file's together where a
+    # large cube was opened without dask; None for other cubes.
     chunks: dict[str, tuple[int, ...]] | None
 
     @classmethod
     def of(cls, cube: xr.Dataset | xr.DataArray) -> CubeView:
-        """Look at a cube.
-
-        Parameters
-        ----------
-        cube : Dataset or DataArray
-            A DataArray becomes a Dataset of one variable, named "data" if it has no name.
-
-        Returns
-        -------
-        CubeView
-            The view.
-
-        Raises
-        ------
-        InvalidTypeError
-            If it is no cube, or a dim has no string as name.
-        InvalidValueError
-            By `cube_dims`, or if a dim has no cells.
-        """
+        """Look at a cube."""
         ds = as_dataset(cube)
         dims = cube_dims(ds)
         if empty := [dim for dim in dims if ds.sizes[dim] == 0]:
@@ -88,19 +62,7 @@ class CubeView:
         return {dim: self.ds.sizes[dim] for dim in sorted(self.dims)}
 
     def axis_of(self, kind: str) -> xr.DataArray | None:
-        """The 1-D coordinate that is "time", "lat" or "lon", or None.
-
-        Parameters
-        ----------
-        kind : str
-            "time", "lat" or "lon".
-
-        Returns
-        -------
-        DataArray or None
-            A coordinate along one dim of the cube, a dim's own before others; dates of the dim
-            of time. Latitudes and longitudes are in degrees, also where the cube has radians.
-        """
+        """The 1-D coordinate that is "time", "lat" or "lon", or None."""
         coords = self.ds.coords.values()
         if kind == "time":
             dim = find_time_dim(coords, self.dims)
@@ -118,34 +80,11 @@ class CubeView:
         return xr.DataArray(degrees, dims=found[0].dims, name=found[0].name)
 
     def own(self, dim: str) -> xr.DataArray | None:
-        """The coordinate that is called like a dim, or None.
-
-        Parameters
-        ----------
-        dim : str
-            A dim of the cube.
-
-        Returns
-        -------
-        DataArray or None
-            None where there is none; xarray itself would make numbers up.
-        """
+        """The coordinate that is called like a dim, or None."""
         return self.ds.coords[dim] if dim in self.ds.coords else None  # noqa: SIM401
 
     def steps_of(self, dim: str) -> xr.DataArray | None:
-        """The coordinate that says in which order the steps along a dim come.
-
-        Parameters
-        ----------
-        dim : str
-            A dim of the cube.
-
-        Returns
-        -------
-        DataArray or None
-            The dim's own where it holds numbers and is called like one of time, or there are no
-            other dates, or some are missing; else dates by `dates_along`.
-        """
+        """The coordinate that says in which order the steps along a dim come."""
         own = self.own(dim)
         dates: xr.DataArray | None = dates_along(self.ds.coords.values(), dim)
         if dates is None or (own is not None and (self.has_times(dim) or dates.isnull().any())):
@@ -153,23 +92,7 @@ class CubeView:
         return dates
 
     def time_dim(self, argument: str) -> str:
-        """Name of the time dim.
-
-        Parameters
-        ----------
-        argument : str
-            Argument that needs it, for the message.
-
-        Returns
-        -------
-        str
-            A dim of the cube.
-
-        Raises
-        ------
-        InvalidValueError
-            If no dim looks like time, or several do.
-        """
+        """Name of the time dim."""
         found = time_dims(list(self.ds.coords.values()), self.dims)
         if len(found) == 1:
             return found[0]
@@ -185,23 +108,7 @@ class CubeView:
         )
 
     def is_forward(self, dim: str) -> bool:
-        """Whether positions along `dim` run forward in its coordinate.
-
-        Parameters
-        ----------
-        dim : str
-            A dim of the cube.
-
-        Returns
-        -------
-        bool
-            True for ascending values, or where no dates or numbers say otherwise.
-
-        Raises
-        ------
-        InvalidValueError
-            If the values are in no order, or one is missing.
-        """
+        """Whether positions along `dim` run forward in its coordinate."""
         coord = self.steps_of(dim)
         if coord is None or coord.size < 2:
             return True
@@ -224,23 +131,7 @@ class CubeView:
         )
 
     def moments(self, dim: str) -> NDArray[np.intp]:
-        """Place in time of each step along `dim`; steps of one time share a place.
-
-        Parameters
-        ----------
-        dim : str
-            A dim of the cube.
-
-        Returns
-        -------
-        ndarray of int, shape (cells along dim,)
-            Places from 0, the earliest.
-
-        Raises
-        ------
-        InvalidValueError
-            If the values of its coordinate are in no order.
-        """
+        """Place in time of each step along `dim`; steps of one time share a place."""
         forward = self.is_forward(dim)
         coord = self.steps_of(dim)
         if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
@@ -249,36 +140,14 @@ class CubeView:
         return _ranks(coord)
 
     def has_times(self, dim: str) -> bool:
-        """Whether the steps along `dim` are those of time, by the dim's own coordinate.
-
-        Parameters
-        ----------
-        dim : str
-            A dim of the cube.
-
-        Returns
-        -------
-        bool
-            True for dates, and for numbers along a dim that is called like one of time.
-        """
+        """Whether the steps along `dim` are those of time, by the dim's own coordinate."""
         own = self.own(dim)
         if own is None:
             return False
         return is_time(own) or (dim.lower() in TIME_NAMES and own.dtype.kind in "fiu")
 
     def repeated_times(self, dim: str) -> list[NDArray[np.intp]]:
-        """Steps of one time along `dim`, for each time that stands on the axis more than once.
-
-        Parameters
-        ----------
-        dim : str
-            A dim of the cube.
-
-        Returns
-        -------
-        list of ndarray of int
-            Empty where the dim holds no times, or one place after the other (a track).
-        """
+        """Steps of one time along `dim`, for each time that stands on the axis more than once."""
         places = [axis.dims for kind in ("lat", "lon") if (axis := self.axis_of(kind)) is not None]
         if not self.has_times(dim) or (dim,) in places:
             return []
@@ -288,23 +157,7 @@ class CubeView:
         return [steps for steps in groups if steps.size > 1]
 
     def sphere(self, asked: object) -> tuple[xr.DataArray, xr.DataArray]:
-        """Latitude and longitude, 1-D along two dims of the cube.
-
-        Parameters
-        ----------
-        asked : object
-            What needs them, for the message.
-
-        Returns
-        -------
-        tuple of DataArray
-            Latitude and longitude.
-
-        Raises
-        ------
-        InvalidValueError
-            If the cube lacks one, or their values are no degrees.
-        """
+        """Latitude and longitude, 1-D along two dims of the cube."""
         lat, lon = self.axis_of("lat"), self.axis_of("lon")
         if lat is not None and lon is not None and lat.dims == lon.dims:
             raise InvalidValueError(
@@ -321,14 +174,7 @@ class CubeView:
         return lat, lon
 
     def lon_axis(self) -> xr.DataArray | None:
-        """The longitude that is an axis of a grid, or None.
-
-        Returns
-        -------
-        DataArray or None
-            In degrees. Longitudes of stations, of a track or of a stacked grid, which lie along
-            the dim of the latitudes or of the dates, are no axis.
-        """
+        """The longitude that is an axis of a grid, or None."""
         lon = self.axis_of("lon")
         others = [
             coord.dims for kind in ("lat", "time") if (coord := self.axis_of(kind)) is not None
@@ -336,14 +182,7 @@ class CubeView:
         return None if lon is None or lon.dims in others else lon
 
     def lon_turn(self) -> tuple[str, int] | None:
-        """Find a longitude that goes all the way round.
-
-        Returns
-        -------
-        tuple of (str, int) or None
-            Its dim, and how many columns go round once. Those that follow are places that the
-            cube holds twice (0 and 360 degrees).
-        """
+        """Find a longitude that goes all the way round."""
         coord = self.lon_axis()
         if coord is None or coord.size < 3:
             return None
@@ -410,19 +249,7 @@ def _whole_chunks(
 
 
 def in_chunks(array: xr.DataArray) -> xr.DataArray:
-    """Put an array without chunks into dask's hands, if it is large.
-
-    Parameters
-    ----------
-    array : DataArray
-        Any.
-
-    Returns
-    -------
-    DataArray
-        In chunks of a few megabytes if it is large, or was opened without dask and not read yet;
-        made of whole chunks of its file, so that none is read twice.
-    """
+    """Put an array without chunks into dask's hands, if it is large."""
     least = _CELLS_IN_MEMORY if array.variable._in_memory else _CELLS_IN_CHUNK
     if array.chunks is not None or array.size <= least:
         return array
@@ -433,20 +260,7 @@ def in_chunks(array: xr.DataArray) -> xr.DataArray:
 
 
 def check_places(asked: object, lat: xr.DataArray, lon: xr.DataArray) -> None:
-    """Refuse missing or impossible degrees, on which distances would be nonsense.
-
-    Parameters
-    ----------
-    asked : object
-        What needs them, for the message.
-    lat, lon : DataArray
-        Latitude and longitude in degrees.
-
-    Raises
-    ------
-    InvalidValueError
-        If some are missing or impossible.
-    """
+    """Refuse missing or impossible degrees, on which distances would be nonsense."""
     _check_degrees(asked, lat, MOST_LAT)
     _check_degrees(asked, lon, _MOST_LON)
 
@@ -464,42 +278,12 @@ def _check_degrees(asked: object, coord: xr.DataArray, most: float) -> None:
 
 
 def is_kind(coord: xr.DataArray, kind: str) -> bool:
-    """Whether a coordinate is of times, latitudes or longitudes, by its values, name and units.
-
-    Parameters
-    ----------
-    coord : DataArray
-        A coordinate.
-    kind : str
-        "time", "lat" or "lon".
-
-    Returns
-    -------
-    bool
-        True for dates, and for numbers of such a name, standard name or unit. Those of rotated
-        grids are none: they would be taken for a deployment's places on Earth.
-    """
+    """Whether a coordinate is of times, latitudes or longitudes, by its values, name and units."""
     return role_of(coord) == {"lat": "latitude", "lon": "longitude"}.get(kind, kind)
 
 
 def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
-    """Microseconds since the first date, for any calendar.
-
-    Parameters
-    ----------
-    coord : DataArray
-        A 1-D coordinate of dates.
-
-    Returns
-    -------
-    ndarray of int
-        Exact differences of dates.
-
-    Raises
-    ------
-    InvalidValueError
-        If a date is missing.
-    """
+    """Microseconds since the first date, for any calendar."""
     values: Any = coord.values
     if coord.isnull().any():
         raise InvalidValueError(f"{coord.name!r} has missing dates; fill or drop them")
@@ -513,16 +297,5 @@ def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
 
 
 def cube_positions(sizes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
-    """Positions of all cells along each dim.
-
-    Parameters
-    ----------
-    sizes : mapping of str to int
-        Cells along each dim.
-
-    Returns
-    -------
-    dict of str to ndarray of int
-        0 to n - 1 for each dim.
-    """
+    """Positions of all cells along each dim."""
     return {dim: np.arange(n, dtype=np.int64) for dim, n in sizes.items()}

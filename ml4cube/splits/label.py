@@ -82,26 +82,7 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
 def with_label(
     view: CubeView, plan: SplitPlan | CellPlan, reaches: tuple[Reach, ...], name: str, made_by: str
 ) -> xr.Dataset:
-    """Add the label of a plan to its cube, lazily where the cube is chunked.
-
-    Parameters
-    ----------
-    view : CubeView
-        The cube.
-    plan : SplitPlan or CellPlan
-        The plan.
-    reaches : tuple of AxisReach or SphereReach
-        The plan's buffer, resolved for this cube.
-    name : str
-        Name of the label.
-    made_by : str
-        Function that made the plan, for the recipe.
-
-    Returns
-    -------
-    Dataset
-        A new Dataset.
-    """
+    """Add the label of a plan to its cube, lazily where the cube is chunked."""
     data: Any
     if view.chunks is None:
         positions = cube_positions(view.sizes)
@@ -153,22 +134,7 @@ def _lazy_labels(
 
 
 def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
-    """Return the function behind a lazy label, for those who look up box after box.
-
-    Parameters
-    ----------
-    ds : Dataset
-        The cube.
-    name : str
-        Its label.
-
-    Returns
-    -------
-    callable or None
-        Takes the positions of cells along each of the label's dims, as one array each, and
-        returns their labels. None if the label is not lazy, or its recipe no longer gives it:
-        it, the recipe or a coordinate that its buffer was worked out with was changed.
-    """
+    """Return the function behind a lazy label, for those who look up box after box."""
     label = ds[name]
     made_as = str(getattr(label.variable._data, "name", ""))
     if not made_as.startswith("label_box-") or RECIPE_ATTR not in label.attrs:
@@ -190,22 +156,7 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
 
 
 def check_name(name: str, view: CubeView) -> None:
-    """Refuse a name that a label cannot have.
-
-    Parameters
-    ----------
-    name : str
-        Name of the label.
-    view : CubeView
-        The cube.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no text.
-    InvalidValueError
-        If something else in the cube has it.
-    """
+    """Refuse a name that a label cannot have."""
     if not isinstance(name, str) or not name:
         raise InvalidTypeError(f"name={name!r} is no name; give a string such as 'split'")
     if name in view.ds.dims or name in view.ds.coords:
@@ -271,27 +222,7 @@ def _same_ends(there: list[Any], found: list[Any], cells: int) -> bool:
 def read_recipe(
     recipe: str | Mapping[str, Any],
 ) -> tuple[SplitPlan | CellPlan, str, Mapping[str, Any]]:
-    """Read the recipe of a label.
-
-    Parameters
-    ----------
-    recipe : str or mapping
-        As JSON or as a dict.
-
-    Returns
-    -------
-    plan : SplitPlan or CellPlan
-        What the label is made from.
-    made_by : str
-        The function that made it.
-    ends : mapping of str to [float or str, float or str]
-        First and last coordinate of each dim that had one.
-
-    Raises
-    ------
-    InvalidValueError
-        If it is no recipe of ours.
-    """
+    """Read the recipe of a label."""
     if isinstance(recipe, str):
         try:
             recipe = json.loads(recipe)

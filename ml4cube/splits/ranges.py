@@ -335,18 +335,7 @@ def _variable(ds: Cube, var: str | None) -> xr.DataArray:
 
 
 def station_dim(array: xr.DataArray) -> str | None:
-    """Find the dim whose cells are places in no order: latitude and longitude lie along it alone.
-
-    Parameters
-    ----------
-    array : DataArray
-        A variable of a cube.
-
-    Returns
-    -------
-    str or None
-        None on a grid, and along a track, whose dim is that of time.
-    """
+    """Return the dim whose cells are places in no order: latitude and longitude lie along it."""
     view = CubeView.of(array.rename(None))  # whose name may be that of bounds
     lat, lon = view.axis_of("lat"), view.axis_of("lon")
     if lat is None or lon is None or lat.dims != lon.dims:
@@ -365,11 +354,9 @@ def _wanted_dims(array: xr.DataArray, dims: str | Iterable[str] | None) -> list[
 
 
 def _sample(array: xr.DataArray, dim: str, deseason: bool) -> xr.DataArray:
-    """Whole lines along `dim`, spread over the cube, few enough to be read into memory.
-
-    Lines come in a few runs of neighbours, so that not every chunk has to be read. Where the
-    yearly cycle is taken off, a good part of the steps along time is kept for every line.
-    """
+    """Whole lines along `dim`, spread over the cube, few enough to be read into memory."""
+    # Lines come in a few runs of neighbours, so that not every chunk has to be read. Where the
+    # yearly cycle is taken off, a good part of the steps along time is kept for every line.
     rng = np.random.default_rng(0)
     sizes = {str(name): n for name, n in sorted(array.sizes.items(), key=lambda item: str(item[0]))}
     n = min(sizes[dim], _CELLS_AT_MOST)
@@ -492,11 +479,9 @@ def _dates(array: xr.DataArray, dim: str) -> tuple[Floats, float] | None:
 def _without_season(
     values: Floats, axis: int, array: xr.DataArray, dim: str, places: Floats
 ) -> Floats:
-    """Take the yearly cycle, and the daily one, of every line along time off.
-
-    Mean and trend of a line are fitted along with it, else cycles would be bent to a trend's
-    shape, but are left in.
-    """
+    """Take the yearly cycle, and the daily one, of every line along time off."""
+    # Mean and trend of a line are fitted along with it, else cycles would be bent to a trend's
+    # shape, but are left in.
     dates = _dates(array, dim)
     if dates is None:
         return values

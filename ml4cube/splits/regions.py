@@ -34,49 +34,18 @@ MAX_RECIPE_BYTES = 4 << 20
 
 @dataclass(frozen=True, eq=False)
 class RegionMap:
-    """Which region every cell of a map belongs to.
+    """Which region every cell of a map belongs to."""
 
-    Parameters
-    ----------
-    grid : Grid
-        One block for each cell of the map, over the cube's sorted dims.
-    region : ndarray of int, shape (blocks,)
-        Place in `ids`; -1 for cells without a region.
-    ids : ndarray, shape (regions,)
-        Region ids, sorted.
-    called : str
-        Name of the map.
-    """
-
+    # One block for each cell of the map, over the cube's sorted dims.
     grid: Grid
+    # Place in `ids`; -1 for cells without a region.
     region: NDArray[np.intp]
     ids: NDArray[Any]
     called: str
 
     @classmethod
     def of(cls, regions: str | xr.DataArray, view: CubeView) -> RegionMap:
-        """Read a map of regions.
-
-        Parameters
-        ----------
-        regions : str or DataArray
-            Ids of any type on any of the cube's dims, or the name of a variable that has
-            them; gaps (NaN, None, NaT) belong to no region.
-        view : CubeView
-            The cube.
-
-        Returns
-        -------
-        RegionMap
-            The map, in memory.
-
-        Raises
-        ------
-        InvalidTypeError
-            If it is no map.
-        InvalidValueError
-            If it is unknown, too large, lies on other cells than the cube, or is all gaps.
-        """
+        """Read a map of regions."""
         if isinstance(regions, str):
             if regions not in view.ds:
                 raise InvalidValueError(
@@ -117,25 +86,7 @@ class RegionMap:
         return [dim for dim, tile in zip(self.grid.dims, self.grid.tile, strict=True) if tile == 1]
 
     def places(self, argument: str, wanted: Any) -> list[int]:
-        """Find regions by their ids.
-
-        Parameters
-        ----------
-        argument : str
-            Argument that names them, for messages.
-        wanted : id or iterable of ids
-            What the user named.
-
-        Returns
-        -------
-        list of int
-            Their places in `ids`.
-
-        Raises
-        ------
-        InvalidValueError
-            If there is no such region.
-        """
+        """Find regions by their ids."""
         single = isinstance(wanted, str | bytes) or not isinstance(wanted, Iterable)
         found = []
         for id in [wanted] if single else list(wanted):
@@ -162,53 +113,18 @@ class RegionMap:
         return int(same[0]) if same.size else None
 
     def weigh(self, mask: xr.DataArray | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Count the valid cells of each cell of the map, and of each region.
-
-        Parameters
-        ----------
-        mask : DataArray of bool, optional
-            Valid cells; None if all are.
-
-        Returns
-        -------
-        tuple of ndarray of int, shapes (blocks,) and (regions,)
-            The counts.
-        """
+        """Count the valid cells of each cell of the map, and of each region."""
         cells = count_by_block(mask, self.grid).ravel()
         return cells, self.sum(cells)
 
     def sum(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Add up what the cells of each region hold.
-
-        Parameters
-        ----------
-        cells : ndarray of int, shape (blocks,)
-            What each cell of the map holds.
-
-        Returns
-        -------
-        ndarray of int, shape (regions,)
-            Sums.
-        """
+        """Add up what the cells of each region hold."""
         inside = self.region >= 0
         held = np.bincount(self.region[inside], cells[inside], minlength=self.ids.size)
         return held.astype(np.int64)
 
     def label(self, of_region: NDArray[np.uint8], background: int) -> NDArray[np.uint8]:
-        """Give every cell of the map the label of its region.
-
-        Parameters
-        ----------
-        of_region : ndarray of uint8, shape (regions,)
-            Label of each region.
-        background : int
-            Label of the cells without a region.
-
-        Returns
-        -------
-        ndarray of uint8, shape (blocks,)
-            Labels.
-        """
+        """Give every cell of the map the label of its region."""
         return np.where(self.region < 0, np.uint8(background), of_region[self.region])
 
 
@@ -408,20 +324,7 @@ def _note(regions: RegionMap, of_region: NDArray[np.uint8]) -> str:
 
 
 def check_recipe_size(plan: SplitPlan, called: str) -> None:
-    """Refuse a plan whose recipe is too long for an attribute.
-
-    Parameters
-    ----------
-    plan : SplitPlan
-        The plan.
-    called : str
-        Name of the map, for the message.
-
-    Raises
-    ------
-    InvalidValueError
-        If it takes more than 4 MiB.
-    """
+    """Refuse a plan whose recipe is too long for an attribute."""
     size = len(plan.to_json())
     if size > MAX_RECIPE_BYTES:
         raise InvalidValueError(

@@ -27,35 +27,18 @@ _SEASONS = ("DJF", "MAM", "JJA", "SON")
 
 @dataclass(frozen=True, eq=False)
 class Strata:
-    """Cells of each class in each block.
+    """Cells of each class in each block."""
 
-    Parameters
-    ----------
-    counts : ndarray of int, shape (blocks, classes)
-        Valid cells by block and class.
-    names : tuple of str
-        Name of each class.
-    said : str
-        What the user asked for, for the recipe.
-    weights : ndarray of int, shape (blocks,), optional
-        Valid cells by block, with and without a class; None if no mask was given.
-    """
-
+    # Valid cells by block and class.
     counts: Counts
     names: tuple[str, ...]
+    # What the user asked for, for the recipe.
     said: str
+    # Valid cells by block, with and without a class; None if no mask was given.
     weights: Counts | None
 
     def warn_of_missing(self, labels: NDArray[np.uint8], stacklevel: int) -> None:
-        """Warn where a part holds no cell of a class, since too few blocks hold the class.
-
-        Parameters
-        ----------
-        labels : ndarray of uint8, shape (blocks,)
-            Part of each block.
-        stacklevel : int
-            Whom the warning points at.
-        """
+        """Warn where a part holds no cell of a class, since too few blocks hold the class."""
         codes = {part: code for part, code in PARTS.items() if (labels == code).any()}
         lacking = []
         for name, cells in zip(self.names, self.counts.T, strict=True):
@@ -77,32 +60,7 @@ class Strata:
 def class_counts(
     stratify: StratifyLike, view: CubeView, grid: Grid, mask: xr.DataArray | None
 ) -> Strata:
-    """Count the cells of each class in each block, in one pass over the data.
-
-    Parameters
-    ----------
-    stratify : str, DataArray or mapping of str to int
-        A class variable, "season", "month", or a number of quantile bins of a variable.
-    view : CubeView
-        The cube.
-    grid : Grid
-        The blocks.
-    mask : DataArray of bool, optional
-        Valid cells; None if all are.
-
-    Returns
-    -------
-    Strata
-        The counts.
-
-    Raises
-    ------
-    InvalidTypeError
-        If `stratify` is of the wrong kind.
-    InvalidValueError
-        If a variable is unknown or lies on other cells than the cube, there are no dates for
-        a season, or no cell has a class.
-    """
+    """Count the cells of each class in each block, in one pass over the data."""
     values, bins, said = _values(stratify, view)
     if mask is not None:
         values, mask = xr.broadcast(values, mask)

@@ -35,44 +35,23 @@ _SIGN = np.uint64(1 << 63)
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """How often each value occurs in each block.
+    """How often each value occurs in each block."""
 
-    Parameters
-    ----------
-    block : ndarray of int, shape (pairs,)
-        Block of each pair, rising.
-    key : ndarray of int, shape (pairs,)
-        The value's place in the order of all values; rises within a block.
-    count : ndarray of int, shape (pairs,)
-        Cells of the block that have the value.
-    gaps : dict of int to int
-        Valid cells without a value by block.
-    level : int
-        Binary digits that were rounded off the keys.
-    texts : dict of int to str
-        What a key stands for, where values are no numbers.
-    """
-
+    # Block of each pair, rising.
     block: Ints
+    # The value's place in the order of all values; rises within a block.
     key: Ints
+    # Cells of the block that have the value.
     count: Ints
+    # Valid cells without a value by block.
     gaps: dict[int, int] = field(default_factory=dict)
+    # Binary digits that were rounded off the keys.
     level: int = 0
+    # What a key stands for, where values are no numbers.
     texts: dict[int, str] = field(default_factory=dict)
 
     def at_level(self, level: int) -> Tally:
-        """Round keys off, and add up pairs that become equal.
-
-        Parameters
-        ----------
-        level : int
-            Binary digits to leave out, at least as many as now.
-
-        Returns
-        -------
-        Tally
-            A new tally.
-        """
+        """Round keys off, and add up pairs that become equal."""
         if level == self.level:
             return self
         return _sum(
@@ -80,18 +59,7 @@ class Tally:
         )
 
     def within(self, pairs: int) -> Tally:
-        """Round keys off until no more than `pairs` are left, or one for each block.
-
-        Parameters
-        ----------
-        pairs : int
-            Pairs to keep.
-
-        Returns
-        -------
-        Tally
-            This tally, or a coarser one.
-        """
+        """Round keys off until no more than `pairs` are left, or one for each block."""
         result = self
         while result.block.size > pairs and result.level < 63:
             result = result.at_level(result.level + 1)
@@ -99,32 +67,7 @@ class Tally:
 
 
 def tally(values: xr.DataArray, mask: xr.DataArray | None, grid: Grid, classes: bool) -> Tally:
-    """Count the values of each block, chunk by chunk.
-
-    Parameters
-    ----------
-    values : DataArray
-        Values of any kind; gaps (NaN, ±inf, NaT, None) have no class. Dims are a subset of
-        the grid's.
-    mask : DataArray of bool, optional
-        Cells that count, on the same dims; None counts all.
-    grid : Grid
-        The blocks; along dims that `values` lacks they are not told apart.
-    classes : bool
-        Whether the values are classes, which are never rounded.
-
-    Returns
-    -------
-    Tally
-        Block ids are those of the grid of the dims present, in the grid's order.
-
-    Raises
-    ------
-    InvalidValueError
-        If there are more classes than a stratum is worth.
-    InvalidTypeError
-        If the values are complex numbers or other things without an order.
-    """
+    """Count the values of each block, chunk by chunk."""
     dims = [dim for dim in grid.dims if dim in values.dims]
     blocks = [grid.tile_of_cells(dim) for dim in dims]
     counts = [grid.counts[grid.dims.index(dim)] for dim in dims]
@@ -294,20 +237,7 @@ def _code(word: str) -> int:
 
 
 def key_names(result: Tally, dtype: np.dtype[Any]) -> dict[int, str]:
-    """What the keys of a tally of classes stand for.
-
-    Parameters
-    ----------
-    result : Tally
-        A tally of classes.
-    dtype : dtype
-        Type of the values.
-
-    Returns
-    -------
-    dict of int to str
-        Name by key.
-    """
+    """What the keys of a tally of classes stand for."""
     keys = np.unique(result.key)
     if result.texts:
         return {int(key): result.texts[int(key)] for key in keys}

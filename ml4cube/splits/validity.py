@@ -27,30 +27,7 @@ _CELLS_AT_ONCE = 1 << 24
 
 
 def valid_mask(valid: ValidLike, view: CubeView, argument: str = "valid") -> xr.DataArray:
-    """Turn what the user calls valid into one bool array, lazily.
-
-    Parameters
-    ----------
-    valid : str, iterable of str or DataArray
-        A mask (bool), or variables whose gaps count (NaN, ±inf and NaT are gaps).
-    view : CubeView
-        The cube.
-    argument : str
-        Name of the argument, for messages.
-
-    Returns
-    -------
-    DataArray of bool
-        True where every given variable is valid; dims are a subset of the cube's.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is none of these, or an integer variable, which can neither be a mask nor
-        have gaps.
-    InvalidValueError
-        If a variable is unknown, or has other dims or lengths than the cube.
-    """
+    """Turn what the user calls valid into one bool array, lazily."""
     if isinstance(valid, xr.DataArray):
         arrays = [valid]
     else:
@@ -79,29 +56,7 @@ def _names(valid: Any, argument: str) -> list[str]:
 
 
 def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
-    """Check that an array lies on the cells of a cube, and take its coordinates off.
-
-    Parameters
-    ----------
-    array : DataArray
-        Of a subset of the cube's dims.
-    view : CubeView
-        The cube.
-    argument : str
-        Name of the argument, for messages.
-
-    Returns
-    -------
-    DataArray
-        The same values without coordinates; in chunks if they are many.
-
-    Raises
-    ------
-    InvalidValueError
-        If it has other dims, lengths or coordinates than the cube.
-    InvalidTypeError
-        If it holds numbers of an extension dtype of pandas, as ``boolean``.
-    """
+    """Check that an array lies on the cells of a cube, and take its coordinates off."""
     called = _called(argument, array)
     check_numpy(argument if array.name is None else str(array.name), array.dtype)
     for dim, n in array.sizes.items():
@@ -132,20 +87,7 @@ def _check_same_places(given: xr.DataArray, wanted: xr.DataArray, called: str) -
 
 
 def check_numpy_mask(array: xr.DataArray, argument: str) -> None:
-    """Refuse a mask of a dtype of pandas, whose missing cells are neither inside nor outside.
-
-    Parameters
-    ----------
-    array : DataArray
-        What was given as mask.
-    argument : str
-        Name of the argument, for messages.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it holds booleans or integers of an extension dtype.
-    """
+    """Refuse a mask of a dtype of pandas, whose missing cells are neither inside nor outside."""
     if not isinstance(array.dtype, np.dtype) and array.dtype.kind in "biu":
         raise InvalidTypeError(
             f"{_called(argument, array)} is of pandas' dtype {array.dtype}, whose missing cells "
@@ -154,20 +96,7 @@ def check_numpy_mask(array: xr.DataArray, argument: str) -> None:
 
 
 def has_value(variables: Iterable[xr.DataArray], any_of_them: bool = False) -> xr.DataArray | None:
-    """Whether cells have a value in all of some variables, lazily.
-
-    Parameters
-    ----------
-    variables : iterable of DataArray
-        Variables of one cube.
-    any_of_them : bool
-        Whether a value in one of them is enough.
-
-    Returns
-    -------
-    DataArray of bool, or None
-        None where all have, as integers do, which have no gaps.
-    """
+    """Whether cells have a value in all of some variables, lazily."""
     found: list[xr.DataArray] = []
     for variable in variables:
         # chunks come first: a bare array no longer knows those of its file
@@ -199,24 +128,7 @@ def _valid_cells(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataA
 
 
 def count_by_block(codes: xr.DataArray | None, grid: Grid, classes: int = 1) -> Counts:
-    """Count the cells of each class in each block, in one pass over the data.
-
-    Parameters
-    ----------
-    codes : DataArray of bool or int, or None
-        Class of each cell, from 0; a negative one is not counted. Of bools, the true cells
-        are class 0. Dims are a subset of the grid's; along the others it is repeated. None
-        puts every cell in class 0.
-    grid : Grid
-        The blocks.
-    classes : int
-        Number of classes.
-
-    Returns
-    -------
-    ndarray of int, shape (blocks, classes)
-        Counts, blocks in the grid's order.
-    """
+    """Count the cells of each class in each block, in one pass over the data."""
     present = () if codes is None else tuple(d for d in grid.dims if d in codes.dims)
     counts: Counts = np.ones(classes, dtype=np.int64)
     if codes is not None:
@@ -225,22 +137,7 @@ def count_by_block(codes: xr.DataArray | None, grid: Grid, classes: int = 1) -> 
 
 
 def repeat_along_missing(counts: Counts, present: Sequence[str], grid: Grid) -> Counts:
-    """Repeat counts along the dims of the grid that were not counted along.
-
-    Parameters
-    ----------
-    counts : ndarray of int, shape (blocks along each of `present`, classes)
-        Counts by block.
-    present : sequence of str
-        Dims that were counted along, in the grid's order.
-    grid : Grid
-        The blocks.
-
-    Returns
-    -------
-    ndarray of int, shape (blocks, classes)
-        Every cell counts as often as a block is long along the other dims.
-    """
+    """Repeat counts along the dims of the grid that were not counted along."""
     classes = counts.shape[-1]
     for axis, (dim, n) in enumerate(zip(grid.dims, grid.counts, strict=True)):
         if dim not in present:
@@ -310,20 +207,7 @@ def _starts(block: NDArray[np.intp]) -> NDArray[np.intp]:
 def slabs(
     sizes: Mapping[Any, int], within: Mapping[Any, slice] | None = None
 ) -> Iterator[dict[Any, slice]]:
-    """Cut a box of cells into slabs that fit in memory, in order.
-
-    Parameters
-    ----------
-    sizes : mapping of str to int
-        Dims and lengths.
-    within : mapping of str to slice, optional
-        The box; by default all cells.
-
-    Yields
-    ------
-    dict of str to slice
-        Slices of one slab along every dim.
-    """
+    """Cut a box of cells into slabs that fit in memory, in order."""
     box = {dim: (within or {}).get(dim, slice(0, n)) for dim, n in sizes.items()}
     if math.prod(s.stop - s.start for s in box.values()) <= _CELLS_AT_ONCE:
         yield box

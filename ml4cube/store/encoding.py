@@ -20,43 +20,18 @@ _COMPRESSORS = ("lz4", "zstd")
 
 @dataclass(frozen=True)
 class Compressor:
-    """The compressor of every chunk of a store; picklable.
+    """The compressor of every chunk of a store; picklable."""
 
-    Parameters
-    ----------
-    cname : str or None
-        What blosc compresses with; None stores chunks as they are.
-    clevel : int
-        Its effort, 0 to 9.
-    shuffle : {"noshuffle", "shuffle", "bitshuffle"}
-        How bytes or bits are sorted before.
-    """
-
+    # What blosc compresses with; None stores chunks as they are.
     cname: str | None = "lz4"
+    # Its effort, 0 to 9.
     clevel: int = 5
+    # How bytes or bits are sorted before.
     shuffle: str = "shuffle"
 
     @classmethod
     def parse(cls, compressors: Any, rounded: bool = False) -> Compressor:
-        """Read the sampler's `compressors`.
-
-        Parameters
-        ----------
-        compressors : {"lz4", "zstd"}, zarr.codecs.BloscCodec or None
-            What the user wrote; a sequence of one of these, too.
-        rounded : bool
-            Whether values are rounded to few bits, which decides how a named one sorts them.
-
-        Returns
-        -------
-        Compressor
-            The same, as values.
-
-        Raises
-        ------
-        InvalidTypeError, InvalidValueError
-            If it is something else.
-        """
+        """Read the sampler's `compressors`."""
         from zarr.codecs import BloscCodec
 
         if isinstance(compressors, list | tuple) and len(compressors) == 1:
@@ -77,18 +52,7 @@ class Compressor:
         return cls(cname=compressors, shuffle="bitshuffle" if by_bit else "shuffle")
 
     def codecs(self, itemsize: int) -> list[Any]:
-        """Name the compressor and the checksum after it to zarr.
-
-        Parameters
-        ----------
-        itemsize : int
-            Bytes of one value.
-
-        Returns
-        -------
-        list of zarr codec
-            For `zarr.create_array`.
-        """
+        """Name the compressor and the checksum after it to zarr."""
         from zarr.codecs import BloscCodec, Crc32cCodec
 
         if self.cname is None:
@@ -102,20 +66,7 @@ class Compressor:
         return [blosc, Crc32cCodec()]
 
     def compress(self, data: Any, itemsize: int) -> bytes:
-        """Compress one chunk and add its checksum.
-
-        Parameters
-        ----------
-        data : bytes or contiguous ndarray
-            The chunk.
-        itemsize : int
-            Bytes of one value.
-
-        Returns
-        -------
-        bytes
-            As zarr's blosc and crc32c codecs would give.
-        """
+        """Compress one chunk and add its checksum."""
         from numcodecs import blosc  # type: ignore[import-untyped]
 
         if self.cname is None:
@@ -127,39 +78,14 @@ class Compressor:
 
 
 def with_checksum(data: bytes) -> bytes:
-    """Append the CRC-32C of some bytes.
-
-    Parameters
-    ----------
-    data : bytes
-        The bytes.
-
-    Returns
-    -------
-    bytes
-        Four more.
-    """
+    """Append the CRC-32C of some bytes."""
     import google_crc32c
 
     return data + int(google_crc32c.value(data)).to_bytes(4, "little")
 
 
 def with_index(chunks: list[bytes], slots: int) -> list[bytes]:
-    """Make a shard of encoded chunks.
-
-    Parameters
-    ----------
-    chunks : list of bytes
-        Encoded chunks, in order.
-    slots : int
-        Chunks that the shard has room for; those that are not given count as empty.
-
-    Returns
-    -------
-    list of bytes
-        The chunks and, at the end, the index of their offsets and sizes; a file of all of them in
-        this order is the shard, and putting them together before would cost a copy.
-    """
+    """Make a shard of encoded chunks."""
     index = np.full((slots, 2), _UNUSED_CHUNK, dtype="<u8")
     sizes = np.array([len(chunk) for chunk in chunks], dtype="<u8")
     index[: len(chunks), 0] = np.cumsum(sizes) - sizes

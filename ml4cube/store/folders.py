@@ -47,35 +47,16 @@ class Folder(Protocol):
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A folder on disk.
+    """A folder on disk."""
 
-    Parameters
-    ----------
-    root : Path
-        Its path. Writing makes the folders in it, never itself: what a run that ended still writes
-        must not bring back a folder that was removed.
-    waits : bool
-        Whether writing a file waits until it is on disk; if not, `sync` does.
-    """
-
+    # Its path. Writing makes the folders in it, never itself: what a run that ended still writes
+    # must not bring back a folder that was removed.
     root: Path
+    # Whether writing a file waits until it is on disk; if not, `sync` does.
     waits: bool = True
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
-        """Write a file whole or not at all, synced to disk if `waits`.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the folder.
-        *pieces : bytes
-            Its content, one after the other.
-
-        Returns
-        -------
-        (int, str)
-            Its size and hash.
-        """
+        """Write a file whole or not at all, synced to disk if `waits`."""
         file = self.root / path
         try:
             return write_file(file, *pieces, sync=self.waits)
@@ -85,57 +66,23 @@ class LocalFolder:
             return write_file(file, *pieces, sync=self.waits)
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Make files durable, all at once: the disk syncs several in the time of one.
-
-        Parameters
-        ----------
-        paths : iterable of str
-            Paths inside the folder.
-        """
+        """Make files durable, all at once: the disk syncs several in the time of one."""
         with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-sync") as threads:
             list(threads.map(sync_path, [self.root / path for path in paths]))
 
     def read(self, path: str) -> bytes:
-        """Read a file.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the folder.
-
-        Returns
-        -------
-        bytes
-            Its content.
-        """
+        """Read a file."""
         return (self.root / path).read_bytes()
 
     def size(self, path: str) -> int | None:
-        """Tell how large a file is.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the folder.
-
-        Returns
-        -------
-        int or None
-            Its bytes; None if it is not there.
-        """
+        """Tell how large a file is."""
         try:
             return (self.root / path).stat().st_size
         except OSError:
             return None
 
     def list(self) -> dict[str, int]:
-        """List all files.
-
-        Returns
-        -------
-        dict of str to int
-            Bytes by path inside the folder; links are followed.
-        """
+        """List all files."""
         found = {}
         for folder, _, names in os.walk(self.root, onerror=_raise, followlinks=True):
             for path in (Path(folder, name) for name in names):
@@ -162,54 +109,23 @@ class LocalFolder:
 
 @dataclass(frozen=True)
 class RemoteFolder:
-    """A prefix of an object store or another file system that fsspec knows.
+    """A prefix of an object store or another file system that fsspec knows."""
 
-    Credentials and endpoints are those that fsspec finds by itself, in every process (for s3:
-    the environment or the AWS configuration files).
+    # Credentials and endpoints are those that fsspec finds by itself, in every process (for s3: the
+    # environment or the AWS configuration files).
 
-    Parameters
-    ----------
-    url : str
-        Such as ``"s3://bucket/train.zarr"``, without the wildcards of fsspec.
-    """
-
+    # Such as ``"s3://bucket/train.zarr"``, without the wildcards of fsspec.
     url: str
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
-        """Put an object, which appears whole or not at all.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the folder.
-        *pieces : bytes
-            Its content, one after the other.
-
-        Returns
-        -------
-        (int, str)
-            Its size and hash.
-        """
+        """Put an object, which appears whole or not at all."""
         fs, root = filesystem(self.url)
         data = b"".join(pieces)
         fs.pipe_file(f"{root}/{path}", data)
         return len(data), digest(data)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Put an object unless there is one of that name.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the folder.
-        data : bytes
-            Its content.
-
-        Returns
-        -------
-        bool
-            Whether it was put.
-        """
+        """Put an object unless there is one of that name."""
         fs, root = filesystem(self.url)
         try:
             fs.pipe_file(f"{root}/{path}", data, mode="create")
@@ -218,36 +134,14 @@ class RemoteFolder:
         return True
 
     def read(self, path: str) -> bytes:
-        """Get an object.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the folder.
-
-        Returns
-        -------
-        bytes
-            Its content.
-        """
+        """Get an object."""
         fs, root = filesystem(self.url)
         fs.invalidate_cache()
         found: bytes = fs.cat_file(f"{root}/{path}")
         return found
 
     def size(self, path: str) -> int | None:
-        """Tell how large an object is.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the folder.
-
-        Returns
-        -------
-        int or None
-            Its bytes; None if it is not there.
-        """
+        """Tell how large an object is."""
         fs, root = filesystem(self.url)
         try:
             return int(fs.info(f"{root}/{path}")["size"])
@@ -255,28 +149,14 @@ class RemoteFolder:
             return None
 
     def list(self) -> dict[str, int]:
-        """List all objects.
-
-        Returns
-        -------
-        dict of str to int
-            Bytes by path inside the folder.
-        """
+        """List all objects."""
         fs, root = filesystem(self.url)
         fs.invalidate_cache()
         found = fs.find(root, detail=True)
         return {name[len(root) + 1 :]: int(info["size"]) for name, info in found.items()}
 
     def take(self, other: RemoteFolder, paths: Sequence[str]) -> None:
-        """Copy objects of another folder of the same file system, without fetching them.
-
-        Parameters
-        ----------
-        other : RemoteFolder
-            Where they are.
-        paths : sequence of str
-            Paths inside both folders.
-        """
+        """Copy objects of another folder of the same file system, without fetching them."""
         fs, root = filesystem(self.url)
         source = filesystem(other.url)[1]
         fs.copy(
@@ -286,13 +166,7 @@ class RemoteFolder:
         )
 
     def remove(self, path: str) -> None:
-        """Remove an object, if it is there.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the folder.
-        """
+        """Remove an object, if it is there."""
         fs, root = filesystem(self.url)
         try:
             fs.rm_file(f"{root}/{path}")
@@ -330,36 +204,12 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 
 def filesystem(path: str | os.PathLike[str]) -> tuple[Any, str]:
-    """Find the file system of a path or URL.
-
-    Parameters
-    ----------
-    path : str or path
-        Path or URL.
-
-    Returns
-    -------
-    fs : fsspec file system
-        The file system.
-    root : str
-        The path inside it.
-    """
+    """Find the file system of a path or URL."""
     return _filesystem(os.fspath(path))
 
 
 def digest(*pieces: bytes) -> str:
-    """Hash some bytes.
-
-    Parameters
-    ----------
-    *pieces : bytes
-        The bytes, one after the other.
-
-    Returns
-    -------
-    str
-        Hexadecimal digits.
-    """
+    """Hash some bytes."""
     found = hashlib.new(HASH)
     for piece in pieces:
         found.update(piece)
@@ -367,22 +217,7 @@ def digest(*pieces: bytes) -> str:
 
 
 def write_file(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]:
-    """Write a file whole or not at all, synced to disk.
-
-    Parameters
-    ----------
-    path : Path
-        The file, in a folder that exists.
-    *pieces : bytes
-        Its content, one after the other.
-    sync : bool
-        Whether to wait for the disk. If not, the file may be lost when the machine stops.
-
-    Returns
-    -------
-    (int, str)
-        Its size and hash.
-    """
+    """Write a file whole or not at all, synced to disk."""
     # one name per writer: a task that runs twice at once (a worker thought lost) stays harmless
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -399,13 +234,7 @@ def write_file(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]
 
 
 def sync_path(path: Path) -> None:
-    """Make a file, or the names in a folder, durable.
-
-    Parameters
-    ----------
-    path : Path
-        The file or folder.
-    """
+    """Make a file, or the names in a folder, durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -60,32 +60,20 @@ class NoStoreError(StoreError):
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """One array of a store, its samples aside.
+    """One array of a store, its samples aside."""
 
-    Parameters
-    ----------
-    name : str
-        Name of the variable or coordinate.
-    dims : tuple of str
-        Names of the dims, the sample dim first.
-    window : tuple of int
-        Cells along the dims after the first.
-    dtype : str
-        Dtype as `numpy.dtype` reads it; dates are stored as int64, texts as ``"O"``.
-    chunk : int
-        Samples of one chunk; a divisor of the layout's `shard`.
-    attrs : dict
-        Attributes, as JSON values.
-    coordinate : bool
-        Whether it is a coordinate of the samples.
-    """
-
+    # Name of the variable or coordinate.
     name: str
+    # Names of the dims, the sample dim first.
     dims: tuple[str, ...]
+    # Cells along the dims after the first.
     window: tuple[int, ...]
+    # Dtype as `numpy.dtype` reads it; dates are stored as int64, texts as ``"O"``.
     dtype: str
+    # Samples of one chunk; a divisor of the layout's `shard`.
     chunk: int
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    # Whether it is a coordinate of the samples.
     coordinate: bool = False
 
     @property
@@ -102,19 +90,7 @@ class ArrayLayout:
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """All arrays of a store and how they are cut into shards; picklable.
-
-    Parameters
-    ----------
-    samples : int
-        Samples in the store.
-    shard : int
-        Samples of one shard.
-    arrays : tuple of ArrayLayout
-        Variables first, then coordinates.
-    compressor : Compressor
-        Of every chunk.
-    """
+    """All arrays of a store and how they are cut into shards; picklable."""
 
     samples: int
     shard: int
@@ -127,36 +103,12 @@ class StoreLayout:
         return -(-self.samples // self.shard)
 
     def bounds(self, shard: int) -> tuple[int, int]:
-        """Tell which samples a shard holds.
-
-        Parameters
-        ----------
-        shard : int
-            Number of the shard.
-
-        Returns
-        -------
-        (int, int)
-            Its first sample, and one past its last.
-        """
+        """Tell which samples a shard holds."""
         return shard * self.shard, min((shard + 1) * self.shard, self.samples)
 
 
 def create(root: Folder, layout: StoreLayout) -> Files:
-    """Write the metadata of every array; no samples yet.
-
-    Parameters
-    ----------
-    root : Folder
-        Folder of the store.
-    layout : StoreLayout
-        What the store will hold.
-
-    Returns
-    -------
-    dict
-        The files written.
-    """
+    """Write the metadata of every array; no samples yet."""
     files: Files = {}
     for array in layout.arrays:
         text = json.dumps(_array_metadata(layout, array), indent=1)
@@ -168,22 +120,7 @@ def create(root: Folder, layout: StoreLayout) -> Files:
 def write_axes(
     root: Folder, compressor: Compressor, axes: Mapping[str, tuple[NDArray[Any], Mapping[str, Any]]]
 ) -> Files:
-    """Write the coordinates of the cube that samples come from, whole.
-
-    Parameters
-    ----------
-    root : Folder
-        Folder of the store.
-    compressor : Compressor
-        Of their chunks.
-    axes : mapping of str to (ndarray, mapping)
-        Values and attributes by dim.
-
-    Returns
-    -------
-    dict
-        The files written.
-    """
+    """Write the coordinates of the cube that samples come from, whole."""
     node = {"zarr_format": 3, "node_type": "group", "attributes": {}}
     files: Files = {f"{AXES}/zarr.json": root.write(f"{AXES}/zarr.json", _json(node))}
     for dim, (values, attrs) in axes.items():
@@ -243,24 +180,7 @@ def open_axes(source: Any) -> xr.Dataset:
 def write_shard(
     root: Folder, layout: StoreLayout, shard: int, values: Mapping[str, NDArray[Any]]
 ) -> Files:
-    """Write one shard of every array; doing it again gives the same bytes.
-
-    Parameters
-    ----------
-    root : Folder
-        Folder of the store.
-    layout : StoreLayout
-        What the store holds.
-    shard : int
-        Number of the shard.
-    values : mapping of str to ndarray
-        The shard's samples for every array of the layout.
-
-    Returns
-    -------
-    dict
-        The files written.
-    """
+    """Write one shard of every array; doing it again gives the same bytes."""
     first, last = layout.bounds(shard)
     written: dict[str, Future[tuple[int, str]]] = {}
     # a file is encoded while others are written
@@ -275,19 +195,7 @@ def write_shard(
 
 
 def finish(root: Folder, layout: StoreLayout, attrs: Mapping[str, Any], files: Files) -> None:
-    """Write the group's metadata and, last of all, the manifest.
-
-    Parameters
-    ----------
-    root : Folder
-        Folder of the store.
-    layout : StoreLayout
-        What the store holds.
-    attrs : mapping
-        Attributes of the store, as JSON values.
-    files : dict
-        Everything that `create` and `write_shard` wrote.
-    """
+    """Write the group's metadata and, last of all, the manifest."""
     # CF parts these names by spaces, so one that has some cannot be among them; see `open_store`
     names = [a.name for a in layout.arrays if a.coordinate and len(a.name.split()) == 1]
     arrays = {a.name: json.loads(root.read(f"{a.name}/zarr.json")) for a in layout.arrays}
@@ -388,23 +296,7 @@ def _encode_chunk(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]
 
 
 def read_manifest(place: Place) -> Files:
-    """Read the list of files that a store must have.
-
-    Parameters
-    ----------
-    place : str, path or ZarrFolder
-        Where the store lies, from `place_of`.
-
-    Returns
-    -------
-    dict
-        Size and hash of every file but the manifest.
-
-    Raises
-    ------
-    StoreError
-        If there is no store of ours, or its manifest is damaged.
-    """
+    """Read the list of files that a store must have."""
     try:
         raw = folder_of(place).read(MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
@@ -430,27 +322,7 @@ def _is_metadata(name: str) -> bool:
 
 
 def read_metadata(place: Place, files: Files, name: str) -> dict[str, Any]:
-    """Read a ``zarr.json`` of a store, after checking that it is as it was written.
-
-    Parameters
-    ----------
-    place : str, path or ZarrFolder
-        Where the store lies, from `place_of`.
-    files : dict
-        From `read_manifest`.
-    name : str
-        Path of the file inside the store.
-
-    Returns
-    -------
-    dict
-        What it holds.
-
-    Raises
-    ------
-    StoreError
-        If it is missing or damaged.
-    """
+    """Read a ``zarr.json`` of a store, after checking that it is as it was written."""
     raw: bytes | None = None
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         raw = folder_of(place).read(name)

@@ -16,34 +16,14 @@ from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, digest
 
 @dataclass(frozen=True, eq=False)
 class ZarrFolder:
-    """A group of a zarr store that is no folder of files: an Icechunk session, or memory.
-
-    Parameters
-    ----------
-    store : zarr store
-        The store.
-    path : str
-        Path of the group inside it; empty for its root.
-    """
+    """A group of a zarr store that is no folder of files: an Icechunk session, or memory."""
 
     store: Any
+    # Path of the group inside it; empty for its root.
     path: str = ""
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
-        """Put an object.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the group.
-        *pieces : bytes
-            Its content, one after the other.
-
-        Returns
-        -------
-        (int, str)
-            Its size and hash.
-        """
+        """Put an object."""
         from zarr.buffer.cpu import Buffer
 
         data = b"".join(pieces)
@@ -51,18 +31,7 @@ class ZarrFolder:
         return len(data), digest(data)
 
     def read(self, path: str) -> bytes:
-        """Get an object.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the group.
-
-        Returns
-        -------
-        bytes
-            Its content.
-        """
+        """Get an object."""
         from zarr.buffer import default_buffer_prototype
 
         found = _now(self.store.get(self._key(path), default_buffer_prototype()))
@@ -72,30 +41,13 @@ class ZarrFolder:
         return content
 
     def size(self, path: str) -> int | None:
-        """Tell how large an object is.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the group.
-
-        Returns
-        -------
-        int or None
-            Its bytes; None if it is not there.
-        """
+        """Tell how large an object is."""
         if not _now(self.store.exists(self._key(path))):
             return None
         return int(_now(self.store.getsize(self._key(path))))
 
     def list(self) -> dict[str, int]:
-        """List all objects.
-
-        Returns
-        -------
-        dict of str to int
-            Bytes by path inside the group.
-        """
+        """List all objects."""
 
         async def sizes() -> dict[str, int]:
             # Icechunk refuses to list below what is no group; other stores may hold anything
@@ -111,23 +63,11 @@ class ZarrFolder:
         """Do nothing: what was put is there; an Icechunk session is durable once committed."""
 
     def remove(self, path: str) -> None:
-        """Remove an array or a group, and all that is in it.
-
-        Parameters
-        ----------
-        path : str
-            Path inside the group.
-        """
+        """Remove an array or a group, and all that is in it."""
         _now(self.store.delete_dir(self._key(path)))
 
     def array_above(self) -> str | None:
-        """Find an array on the way to the group, inside which no group can lie.
-
-        Returns
-        -------
-        str or None
-            Path of the array; None if there is none, as should be.
-        """
+        """Find an array on the way to the group, inside which no group can lie."""
         for above in self.way():
             if above._has_v2(".zarray"):
                 return above.path
@@ -136,38 +76,20 @@ class ZarrFolder:
         return None
 
     def v2_group_above(self) -> str | None:
-        """Find a group of zarr v2 on the way to the group, which one of v3 would hide.
-
-        Returns
-        -------
-        str or None
-            Path of the group; None if there is none, as should be.
-        """
+        """Find a group of zarr v2 on the way to the group, which one of v3 would hide."""
         for above in self.way()[:-1]:
             if above.size("zarr.json") is None and above._has_v2(".zgroup"):
                 return above.path
         return None
 
     def way(self) -> Sequence[ZarrFolder]:
-        """Return the groups that one comes by to this one.
-
-        Returns
-        -------
-        sequence of ZarrFolder
-            The root of the store first, this one last.
-        """
+        """Return the groups that one comes by to this one."""
         parts = self.path.split("/") if self.path else []
         depths = range(len(parts) + 1)
         return [ZarrFolder(self.store, "/".join(parts[:depth])) for depth in depths]
 
     def unwrapped(self) -> str | ZarrFolder:
-        """Return what the files really lie in, if the store is one around another.
-
-        Returns
-        -------
-        str or ZarrFolder
-            As of `place_of`.
-        """
+        """Return what the files really lie in, if the store is one around another."""
         from zarr.storage import StorePath, WrapperStore
 
         store = self.store
@@ -176,18 +98,7 @@ class ZarrFolder:
         return place_of("store", StorePath(store, self.path))
 
     def shares_store_with(self, other: ZarrFolder) -> bool:
-        """Tell whether another place lies in the same zarr store.
-
-        Parameters
-        ----------
-        other : ZarrFolder
-            The other place.
-
-        Returns
-        -------
-        bool
-            Stores in memory are the same only if their memory is: two empty ones are equal.
-        """
+        """Tell whether another place lies in the same zarr store."""
         if str(self.store).startswith("memory://"):
             return str(self.store) == str(other.store)
         same: bool = self.store == other.store
@@ -221,35 +132,7 @@ Place = Path | str | ZarrFolder
 
 
 def place_of(argument: str, source: Any) -> str | ZarrFolder:
-    """Find where a store lies that may be given in any form.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument, for messages.
-    source : str, path, zarr store, StorePath or group, Icechunk session, or ZarrFolder
-        What a user gave.
-
-    Returns
-    -------
-    str or ZarrFolder
-        A path or URL, also where it was given as a zarr store of files.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is none of these.
-    StoreError
-        If it is a zarr store that cannot be opened.
-
-    Examples
-    --------
-    >>> from zarr.storage import LocalStore, MemoryStore
-    >>> place_of("store", LocalStore("train.zarr"))
-    'train.zarr'
-    >>> print(place_of("store", MemoryStore()))
-    MemoryStore
-    """
+    """Find where a store lies that may be given in any form."""
     if isinstance(source, str | os.PathLike) and os.fspath(source):
         return os.fspath(source)
     if isinstance(source, ZarrFolder):
@@ -283,18 +166,7 @@ def _opened(argument: str, store: Any, inside: str) -> ZarrFolder:
 
 
 def folder_of(place: Place) -> Folder:
-    """Return the folder in which the files of a store are.
-
-    Parameters
-    ----------
-    place : str, path or ZarrFolder
-        From `place_of`.
-
-    Returns
-    -------
-    Folder
-        The folder, which need not exist.
-    """
+    """Return the folder in which the files of a store are."""
     if isinstance(place, ZarrFolder):
         return place
     if isinstance(place, str) and "://" in place:
@@ -303,18 +175,7 @@ def folder_of(place: Place) -> Folder:
 
 
 def is_array(metadata: bytes) -> bool:
-    """Tell whether a ``zarr.json`` is that of an array.
-
-    Parameters
-    ----------
-    metadata : bytes
-        Its content, which may be damaged.
-
-    Returns
-    -------
-    bool
-        False where it cannot be read.
-    """
+    """Tell whether a ``zarr.json`` is that of an array."""
     try:
         found = json.loads(metadata)
     except ValueError:

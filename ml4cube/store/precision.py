@@ -16,60 +16,25 @@ _MANTISSA_BITS = {"float16": 10, "float32": 23, "float64": 52}
 
 @dataclass(frozen=True)
 class Precision:
-    """What is kept of float variables on disk; picklable.
+    """What is kept of float variables on disk; picklable."""
 
-    Make one with `Precision.parse`. Values are rounded to ``keepbits`` bits of mantissa, half to
-    even (Klöwer et al. 2021, doi:10.1038/s43588-021-00156-2), after they were scaled and cast.
+    # Make one with `Precision.parse`. Values are rounded to ``keepbits`` bits of mantissa, half to
+    # even (Klöwer et al. 2021, doi:10.1038/s43588-021-00156-2), after they were scaled and cast.
 
-    Parameters
-    ----------
-    dtypes : dict of str to str
-        Dtype of variables; under ``""`` that of all others.
-    keepbits : dict of str to int
-        Bits of mantissa that are kept, likewise.
-    """
-
+    # Dtype of variables; under ``""`` that of all others.
     dtypes: Mapping[str, str]
+    # Bits of mantissa that are kept, likewise.
     keepbits: Mapping[str, int]
 
     @classmethod
     def parse(cls, dtype: Any, bitround: Any) -> Precision:
-        """Read the sampler's `dtype` and `bitround`.
-
-        Parameters
-        ----------
-        dtype : dtype, mapping or None
-            Float dtype of all float variables, or by variable.
-        bitround : int, mapping or None
-            Bits of mantissa to keep of all float variables, or by variable.
-
-        Returns
-        -------
-        Precision
-            The same, as values.
-
-        Raises
-        ------
-        InvalidTypeError, InvalidValueError
-            If one of them is no float dtype, or no number of bits.
-        """
+        """Read the sampler's `dtype` and `bitround`."""
         dtypes = {n: _float_dtype("dtype", d) for n, d in _by_name(dtype).items()}
         bits = {n: _bits(b) for n, b in _by_name(bitround).items()}
         return cls(dtypes, bits)
 
     def check_names(self, stored: Mapping[str, DTypeLike]) -> None:
-        """Refuse variables that are not stored or no floats.
-
-        Parameters
-        ----------
-        stored : mapping of str to dtype
-            The variables there are, with the dtype they would have.
-
-        Raises
-        ------
-        InvalidValueError
-            If there is one, or too many bits are to be kept of one.
-        """
+        """Refuse variables that are not stored or no floats."""
         for argument, wishes in (("dtype", self.dtypes), ("bitround", self.keepbits)):
             for name in set(wishes) - {""}:
                 if name not in stored:
@@ -89,61 +54,17 @@ class Precision:
                 )
 
     def dtype(self, name: str, given: DTypeLike) -> str:
-        """Tell the dtype on disk.
-
-        Parameters
-        ----------
-        name : str
-            A variable.
-        given : dtype
-            The dtype that its samples have.
-
-        Returns
-        -------
-        str
-            As `numpy.dtype.str`; the same unless a float is to be stored as another one.
-        """
+        """Tell the dtype on disk."""
         wish = self._of(self.dtypes, name)
         return np.dtype(given).str if wish is None or np.dtype(given).kind != "f" else str(wish)
 
     def attrs(self, name: str, given: DTypeLike) -> dict[str, Any]:
-        """Say in a variable's attributes that it was rounded.
-
-        Parameters
-        ----------
-        name : str
-            A variable.
-        given : dtype
-            The dtype that its samples have.
-
-        Returns
-        -------
-        dict
-            Empty if it was not.
-        """
+        """Say in a variable's attributes that it was rounded."""
         bits = self._of(self.keepbits, name)
         return {} if bits is None or np.dtype(given).kind != "f" else {"ml4cube_keepbits": bits}
 
     def apply(self, name: str, values: NDArray[Any]) -> NDArray[Any]:
-        """Cast and round samples.
-
-        Parameters
-        ----------
-        name : str
-            The variable.
-        values : ndarray
-            Its samples, scaled.
-
-        Returns
-        -------
-        ndarray
-            The same array where nothing is to be done.
-
-        Raises
-        ------
-        RunError
-            If a finite value does not fit the dtype.
-        """
+        """Cast and round samples."""
         if values.dtype.kind != "f":
             return values
         target = np.dtype(self.dtype(name, values.dtype))

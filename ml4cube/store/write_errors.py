@@ -15,37 +15,19 @@ from ml4cube.store.locations import Place, ZarrFolder
 
 @dataclass(frozen=True)
 class WriteErrors:
-    """A context in which errors of a place's file system become one that says where; picklable.
+    """A context in which errors of a place's file system become one that says where; picklable."""
 
-    Parameters
-    ----------
-    place : str
-        What is written, as the user knows it.
-    local : bool
-        Whether it is a folder of this machine, whose file system raises nothing but `OSError`;
-        others raise what they like, but for what is a fault of this process.
-    by_way_of_tmpdir : bool
-        Whether its files grow in a temporary folder first, and nothing is kept for another run.
-    """
-
+    # What is written, as the user knows it.
     place: str
+    # Whether it is a folder of this machine, whose file system raises nothing but `OSError`; others
+    # raise what they like, but for what is a fault of this process.
     local: bool
+    # Whether its files grow in a temporary folder first, and nothing is kept for another run.
     by_way_of_tmpdir: bool
 
     @classmethod
     def of(cls, target: Place) -> Self:
-        """Describe a place.
-
-        Parameters
-        ----------
-        target : Path, str or ZarrFolder
-            Where a store is to stand.
-
-        Returns
-        -------
-        WriteErrors
-            To be entered as often as needed, here or in a worker.
-        """
+        """Describe a place."""
         return cls(str(target), isinstance(target, Path), isinstance(target, ZarrFolder))
 
     def __enter__(self) -> None:

@@ -30,76 +30,10 @@ __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint"]
 
 
 class AdvancedTrainer:
-    """Train with the parts you choose, on all ranks of the process group there is.
+    """Train with the parts you choose, on all ranks of the process group there is."""
 
-    The model keeps the weights of the last epoch; those of the best are in the files of
-    `checkpoint`.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        The model, trained in place.
-    optimizer : torch.optim.Optimizer
-        Made from the model's parameters.
-    criterion : callable
-        ``criterion(pred, target)`` → scalar tensor.
-    scheduler : object, optional
-        Learning rate scheduler of torch.
-    use_amp : bool
-        Whether to compute in half precision: fp16 on a GPU, bf16 elsewhere.
-    gradient_accumulation_steps : int
-        Batches per optimizer step, weighted by their samples.
-    gradient_clip : float, optional
-        Largest norm of the gradients.
-    early_stopping : EarlyStopping, optional
-        When to stop.
-    checkpoint : ModelCheckpoint, optional
-        What to keep on file.
-    metrics : mapping, optional
-        ``{name: metric}``, as for `ml4cube.training.pytorch.Trainer`.
-    callbacks : Callback or iterable of Callback
-        Called after those two.
-    loggers : object or iterable of object
-        Each with ``log(values, step)``.
-    precision : {"fp32", "bf16", "fp16"}, optional
-        The precision by name.
-    scheduler_step_on_batch : bool
-        Whether the scheduler moves on after every optimizer step, not every epoch.
-    max_steps : int, optional
-        Optimizer steps to take at most.
-    snapshot_path : str or Path, optional
-        File to save the full state of the run to, and to resume from.
-    save_every : int
-        Epochs between snapshots.
-    seed : int, optional
-        Seeds dropout and unseeded loaders for the time of training.
-    device : str or torch.device, optional
-        Default: the GPU of this rank, else the CPU.
-    progress : bool
-        Whether to show a bar and write a line to stderr for every epoch, on rank 0.
-    **options : Any
-        Further settings, as for `ml4cube.training.pytorch.Trainer`: ``max_time``,
-        ``limit_train_batches``, ``limit_val_batches``, ``fast_dev_run``, ``ema``, ``compile``,
-        ``log_grad_norm``, ``find_unused_parameters``, ``strategy``, ``shard_modules``, ``monitor``,
-        ``mode``, ``validate_every``, ``validate_every_steps``.
-
-    Raises
-    ------
-    InvalidTypeError, InvalidValueError
-        If an argument cannot work.
-
-    Examples
-    --------
-    >>> from torch.utils.data import DataLoader, TensorDataset
-    >>> x = torch.linspace(0, 1, 32).reshape(-1, 1)
-    >>> loader = DataLoader(TensorDataset(x, 2 * x), batch_size=8)
-    >>> model = nn.Linear(1, 1)
-    >>> optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    >>> trainer = AdvancedTrainer(model, optimizer, nn.MSELoss(), gradient_accumulation_steps=2)
-    >>> history = trainer.fit(loader, loader, epochs=2)
-    >>> len(history["val_loss"])
-    2
-    """
+    # The model keeps the weights of the last epoch; those of the best are in the files of
+    # `checkpoint`.
 
     def __init__(
         self,
@@ -164,31 +98,7 @@ class AdvancedTrainer:
         val_loader: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None,
         epochs: int = 10,
     ) -> History:
-        """Train for a number of epochs; called again, it trains on, and counts from 1.
-
-        Parameters
-        ----------
-        train_loader : iterable
-            Loader of training batches.
-        val_loader : iterable, or mapping of str to iterable, optional
-            Loader of validation batches, or several by name; without one, ``val_loss`` cannot be
-            monitored.
-        epochs : int
-            How many to train at most; with `snapshot_path`, which a second call goes on from as
-            well, in all calls together.
-
-        Returns
-        -------
-        History
-            What every epoch gave; also in `history`.
-
-        Raises
-        ------
-        InvalidValueError
-            If the optimizer is left from a run with ``strategy="fsdp"``.
-        RunError
-            If a loss is not finite, another rank failed, or SIGTERM came.
-        """
+        """Train for a number of epochs; called again, it trains on, and counts from 1."""
         loop = self._make_loop(
             self.optimizer,
             train_loader,
@@ -205,23 +115,7 @@ class AdvancedTrainer:
         return self.history
 
     def evaluate(self, loader: Any) -> dict[str, float]:
-        """Validate once, exactly on any number of ranks; every rank must call this.
-
-        Parameters
-        ----------
-        loader : iterable, or mapping of str to iterable
-            Batches, or several sets by name.
-
-        Returns
-        -------
-        dict of str to float
-            ``val_loss`` and the metrics.
-
-        Raises
-        ------
-        EmptyPartError
-            If it gives no sample.
-        """
+        """Validate once, exactly on any number of ranks; every rank must call this."""
         options = {k: v for k, v in self._options.items() if k != "limit_train_batches"}
         return self._make_loop(options=Options(**options)).evaluate(loader)
 

@@ -39,25 +39,7 @@ class _Wrapped:
         }
 
     def load_checkpoint(self, path: str | Path, optimizer: Optimizer | None = None) -> int | None:
-        """Take weights, and the optimizer's state, from a file of `save_checkpoint`.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file.
-        optimizer : torch.optim.Optimizer, optional
-            To load its state too.
-
-        Returns
-        -------
-        int or None
-            The epoch that was saved with it.
-
-        Raises
-        ------
-        StoreError
-            If the file is missing or damaged.
-        """
+        """Take weights, and the optimizer's state, from a file of `save_checkpoint`."""
         content = read_file(path)
         self._raw.load_state_dict(content["model"])
         if optimizer is not None and content["optimizer"] is not None:

@@ -301,23 +301,11 @@ class _Service(Logger):
     run_id: str | None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on with the same run of the service.
-
-        Returns
-        -------
-        dict
-            Its id.
-        """
+        """Return what a resumed run needs to go on with the same run of the service."""
         return {"run_id": self.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the id from a snapshot.
-
-        Parameters
-        ----------
-        state : mapping
-            From `state_dict`.
-        """
+        """Take the id from a snapshot."""
         self.run_id = state.get("run_id") or self.run_id
 
     def __repr__(self) -> str:

@@ -67,28 +67,7 @@ class MaskedLoss:
     def __call__(
         self, pred: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the mean over the cells that count.
-
-        Parameters
-        ----------
-        pred : torch.Tensor
-            What the model gave.
-        target : torch.Tensor
-            What was right; NaN marks a gap.
-        weights : torch.Tensor, optional
-            What this batch's samples weigh, or its cells: samples first, as many dims of the
-            target as there are.
-
-        Returns
-        -------
-        torch.Tensor
-            A scalar, in float32 or better.
-
-        Raises
-        ------
-        InvalidValueError
-            If the loss does not give one value per cell of the target.
-        """
+        """Return the mean over the cells that count."""
         mask = self._mask(target)
         if mask is not None:
             target = torch.where(mask, target, torch.zeros_like(target))

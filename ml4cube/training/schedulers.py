@@ -98,13 +98,7 @@ class _Curve(SchedulerBase):
         """Height of the curve after a share, 0 to 1, of all iterations."""
 
     def get_lr(self) -> list[Any]:
-        """Return the rate of every parameter group; past the end, that of the end.
-
-        Returns
-        -------
-        list of float
-            One per group.
-        """
+        """Return the rate of every parameter group; past the end, that of the end."""
         height = self._height(min(self.last_epoch, self.total_iters) / self.total_iters)
         return [self.eta_min + (base - self.eta_min) * height for base in self.base_lrs]
 

@@ -434,19 +434,10 @@ def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:
 
 
 class Batch(NamedTuple):
-    """Samples as scikit-learn takes them.
-
-    Parameters
-    ----------
-    x : numpy.ndarray
-        Shape ``(samples, features)``.
-    y : numpy.ndarray
-        Shape ``(samples,)`` or ``(samples, targets)``.
-    weights : numpy.ndarray or None
-        Shape ``(samples,)``.
-    """
+    """Samples as scikit-learn takes them."""
 
     x: Array
+    # Shape ``(samples,)`` or ``(samples, targets)``.
     y: Array
     weights: Array | None
 

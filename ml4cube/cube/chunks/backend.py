@@ -12,15 +12,7 @@ from ml4cube.cube.chunks.disk import DiskChunks
 
 
 class ChunksArray(BackendArray):
-    """Cells of a zarr array on disk, for xarray; picklable.
-
-    Parameters
-    ----------
-    chunks : DiskChunks
-        Reads them.
-    shape : tuple of int
-        Of the array.
-    """
+    """Cells of a zarr array on disk, for xarray; picklable."""
 
     def __init__(self, chunks: DiskChunks, shape: tuple[int, ...]) -> None:
         self.chunks = chunks

@@ -21,18 +21,7 @@ _BLOCK_CELLS = 2**21
 
 
 def block_shape(variable: xr.Variable) -> dict[str, int]:
-    """Choose the blocks in which an array without dask chunks is read.
-
-    Parameters
-    ----------
-    variable : Variable
-        In memory, or lazily opened from a file.
-
-    Returns
-    -------
-    dict of str to int
-        Whole multiples of the file's chunks, of about two million cells or one chunk.
-    """
+    """Choose the blocks in which an array without dask chunks is read."""
     sizes = {str(dim): n for dim, n in variable.sizes.items()}
     stored = _file_chunks(variable) or {}
     tile = {dim: min(stored.get(dim, 1), n) for dim, n in sizes.items()}
@@ -58,19 +47,7 @@ def _file_chunks(variable: xr.Variable) -> dict[str, int] | None:
 
 
 def read_in_blocks(array: V) -> V:
-    """Put an array that was opened without dask, and not read yet, into dask's hands.
-
-    Parameters
-    ----------
-    array : Variable or DataArray
-        Any.
-
-    Returns
-    -------
-    Variable or DataArray
-        In chunks of `block_shape`, if it is lazy without dask and more than one block; so it is
-        never in memory as a whole. Else the array itself.
-    """
+    """Put an array that was opened without dask, and not read yet, into dask's hands."""
     given: Any = array
     variable: xr.Variable = getattr(given, "variable", given)
     if variable.chunks is not None or variable._in_memory:
@@ -82,18 +59,7 @@ def read_in_blocks(array: V) -> V:
 
 
 def blocks(variable: xr.Variable) -> Iterator[dict[str, slice]]:
-    """Slices of the blocks in which an array without dask chunks is read, in fixed order.
-
-    Parameters
-    ----------
-    variable : Variable
-        At least one cell along every dim.
-
-    Yields
-    ------
-    dict of str to slice
-        For ``variable.isel``; together they cover each cell once.
-    """
+    """Slices of the blocks in which an array without dask chunks is read, in fixed order."""
     sizes = {str(dim): n for dim, n in variable.sizes.items()}
     for block in Grid.blocks(sizes, block_shape(variable)):
         yield block.slices

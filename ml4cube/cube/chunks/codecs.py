@@ -17,40 +17,15 @@ CHECKSUM = 4
 
 @dataclass(frozen=True)
 class ChunkCodecs:
-    """Little-endian cells, maybe compressed, maybe with a checksum at the end; picklable.
+    """Little-endian cells, maybe compressed, maybe with a checksum at the end; picklable."""
 
-    Parameters
-    ----------
-    compressor : {"blosc", "zstd", None}
-        What the cells are compressed with.
-    checksum : bool
-        Whether a CRC-32C follows.
-
-    Examples
-    --------
-    >>> codecs = ChunkCodecs.of_v3([{"name": "bytes"}, {"name": "crc32c"}])
-    >>> codecs
-    ChunkCodecs(compressor=None, checksum=True)
-    >>> codecs.decode(np.frombuffer(b"123456789\\x83\\x92\\x06\\xe3", "u1"), out=np.empty(9, "u1"))
-    """
-
+    # What the cells are compressed with.
     compressor: str | None
     checksum: bool
 
     @classmethod
     def of_v3(cls, codecs: Sequence[Mapping[str, Any]]) -> ChunkCodecs | None:
-        """Read the codecs of a chunk in zarr v3.
-
-        Parameters
-        ----------
-        codecs : sequence of mapping
-            As ``zarr.json`` lists them; of a shard's inner chunks, those of the shard.
-
-        Returns
-        -------
-        ChunkCodecs or None
-            None if they are not known here: zarr has to decode.
-        """
+        """Read the codecs of a chunk in zarr v3."""
         names = [codec["name"] for codec in codecs]
         if names[:1] != ["bytes"]:
             return None
@@ -63,18 +38,7 @@ class ChunkCodecs:
 
     @classmethod
     def of_v2(cls, metadata: Mapping[str, Any]) -> ChunkCodecs | None:
-        """Read the codecs of a chunk in zarr v2.
-
-        Parameters
-        ----------
-        metadata : mapping
-            Contents of ``.zarray``; of the dtype the caller takes care.
-
-        Returns
-        -------
-        ChunkCodecs or None
-            None if they are not known here: zarr has to decode.
-        """
+        """Read the codecs of a chunk in zarr v2."""
         compressor = metadata["compressor"]
         if compressor is not None and not isinstance(compressor, Mapping):
             compressor = compressor.get_config()
@@ -84,38 +48,11 @@ class ChunkCodecs:
         return cls(name, checksum=False)
 
     def decode(self, data: Bytes, out: NDArray[Any]) -> None:
-        """Decode a whole chunk.
-
-        Parameters
-        ----------
-        data : ndarray of uint8
-            The chunk's bytes.
-        out : contiguous ndarray
-            Where to write its cells.
-
-        Raises
-        ------
-        ValueError
-            If the chunk is damaged, or gives more or fewer bytes than `out` has.
-        """
+        """Decode a whole chunk."""
         self.decompress(without_checksum(data) if self.checksum else data, out)
 
     def decompress(self, data: Bytes, out: NDArray[Any]) -> None:
-        """Decode a chunk whose checksum was looked at before.
-
-        Parameters
-        ----------
-        data : ndarray of uint8
-            The chunk's bytes, without the checksum.
-        out : contiguous ndarray
-            Where to write its cells.
-
-        Raises
-        ------
-        ValueError
-            If the chunk is damaged, or gives more or fewer bytes than `out` has. Nothing beyond
-            these is ever allocated, whatever a header says.
-        """
+        """Decode a chunk whose checksum was looked at before."""
         # sizes are checked first, since decoding into too much room leaves the rest as it was
         try:
             if self.compressor == "blosc":
@@ -136,23 +73,7 @@ class ChunkCodecs:
 
 
 def without_checksum(data: Bytes) -> Bytes:
-    """Check the CRC-32C at the end of some bytes.
-
-    Parameters
-    ----------
-    data : ndarray of uint8
-        The bytes.
-
-    Returns
-    -------
-    ndarray of uint8
-        A view of those before the checksum.
-
-    Raises
-    ------
-    ValueError
-        If it is wrong.
-    """
+    """Check the CRC-32C at the end of some bytes."""
     import google_crc32c
 
     # of arrays no copy is made, while a slice of bytes is one
@@ -171,11 +92,9 @@ def _blosc_size(data: Bytes) -> int:
 
 
 def _zstd_size(data: Bytes, wanted: int) -> int:
-    """Bytes that zstd frames declare to hold together; `wanted` if one declares nothing.
-
-    Most chunks are one frame, whose header alone is read. Writers that compress in pieces make
-    several, and skippable ones between them.
-    """
+    """Bytes that zstd frames declare to hold together; `wanted` if one declares nothing."""
+    # Most chunks are one frame, whose header alone is read. Writers that compress in pieces make
+    # several, and skippable ones between them.
     found, start = 0, 0
     while start < len(data):
         declared, blocks = _zstd_header(data, start)

@@ -20,48 +20,24 @@ from ml4cube.cube.chunks.codecs import Bytes, ChunkCodecs
 
 @dataclass(frozen=True)
 class DiskChunks:
-    """Reads boxes of an array; picklable. Make one with `DiskChunks.of`.
-
-    Parameters
-    ----------
-    folder : str
-        Where the array lies.
-    prefix : str
-        What all chunks' names begin with.
-    separator : str
-        Between the positions in a chunk's name.
-    chunks : tuple of int
-        Cells of a chunk along each axis.
-    dtype : dtype
-        Dtype of the cells.
-    fill : scalar
-        What cells of a chunk are that is not there.
-    codecs : ChunkCodecs
-        How a chunk is encoded.
-    """
+    """Reads boxes of an array; picklable. Make one with `DiskChunks.of`."""
 
     folder: str
+    # What all chunks' names begin with.
     prefix: str
+    # Between the positions in a chunk's name.
     separator: str
+    # Cells of a chunk along each axis.
     chunks: tuple[int, ...]
     dtype: np.dtype[Any]
+    # What cells of a chunk are that is not there.
     fill: Any
+    # How a chunk is encoded.
     codecs: ChunkCodecs
 
     @classmethod
     def of(cls, stored: Any) -> DiskChunks | None:
-        """Make a reader of a zarr array.
-
-        Parameters
-        ----------
-        stored : zarr.Array
-            The array, of zarr v2 or v3.
-
-        Returns
-        -------
-        DiskChunks or None
-            None if it does not lie on this machine's disk, or its layout is not known here.
-        """
+        """Make a reader of a zarr array."""
         from zarr.storage import LocalStore
 
         # a user's own kind of LocalStore may do more than read files
@@ -80,23 +56,7 @@ class DiskChunks:
         return cls(folder, prefix, separator, tuple(stored.chunks), dtype, fill, codecs)
 
     def read(self, box: Sequence[slice]) -> NDArray[Any]:
-        """Read a box of cells.
-
-        Parameters
-        ----------
-        box : sequence of slice
-            One with start and stop, inside the array, for every axis.
-
-        Returns
-        -------
-        ndarray
-            The cells; a new array.
-
-        Raises
-        ------
-        ValueError
-            If a chunk is damaged; the message names its file.
-        """
+        """Read a box of cells."""
         shape = tuple(s.stop - s.start for s in box)
         cells = np.empty(shape, self.dtype)
         ranges = [
@@ -125,33 +85,11 @@ class DiskChunks:
         return cells
 
     def key(self, chunk: tuple[int, ...]) -> str:
-        """Name a chunk.
-
-        Parameters
-        ----------
-        chunk : tuple of int
-            Its position.
-
-        Returns
-        -------
-        str
-            Its path inside the array.
-        """
+        """Name a chunk."""
         return self.prefix + self.separator.join(map(str, chunk))
 
     def has(self, chunk: tuple[int, ...]) -> bool:
-        """Tell whether a chunk is there; one that is not reads as the fill value.
-
-        Parameters
-        ----------
-        chunk : tuple of int
-            Its position.
-
-        Returns
-        -------
-        bool
-            Whether its file exists.
-        """
+        """Tell whether a chunk is there; one that is not reads as the fill value."""
         return os.path.exists(self._path(chunk))
 
     def _path(self, chunk: tuple[int, ...]) -> str:

@@ -19,44 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """What one of xarray's lazily indexed file arrays reads from. Make one with `Opened.of`.
+    """What one of xarray's lazily indexed file arrays reads from. Make one with `Opened.of`."""
 
-    Parameters
-    ----------
-    zarr : zarr.Array or None
-        The zarr array that is read; None if it is another kind of file.
-    plain : bool
-        Whether xarray only indexes it: nothing is scaled, masked or converted.
-    box : tuple of slice or int, or None
-        How it is indexed, if that is a box of cells.
-    whole : bool
-        Whether every cell is there, in its place.
-    here_only : bool
-        Whether it lies in the memory of this process, where no other finds it.
-    """
-
+    # The zarr array that is read; None if it is another kind of file.
     zarr: Any
+    # Whether xarray only indexes it: nothing is scaled, masked or converted.
     plain: bool
+    # How it is indexed, if that is a box of cells.
     box: tuple[slice | int, ...] | None
+    # Whether every cell is there, in its place.
     whole: bool
+    # Whether it lies in the memory of this process, where no other finds it.
     here_only: bool
 
     @classmethod
     def of(cls, array: Any, dtype: np.dtype[Any]) -> Opened:
-        """Look behind an array.
-
-        Parameters
-        ----------
-        array : ExplicitlyIndexed
-            What a Variable holds that was opened without dask, or what `file_behind` found.
-        dtype : dtype
-            Of its cells.
-
-        Returns
-        -------
-        Opened
-            What was found; nothing is read.
-        """
+        """Look behind an array."""
         from xarray.backends.zarr import ZarrArrayWrapper
         from xarray.core.indexing import (
             CopyOnWriteArray,
@@ -104,20 +82,8 @@ def _is_run(key: Any) -> bool:
 
 
 def file_behind(array: Any) -> Any:
-    """Find the lazily indexed file that a dask array shows unchanged, as `open_zarr` makes it.
-
-    Reading it directly spares a graph per region: the same cells at a fraction of the cost.
-
-    Parameters
-    ----------
-    array : dask.array.Array
-        Of a cube that was opened.
-
-    Returns
-    -------
-    ExplicitlyIndexed or None
-        None if dask computes something.
-    """
+    """Find the lazily indexed file that a dask array shows unchanged, as `open_zarr` makes it."""
+    # Reading it directly spares a graph per region: the same cells at a fraction of the cost.
     from xarray.core.indexing import ImplicitToExplicitIndexingAdapter
 
     # dask's array expressions have none
@@ -135,33 +101,8 @@ def file_behind(array: Any) -> Any:
 
 
 def straight(variable: xr.Variable) -> xr.Variable:
-    """Read a variable's chunks without zarr-python, where they lie on this machine's disk.
-
-    It is to be read box by box: cells picked from it would cost all those between them.
-
-    Parameters
-    ----------
-    variable : Variable
-        In memory, lazily opened, or of dask.
-
-    Returns
-    -------
-    Variable
-        The same cells, dims, attributes, encoding and chunks; nothing that was read is kept. The
-        variable itself where xarray or dask do more than cut a box out of what zarr reads, or
-        `DiskChunks` does not know the layout.
-
-    Examples
-    --------
-    >>> import tempfile, xarray as xr
-    >>> path = f"{tempfile.mkdtemp()}/cube.zarr"
-    >>> ds = xr.Dataset({"t": (("y", "x"), np.arange(6.0).reshape(2, 3))})
-    >>> _ = ds.to_zarr(path, consolidated=False)
-    >>> variable = xr.open_zarr(path, consolidated=False)["t"].variable
-    >>> quick = straight(variable)
-    >>> quick is variable, quick.chunks == variable.chunks, quick.equals(ds["t"].variable)
-    (False, True, True)
-    """
+    """Read a variable's chunks without zarr-python, where they lie on this machine's disk."""
+    # It is to be read box by box: cells picked from it would cost all those between them.
     from dask.base import is_dask_collection
     from xarray import Variable
     from xarray.core.indexing import BasicIndexer, LazilyIndexedArray

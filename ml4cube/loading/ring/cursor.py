@@ -9,27 +9,9 @@ from ml4cube.core.errors import InvalidValueError, check_whole
 
 
 class EpochCursor:
-    """Counts epochs and what is done of the current one, and can go on from a saved state.
+    """Counts epochs and what is done of the current one, and can go on from a saved state."""
 
-    Every iteration is an epoch of its own: the one `set_epoch` named, else the next one.
-
-    Parameters
-    ----------
-    identity : mapping of str to value
-        What the order depends on besides the epoch. A state that was saved with other values
-        is refused, since it would not go on in the same order.
-
-    Examples
-    --------
-    >>> cursor = EpochCursor({"samples": 10})
-    >>> cursor.begin(), cursor.begin()
-    ((0, 0), (1, 0))
-    >>> cursor.advance(1, done=4)
-    >>> other = EpochCursor({"samples": 10})
-    >>> other.load_state_dict(cursor.state_dict())
-    >>> other.begin(), other.begin()
-    ((1, 4), (2, 0))
-    """
+    # Every iteration is an epoch of its own: the one `set_epoch` named, else the next one.
 
     def __init__(self, identity: Mapping[str, Any]) -> None:
         self._identity = dict(identity)
@@ -37,13 +19,7 @@ class EpochCursor:
         self._now = (0, 0)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is.
-
-        Parameters
-        ----------
-        epoch : int
-            From 0. If a loaded state lies inside this very epoch, it is kept.
-        """
+        """Say which epoch the next iteration is."""
         check_whole("epoch", epoch, 0)
         if epoch != self._next[0]:
             self._next = (int(epoch), 0)
@@ -55,66 +31,27 @@ class EpochCursor:
         return self._next[0]
 
     def begin(self) -> tuple[int, int]:
-        """Begin an iteration.
-
-        Returns
-        -------
-        epoch : int
-            Which epoch it is.
-        done : int
-            Samples of it that are done already.
-        """
+        """Begin an iteration."""
         self._now = self._next
         self._next = (self._now[0] + 1, 0)
         return self._now
 
     def advance(self, epoch: int, done: int) -> None:
-        """Note progress.
-
-        Parameters
-        ----------
-        epoch : int
-            Of which iteration; an older one no longer counts.
-        done : int
-            Samples done.
-        """
+        """Note progress."""
         if epoch == self._now[0]:
             self._now = (epoch, done)
 
     def finish(self, epoch: int) -> None:
-        """Note that an epoch has come to its end.
-
-        Parameters
-        ----------
-        epoch : int
-            Of which iteration.
-        """
+        """Note that an epoch has come to its end."""
         if epoch == self._now[0]:
             self._now = (epoch + 1, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Say where the cursor stands, in plain numbers and words.
-
-        Returns
-        -------
-        dict
-            For `load_state_dict`.
-        """
+        """Say where the cursor stands, in plain numbers and words."""
         return {**self._identity, "epoch": self._now[0], "done": self._now[1]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where the state was taken.
-
-        Parameters
-        ----------
-        state : mapping
-            From `state_dict`.
-
-        Raises
-        ------
-        InvalidTypeError, InvalidValueError
-            If the state belongs to other data or another order, or is none.
-        """
+        """Let the next iteration go on where the state was taken."""
         given = {key: value for key, value in state.items() if key not in ("epoch", "done")}
         if given != self._identity or not {"epoch", "done"} <= set(state):
             raise InvalidValueError(

@@ -17,26 +17,10 @@ _AHEAD_BYTES = 8 << 20
 
 
 class Gatherers:
-    """Threads that fill batches in the order in which these are handed out, some ahead of need.
+    """Threads that fill batches in the order in which these are handed out, some ahead of need."""
 
-    To be used in a ``with`` statement, at whose end what runs is waited for and the rest
-    forgotten. All methods are called by one thread.
-
-    Parameters
-    ----------
-    threads : int
-        How many. So many batches may be under way beside the one that is waited for.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> numbers, out = np.arange(5), np.empty(5)
-    >>> with Gatherers(threads=2) as gatherers:
-    ...     gatherers.begin([out])
-    ...     gatherers.fill(numbers, slice(0, 5), lambda go: np.square(numbers[go], out=out[go]))
-    ...     gatherers.finish()
-    [array([ 0.,  1.,  4.,  9., 16.])]
-    """
+    # To be used in a ``with`` statement, at whose end what runs is waited for and the rest
+    # forgotten. All methods are called by one thread.
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
@@ -57,40 +41,18 @@ class Gatherers:
         return len(self._begun)
 
     def has_room(self) -> bool:
-        """Whether to begin one more batch before the first is handed out.
-
-        Returns
-        -------
-        bool
-            True where none was begun.
-        """
+        """Whether to begin one more batch before the first is handed out."""
         if not self._begun:
             return True
         waiting = len(self._begun) * sum(array.nbytes for array in self._begun[0][0])
         return len(self._begun) <= self._threads and waiting < _AHEAD_BYTES
 
     def begin(self, out: list[Array]) -> None:
-        """Begin a batch.
-
-        Parameters
-        ----------
-        out : list of ndarray
-            To be filled; one row per sample.
-        """
+        """Begin a batch."""
         self._begun.append((out, []))
 
     def fill(self, positions: Ints, rows: slice, work: Callable[[slice], object]) -> None:
-        """Let threads fill some rows of the batch that was begun last.
-
-        Parameters
-        ----------
-        positions : ndarray of int64
-            Position in the epoch of every row of the batch.
-        rows : slice
-            Which rows, by start and stop.
-        work : callable
-            Fills those rows of the batch that it is given.
-        """
+        """Let threads fill some rows of the batch that was begun last."""
         out, under_way = self._begun[-1]
         step = max(1, _GO_BYTES * len(positions) // max(sum(array.nbytes for array in out), 1))
         for start in range(rows.start, rows.stop, step):
@@ -99,13 +61,7 @@ class Gatherers:
             self._goes.append((int(positions[start]), done))
 
     def unfilled(self) -> int | None:
-        """Say from which position on rows are still being filled.
-
-        Returns
-        -------
-        int or None
-            None if nothing is under way.
-        """
+        """Say from which position on rows are still being filled."""
         while self._goes and self._goes[0][1].done():
             self._goes.popleft()
         return self._goes[0][0] if self._goes else None
@@ -116,13 +72,7 @@ class Gatherers:
             self._goes[0][1].result()
 
     def finish(self) -> list[Array]:
-        """Hand out the batch that was begun first, when it is full.
-
-        Returns
-        -------
-        list of ndarray
-            As it was given to `begin`.
-        """
+        """Hand out the batch that was begun first, when it is full."""
         out, under_way = self._begun.popleft()
         for done in under_way:
             done.result()

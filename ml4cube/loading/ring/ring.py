@@ -24,15 +24,7 @@ _LOCATED = 4096
 
 
 class ChunkSource(Protocol):
-    """Samples that can be read chunk by chunk, from any thread.
-
-    Attributes
-    ----------
-    counts : ndarray of int64, shape (chunks,)
-        Samples in each chunk; samples are numbered chunk by chunk.
-    slow : bool
-        Whether a read mostly waits (a remote store), so that many should run at once.
-    """
+    """Samples that can be read chunk by chunk, from any thread."""
 
     @property
     def counts(self) -> Ints: ...
@@ -48,22 +40,7 @@ class ChunkSource(Protocol):
 
 
 def read_chunk(source: ChunkSource, chunk: int, views: Sequence[Mapping[str, Array]]) -> None:
-    """Read one chunk, naming it if that fails.
-
-    Parameters
-    ----------
-    source : ChunkSource
-        Where to read.
-    chunk : int
-        What to read.
-    views : sequence of mapping of str to ndarray
-        For each field, where to put each of its variables. A variable may appear in several.
-
-    Raises
-    ------
-    StoreError
-        If the chunk cannot be read; the message names it.
-    """
+    """Read one chunk, naming it if that fails."""
     into: dict[str, Array] = {}
     for view in views:
         into = {**view, **into}
@@ -83,23 +60,9 @@ def read_chunk(source: ChunkSource, chunk: int, views: Sequence[Mapping[str, Arr
 
 
 class Ring:
-    """Slots for chunks: threads decode into them ahead of need, `batches` gathers from them.
+    """Slots for chunks: threads decode into them ahead of need, `batches` gathers from them."""
 
-    What one epoch leaves in the slots the next one need not decode again.
-
-    Parameters
-    ----------
-    source : ChunkSource
-        Where chunks come from.
-    fields : sequence of Field
-        What a batch holds.
-    slots : int
-        Chunks in memory at once; more than are in use at one time (a tour's streams).
-    threads : int
-        Chunks decoded at once.
-    gatherers : int
-        Threads that gather batches from the slots.
-    """
+    # What one epoch leaves in the slots the next one need not decode again.
 
     def __init__(
         self,
@@ -130,29 +93,7 @@ class Ring:
         positions: Iterable[Ints],
         take: Callable[[int], list[Array]],
     ) -> Generator[list[Array]]:
-        """Gather batch after batch, some ahead of need; one such iteration at a time.
-
-        Parameters
-        ----------
-        tour : Tour
-            The plan of the epoch, from the first of the positions to the last.
-        positions : iterable of ndarray of int64
-            Positions of each batch, ascending.
-        take : callable
-            Hands out one array per field for a number of rows.
-
-        Yields
-        ------
-        list of ndarray
-            One array per field.
-
-        Raises
-        ------
-        InvalidValueError
-            If there are too few slots for the tour.
-        StoreError
-            If a chunk cannot be read; the message names it.
-        """
+        """Gather batch after batch, some ahead of need; one such iteration at a time."""
         if self._slots <= tour.in_use:
             raise InvalidValueError(
                 f"{self._slots} slots for {tour.in_use} streams; a ring needs one more at least"
@@ -175,17 +116,7 @@ class Ring:
             self._resting = True
 
     def load(self, tour: Tour, chunk: int, slot: int) -> None:
-        """Decode a chunk into a slot; runs in a decode thread.
-
-        Parameters
-        ----------
-        tour : Tour
-            The plan of the epoch, which knows the order inside the chunk.
-        chunk : int
-            What to read.
-        slot : int
-            Where to put it.
-        """
+        """Decode a chunk into a slot; runs in a decode thread."""
         inside = tour.order.chunk_permutation(tour.epoch, chunk)
         begin = slot * self._width
         rows = slice(begin, begin + len(inside))
@@ -196,15 +127,7 @@ class Ring:
             self._held[slot] = chunk
 
     def gather(self, slots: Ints, offsets: Ints, out: Sequence[Array]) -> None:
-        """Copy samples out of loaded slots.
-
-        Parameters
-        ----------
-        slots, offsets : ndarray of int64
-            Slot of each sample, and its place in the order inside the chunk.
-        out : sequence of ndarray
-            One array per field, one row per sample.
-        """
+        """Copy samples out of loaded slots."""
         rows = self._inside[slots * self._width + offsets]
         for room, target in zip(self._rooms, out, strict=True):
             room.gather(rows, target)
@@ -346,24 +269,7 @@ class _Trip:
 
 
 class Resident:
-    """A data set that fits into memory: every chunk is read once, then only gathered.
-
-    Parameters
-    ----------
-    source : ChunkSource
-        Where chunks come from.
-    fields : sequence of Field
-        What a batch holds.
-    threads : int
-        Chunks decoded at once.
-    chunks : range, optional
-        Chunks to hold; all by default.
-
-    Raises
-    ------
-    StoreError
-        If a chunk cannot be read; the message names it.
-    """
+    """A data set that fits into memory: every chunk is read once, then only gathered."""
 
     def __init__(
         self,
@@ -387,15 +293,7 @@ class Resident:
                 read.result()
 
     def gather(self, samples: Ints, out: Sequence[Array]) -> None:
-        """Copy samples into a batch.
-
-        Parameters
-        ----------
-        samples : ndarray of int64
-            Which samples.
-        out : sequence of ndarray
-            One array per field, one row per sample.
-        """
+        """Copy samples into a batch."""
         rows = samples - self._first
         for room, target in zip(self._rooms, out, strict=True):
             room.gather(rows, target)

@@ -24,28 +24,14 @@ _IDLE = 8
 
 @dataclass(frozen=True)
 class Field:
-    """One array of a batch: a variable, or several variables stacked as channels.
-
-    Parameters
-    ----------
-    variables : tuple of str
-        Variables, in channel order.
-    window : tuple of int
-        Cells of one sample of one variable.
-    dtype : numpy.dtype
-        Type of the values handed over.
-    stacked : bool
-        Whether there is a channel axis; without it there is exactly one variable.
-
-    Examples
-    --------
-    >>> Field(("sst", "ice"), (16, 16), np.dtype("float32")).empty(4).shape
-    (4, 2, 16, 16)
-    """
+    """One array of a batch: a variable, or several variables stacked as channels."""
 
     variables: tuple[str, ...]
+    # Cells of one sample of one variable.
     window: tuple[int, ...]
+    # Type of the values handed over.
     dtype: np.dtype[Any]
+    # Whether there is a channel axis; without it there is exactly one variable.
     stacked: bool = True
 
     @property
@@ -59,62 +45,22 @@ class Field:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def empty(self, samples: int) -> Array:
-        """Make room for samples.
-
-        Parameters
-        ----------
-        samples : int
-            How many.
-
-        Returns
-        -------
-        ndarray, shape (samples, channels, *window) or (samples, *window)
-            Not initialised.
-        """
+        """Make room for samples."""
         return np.empty((samples, *self.shape), self.dtype)
 
     def views(self, array: Array) -> dict[str, Array]:
-        """View each variable's part of an array made by `empty`.
-
-        Parameters
-        ----------
-        array : ndarray
-            Rows of an array from `empty`.
-
-        Returns
-        -------
-        dict of str to ndarray, shape (samples, *window)
-            One view per variable.
-        """
+        """View each variable's part of an array made by `empty`."""
         if not self.stacked:
             return {self.variables[0]: array}
         return {name: array[:, channel] for channel, name in enumerate(self.variables)}
 
 
 class Room:
-    """Room for many samples of a field, from which batches are gathered.
+    """Room for many samples of a field, from which batches are gathered."""
 
-    The samples of each variable lie end to end, as they do in a file: a chunk is decoded
-    straight to where it is gathered from, and not copied in between. Only where a sample of a
-    variable is as small as a point, all variables of a sample lie together.
-
-    Parameters
-    ----------
-    field : Field
-        What is held.
-    samples : int
-        How many.
-
-    Examples
-    --------
-    >>> field = Field(("a", "b"), (8,), np.dtype("float64"))
-    >>> room = Room(field, samples=10)
-    >>> room.views(slice(4, 6))["b"][...] = [[1.0], [2.0]]
-    >>> out = field.empty(1)
-    >>> room.gather(np.array([5]), out)
-    >>> out[0, 1, 0]
-    np.float64(2.0)
-    """
+    # The samples of each variable lie end to end, as they do in a file: a chunk is decoded straight
+    # to where it is gathered from, and not copied in between. Only where a sample of a variable is
+    # as small as a point, all variables of a sample lie together.
 
     def __init__(self, field: Field, samples: int) -> None:
         self._field = field
@@ -130,32 +76,13 @@ class Room:
             self._channels = np.arange(channels) * samples
 
     def views(self, rows: slice) -> dict[str, Array]:
-        """View each variable's part of some rows.
-
-        Parameters
-        ----------
-        rows : slice
-            Which samples.
-
-        Returns
-        -------
-        dict of str to ndarray, shape (samples, *window)
-            One view per variable.
-        """
+        """View each variable's part of some rows."""
         if self._channels is None:
             return self._field.views(self._samples[rows])
         return dict(zip(self._field.variables, self._samples[:, rows], strict=True))
 
     def gather(self, rows: Ints, out: Array) -> None:
-        """Copy samples into a batch.
-
-        Parameters
-        ----------
-        rows : ndarray of int64
-            Which samples.
-        out : ndarray, shape (samples, channels, *window) or (samples, *window)
-            Where to; contiguous.
-        """
+        """Copy samples into a batch."""
         if self._channels is not None:
             rows = (rows[:, None] + self._channels).reshape(-1)
         # mode="clip" lets numpy write straight into the target; all rows are in range
@@ -164,24 +91,10 @@ class Room:
 
 
 class Buffers:
-    """Arrays for batches, used again as soon as nobody holds the batch any more.
+    """Arrays for batches, used again as soon as nobody holds the batch any more."""
 
-    A fresh array costs page faults, which is as much as filling it. An array is taken back
-    when the last reference to what `take` returned is gone, so a batch that is kept is safe.
-
-    Parameters
-    ----------
-    field : Field
-        What the arrays hold.
-    samples : int
-        Rows of a full batch.
-
-    Examples
-    --------
-    >>> buffers = Buffers(Field(("a",), (2,), np.dtype("float32")), samples=4)
-    >>> buffers.take(3).shape
-    (3, 1, 2)
-    """
+    # A fresh array costs page faults, which is as much as filling it. An array is taken back when
+    # the last reference to what `take` returned is gone, so a batch that is kept is safe.
 
     def __init__(self, field: Field, samples: int) -> None:
         self._field, self._samples = field, samples
@@ -192,18 +105,7 @@ class Buffers:
         return Buffers, (self._field, self._samples)
 
     def take(self, rows: int) -> Array:
-        """Hand out an array for a batch.
-
-        Parameters
-        ----------
-        rows : int
-            At most the rows of a full batch.
-
-        Returns
-        -------
-        ndarray, shape (rows, ...)
-            Not initialised.
-        """
+        """Hand out an array for a batch."""
         try:
             base = self._idle.pop()  # in one step, since several threads may take
         except IndexError:

@@ -22,43 +22,14 @@ from ml4cube.sampling.identity.cube import hash_of
 
 
 def identity_of(function: Callable[..., Any]) -> str:
-    """Tell one callback from another, the same in every process.
-
-    Parameters
-    ----------
-    function : callable
-        The callback.
-
-    Returns
-    -------
-    str
-        Hash of its code, constants, defaults and closure, and of the globals it names, likewise
-        looked into wherever they are defined; not of files and lines. Installed libraries are not
-        looked into, nor are their versions: their functions count by their code alone, all else
-        in them by its name. Objects count by their class and the parts that their pickles are
-        made of; what has none by its pickle, which may differ between processes: then it counts
-        as another callback. Not counted are modules that a function imports when it is called,
-        and what the callback's own calls changed (see `staying_same`).
-    """
+    """Tell one callback from another, the same in every process."""
     found = _hash(function)
     return _BEFORE.get(found, found)
 
 
 @contextlib.contextmanager
 def staying_same(function: Callable[..., Any] | None) -> Iterator[None]:
-    """Let a callback work in this process, and stay the one it was before.
-
-    Parameters
-    ----------
-    function : callable, optional
-        The callback. What its calls change in modules, of which `copy_of` has no copy, does not
-        make it another one.
-
-    Yields
-    ------
-    None
-        Meanwhile it may be called.
-    """
+    """Let a callback work in this process, and stay the one it was before."""
     if function is None:
         yield
         return
@@ -70,23 +41,7 @@ def staying_same(function: Callable[..., Any] | None) -> Iterator[None]:
 
 
 def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy a callback as a worker process gets it.
-
-    Parameters
-    ----------
-    function : callable
-        The callback.
-
-    Returns
-    -------
-    callable
-        What it keeps for its next call is not seen by the original.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it holds what cannot be pickled, so that no other process could run it.
-    """
+    """Copy a callback as a worker process gets it."""
     import cloudpickle
 
     try:
@@ -101,18 +56,7 @@ def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def name_of(function: Callable[..., Any] | None) -> str | None:
-    """Say what a callback is called, so that samples tell that there was one.
-
-    Parameters
-    ----------
-    function : callable, optional
-        The callback.
-
-    Returns
-    -------
-    str or None
-        None if there is none.
-    """
+    """Say what a callback is called, so that samples tell that there was one."""
     if function is None:
         return None
     return str(getattr(function, "__qualname__", type(function).__name__))

@@ -47,21 +47,7 @@ _SLAB_BYTES = 2**21
 
 
 def identity_of_variable(variable: xr.Variable, state: State) -> str | None:
-    """Tell one variable from another without reading files.
-
-    Parameters
-    ----------
-    variable : Variable
-        In memory, lazily opened, or of dask.
-    state : callable
-        `state_of` a file or folder.
-
-    Returns
-    -------
-    str or None
-        The same for the same stored cells, indexed and computed alike; None where only the cells
-        themselves tell.
-    """
+    """Tell one variable from another without reading files."""
     from dask.base import is_dask_collection
 
     data: Any = variable._data
@@ -231,10 +217,8 @@ def _place_in_file(array: Any, state: State) -> str | None:
 
 
 def _computed(array: Any, state: State) -> str | None:
-    """What dask calls an array, a hash of how it is made, and all arrays that its graph holds.
-
-    The name does not tell whether these changed. Pickling finds them, however deep they are.
-    """
+    """What dask calls an array, a hash of how it is made, and all arrays that its graph holds."""
+    # The name does not tell whether these changed. Pickling finds them, however deep they are.
     import cloudpickle
     from xarray.core.indexing import ExplicitlyIndexed
     from zarr import Array
@@ -268,20 +252,7 @@ def _computed(array: Any, state: State) -> str | None:
 
 
 def hash_cells(sampling: Sampling, name: str) -> str:
-    """Hash the cells of a variable, block by block.
-
-    Parameters
-    ----------
-    sampling : Sampling
-        What is sampled.
-    name : str
-        The variable.
-
-    Returns
-    -------
-    str
-        The same for the same cells.
-    """
+    """Hash the cells of a variable, block by block."""
     logger.info(
         "variable %r is read once more: only its cells tell whether this cube is the one of an "
         "earlier call",
@@ -295,20 +266,7 @@ def hash_cells(sampling: Sampling, name: str) -> str:
 
 
 def state_of(source: str | Path, outputs: Collection[str]) -> str:
-    """Hash name, size and time of change of a source's files, so that a changed one is noticed.
-
-    Parameters
-    ----------
-    source : str or Path
-        A file or folder.
-    outputs : collection of str
-        Folders left out: those that the call itself writes.
-
-    Returns
-    -------
-    str
-        Its real path, and the hash.
-    """
+    """Hash name, size and time of change of a source's files, so that a changed one is noticed."""
     root = os.path.realpath(source)
     digest = hashlib.sha256()
     folders: list[Any] = [root]
@@ -347,18 +305,7 @@ def _leads_back(entry: Any) -> bool:
 
 
 def hash_of(values: np.ndarray[Any, Any]) -> str:
-    """Hash an array: its dtype, shape, values and, where it has one, mask.
-
-    Parameters
-    ----------
-    values : ndarray
-        Of any dtype; objects count by their text and calendar.
-
-    Returns
-    -------
-    str
-        The same for the same values in every process.
-    """
+    """Hash an array: its dtype, shape, values and, where it has one, mask."""
     digest = hashlib.sha256()
     if values.dtype.names and values.dtype.hasobject:
         for name in values.dtype.names:

@@ -34,31 +34,12 @@ _LIBRARIES = ("numpy", "xarray", "zarr", "numcodecs")
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries that decide about a store's bytes.
-
-    Returns
-    -------
-    dict of str to str
-        By library.
-    """
+    """Versions of the libraries that decide about a store's bytes."""
     return {"ml4cube": ml4cube.__version__, **{name: version(name) for name in _LIBRARIES}}
 
 
 def provenance(sampling: Sampling, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe where samples come from; nothing that differs between equal runs.
-
-    Parameters
-    ----------
-    sampling : Sampling
-        What is sampled.
-    settings : mapping
-        Arguments of the call that the spec does not hold.
-
-    Returns
-    -------
-    dict
-        JSON values.
-    """
+    """Describe where samples come from; nothing that differs between equal runs."""
     ds = sampling.ds
     names = sampling.spec.variables
     return {
@@ -89,18 +70,12 @@ def _source_path(ds: xr.Dataset) -> str | None:
 
 @dataclass(frozen=True)
 class Call:
-    """What decides about the bytes of stores, part by part; make one with `Call.of`.
+    """What decides about the bytes of stores, part by part; make one with `Call.of`."""
 
-    Parameters
-    ----------
-    id : str
-        Hash of all of it: the same for the same call on the same cube.
-    parts : dict of str to dict
-        By kind ("settings", "spec", "split", "source", "callback", "versions", and what follows
-        from these, "derived") and name: a JSON value, or a hash of a long one.
-    """
-
+    # Hash of all of it: the same for the same call on the same cube.
     id: str
+    # By kind ("settings", "spec", "split", "source", "callback", "versions", and what follows from
+    # these, "derived") and name: a JSON value, or a hash of a long one.
     parts: Mapping[str, Mapping[str, Any]]
 
     @classmethod
@@ -111,27 +86,7 @@ class Call:
         callback: str | None = None,
         outputs: Iterable[Path] = (),
     ) -> Call:
-        """Look at a call.
-
-        Parameters
-        ----------
-        sampling : Sampling
-            What is sampled.
-        settings : mapping
-            Arguments of the call that the spec does not hold.
-        callback : str, optional
-            The callback's `identity_of` before its first call, which may change what it holds.
-        outputs : iterable of Path
-            Folders that the call itself writes; they may lie in the cube's own.
-
-        Returns
-        -------
-        Call
-            For cubes in memory their content counts, for others the stored arrays that they show,
-            how they are indexed, and name, size and time of change of local files; of Icechunk
-            the snapshot, which any commit to the branch makes another; of what dask computes its
-            name for it, and all stored arrays in its graph.
-        """
+        """Look at a call."""
         extractor, ds = sampling.extractor, sampling.ds
         own = {os.path.realpath(folder) for folder in outputs}
         state = functools.cache(functools.partial(state_of, outputs=own))
@@ -169,18 +124,7 @@ class Call:
         return cls(hashlib.sha256(text.encode()).hexdigest(), short)
 
     def unlike(self, found: Mapping[str, Any]) -> str:
-        """Say what differs from the call that made a store.
-
-        Parameters
-        ----------
-        found : mapping
-            The `provenance` of the store.
-
-        Returns
-        -------
-        str
-            Kinds and names, with old and new values where they are short.
-        """
+        """Say what differs from the call that made a store."""
         before = found.get("call_parts")
         if not before:
             return "what differs is not known: a version before this one made it"

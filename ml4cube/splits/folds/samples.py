@@ -30,26 +30,16 @@ _CELLS_AT_ONCE = 1 << 23
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Which cells of a cube each sample covers.
+    """Which cells of a cube each sample covers."""
 
-    Parameters
-    ----------
-    view : CubeView
-        The cube; where none was given, one of the same cells without data.
-    origin : dict of str to ndarray of int, shape (samples,)
-        Position of each sample's first cell along every dim that is known.
-    size : dict of str to int
-        Cells that a sample covers along each of these dims.
-    n : int
-        Samples.
-    troubles : tuple of str
-        Why places along other dims are not known, where something was given for them.
-    """
-
+    # The cube; where none was given, one of the same cells without data.
     view: CubeView
+    # Position of each sample's first cell along every dim that is known.
     origin: dict[str, Ints]
+    # Cells that a sample covers along each of these dims.
     size: dict[str, int]
     n: int
+    # Why places along other dims are not known, where something was given for them.
     troubles: tuple[str, ...] = ()
 
     @classmethod
@@ -64,44 +54,10 @@ class Samples:
         dims: Sequence[str] = (),
         ordered: bool = False,
     ) -> Samples:
-        """Find out where the rows of X lie.
-
-        Tried in this order: positions or coordinates in `groups`; those in X, along the dims of
-        a cube that `groups` leave open; one row for each cell of the cube, or for each of its
-        valid cells, in the order of its dims, where neither says otherwise.
-
-        Parameters
-        ----------
-        X : array_like, DataFrame, Dataset, DataArray or mapping of str to array_like
-            The samples; a sample store, or anything whose columns, index levels or
-            coordinates are called like a dim ("lat") or its positions ("lat_index").
-        groups : DataFrame, Dataset or mapping of str to array_like, optional
-            The same, apart from X.
-        cube : Dataset or DataArray, optional
-            The cube that samples were taken from.
-        valid : str, list of str or DataArray, optional
-            Which cells are valid, as for `assign_block_split`.
-        sample_size : mapping or list of (str, int), optional
-            Cells that a sample covers; 1 along dims that are not named. A sample store
-            knows its own.
-        dims : sequence of str
-            Dims that the split is about; without a cube, only these are looked for.
-        ordered : bool
-            Whether, without a cube, the values of a coordinate along one of `dims` are
-            enough: in order, they make an axis.
-
-        Returns
-        -------
-        Samples
-            The places.
-
-        Raises
-        ------
-        InvalidValueError
-            If a place lies outside the cube, or rows and cells do not match.
-        InvalidTypeError
-            If nothing says where the rows lie.
-        """
+        """Find out where the rows of X lie."""
+        # Tried in this order: positions or coordinates in `groups`; those in X, along the dims of a
+        # cube that `groups` leave open; one row for each cell of the cube, or for each of its valid
+        # cells, in the order of its dims, where neither says otherwise.
         n = _length(X if X is not None else groups)
         view = None if cube is None else CubeView.of(cube)
         tables = [table for table in map(_columns, (groups, X)) if table]
@@ -189,18 +145,7 @@ class Samples:
         )
 
     def count(self, grid: Grid) -> Ints:
-        """Count the samples that begin in each block.
-
-        Parameters
-        ----------
-        grid : Grid
-            The blocks.
-
-        Returns
-        -------
-        ndarray of int, shape (blocks,)
-            Counts.
-        """
+        """Count the samples that begin in each block."""
         ids: Ints = np.zeros(self.n, dtype=np.int64)
         for dim, count in zip(grid.dims, grid.counts, strict=True):
             at = self.origin.get(dim)
@@ -208,18 +153,7 @@ class Samples:
         return np.bincount(ids, minlength=len(grid)).astype(np.int64)
 
     def check_known(self, dims: Sequence[str]) -> None:
-        """Refuse to split along dims along which the samples' places are not known.
-
-        Parameters
-        ----------
-        dims : sequence of str
-            Dims that blocks are cut or buffers kept along.
-
-        Raises
-        ------
-        InvalidValueError
-            If one is unknown.
-        """
+        """Refuse to split along dims along which the samples' places are not known."""
         if unknown := [dim for dim in dims if dim not in self.origin]:
             tried = f" ({'; '.join(self.troubles)})" if self.troubles else ""
             raise InvalidValueError(
@@ -228,20 +162,7 @@ class Samples:
             )
 
     def labels(self, plan: SplitPlan, reaches: tuple[Reach, ...]) -> Labels:
-        """Look up the part of each sample; one of several parts is excluded.
-
-        Parameters
-        ----------
-        plan : SplitPlan
-            The part of each block.
-        reaches : tuple of AxisReach or SphereReach
-            Its buffer, resolved.
-
-        Returns
-        -------
-        ndarray of uint8, shape (samples,)
-            1 train, 0 test, 2 val, 255 excluded.
-        """
+        """Look up the part of each sample; one of several parts is excluded."""
         result = np.full(self.n, EXCLUDED, dtype=np.uint8)
         dims = plan.grid.dims
         size = [self.size.get(dim, 1) for dim in dims]

@@ -32,17 +32,11 @@ _LEAST_VALUES = 8
 
 @dataclass(frozen=True)
 class Carried:
-    """Cells whose place has kept its value since the last train step, or up to the next.
+    """Cells whose place has kept its value since the last train step, or up to the next."""
 
-    Parameters
-    ----------
-    held_out : float
-        Share of the cells held out; 0 where these hold too few different values to tell.
-    train : float
-        Share of the train cells, which tells how often the variable stands still by nature.
-    """
-
+    # Share of the cells held out; 0 where these hold too few different values to tell.
     held_out: float
+    # Share of the train cells, which tells how often the variable stands still by nature.
     train: float
 
     @property
@@ -54,24 +48,7 @@ class Carried:
 def find_carried(
     view: CubeView, layout: Layout, names: Iterable[str], dim: str
 ) -> dict[str, Carried]:
-    """Compare cells held out with the train steps next to them.
-
-    Parameters
-    ----------
-    view : CubeView
-        The cube.
-    layout : Layout
-        Its label.
-    names : iterable of str
-        Variables to look at; those that lack a dim of the cube, or hold no numbers, are left out.
-    dim : str
-        The time dim.
-
-    Returns
-    -------
-    dict of str to Carried
-        One for each variable that was looked at; none where no place both trains and is held out.
-    """
+    """Compare cells held out with the train steps next to them."""
     found: dict[str, Carried] = {}
     if dim not in layout.label.dims:
         return found

@@ -34,52 +34,22 @@ _NEIGHBOURS = 4
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """Where the cells of a cube lie.
+    """Where the cells of a cube lie."""
 
-    Parameters
-    ----------
-    sizes : dict of str to int
-        Dims whose indices are places, sorted: those of a map, or the one of stations.
-    points : ndarray of float, shape (places, 2 or 3), optional
-        Kilometres on a plane, or unit vectors on the sphere, NaN where a place is unknown; None
-        without coordinates.
-    time_dim : str, optional
-        The dim of time.
-    times : DataArray, optional
-        Dates of its steps, or numbers; None where there are neither.
-    steps : int
-        How many steps there are.
-    """
-
+    # Dims whose indices are places, sorted: those of a map, or the one of stations.
     sizes: dict[str, int]
+    # Kilometres on a plane, or unit vectors on the sphere, NaN where a place is unknown; None
+    # without coordinates.
     points: Floats | None
     time_dim: str | None
+    # Dates of its steps, or numbers; None where there are neither.
     times: xr.DataArray | None
+    # How many steps there are.
     steps: int
 
     @classmethod
     def of(cls, view: CubeView, map_dims: tuple[str, ...] = (), when: str | None = None) -> Axes:
-        """Find a cube's places and times.
-
-        Parameters
-        ----------
-        view : CubeView
-            The cube.
-        map_dims : tuple of str
-            Dims that are those of the map if no coordinates tell.
-        when : str, optional
-            Name of a date that says when all cells of a cube without a time dim are.
-
-        Returns
-        -------
-        Axes
-            What is known of them.
-
-        Raises
-        ------
-        InvalidValueError
-            If latitude or longitude are missing along a dim, or are no degrees.
-        """
+        """Find a cube's places and times."""
         coords = view.ds.coords
         time_dim = find_time_dim(coords.values(), view.dims)
         times = None
@@ -122,23 +92,7 @@ class Axes:
         return np.where(found < 1e-6, 0.0, found)
 
     def numbers(self, other: Axes) -> tuple[Floats, str]:
-        """Times of a cube as this one measures them, and their unit.
-
-        Parameters
-        ----------
-        other : Axes
-            The same cube, or another one that has times if this one has.
-
-        Returns
-        -------
-        tuple of (ndarray of float, str)
-            Days since the first date of this cube; or numbers; or, where it has neither, steps.
-
-        Raises
-        ------
-        InvalidValueError
-            If the times of the other cube are of another kind, unit or calendar.
-        """
+        """Times of a cube as this one measures them, and their unit."""
         own, theirs = self.times, other.times
         if own is None or theirs is None:
             return np.arange(float(self.steps)), "steps"
@@ -206,45 +160,18 @@ def _metres(view: CubeView) -> list[xr.DataArray] | None:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Cells of one kind: those of a part, or of a deployment.
+    """Cells of one kind: those of a part, or of a deployment."""
 
-    Parameters
-    ----------
-    axes : Axes
-        Where the cells of their cube lie.
-    layout : Layout
-        A label of these; cells without a value belong to no part.
-    code : int
-        Their code in the label.
-    """
-
+    # Where the cells of their cube lie.
     axes: Axes
+    # A label of these; cells without a value belong to no part.
     layout: Layout
+    # Their code in the label.
     code: int
 
     @classmethod
     def of_deployment(cls, given: Any, axes: Axes) -> Cells:
-        """Where the user says that the model will be used.
-
-        Parameters
-        ----------
-        given : Dataset or DataArray
-            A cube.
-        axes : Axes
-            Those of the cube whose split is judged.
-
-        Returns
-        -------
-        Cells
-            Its cells with a value in any variable.
-
-        Raises
-        ------
-        InvalidTypeError
-            If it is no cube.
-        InvalidValueError
-            If it has no cell with a value, or is a mask.
-        """
+        """Where the user says that the model will be used."""
         if not isinstance(given, xr.Dataset | xr.DataArray):
             raise InvalidTypeError(
                 f"deployment must be a Dataset, a DataArray or a path, got {type(given).__name__}; "
@@ -297,36 +224,17 @@ class Cells:
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """What can be measured between two cubes, and why the rest cannot.
+    """What can be measured between two cubes, and why the rest cannot."""
 
-    Parameters
-    ----------
-    space, time : bool
-        Whether places, and times, of both are known.
-    unknown : dict of str to str
-        Why not, by "space" and "time"; nothing where neither cube has such a dim.
-    """
-
+    # Whether places, and times, of both are known.
     space: bool
     time: bool
+    # Why not, by "space" and "time"; nothing where neither cube has such a dim.
     unknown: dict[str, str]
 
     @classmethod
     def of(cls, axes: Axes, other: Axes | None = None) -> Measure:
-        """Find what cells of two cubes, or of one, have in common.
-
-        Parameters
-        ----------
-        axes : Axes
-            Those of the cube.
-        other : Axes, optional
-            Those of a deployment.
-
-        Returns
-        -------
-        Measure
-            What can be measured.
-        """
+        """Find what cells of two cubes, or of one, have in common."""
         unknown = {}
         theirs = other or axes
         no_place = "neither latitude and longitude nor metres (x, y)"
@@ -345,26 +253,10 @@ class Measure:
 
 
 def distances(cells: Cells, train: Cells, measure: Measure) -> dict[str, Floats]:
-    """How far cells are from train cells.
-
-    Times are told apart from places: a cell is so far in time from the nearest time that trains
-    somewhere, and so far in space from the nearest place that trains then (at any time, if times
-    are not measured).
-
-    Parameters
-    ----------
-    cells : Cells
-        Test cells, or those of a deployment.
-    train : Cells
-        Train cells.
-    measure : Measure
-        What to measure.
-
-    Returns
-    -------
-    dict of str to ndarray of float
-        "space" and "time", as far as measured: of about `SAMPLE` cells drawn by a fixed seed.
-    """
+    """How far cells are from train cells."""
+    # Times are told apart from places: a cell is so far in time from the nearest time that trains
+    # somewhere, and so far in space from the nearest place that trains then (at any time, if times
+    # are not measured).
     rng = np.random.default_rng(0)
     found: dict[str, list[Floats]] = {"space": [], "time": []}
     ours, theirs = train.axes, cells.axes
@@ -408,20 +300,7 @@ def _some(indices: NDArray[np.intp], most: int, rng: np.random.Generator) -> NDA
 
 
 def spacing(train: Cells, measure: Measure) -> dict[str, float]:
-    """Median distance of a train place to the nearest other one, and of one time to the next.
-
-    Parameters
-    ----------
-    train : Cells
-        Train cells.
-    measure : Measure
-        What to measure.
-
-    Returns
-    -------
-    dict of str to float
-        "space" and "time", as far as measured; 0 where there is only one.
-    """
+    """Median distance of a train place to the nearest other one, and of one time to the next."""
     found = {"space": 0.0, "time": 0.0}
     if measure.space and train.axes.points is not None:
         places = train.places() & np.isfinite(train.axes.points).all(axis=-1)
@@ -437,20 +316,7 @@ def spacing(train: Cells, measure: Measure) -> dict[str, float]:
 
 
 def beside_stations(cells: Cells, train: Cells) -> float:
-    """Share of stations that have one that trains among the nearest ones.
-
-    Parameters
-    ----------
-    cells : Cells
-        Test cells, at stations.
-    train : Cells
-        Train cells.
-
-    Returns
-    -------
-    float
-        Of the stations that hold test cells, whether or not they train at other times.
-    """
+    """Share of stations that have one that trains among the nearest ones."""
     points = cells.axes.points
     assert points is not None
     known = np.isfinite(points).all(axis=-1)

@@ -50,53 +50,25 @@ _GROUPS_AT_MOST = 200
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Cells held out from training that have a bitwise twin in the train part.
+    """Cells held out from training that have a bitwise twin in the train part."""
 
-    Parameters
-    ----------
-    cells : int
-        How many, over test and validation; gaps in such fields are counted with them.
-    of : int
-        Cells held out.
-    steps : tuple of int
-        Positions along the first outer dim that hold some.
-    dim : str or None
-        That dim.
-    repeats : bool
-        Whether most train tiles have twins in train, too: the variable repeats by nature (a
-        climatology, a constant field stored for each step).
-    tiles : str
-        What was compared, for messages.
-    """
-
+    # How many, over test and validation; gaps in such fields are counted with them.
     cells: int
     of: int
+    # Positions along the first outer dim that hold some.
     steps: tuple[int, ...]
     dim: str | None
+    # Whether most train tiles have twins in train, too: the variable repeats by nature (a
+    # climatology, a constant field stored for each step).
     repeats: bool
+    # What was compared, for messages.
     tiles: str
 
 
 def find_duplicates(
     view: CubeView, label: xr.DataArray, names: Iterable[str]
 ) -> dict[str, Duplicates]:
-    """Look for tiles of held-out cells that equal tiles of train cells, bit for bit.
-
-    Parameters
-    ----------
-    view : CubeView
-        The cube.
-    label : DataArray
-        Its label, on dims of the cube.
-    names : iterable of str
-        Variables to look at; those that lack a dim of the cube, or hold neither numbers nor
-        dates, are left out.
-
-    Returns
-    -------
-    dict of str to Duplicates
-        One for each variable that was looked at and, of several, one for all together under "".
-    """
+    """Look for tiles of held-out cells that equal tiles of train cells, bit for bit."""
     names = [
         name
         for name in names

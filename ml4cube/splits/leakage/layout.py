@@ -26,54 +26,27 @@ SAMPLE = 1000
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A label, looked at once in slabs of bounded size.
-
-    Parameters
-    ----------
-    label : DataArray
-        The label, dims sorted.
-    counts : dict of int to int
-        Cells of each code; those of no code count as excluded.
-    profiles : dict of (int, str) to ndarray of bool
-        For each code and dim, which positions hold a cell of it.
-    maps : dict of int to ndarray of bool, or None
-        For each code, which places of the map (`map_dims`) hold a cell of it at any index of
-        the other dims.
-    map_dims : tuple of str
-        Dims of the map.
-    starts : dict of str to ndarray of int
-        First positions of the runs along each dim over which no label changes.
-    unknown : int
-        Cells of no code: gaps of a label made by hand, or other numbers.
-    wanted : tuple of str
-        Dims of the map, also those that the label lacks.
-    """
+    """A label, looked at once in slabs of bounded size."""
 
     label: xr.DataArray
+    # Cells of each code; those of no code count as excluded.
     counts: dict[int, int]
+    # For each code and dim, which positions hold a cell of it.
     profiles: dict[tuple[int, str], Bools]
+    # For each code, which places of the map (`map_dims`) hold a cell of it at any index of the
+    # other dims.
     maps: dict[int, Bools]
     map_dims: tuple[str, ...]
+    # First positions of the runs along each dim over which no label changes.
     starts: dict[str, Ints]
+    # Cells of no code: gaps of a label made by hand, or other numbers.
     unknown: int = 0
+    # Dims of the map, also those that the label lacks.
     wanted: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, label: xr.DataArray, map_dims: tuple[str, ...]) -> Layout:
-        """Look at a label.
-
-        Parameters
-        ----------
-        label : DataArray
-            Codes of parts, on any dims.
-        map_dims : tuple of str
-            Dims of the map; those that the label lacks do not count.
-
-        Returns
-        -------
-        Layout
-            What was seen.
-        """
+        """Look at a label."""
         dims = tuple(sorted(str(dim) for dim in label.dims))
         bare = xr.DataArray(label.variable).transpose(*dims)
         sizes = {dim: bare.sizes[dim] for dim in dims}
@@ -115,18 +88,7 @@ class Layout:
         return cls(bare, counts, profiles, maps, on_map, starts, unknown, map_dims)
 
     def twice(self, view: CubeView) -> int:
-        """Count held-out cells of a meridian that stands twice, whose other copy trains.
-
-        Parameters
-        ----------
-        view : CubeView
-            The cube.
-
-        Returns
-        -------
-        int
-            Cells of the label; 0 where no meridian stands twice.
-        """
+        """Count held-out cells of a meridian that stands twice, whose other copy trains."""
         dim, columns = view.lon_turn() or ("", 0)
         if dim not in self.label.dims:
             return 0
@@ -137,18 +99,7 @@ class Layout:
         return sum(int(((a == TRAIN) & np.isin(b, HELD_OUT)).sum()) for a, b in pairs)
 
     def at_one_time(self, view: CubeView) -> int:
-        """Count held-out cells of a time that stands twice, whose place trains at the other step.
-
-        Parameters
-        ----------
-        view : CubeView
-            The cube.
-
-        Returns
-        -------
-        int
-            Cells of the label; 0 where every time stands once.
-        """
+        """Count held-out cells of a repeated time whose place trains at the other step."""
         found = 0
         for dim in self.starts:
             for steps in view.repeated_times(dim):
@@ -157,20 +108,7 @@ class Layout:
         return found
 
     def one_sided(self, dim: str, held_out: int) -> int | None:
-        """Steps between train and a part that lies wholly to one side of it.
-
-        Parameters
-        ----------
-        dim : str
-            A dim.
-        held_out : int
-            Code of the part.
-
-        Returns
-        -------
-        int or None
-            Steps that lie between; None if the part is on both sides, or among train.
-        """
+        """Steps between train and a part that lies wholly to one side of it."""
         if dim not in self.starts:
             return None
         train = np.flatnonzero(self.profiles[TRAIN, dim])
@@ -186,29 +124,19 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Separation:
-    """How test cells lie to train cells, from a seeded sample of test cells.
+    """How test cells lie to train cells, from a seeded sample of test cells."""
 
-    Parameters
-    ----------
-    touching : float
-        Share of test cells beside a train cell.
-    steps : dict of str to float
-        Median number of cells along each dim to the nearest train cell.
-    near : float
-        Share of test cells that are nearer to train than the range.
-    block : dict of str to float
-        Median length of the runs of test cells, in cells.
-    pieces : float
-        Number of separate pieces of the test part, small ones counting less.
-    exact : bool
-        False if the label has too many pieces, and parts of the cube stood for all of it.
-    """
-
+    # Share of test cells beside a train cell.
     touching: float
+    # Median number of cells along each dim to the nearest train cell.
     steps: dict[str, float]
+    # Share of test cells that are nearer to train than the range.
     near: float
+    # Median length of the runs of test cells, in cells.
     block: dict[str, float]
+    # Number of separate pieces of the test part, small ones counting less.
     pieces: float
+    # False if the label has too many pieces, and parts of the cube stood for all of it.
     exact: bool
 
 
@@ -219,28 +147,7 @@ def separate(
     units: Callable[[bool], dict[str, float]],
     part: int = TEST,
 ) -> Separation:
-    """Measure how far test cells lie from train cells.
-
-    Parameters
-    ----------
-    layout : Layout
-        The label, whose test part has blocks and pieces.
-    known : Layout
-        The same label on cells with a value, between which distances are measured.
-    view : CubeView
-        Their cube.
-    units : callable
-        Told whether any test cell touches train, gives the range along each dim in cells:
-        np.inf where any distance is too short, NaN along dims whose indices are no neighbours
-        of one another (scenarios).
-    part : int
-        Code of the test part.
-
-    Returns
-    -------
-    Separation
-        Shares and medians over the sample.
-    """
+    """Measure how far test cells lie from train cells."""
     dims = tuple(known.starts)
     cyclic, columns = view.lon_turn() or (None, 0)
     period = [columns if dim == cyclic else 0 for dim in dims]
@@ -353,10 +260,8 @@ def _draw(
     runs: list[Ints],
     rng: np.random.Generator,
 ) -> Ints:
-    """Test cells in random order, each once, or some drawn if they are many.
-
-    Of a window, they are from its middle, where train cells beyond it are far.
-    """
+    """Test cells in random order, each once, or some drawn if they are many."""
+    # Of a window, they are from its middle, where train cells beyond it are far.
     weight = np.where(test, volume, 0.0)
     middle = weight.copy()
     for axis, (w, starts) in enumerate(zip(window, runs, strict=True)):

@@ -32,46 +32,25 @@ _FEWEST_VALUES = 4
 
 @dataclass(frozen=True)
 class StorePair:
-    """How the samples of a held-out store lie to those of a train store.
-
-    Parameters
-    ----------
-    train, held_out : int
-        Samples of each.
-    part : str
-        What the held-out store calls itself ("test").
-    copies : int or None
-        Samples held out that are bit for bit in train, too (as stored: scaled by the same
-        numbers); None where windows hold too few different values to tell.
-    shared : int or None
-        Samples held out that cover a cell that a train sample covers; None where the two were
-        not cut from one cube.
-    touching : int or None
-        Samples held out that cover a cell beside such a cell, or share one; also across the date
-        line, unless the longitude jumps there and samples begin at some of its values only.
-    """
+    """How the samples of a held-out store lie to those of a train store."""
 
     train: int
     held_out: int
+    # What the held-out store calls itself ("test").
     part: str
+    # Samples held out that are bit for bit in train, too (as stored: scaled by the same numbers);
+    # None where windows hold too few different values to tell.
     copies: int | None
+    # Samples held out that cover a cell that a train sample covers; None where the two were not cut
+    # from one cube.
     shared: int | None
+    # Samples held out that cover a cell beside such a cell, or share one; also across the date
+    # line, unless the longitude jumps there and samples begin at some of its values only.
     touching: int | None
 
 
 def is_store(ds: object) -> bool:
-    """Whether something is an opened sample store.
-
-    Parameters
-    ----------
-    ds : object
-        Anything.
-
-    Returns
-    -------
-    bool
-        True for a Dataset of samples that says how it was cut.
-    """
+    """Whether something is an opened sample store."""
     if not isinstance(ds, xr.Dataset) or _SAMPLES not in ds.dims:
         return False
     spec = ds.attrs.get("spec")
@@ -79,27 +58,7 @@ def is_store(ds: object) -> bool:
 
 
 def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
-    """Look for samples of one store in another; every sample is read once.
-
-    Parameters
-    ----------
-    train : Dataset
-        The opened train store.
-    held_out : Dataset
-        The opened test or validation store.
-
-    Returns
-    -------
-    StorePair
-        What was found.
-
-    Raises
-    ------
-    InvalidTypeError
-        If `held_out` is no sample store.
-    InvalidValueError
-        If one has no samples, or they have no variable in common.
-    """
+    """Look for samples of one store in another; every sample is read once."""
     if not is_store(held_out):
         raise InvalidTypeError(
             "the first argument is a sample store, the second is a "

@@ -27,17 +27,7 @@ OTHER_CALL = "%s was left by another call, or its cube or callback has changed; 
 
 
 class Draft(ABC):
-    """A store under way, held by one run at a time; a context manager.
-
-    Attributes
-    ----------
-    target : Path, str or ZarrFolder
-        Where the store will stand.
-    root : Folder
-        Where its files are until then.
-    done : dict of int to Files
-        What finished tasks wrote.
-    """
+    """A store under way, held by one run at a time; a context manager."""
 
     target: Place
     root: Folder
@@ -49,18 +39,7 @@ class Draft(ABC):
         return {name: entry for files in self.done.values() for name, entry in files.items()}
 
     def root_of_workers(self, elsewhere: bool) -> Folder:
-        """Return the folder that workers write to: those of this machine need not wait for disks.
-
-        Parameters
-        ----------
-        elsewhere : bool
-            Whether they run on other machines.
-
-        Returns
-        -------
-        Folder
-            `root`, or one whose files are on disk only once they are recorded.
-        """
+        """Return the folder that workers write to; on this machine they need not wait for disks."""
         if elsewhere or not isinstance(self.root, LocalFolder):
             return self.root
         return replace(self.root, waits=False)
@@ -103,52 +82,18 @@ class Draft(ABC):
 
 
 def work_place(target: Path | str) -> Path | str:
-    """Return the work folder of a place.
-
-    Parameters
-    ----------
-    target : Path or str
-        Where a store will stand: on disk, behind a URL.
-
-    Returns
-    -------
-    Path or str
-        Beside it.
-    """
+    """Return the work folder of a place."""
     folder = f"{target}.partial"
     return Path(folder) if isinstance(target, Path) else folder
 
 
 def store_name(call: str) -> str:
-    """Name the folder inside a work folder in which a store grows.
-
-    Parameters
-    ----------
-    call : str
-        Fingerprint of the call.
-
-    Returns
-    -------
-    str
-        One that no other call has: tasks of a run that was stopped, or slept while another took
-        over, may still write.
-    """
+    """Name the folder inside a work folder in which a store grows."""
     return f"store-{call[:12]}"
 
 
 def call_of(folder: Folder) -> str | None:
-    """Tell which call a work folder belongs to.
-
-    Parameters
-    ----------
-    folder : Folder
-        The work folder.
-
-    Returns
-    -------
-    str or None
-        Fingerprint of the call; None if that is not known.
-    """
+    """Tell which call a work folder belongs to."""
     try:
         found: str = json.loads(folder.read("call.json"))[KEY]
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
@@ -157,27 +102,7 @@ def call_of(folder: Folder) -> str | None:
 
 
 def journal_entry(note: bytes, place: str) -> tuple[int, Files]:
-    """Read what was noted of a finished task.
-
-    Parameters
-    ----------
-    note : bytes
-        JSON.
-    place : str
-        Where it stands, for messages.
-
-    Returns
-    -------
-    task : int
-        Its number.
-    files : dict
-        What it wrote.
-
-    Raises
-    ------
-    StoreError
-        If it is damaged.
-    """
+    """Read what was noted of a finished task."""
     try:
         entry = json.loads(note)
         files = {str(n): (int(size), str(hash)) for n, (size, hash) in entry["files"].items()}

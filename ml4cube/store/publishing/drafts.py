@@ -16,29 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_draft(target: Place, fingerprint: str) -> Draft:
-    """Take hold of the store under way at a place; what is there stays until `Draft.begin`.
-
-    Parameters
-    ----------
-    target : Path, str or ZarrFolder
-        Where the store will stand: on disk, behind a URL, in a zarr store.
-    fingerprint : str
-        Hash of the call.
-
-    Returns
-    -------
-    Draft
-        A context manager.
-
-    Raises
-    ------
-    StoreExistsError
-        If the work folder exists and is none of ours.
-    RunError
-        If another run holds the work folder.
-    StoreError
-        If the file system of a path knows no locks.
-    """
+    """Take hold of the store under way at a place; what is there stays until `Draft.begin`."""
     if isinstance(target, ZarrFolder):
         return ZarrDraft(target)
     if isinstance(target, Path):
@@ -47,15 +25,7 @@ def open_draft(target: Place, fingerprint: str) -> Draft:
 
 
 def sweep(target: Place, fingerprint: str) -> None:
-    """Remove the work folder of a store that stands.
-
-    Parameters
-    ----------
-    target : Path, str or ZarrFolder
-        Where the store stands.
-    fingerprint : str
-        Hash of the call that made it: a draft of another call stays.
-    """
+    """Remove the work folder of a store that stands."""
     if isinstance(target, ZarrFolder):
         return
     place = work_place(target)
@@ -70,20 +40,7 @@ def sweep(target: Place, fingerprint: str) -> None:
 
 
 def was_published(target: Place, fingerprint: str) -> bool:
-    """Tell whether a run that was cut off later has put its store to a place.
-
-    Parameters
-    ----------
-    target : Path, str or ZarrFolder
-        Where a store stands.
-    fingerprint : str
-        Hash of the call of that run.
-
-    Returns
-    -------
-    bool
-        By the work folder: the store that stands may be another one by now.
-    """
+    """Tell whether a run that was cut off later has put its store to a place."""
     if isinstance(target, ZarrFolder):
         return False
     place = work_place(target)

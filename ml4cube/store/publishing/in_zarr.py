@@ -14,16 +14,10 @@ from ml4cube.store.publishing.overwriting import check_free, noted_in, ours_at
 
 
 class ZarrDraft(Draft):
-    """A store under way that will go into a zarr store of the user's, such as an Icechunk session.
+    """A store under way that goes into a zarr store of the user, such as an Icechunk session."""
 
-    Workers write files to a temporary folder of this machine, and this process puts them into the
-    zarr store when all are there. So nothing is resumed; what a stopped run had done is gone.
-
-    Parameters
-    ----------
-    target : ZarrFolder
-        Where the store will stand.
-    """
+    # Workers write files to a temporary folder of this machine, and this process puts them into the
+    # zarr store when all are there. So nothing is resumed; what a stopped run had done is gone.
 
     def __init__(self, target: ZarrFolder) -> None:
         """Make the temporary folder."""
@@ -33,36 +27,15 @@ class ZarrDraft(Draft):
         self.done = {}
 
     def begin(self, resume: bool = True) -> None:
-        """Do nothing: nothing is done.
-
-        Parameters
-        ----------
-        resume : bool
-            Not used.
-        """
+        """Do nothing: nothing is done."""
 
     def record(self, task: int, files: Files) -> None:
-        """Note that a task is finished.
-
-        Parameters
-        ----------
-        task : int
-            Number of the task.
-        files : dict
-            What it wrote.
-        """
+        """Note that a task is finished."""
         self.done[task] = files
 
     def publish(self, overwrite: bool = False) -> None:
-        """Put the finished store at its place: arrays before their chunks, its group last.
-
-        Until then a group is there that notes what is ours, for a run after one that was cut off.
-
-        Parameters
-        ----------
-        overwrite : bool
-            Whether to replace a store of ours that stands there.
-        """
+        """Put the finished store at its place: arrays before their chunks, its group last."""
+        # Until then a group is there that notes what is ours, for a run after one that was cut off.
         if not overwrite:
             check_free(self.target)
         names = self.root.list()

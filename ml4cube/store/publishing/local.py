@@ -37,24 +37,7 @@ _LOCK_MARK = b"work folder of an ml4cube sample store\n"
 
 
 class LocalDraft(Draft):
-    """A store under way on disk.
-
-    Parameters
-    ----------
-    target : Path
-        Where the store will stand.
-    fingerprint : str
-        Hash of the call.
-
-    Raises
-    ------
-    StoreExistsError
-        If the work folder exists and is none of ours.
-    RunError
-        If another run holds the work folder.
-    StoreError
-        If its file system knows no locks.
-    """
+    """A store under way on disk."""
 
     def __init__(self, target: Path, fingerprint: str) -> None:
         """Take the lock."""
@@ -70,13 +53,7 @@ class LocalDraft(Draft):
             undo.pop_all()
 
     def begin(self, resume: bool = True) -> None:
-        """Read the journal, or start over.
-
-        Parameters
-        ----------
-        resume : bool
-            Whether to go on where a run of the same call stopped.
-        """
+        """Read the journal, or start over."""
         # what is still moved aside has been replaced
         shutil.rmtree(_aside(self.target), ignore_errors=True)
         found = call_of(LocalFolder(self.folder))
@@ -115,15 +92,7 @@ class LocalDraft(Draft):
         self._journal.truncate(sum(map(len, whole)))
 
     def record(self, task: int, files: Files) -> None:
-        """Note in the journal, durably, that a task is finished; before, wait for its files.
-
-        Parameters
-        ----------
-        task : int
-            Number of the task.
-        files : dict
-            What it wrote.
-        """
+        """Note in the journal, durably, that a task is finished; before, wait for its files."""
         self.root.sync(files)
         self.done[task] = files
         self._journal.write((json.dumps({"task": task, "files": files}) + "\n").encode())
@@ -131,13 +100,7 @@ class LocalDraft(Draft):
         os.fsync(self._journal.fileno())
 
     def publish(self, overwrite: bool = False) -> None:
-        """Put the finished store at its path in one step.
-
-        Parameters
-        ----------
-        overwrite : bool
-            Whether to replace a store of ours that stands there.
-        """
+        """Put the finished store at its path in one step."""
         if not overwrite:
             check_free(self.target)
         elif self.target.exists():
@@ -166,10 +129,8 @@ class LocalDraft(Draft):
             self._release()
 
     def close(self) -> None:
-        """Give the lock back; a work folder in which no task is finished is removed.
-
-        The kernel gives the lock back too if this process dies.
-        """
+        """Give the lock back; a work folder in which no task is finished is removed."""
+        # The kernel gives the lock back too if this process dies.
         if self._lock.closed:
             return
         if os.fstat(self._journal.fileno()).st_size:
@@ -187,18 +148,7 @@ class LocalDraft(Draft):
 
 
 def put_back(target: Place) -> None:
-    """Put a store back that a run, killed as it was to replace it, had moved into its work folder.
-
-    Parameters
-    ----------
-    target : Path, str or ZarrFolder
-        Where the store stood. Only on disk is anything moved.
-
-    Raises
-    ------
-    StoreExistsError
-        If the work folder is none of ours.
-    """
+    """Put a store back that a killed run had moved aside to replace it."""
     if isinstance(target, Path) and _moved_aside(target):
         # a run that holds the lock is just replacing it
         with contextlib.suppress(RunError), _lock_folder(target):

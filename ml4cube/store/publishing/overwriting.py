@@ -17,19 +17,7 @@ PUBLISHING = "publishing.json"
 
 
 def is_taken(target: Place) -> bool:
-    """Tell whether anything stands at a place.
-
-    Parameters
-    ----------
-    target : Path, str or ZarrFolder
-        Where a store will stand.
-
-    Returns
-    -------
-    bool
-        True for links that lead nowhere, too; false for a store of ours whose copying to its
-        place was cut off, since its draft will do it again.
-    """
+    """Tell whether anything stands at a place."""
     if isinstance(target, Path):
         return target.exists() or target.is_symlink()
     if isinstance(target, ZarrFolder):
@@ -40,18 +28,7 @@ def is_taken(target: Place) -> bool:
 
 
 def check_free(target: Place) -> None:
-    """Refuse to replace what came to a place after the run had begun.
-
-    Parameters
-    ----------
-    target : Path, str or ZarrFolder
-        Where a store will stand.
-
-    Raises
-    ------
-    StoreExistsError
-        If anything stands there.
-    """
+    """Refuse to replace what came to a place after the run had begun."""
     if is_taken(target):
         raise StoreExistsError(
             f"{target} was not there when this run began, and is there now, so it is not replaced; "
@@ -60,18 +37,7 @@ def check_free(target: Place) -> None:
 
 
 def check_overwritable(target: Place) -> None:
-    """Refuse to replace anything but a store of ours.
-
-    Parameters
-    ----------
-    target : Path, str or ZarrFolder
-        What would be replaced.
-
-    Raises
-    ------
-    StoreExistsError
-        If it is something else, or in a zarr store that cannot remove what it holds.
-    """
+    """Refuse to replace anything but a store of ours."""
     folder = folder_of(target)
     if isinstance(target, ZarrFolder) and not target.store.supports_deletes:
         raise StoreExistsError(
@@ -93,25 +59,7 @@ def check_overwritable(target: Place) -> None:
 
 
 def ours_at(place: RemoteFolder | ZarrFolder, noted: set[str]) -> set[str]:
-    """Tell which names at a place may be replaced.
-
-    Parameters
-    ----------
-    place : RemoteFolder or ZarrFolder
-        Where a store will stand.
-    noted : set of str
-        Names that a publishing that was cut off has noted as ours.
-
-    Returns
-    -------
-    set of str
-        All that are there, and those noted.
-
-    Raises
-    ------
-    StoreExistsError
-        If there are others.
-    """
+    """Tell which names at a place may be replaced."""
     there = set(place.list())
     if MANIFEST in there and not noted:
         check_overwritable(place.url if isinstance(place, RemoteFolder) else place)
@@ -125,18 +73,7 @@ def ours_at(place: RemoteFolder | ZarrFolder, noted: set[str]) -> set[str]:
 
 
 def noted_in(target: ZarrFolder) -> set[str]:
-    """Read what a run that was cut off has noted as ours in a zarr store of the user's.
-
-    Parameters
-    ----------
-    target : ZarrFolder
-        Where its store would stand.
-
-    Returns
-    -------
-    set of str
-        Names; none where nothing was cut off.
-    """
+    """Read what a run that was cut off has noted as ours in a zarr store of the user's."""
     try:
         return set(json.loads(target.read("zarr.json"))["attributes"][KEY])
     except (FileNotFoundError, ValueError, KeyError, TypeError):

@@ -44,22 +44,7 @@ _LATE = re.compile(r"(store|journal)-[0-9a-f]{12}/")
 
 
 class RemoteDraft(Draft):
-    """A store under way behind a URL.
-
-    Parameters
-    ----------
-    target : str
-        Where the store will stand.
-    fingerprint : str
-        Hash of the call.
-
-    Raises
-    ------
-    StoreExistsError
-        If the work folder exists and is none of ours.
-    RunError
-        If another run holds the work folder.
-    """
+    """A store under way behind a URL."""
 
     def __init__(self, target: str, fingerprint: str) -> None:
         """Take the lock."""
@@ -79,13 +64,7 @@ class RemoteDraft(Draft):
         self._renewer.start()
 
     def begin(self, resume: bool = True) -> None:
-        """Read the journal, or start over.
-
-        Parameters
-        ----------
-        resume : bool
-            Whether to go on where a run of the same call stopped.
-        """
+        """Read the journal, or start over."""
         found = call_of(self.folder)
         if not resume or found != self._fingerprint:
             if resume and found:
@@ -161,28 +140,14 @@ class RemoteDraft(Draft):
                 self.done[task] = files
 
     def record(self, task: int, files: Files) -> None:
-        """Note that a task is finished, in an object of its own.
-
-        Parameters
-        ----------
-        task : int
-            Number of the task.
-        files : dict
-            What it wrote.
-        """
+        """Note that a task is finished, in an object of its own."""
         self._check_mine()
         self.done[task] = files
         note = json.dumps({"task": task, "files": files}).encode()
         self.folder.write(f"{self._journal}/{task}.json", note)
 
     def publish(self, overwrite: bool = False) -> None:
-        """Copy the finished store to its place, the manifest last.
-
-        Parameters
-        ----------
-        overwrite : bool
-            Whether to replace a store of ours that stands there.
-        """
+        """Copy the finished store to its place, the manifest last."""
         self._check_mine()
         if not overwrite:
             check_free(self.target)

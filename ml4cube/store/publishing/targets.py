@@ -18,25 +18,7 @@ from ml4cube.store.publishing.draft import work_place
 
 
 def targets_of(given: Mapping[str, Any], here: bool) -> dict[str, Place]:
-    """Find the places that a user has given for the stores of a call.
-
-    Parameters
-    ----------
-    given : mapping of str to object
-        By part: a path, a URL, a place in a zarr store; of val None, too.
-    here : bool
-        Whether all is written by this process, or by a cluster that may be in it.
-
-    Returns
-    -------
-    dict of str to Path, str or ZarrFolder
-        By part; without val where that is None.
-
-    Raises
-    ------
-    InvalidTypeError, InvalidValueError
-        If nothing can be written to one, or two would grow into one another.
-    """
+    """Find the places that a user has given for the stores of a call."""
     targets: dict[str, Place] = {}
     for part, path in given.items():
         if path is None and part == "val":
@@ -126,18 +108,7 @@ def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
 
 
 def is_in_memory(target: Place) -> bool:
-    """Tell whether a place is known to this process only.
-
-    Parameters
-    ----------
-    target : Path, str or ZarrFolder
-        Where a store will stand.
-
-    Returns
-    -------
-    bool
-        True for URLs ``memory://...``.
-    """
+    """Tell whether a place is known to this process only."""
     return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
 
 

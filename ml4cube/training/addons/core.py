@@ -48,35 +48,16 @@ class AddOnBase(ABC):
 
 
 class Combinable(type):
-    """The type of Trainer classes: those that add-ons made can be pickled too.
+    """The type of Trainer classes: those that add-ons made can be pickled too."""
 
-    Such a class has no name that an import would find. It is pickled as what it was made of, and
-    made of that again elsewhere.
-    """
+    # Such a class has no name that an import would find. It is pickled as what it was made of, and
+    # made of that again elsewhere.
 
     add_ons: tuple[type[AddOnBase], ...] = ()
 
 
 def combine(base: type, add_ons: tuple[type[AddOnBase], ...]) -> Any:
-    """Apply add-ons to a class, one after the other; one that is there already is left out.
-
-    Parameters
-    ----------
-    base : type
-        A Trainer class.
-    add_ons : tuple of type
-        Subclasses of `AddOnBase`.
-
-    Returns
-    -------
-    type
-        A subclass of `base`, the same one for the same add-ons.
-
-    Raises
-    ------
-    InvalidTypeError
-        If one is no add-on, or its `apply` gives no subclass.
-    """
+    """Apply add-ons to a class, one after the other; one that is there already is left out."""
     for add_on in add_ons:
         if not isinstance(add_on, type):
             raise InvalidTypeError(

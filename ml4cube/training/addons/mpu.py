@@ -175,36 +175,7 @@ def _run_rank(trainer: Any, method: str, args: tuple[Any, ...], seed: int) -> An
 
 
 def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> Any:
-    """Return a loader that gives a rank its part of another one.
-
-    Parameters
-    ----------
-    loader : DataLoader, sequence of batches, or mapping of str to them
-        Gives all samples on every rank.
-    world : World
-        The ranks.
-    exact : bool
-        Whether every sample must come once, as in validation; else at most once, and as many
-        batches on every rank.
-    seed : int
-        Of the order, where the loader shuffles.
-
-    Returns
-    -------
-    iterable
-        A loader of its own; where it shuffles, ``set_epoch`` of its sampler chooses the order.
-
-    Raises
-    ------
-    InvalidTypeError
-        If the loader cannot be shared out.
-
-    Examples
-    --------
-    >>> world = World(rank=1, size=2, device=torch.device("cpu"))
-    >>> share_loader([10, 20, 30, 40, 50], world, exact=True)
-    [20, 40]
-    """
+    """Return a loader that gives a rank its part of another one."""
     if getattr(loader, "parallel", False):  # shares itself out
         return loader
     if isinstance(loader, Mapping):  # several validation sets

@@ -62,30 +62,7 @@ class _Precision:
 
 
 def choose_precision(asked: str | Sequence[str], device: torch.device) -> str:
-    """Return the first precision of those asked for that a device computes in.
-
-    Parameters
-    ----------
-    asked : str or sequence of str
-        ``"auto"``, a name, or names in the order they are liked.
-    device : torch.device
-        Where to compute.
-
-    Returns
-    -------
-    {"fp32", "bf16", "fp16"}
-        What to compute in.
-
-    Raises
-    ------
-    InvalidValueError
-        If a name is unknown, or the device computes in none of them.
-
-    Examples
-    --------
-    >>> choose_precision("auto", torch.device("cpu"))
-    'fp32'
-    """
+    """Return the first precision of those asked for that a device computes in."""
     if isinstance(asked, str):
         check_choice("precision", asked, ["auto", *_KNOWN])
         names = ["bf16", "fp16", "fp32"] if asked == "auto" else [asked]

@@ -126,20 +126,7 @@ class _State:
         self._world.maximum([0.0])
 
     def load_state(self) -> int:
-        """Read model, optimizer and scheduler back, to go on from there.
-
-        Returns
-        -------
-        int
-            The epoch they were saved after.
-
-        Raises
-        ------
-        StoreError
-            If a file is missing or damaged, or the two do not belong together.
-        InvalidValueError
-            If they are of another model, optimizer or scheduler.
-        """
+        """Read model, optimizer and scheduler back, to go on from there."""
         state = read_file(self.save_path / _STATE)
         mine = [path for path in self._files() if _is(path, state["model_sha256"])]
         if not mine:
@@ -195,22 +182,7 @@ class _State:
 
 
 def write_weights(path: Path, weights: Mapping[str, Any]) -> None:
-    """Write a state dict in the format of the path's suffix, whole or not at all.
-
-    Parameters
-    ----------
-    path : Path
-        Ends in one of `FORMATS`.
-    weights : mapping of str to torch.Tensor
-        A model's state dict.
-
-    Raises
-    ------
-    InvalidTypeError
-        If a value is no tensor and the format holds nothing else.
-    ModuleNotFoundError
-        If the format needs safetensors, which is not installed.
-    """
+    """Write a state dict in the format of the path's suffix, whole or not at all."""
     if path.suffix == ".ckpt":
         return write_file(path, weights)
     save = _safetensors().save
@@ -226,23 +198,7 @@ def write_weights(path: Path, weights: Mapping[str, Any]) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Any]:
-    """Read what `write_weights` wrote; no code in the file is run.
-
-    Parameters
-    ----------
-    path : Path
-        Ends in one of `FORMATS`.
-
-    Returns
-    -------
-    dict
-        The weights, on the CPU.
-
-    Raises
-    ------
-    StoreError
-        If the file is missing or damaged.
-    """
+    """Read what `write_weights` wrote; no code in the file is run."""
     if path.suffix == ".ckpt":
         return read_file(path)
     load = _safetensors().load

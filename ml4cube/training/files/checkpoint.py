@@ -32,30 +32,7 @@ _DAY_S = 86_400.0
 
 
 def write_file(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write tensors and plain Python values so that `path` is always whole: old or new.
-
-    Parameters
-    ----------
-    path : str or Path
-        Where to; folders are made, an existing file is replaced.
-    content : mapping
-        Nested dicts, lists and tuples of tensors, numbers, strings and None.
-
-    Raises
-    ------
-    InvalidTypeError
-        If a value is of another kind, which loading would have to refuse.
-    StoreError
-        If the file cannot be written.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_file(f"{folder}/a.pt", {"epoch": 3})
-    ...     read_file(f"{folder}/a.pt")
-    {'epoch': 3}
-    """
+    """Write tensors and plain Python values so that `path` is always whole: old or new."""
     target = Path(path)
     plain = to_plain(content)
 
@@ -67,41 +44,12 @@ def write_file(path: str | Path, content: Mapping[str, Any]) -> None:
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file of another format, so that `path` is always whole: old or new.
-
-    Parameters
-    ----------
-    path : str or Path
-        Where to; folders are made, an existing file is replaced.
-    data : bytes
-        The whole file.
-
-    Raises
-    ------
-    StoreError
-        If the file cannot be written.
-    """
+    """Write a file of another format, so that `path` is always whole: old or new."""
     _replace(Path(path), lambda file: file.write(data))
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """Read what `write_file` wrote, on the CPU, after checking every byte.
-
-    Parameters
-    ----------
-    path : str or Path
-        The file.
-
-    Returns
-    -------
-    dict
-        The content.
-
-    Raises
-    ------
-    StoreError
-        If the file is missing, damaged, cut short or not one of ours.
-    """
+    """Read what `write_file` wrote, on the CPU, after checking every byte."""
     file = Path(path)
     if not file.is_file():
         raise StoreError(f"{file} does not exist; give the path of a file written in training")
@@ -119,25 +67,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def to_plain(value: Any, name: str = "state") -> Any:
-    """Turn a state into what a safe load accepts: CPU tensors and plain Python.
-
-    Parameters
-    ----------
-    value : Any
-        State dicts, numpy scalars and arrays among them.
-    name : str
-        What it is called in messages.
-
-    Returns
-    -------
-    Any
-        The same values; tensors share memory when they already lie on the CPU.
-
-    Raises
-    ------
-    InvalidTypeError
-        If a value has no plain form, such as a function.
-    """
+    """Turn a state into what a safe load accepts: CPU tensors and plain Python."""
     if isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()
         # A view would drag its whole storage into the file.

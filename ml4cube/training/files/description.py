@@ -50,28 +50,17 @@ _LIVE: WeakKeyDictionary[Optimizer, tuple[Asked, Asked]] = WeakKeyDictionary()
 
 @dataclass
 class Difference:
-    """What is different in a run that goes on from a snapshot.
+    """What is different in a run that goes on from a snapshot."""
 
-    Parameters
-    ----------
-    kinds : list of str
-        What it is a snapshot of, where it is one of another run.
-    refused : list of str
-        What makes it another run.
-    changed : list of str
-        What is now as the new run has it.
-    stale : set of str
-        What can no longer be compared with before: "loss", "validation", names of metrics.
-    monitors : set of str
-        The callbacks that now judge by something else.
-    names : set of str
-        The settings that changed.
-    """
-
+    # What it is a snapshot of, where it is one of another run.
     kinds: list[str] = field(default_factory=list)
+    # What makes it another run.
     refused: list[str] = field(default_factory=list)
+    # What is now as the new run has it.
     changed: list[str] = field(default_factory=list)
+    # What can no longer be compared with before: "loss", "validation", names of metrics.
     stale: set[str] = field(default_factory=set)
+    # The callbacks that now judge by something else.
     monitors: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
 
@@ -81,18 +70,7 @@ class Difference:
         return bool(self.names & _PLACE)
 
     def is_stale(self, column: str) -> bool:
-        """Whether values of a column cannot be compared with those before.
-
-        Parameters
-        ----------
-        column : str
-            Of the History.
-
-        Returns
-        -------
-        bool
-            True where they are of another loss, other data or another metric.
-        """
+        """Whether values of a column cannot be compared with those before."""
         if column.startswith("train_"):
             return "loss" in self.stale
         if "validation" in self.stale or ("loss" in self.stale and column.startswith("val_")):
@@ -104,36 +82,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a user may change in objects that are made before the run: as it was asked for.
+    """What a user may change in objects that are made before the run: as it was asked for."""
 
-    Parameters
-    ----------
-    groups : list of dict
-        The options of the optimizer's groups of parameters.
-    scheduler : dict or None
-        The scheduler's state.
-    trained : list of str
-        Names of the parameters that are trained.
-    """
-
+    # The options of the optimizer's groups of parameters.
     groups: list[dict[str, Any]]
     scheduler: Any
+    # Names of the parameters that are trained.
     trained: list[str]
 
     @classmethod
     def now(cls, loop: Loop) -> Asked:
-        """Look at what a run has now.
-
-        Parameters
-        ----------
-        loop : Loop
-            The run.
-
-        Returns
-        -------
-        Asked
-            Copies.
-        """
+        """Look at what a run has now."""
         groups = [
             {key: value for key, value in group.items() if key not in _NOT_OPTIONS}
             for group in loop.optimizer.param_groups
@@ -143,20 +102,7 @@ class Asked:
         return cls(copy.deepcopy(groups), copy.deepcopy(scheduler), trained)
 
     def unless(self, left: Asked | None, before: Asked | None) -> Asked:
-        """Take what was asked for before, where nothing has changed since that run was left.
-
-        Parameters
-        ----------
-        left : Asked or None
-            What an earlier run of the same optimizer left.
-        before : Asked or None
-            What was asked of it.
-
-        Returns
-        -------
-        Asked
-            What is asked for now.
-        """
+        """Take what was asked for before, where nothing has changed since that run was left."""
         if left is None or before is None:
             return self
         names = ("groups", "scheduler", "trained")
@@ -164,30 +110,12 @@ class Asked:
         return Asked(*(getattr(before if n in same else self, n) for n in names))
 
     def plain(self) -> dict[str, Any]:
-        """Return values that can be saved and compared.
-
-        Returns
-        -------
-        dict
-            By name.
-        """
+        """Return values that can be saved and compared."""
         return {name: _plain(value) for name, value in vars(self).items()}
 
 
 def ask(loop: Loop) -> Asked:
-    """Return what the user asks for, in a run that is about to start.
-
-    Parameters
-    ----------
-    loop : Loop
-        Its model spread over the ranks.
-
-    Returns
-    -------
-    Asked
-        What the optimizer and the rest are like; where an earlier run left them so, as that run
-        found them.
-    """
+    """Return what the user asks for, in a run that is about to start."""
     now, (left, before) = Asked.now(loop), _LIVE.get(loop.optimizer, (None, None))
     asked = now.unless(left, before)
     _LIVE[loop.optimizer] = (now, asked)
@@ -195,32 +123,13 @@ def ask(loop: Loop) -> Asked:
 
 
 def leave(loop: Loop) -> None:
-    """Remember how a run leaves its optimizer, for the next run of the same one.
-
-    Parameters
-    ----------
-    loop : Loop
-        A run that began with `ask`.
-    """
+    """Remember how a run leaves its optimizer, for the next run of the same one."""
     _, asked = _LIVE[loop.optimizer]
     _LIVE[loop.optimizer] = (Asked.now(loop), asked)
 
 
 def describe(loop: Loop, asked: Asked) -> dict[str, Any]:
-    """Describe a run, in values that a snapshot can hold.
-
-    Parameters
-    ----------
-    loop : Loop
-        Before its first step.
-    asked : Asked
-        From `ask`.
-
-    Returns
-    -------
-    dict
-        What `compare` takes.
-    """
+    """Describe a run, in values that a snapshot can hold."""
     loader = loop.feed.loader
     settings = {name: getattr(loop.options, name) for name in _SETTINGS}
     settings["batch_size"] = _batch_size(loader)
@@ -255,18 +164,7 @@ def describe(loop: Loop, asked: Asked) -> dict[str, Any]:
 
 
 def named_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Name callbacks by class and, where a class comes twice, by their number.
-
-    Parameters
-    ----------
-    callbacks : iterable of Callback
-        Those of a run.
-
-    Returns
-    -------
-    dict
-        In the same order.
-    """
+    """Name callbacks by class and, where a class comes twice, by their number."""
     named: dict[str, Any] = {}
     for callback in callbacks:
         kind = type(callback).__name__
@@ -276,40 +174,14 @@ def named_callbacks(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def group_names(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """Name the parameters of each group of an optimizer.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        The model.
-    optimizer : torch.optim.Optimizer
-        Its optimizer.
-
-    Returns
-    -------
-    list of list of str
-        "?" for one that is not the model's.
-    """
+    """Name the parameters of each group of an optimizer."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = optimizer.param_groups
     return [[names.get(id(p), "?") for p in group["params"]] for group in groups]
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference:
-    """Say what makes a run another one than that of a snapshot, and what only changes it.
-
-    Parameters
-    ----------
-    old : mapping
-        From `describe`, as the snapshot has it.
-    new : mapping
-        From `describe`, of the run that is to go on from it.
-
-    Returns
-    -------
-    Difference
-        What neither or only one of them knows about its data is not compared.
-    """
+    """Say what makes a run another one than that of a snapshot, and what only changes it."""
     found = Difference()
     data = _told("", _differing(old["data"], new["data"], common=True))
     found.kinds, found.refused = ["other data"] if data else [], data
@@ -376,27 +248,7 @@ def _compare_judges(old: Mapping[str, Any], new: Mapping[str, Any], found: Diffe
 
 
 def merged(old: Any, saved: Any, new: Any) -> Any:
-    """Return a state in which the user's changes are honoured and all else goes on.
-
-    Parameters
-    ----------
-    old : Any
-        The state that the snapshot's run began with.
-    saved : Any
-        The state in the snapshot.
-    new : Any
-        The state that this run begins with.
-
-    Returns
-    -------
-    Any
-        `saved`, with what `new` has where that differs from `old` and no step had changed it.
-
-    Examples
-    --------
-    >>> merged({"gamma": 0.9, "n": 0}, {"gamma": 0.9, "n": 5}, {"gamma": 0.5, "n": 0})
-    {'gamma': 0.5, 'n': 5}
-    """
+    """Return a state in which the user's changes are honoured and all else goes on."""
     maps = all(isinstance(v, Mapping) and not isinstance(v, Counter) for v in (old, saved, new))
     if maps:
         both = old.keys() & new.keys()
@@ -411,28 +263,7 @@ def merged(old: Any, saved: Any, new: Any) -> Any:
 def merged_group(
     old: Mapping[str, Any], saved: Mapping[str, Any], new: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of a group of parameters, with the user's changes honoured.
-
-    Parameters
-    ----------
-    old : mapping
-        The options that the snapshot's run began with.
-    saved : mapping
-        The options in the snapshot.
-    new : mapping
-        The options that this run begins with.
-
-    Returns
-    -------
-    dict
-        As of `merged`; a learning rate that a scheduler has moved is moved as far from the new
-        one.
-
-    Examples
-    --------
-    >>> merged_group({"lr": 0.1}, {"lr": 0.05}, {"lr": 1.0})
-    {'lr': 0.5}
-    """
+    """Return the options of a group of parameters, with the user's changes honoured."""
     group: dict[str, Any] = merged(old, saved, new)
     asked, began, now = new["lr"], old["lr"], saved["lr"]
     if asked != began and _plain(now) != began:
@@ -444,19 +275,7 @@ def merged_group(
 
 
 def facts_of(loader: Any) -> dict[str, Any]:
-    """Return what tells one loader's data from others.
-
-    Parameters
-    ----------
-    loader : iterable
-        Any loader.
-
-    Returns
-    -------
-    dict
-        Those that are known of ``features``, ``targets``, ``variables``, ``channels``,
-        ``statistics``, ``source``, ``samples`` and ``values``.
-    """
+    """Return what tells one loader's data from others."""
     dataset = getattr(loader, "dataset", None)
     facts = {name: value for name, value in data_facts(loader).items() if name != "statistics"}
     if "features" in facts:
@@ -522,18 +341,7 @@ def _batch_size(loader: Any) -> int | None:
 
 
 def loss_parts(step: Any) -> list[Any]:
-    """Return what decides about the loss of a step.
-
-    Parameters
-    ----------
-    step : callable
-        Of a loop.
-
-    Returns
-    -------
-    list
-        Functions and objects for `identity`.
-    """
+    """Return what decides about the loss of a step."""
     parts = getattr(step, "loss_parts", None)
     if parts is not None:
         return list(parts())
@@ -541,19 +349,7 @@ def loss_parts(step: Any) -> list[Any]:
 
 
 def identity(value: Any) -> list[str]:
-    """Tell one loss or metric from another, the same in every process.
-
-    Parameters
-    ----------
-    value : Any
-        A function, or an object such as a `torch.nn.Module`.
-
-    Returns
-    -------
-    list of str
-        Its name, and a hash of its code, its settings and its tensors. Parameters that are
-        trained count by their shapes.
-    """
+    """Tell one loss or metric from another, the same in every process."""
     return [_name(value), _digest(_canonical(value, 0))]
 
 

@@ -28,24 +28,7 @@ _SEAL = 64  # hex digits of the checksum that ends every file of `write_file`
 def write_shards(
     path: str | Path, world: World, states: Mapping[str, Any], rows: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write what this rank holds into a file of its own; every rank must call this.
-
-    Parameters
-    ----------
-    path : str or Path
-        The snapshot, which is to be written afterwards.
-    world : World
-        The ranks; all of them see the folder.
-    states : mapping of str to state dict
-        With this rank's rows of tensors that are cut, and whole ones that are not.
-    rows : mapping
-        As nested as `states`: how many rows each cut tensor has in whole, nothing elsewhere.
-
-    Returns
-    -------
-    dict
-        What the snapshot must say of its shards.
-    """
+    """Write what this rank holds into a file of its own; every rank must call this."""
     main = Path(path)
     generation = world.share(max(_generations(main), default=0) + 1)
     file = shard_file(main, generation, world.rank, world.size)
@@ -59,29 +42,7 @@ def write_shards(
 def read_shards(
     path: str | Path, shards: Mapping[str, Any], rank: int = 0, size: int = 1
 ) -> dict[str, Any]:
-    """Put together what one of `size` ranks holds, from the shards of any number of ranks.
-
-    Parameters
-    ----------
-    path : str or Path
-        The snapshot; its shards lie beside it.
-    shards : mapping
-        What the snapshot says of them.
-    rank : int
-        Which of the ranks.
-    size : int
-        How many there are; one alone gets whole tensors.
-
-    Returns
-    -------
-    dict
-        The states.
-
-    Raises
-    ------
-    StoreError
-        If a shard is missing, damaged, or of another snapshot.
-    """
+    """Put together what one of `size` ranks holds, from the shards of any number of ranks."""
     if shards["format"] != FORMAT:
         raise StoreError(f"{path} has shards of format {shards['format']}, not {FORMAT}")
     seals = shards["seals"]
@@ -101,23 +62,7 @@ def read_shards(
 
 @contextmanager
 def agreed(world: World) -> Iterator[list[Any]]:
-    """Raise on every rank what the body raises on one, so that none waits for it.
-
-    Parameters
-    ----------
-    world : World
-        The ranks.
-
-    Yields
-    ------
-    list
-        Empty, for what the body finds.
-
-    Raises
-    ------
-    StoreError
-        If reading or writing failed on any rank.
-    """
+    """Raise on every rank what the body raises on one, so that none waits for it."""
     trouble: OSError | None = None
     try:
         yield []
@@ -130,13 +75,7 @@ def agreed(world: World) -> Iterator[list[Any]]:
 
 
 def remove_old(path: str | Path) -> None:
-    """Remove the shards beside a snapshot that it does not name.
-
-    Parameters
-    ----------
-    path : str or Path
-        The snapshot.
-    """
+    """Remove the shards beside a snapshot that it does not name."""
     main = Path(path)
     shards = read_file(main).get("shards")
     for generation, files in _generations(main).items():
@@ -182,55 +121,13 @@ def _joined(value: Any) -> Any:
 
 
 def row_range(rows: int, rank: int, size: int) -> tuple[int, int]:
-    """Return which rows of a tensor are a rank's, as `fully_shard` cuts: like `torch.chunk`.
-
-    Parameters
-    ----------
-    rows : int
-        Length of the first dim.
-    rank : int
-        Which rank.
-    size : int
-        How many there are.
-
-    Returns
-    -------
-    tuple of int
-        The first, and the one after the last.
-
-    Examples
-    --------
-    >>> [row_range(5, rank, 4) for rank in range(4)]
-    [(0, 2), (2, 4), (4, 5), (5, 5)]
-    """
+    """Return which rows of a tensor are a rank's, as `fully_shard` cuts: like `torch.chunk`."""
     each = -(-rows // size)
     return min(rank * each, rows), min((rank + 1) * each, rows)
 
 
 def shard_file(main: Path, generation: int, rank: int, size: int) -> Path:
-    """Return where a rank's file lies.
-
-    Parameters
-    ----------
-    main : Path
-        The snapshot.
-    generation : int
-        Counts the snapshots written to this path.
-    rank : int
-        Which rank.
-    size : int
-        How many there are.
-
-    Returns
-    -------
-    Path
-        Beside the snapshot.
-
-    Examples
-    --------
-    >>> shard_file(Path("run/snapshot.pt"), 3, 0, 2).name
-    'snapshot.pt.000003.0-of-2'
-    """
+    """Return where a rank's file lies."""
     return main.with_name(f"{main.name}.{generation:06d}.{rank}-of-{size}")
 
 

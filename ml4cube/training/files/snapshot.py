@@ -32,13 +32,7 @@ FORMAT = 3
 
 
 def save(loop: Loop) -> None:
-    """Write the snapshot; every rank must call this, rank 0 writes.
-
-    Parameters
-    ----------
-    loop : Loop
-        Between two steps.
-    """
+    """Write the snapshot; every rank must call this, rank 0 writes."""
     path = loop.options.snapshot_path
     if path is None:
         return
@@ -71,30 +65,7 @@ def save(loop: Loop) -> None:
 
 
 def resume(loop: Loop) -> bool:
-    """Go on from the snapshot if there is one; rank 0 says whether there is.
-
-    Parameters
-    ----------
-    loop : Loop
-        Before its first step.
-
-    Returns
-    -------
-    bool
-        Whether there was one.
-
-    Raises
-    ------
-    StoreError
-        If the snapshot is damaged or of an unknown format.
-    InvalidValueError
-        If it is of other data, another model or another optimizer.
-
-    Warns
-    -----
-    UserWarning
-        If settings are not those of the run that wrote it.
-    """
+    """Go on from the snapshot if there is one; rank 0 says whether there is."""
     path = loop.options.snapshot_path
     if path is None or not loop.world.share(Path(path).exists()):
         return False

@@ -43,24 +43,7 @@ _VALUE_BY_VALUE = (
 
 
 class Classes:
-    """What torch's losses over classes divide by, target by target.
-
-    Parameters
-    ----------
-    loss : callable
-        One of them, see `is_over_classes`.
-
-    Attributes
-    ----------
-    ignored : int
-        The class that does not count.
-
-    Examples
-    --------
-    >>> counts = Classes(nn.CrossEntropyLoss(torch.tensor([0.5, 2.0])))
-    >>> counts(torch.tensor([1, -100, 0]))
-    tensor([2.0000, 0.0000, 0.5000])
-    """
+    """What torch's losses over classes divide by, target by target."""
 
     def __init__(self, loss: Callable[..., Any]) -> None:
         ignored = setting(loss, "ignore_index")
@@ -70,19 +53,7 @@ class Classes:
         self._weight = setting(loss, "weight")
 
     def __call__(self, target: Any) -> torch.Tensor | None:
-        """Return the weights of the classes, 0 where one is ignored.
-
-        Parameters
-        ----------
-        target : torch.Tensor
-            Classes.
-
-        Returns
-        -------
-        torch.Tensor or None
-            In the shape of `target`; None for probabilities of classes, whose mean is one over
-            samples.
-        """
+        """Return the weights of the classes, 0 where one is ignored."""
         if not isinstance(target, torch.Tensor) or target.is_floating_point():
             return None
         weight = self._weight if self._holder is None else self._holder.weight
@@ -95,21 +66,12 @@ class Classes:
 
 
 class Mean:
-    """A loss or a metric as a mean, and what that mean weighs beside those of other batches.
+    """A loss or a metric as a mean, and what that mean weighs beside those of other batches."""
 
-    The mean over all batches is the sum of ``mean * weight`` over the sum of ``weight``, and it
-    equals the loss of all of them in one batch: a loss of torch over classes divides by the
-    weights of the classes that are not ignored, and so weighs that; any other loss divides by
-    a number in proportion to its samples. One that sums is divided by its samples here.
-
-    Parameters
-    ----------
-    name : str
-        What it is called in messages.
-    function : callable
-        ``function(pred, target)``. Where it has a method ``weigh(target)`` → scalar tensor, that
-        is what it divides by.
-    """
+    # The mean over all batches is the sum of ``mean * weight`` over the sum of ``weight``, and it
+    # equals the loss of all of them in one batch: a loss of torch over classes divides by the
+    # weights of the classes that are not ignored, and so weighs that; any other loss divides by a
+    # number in proportion to its samples. One that sums is divided by its samples here.
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         reduction = setting(function, "reduction")
@@ -122,27 +84,7 @@ class Mean:
             self._classes, self._summed = Classes(function), Paired(name, reduced(function, "sum"))
 
     def __call__(self, pred: Any, target: Any, samples: int) -> Any:
-        """Return the mean of one batch.
-
-        Parameters
-        ----------
-        pred : Any
-            What the model gave.
-        target : Any
-            What was right.
-        samples : int
-            Samples in the batch.
-
-        Returns
-        -------
-        Any
-            What the function returned, as a mean; 0 where nothing counts.
-
-        Raises
-        ------
-        InvalidValueError
-            If a prediction would be broadcast against its target.
-        """
+        """Return the mean of one batch."""
         counts = None if self._classes is None else self._classes(target)
         if counts is not None and self._summed is not None:
             total = counts.sum().clamp_min(torch.finfo(counts.dtype).tiny)
@@ -151,18 +93,7 @@ class Mean:
         return value / samples if self._sums else value
 
     def weigh(self, target: Any) -> torch.Tensor | None:
-        """Return what the mean of a batch weighs.
-
-        Parameters
-        ----------
-        target : Any
-            Its targets.
-
-        Returns
-        -------
-        torch.Tensor or None
-            A scalar, which is not read from the device; None for its samples.
-        """
+        """Return what the mean of a batch weighs."""
         if self._weigh is not None:
             weight: torch.Tensor = self._weigh(target)
             return weight
@@ -171,42 +102,16 @@ class Mean:
 
 
 class Paired:
-    """Call a loss, and refuse predictions that would be broadcast against their targets.
+    """Call a loss, and refuse predictions that would be broadcast against their targets."""
 
-    The first batch of each pair of shapes is looked at; later ones cost a comparison.
-
-    Parameters
-    ----------
-    name : str
-        What it is called in messages.
-    function : callable
-        ``function(pred, target)``.
-    """
+    # The first batch of each pair of shapes is looked at; later ones cost a comparison.
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name, self._function = name, function
         self._seen: set[tuple[torch.Size, torch.Size]] = set()
 
     def __call__(self, pred: Any, target: Any) -> Any:
-        """Return what the function returns.
-
-        Parameters
-        ----------
-        pred : Any
-            What the model gave.
-        target : Any
-            What was right.
-
-        Returns
-        -------
-        Any
-            As the function gave it.
-
-        Raises
-        ------
-        InvalidValueError
-            If a prediction would be broadcast against its target.
-        """
+        """Return what the function returns."""
         if not isinstance(pred, torch.Tensor) or not isinstance(target, torch.Tensor):
             return self._function(pred, target)
         if pred.shape == target.shape or (pred.shape, target.shape) in self._seen:
@@ -218,10 +123,9 @@ class Paired:
 
 
 class _Watch(TorchFunctionMode):
-    """Looks at what torch is told to do with a prediction and a target of another shape.
+    """Looks at what torch is told to do with a prediction and a target of another shape."""
 
-    What a loss reshapes itself is another tensor, and its own affair.
-    """
+    # What a loss reshapes itself is another tensor, and its own affair.
 
     def __init__(
         self, name: str, loss: Callable[..., Any], pred: torch.Tensor, target: torch.Tensor
@@ -260,20 +164,7 @@ class _Watch(TorchFunctionMode):
 
 
 def warn_if_unknown(name: str, function: Callable[..., Any]) -> None:
-    """Warn where what a loss or a metric divides by is not known, and likely is not its samples.
-
-    Parameters
-    ----------
-    name : str
-        What it is called in messages.
-    function : callable
-        As of `Mean`.
-
-    Warns
-    -----
-    UserWarning
-        If it leaves out a class, and neither is one of torch's nor has a method ``weigh``.
-    """
+    """Warn where what a loss or a metric divides by is not known, and likely is not its samples."""
     known = hasattr(function, "weigh") or is_over_classes(function)
     if not known and setting(function, "ignore_index") is not None:
         warnings.warn(
@@ -287,25 +178,7 @@ def warn_if_unknown(name: str, function: Callable[..., Any]) -> None:
 
 
 def setting(loss: Callable[..., Any], name: str) -> Any:
-    """Return what a loss is set to.
-
-    Parameters
-    ----------
-    loss : callable
-        A module, a function, or a `functools.partial` of one.
-    name : str
-        The setting, such as ``"reduction"``.
-
-    Returns
-    -------
-    Any
-        A module's attribute, else the default of what is called; None where it has neither.
-
-    Examples
-    --------
-    >>> setting(partial(functional.mse_loss, reduction="sum"), "reduction")
-    'sum'
-    """
+    """Return what a loss is set to."""
     if hasattr(loss, name):
         return getattr(loss, name)
     taken = _parameters(loss).get(name)
@@ -313,20 +186,7 @@ def setting(loss: Callable[..., Any], name: str) -> Any:
 
 
 def reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
-    """Return the same loss, reduced in another way, where it knows of that.
-
-    Parameters
-    ----------
-    loss : callable
-        As of `setting`.
-    reduction : {"none", "sum"}
-        How.
-
-    Returns
-    -------
-    callable
-        A copy; the loss itself where it has no such setting.
-    """
+    """Return the same loss, reduced in another way, where it knows of that."""
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         alike = copy.copy(loss)  # the user's own keeps its reduction
         alike.reduction = reduction  # type: ignore[assignment]
@@ -335,18 +195,7 @@ def reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
 
 
 def is_over_classes(loss: Callable[..., Any]) -> bool:
-    """Whether a loss is one of torch's over classes, computed as torch does.
-
-    Parameters
-    ----------
-    loss : callable
-        As of `setting`.
-
-    Returns
-    -------
-    bool
-        False also for a subclass with a ``forward`` of its own.
-    """
+    """Whether a loss is one of torch's over classes, computed as torch does."""
     function = loss.func if isinstance(loss, partial) else loss
     if isinstance(function, _CLASS_MODULES):
         return any(type(function).forward is kind.forward for kind in _CLASS_MODULES)
@@ -354,18 +203,7 @@ def is_over_classes(loss: Callable[..., Any]) -> bool:
 
 
 def called(loss: Callable[..., Any]) -> str:
-    """Return what a loss is called in messages.
-
-    Parameters
-    ----------
-    loss : callable
-        As of `setting`.
-
-    Returns
-    -------
-    str
-        The name of a function, what an object says of itself.
-    """
+    """Return what a loss is called in messages."""
     function = loss.func if isinstance(loss, partial) else loss
     return getattr(function, "__name__", repr(function))
 

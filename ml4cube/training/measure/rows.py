@@ -14,20 +14,13 @@ from ml4cube.training.ranks.dist import World
 
 
 class Effort(NamedTuple):
-    """What the training of one epoch took on one rank.
+    """What the training of one epoch took on one rank."""
 
-    Parameters
-    ----------
-    seconds : float
-        From its start to its last step.
-    data_wait : float
-        Share of it spent waiting for the loader, 0 to 1.
-    communicate : float
-        Share of it spent waiting for other ranks and the wire; NaN where it is not known.
-    """
-
+    # From its start to its last step.
     seconds: float
+    # Share of it spent waiting for the loader, 0 to 1.
     data_wait: float
+    # Share of it spent waiting for other ranks and the wire; NaN where it is not known.
     communicate: float
 
 
@@ -39,34 +32,7 @@ def make_row(
     values: Callable[[], Mapping[str, Any]],
     effort: Effort,
 ) -> dict[str, Any]:
-    """Reduce an epoch to one row; every rank must call this.
-
-    Parameters
-    ----------
-    world : World
-        The ranks.
-    epoch : int
-        Its number, from 1.
-    train : Meter
-        Training losses of this rank.
-    val : Meter or None
-        Validation losses of this rank; None where nothing is validated.
-    values : callable
-        Returns further columns by name, the same on every rank already; called once it is known
-        that there were samples, of which metrics may need some.
-    effort : Effort
-        What training took on this rank.
-
-    Returns
-    -------
-    dict
-        Rank 0's, on every rank, so that all decide on the same bits.
-
-    Raises
-    ------
-    EmptyPartError
-        If no rank has seen a sample.
-    """
+    """Reduce an epoch to one row; every rank must call this."""
     seen = Meter() if val is None else val
     mine = [*_numbers(train), *_numbers(seen), *effort]
     gathered = world.gather(mine)
@@ -85,27 +51,7 @@ def make_row(
 
 
 def mean_over_ranks(world: World, meter: Meter, name: str = "test_data") -> float:
-    """Reduce one mean; every rank must call this.
-
-    Parameters
-    ----------
-    world : World
-        The ranks.
-    meter : Meter
-        This rank's values.
-    name : str
-        What the data is called in messages.
-
-    Returns
-    -------
-    float
-        Over all ranks, the same bits on each.
-
-    Raises
-    ------
-    EmptyPartError
-        If no rank has seen a sample.
-    """
+    """Reduce one mean; every rank must call this."""
     meter.flush()
     gathered = world.gather([0.0, 0.0, 0.0, *_numbers(meter)])
     _check_seen(gathered, name, trains=False, validates=True)

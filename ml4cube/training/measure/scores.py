@@ -34,28 +34,9 @@ _ROOM = 512  # values kept before they are summed, so that memory stays flat
 
 
 class Meter:
-    """A weighted mean that reads the device only when asked.
+    """A weighted mean that reads the device only when asked."""
 
-    Values stay where they were computed until `flush`, because reading one makes the device
-    wait.
-
-    Attributes
-    ----------
-    total : float
-        Sum of value × weight.
-    weight : float
-        Sum of the weights.
-    samples : int
-        Sum of the samples.
-
-    Examples
-    --------
-    >>> meter = Meter()
-    >>> meter.add(torch.tensor(1.0), 3)
-    >>> meter.add(torch.tensor(5.0), 1)
-    >>> meter.flush(), meter.total / meter.weight
-    (None, 2.0)
-    """
+    # Values stay where they were computed until `flush`, because reading one makes the device wait.
 
     def __init__(self) -> None:
         self.total = self.weight = 0.0
@@ -74,19 +55,7 @@ class Meter:
         weight: float | torch.Tensor | None = None,
         gaps: torch.Tensor | None = None,
     ) -> None:
-        """Take in the mean of one batch.
-
-        Parameters
-        ----------
-        value : torch.Tensor
-            A detached scalar.
-        samples : int
-            Samples it is the mean of.
-        weight : float or torch.Tensor, optional
-            What it weighs; default its samples.
-        gaps : torch.Tensor, optional
-            NaN where its target has gaps, read only if the value is not finite.
-        """
+        """Take in the mean of one batch."""
         self._values.append(value)
         self._gaps.append(gaps)
         self._samples.append(samples)
@@ -95,14 +64,7 @@ class Meter:
             self.flush()
 
     def flush(self) -> Bad | None:
-        """Sum what was taken in.
-
-        Returns
-        -------
-        tuple of (int, float, bool) or None
-            Number (from 0) and value of the first batch ever whose value is not finite, and
-            whether its target is known to have gaps.
-        """
+        """Sum what was taken in."""
         if self._values:
             rows = zip(_read(self._values), _read(self._weights), self._gaps, strict=True)
             for value, weight, gaps in rows:
@@ -119,90 +81,45 @@ class Meter:
         return self._bad
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums.
-
-        Returns
-        -------
-        dict
-            ``total``, ``weight`` and ``samples``.
-        """
+        """Return the sums."""
         self.flush()
         return {"total": self.total, "weight": self.weight, "samples": self.samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back the sums.
-
-        Parameters
-        ----------
-        state : mapping
-            From `state_dict`.
-        """
+        """Take back the sums."""
         self.total, self.weight = state["total"], state["weight"]
         self.samples = state["samples"]
 
 
 class Norms:
-    """Mean and largest of one number per step, read from the device only when asked.
+    """Mean and largest of one number per step, read from the device only when asked."""
 
-    Values that are not finite are left out: in fp16 they mark steps that were skipped.
-
-    Examples
-    --------
-    >>> norms = Norms()
-    >>> for value in (1.0, 3.0, math.inf):
-    ...     norms.add(torch.tensor(value))
-    >>> norms.columns()
-    {'grad_norm': 2.0, 'grad_norm_max': 3.0}
-    """
+    # Values that are not finite are left out: in fp16 they mark steps that were skipped.
 
     def __init__(self) -> None:
         self._total, self._steps, self._highest = 0.0, 0, 0.0
         self._values: list[torch.Tensor] = []
 
     def add(self, value: torch.Tensor) -> None:
-        """Take in a step's number.
-
-        Parameters
-        ----------
-        value : torch.Tensor
-            A scalar.
-        """
+        """Take in a step's number."""
         self._values.append(value)
         if len(self._values) >= _ROOM:
             self._flush()
 
     def columns(self) -> dict[str, float | None]:
-        """Return what the History keeps of an epoch.
-
-        Returns
-        -------
-        dict
-            ``grad_norm`` and ``grad_norm_max``; None where there is none.
-        """
+        """Return what the History keeps of an epoch."""
         self._flush()
         if not self._steps:
             return {"grad_norm": None, "grad_norm_max": None}
         return {"grad_norm": self._total / self._steps, "grad_norm_max": self._highest}
 
     def state_dict(self) -> dict[str, float]:
-        """Return the sums.
-
-        Returns
-        -------
-        dict
-            ``total``, ``steps`` and ``highest``.
-        """
+        """Return the sums."""
         self._flush()
         return {"total": self._total, "steps": self._steps, "highest": self._highest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back the sums.
-
-        Parameters
-        ----------
-        state : mapping
-            From `state_dict`.
-        """
+        """Take back the sums."""
         self._total, self._steps = state["total"], state["steps"]
         self._highest = state["highest"]
 
@@ -225,16 +142,7 @@ def _read(values: Sequence[float | torch.Tensor]) -> list[float]:
 
 
 class Scores:
-    """The metrics of one validation pass.
-
-    Parameters
-    ----------
-    metrics : mapping of str to callable or metric object
-        As checked by `check_metrics`. Callables ``metric(pred, target)`` are averaged as `Mean`
-        says; objects with ``update`` and ``compute`` reduce themselves.
-    device : torch.device
-        Where predictions lie.
-    """
+    """The metrics of one validation pass."""
 
     def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
         self._plain = {
@@ -247,17 +155,7 @@ class Scores:
         self._updated = False
 
     def update(self, pred: Any, target: Any, samples: int) -> None:
-        """Take in one batch.
-
-        Parameters
-        ----------
-        pred : torch.Tensor
-            What the model gave.
-        target : torch.Tensor
-            What was right.
-        samples : int
-            Samples in the batch.
-        """
+        """Take in one batch."""
         if not self._updated:
             self._look_for_logits(pred)
         self._updated = True
@@ -280,18 +178,7 @@ class Scores:
             _warn_of_logits(", ".join(names))
 
     def compute(self, world: World) -> dict[str, float]:
-        """Reduce over all ranks; every rank must call this.
-
-        Parameters
-        ----------
-        world : World
-            The ranks.
-
-        Returns
-        -------
-        dict
-            ``{name: value}``; a collection gives one entry per member.
-        """
+        """Reduce over all ranks; every rank must call this."""
         result = {}
         for name, (_, meter) in self._plain.items():
             meter.flush()
@@ -308,30 +195,7 @@ class Scores:
 
 
 def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the metrics as a dict, or say which of them cannot work.
-
-    Parameters
-    ----------
-    metrics : mapping of str to callable or metric object, or None
-        As the user gave them.
-
-    Returns
-    -------
-    dict
-        A copy; empty for None.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no mapping, or a metric cannot be called.
-    InvalidValueError
-        If a name is one of the History's own columns.
-
-    Examples
-    --------
-    >>> list(check_metrics({"mae": torch.nn.functional.l1_loss}))
-    ['mae']
-    """
+    """Return the metrics as a dict, or say which of them cannot work."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):

@@ -16,46 +16,21 @@ from ml4cube.training.state import TrainState
 
 
 class Logs:
-    """Further values that steps give, averaged over samples.
-
-    Parameters
-    ----------
-    prefix : {"train", "val"}
-        What their columns begin with.
-    """
+    """Further values that steps give, averaged over samples."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._meters: dict[str, Meter] = {}
 
     def add(self, values: Mapping[str, Any], samples: int) -> None:
-        """Take in the means of one batch.
-
-        Parameters
-        ----------
-        values : mapping of str to scalar
-            Tensors, which are not read now, or numbers.
-        samples : int
-            Samples they are the means of.
-        """
+        """Take in the means of one batch."""
         for name, value in values.items():
             if name not in self._meters:
                 self._meters[name] = Meter()
             self._meters[name].add(torch.as_tensor(value).detach(), samples)
 
     def compute(self, world: World) -> dict[str, float]:
-        """Reduce over all ranks; every rank must call this.
-
-        Parameters
-        ----------
-        world : World
-            The ranks.
-
-        Returns
-        -------
-        dict
-            ``{prefix_name: mean}``.
-        """
+        """Reduce over all ranks; every rank must call this."""
         total: dict[str, float] = {}
         weight: dict[str, float] = {}
         for states in world.gather_objects(self.state_dict()):
@@ -65,40 +40,18 @@ class Logs:
         return {f"{self._prefix}_{name}": total[name] / weight[name] for name in total}
 
     def state_dict(self) -> dict[str, dict[str, float]]:
-        """Return the sums, by name.
-
-        Returns
-        -------
-        dict
-            As `Meter.state_dict` gives them.
-        """
+        """Return the sums, by name."""
         return {name: meter.state_dict() for name, meter in self._meters.items()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Take back the sums.
-
-        Parameters
-        ----------
-        state : mapping
-            From `state_dict`.
-        """
+        """Take back the sums."""
         for name, sums in state.items():
             self._meters[name] = Meter()
             self._meters[name].load_state_dict(sums)
 
 
 class Tally:
-    """What one validation pass gives.
-
-    Parameters
-    ----------
-    metrics : mapping of str to callable or metric object
-        As checked by `check_metrics`.
-    device : torch.device
-        Where predictions lie.
-    sets : iterable of str
-        Names of validation sets, where there are several: each has a tally of its own too.
-    """
+    """What one validation pass gives."""
 
     def __init__(
         self, metrics: Mapping[str, Any], device: torch.device, sets: Iterable[str] = ()
@@ -108,17 +61,7 @@ class Tally:
         self._sets = {name: Tally(metrics, device) for name in sets}
 
     def add(self, result: StepResult, portion: Portion, name: str | None = None) -> None:
-        """Take in one batch.
-
-        Parameters
-        ----------
-        result : StepResult
-            What its forward pass gave.
-        portion : Portion
-            The batch, its samples and its weight.
-        name : str, optional
-            The set it is from, where there are several.
-        """
+        """Take in one batch."""
         if name is not None:
             self._sets[name].add(result, portion)
         self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
@@ -128,24 +71,7 @@ class Tally:
             self._scores.update(_full(result.pred), _full(result.target), portion.samples)
 
     def compute(self, world: World) -> dict[str, float]:
-        """Reduce metrics and logged values over all ranks; every rank must call this.
-
-        Parameters
-        ----------
-        world : World
-            The ranks.
-
-        Returns
-        -------
-        dict
-            ``{name: value}``, and ``{name/set: value}`` with ``val_loss/set`` where there are
-            several sets; without a set in its name, a value is of all sets together.
-
-        Raises
-        ------
-        EmptyPartError
-            If one of several sets gave no sample.
-        """
+        """Reduce metrics and logged values over all ranks; every rank must call this."""
         scores = {} if self._scores is None else self._scores.compute(world)
         columns = scores | self.logs.compute(world)
         for name, tally in self._sets.items():
@@ -156,13 +82,7 @@ class Tally:
 
 
 class Measures:
-    """What this rank's training measures in one epoch, read from the device only when asked.
-
-    Parameters
-    ----------
-    state : TrainState
-        Where the epoch begins, or goes on with what a snapshot inside it had measured.
-    """
+    """What this rank's training measures in one epoch, read from the device only when asked."""
 
     def __init__(self, state: TrainState) -> None:
         self.loss, self.logs, self.norms = Meter(), Logs("train"), Norms()
@@ -172,60 +92,22 @@ class Measures:
                 part.load_state_dict(state.sums[name])
 
     def add(self, result: StepResult, portion: Portion) -> None:
-        """Take in one batch.
-
-        Parameters
-        ----------
-        result : StepResult
-            What its forward pass gave.
-        portion : Portion
-            The batch, its samples and its weight.
-        """
+        """Take in one batch."""
         self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
         if result.logs:
             self.logs.add(result.logs, portion.samples)
 
     def bad_step(self, batches: int) -> Bad | None:
-        """Return number (from 0) and loss of the first step whose loss is not finite.
-
-        Parameters
-        ----------
-        batches : int
-            Batches per step.
-
-        Returns
-        -------
-        tuple of (int, float, bool) or None
-            Also whether its target is known to have gaps; None while all are finite.
-        """
+        """Return number (from 0) and loss of the first step whose loss is not finite."""
         bad = self.loss.flush()
         return None if bad is None else (self._first_step + bad[0] // batches, *bad[1:])
 
     def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
-        """Reduce over all ranks, but for the loss; every rank must call this.
-
-        Parameters
-        ----------
-        world : World
-            The ranks.
-        log_grad_norm : bool
-            Whether norms were measured; they are the same on every rank.
-
-        Returns
-        -------
-        dict
-            Columns of the History.
-        """
+        """Reduce over all ranks, but for the loss; every rank must call this."""
         return self.logs.compute(world) | (self.norms.columns() if log_grad_norm else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums.
-
-        Returns
-        -------
-        dict
-            For `TrainState.sums`.
-        """
+        """Return the sums."""
         return {name: part.state_dict() for name, part in self._parts().items()}
 
     def _parts(self) -> dict[str, Meter | Logs | Norms]:

@@ -25,21 +25,7 @@ Span = tuple[Any, Any]
 
 
 class StepClock:
-    """The share of its steps that this rank spends waiting for others.
-
-    Parameters
-    ----------
-    world : World
-        The ranks; of a single one, no step is timed.
-    active : bool
-        Whether the tail of a backward pass is the waiting. With shares of a model (FSDP) ranks
-        meet throughout a step, and nothing can be said.
-
-    Examples
-    --------
-    >>> StepClock(World.single("cpu")).share()
-    0.0
-    """
+    """The share of its steps that this rank spends waiting for others."""
 
     def __init__(self, world: World, *, active: bool = True) -> None:
         self._world, self._active = world, active
@@ -50,34 +36,12 @@ class StepClock:
         self._waits: list[Span] = []
 
     def is_due(self, steps: int) -> bool:
-        """Whether to time a step.
-
-        Parameters
-        ----------
-        steps : int
-            Steps taken in this epoch.
-
-        Returns
-        -------
-        bool
-            True for few.
-        """
+        """Whether to time a step."""
         return steps % _EVERY == _FIRST and self._world.size > 1 and self._active
 
     @contextmanager
     def timed(self, model: nn.Module) -> Iterator[None]:
-        """Time the step in the body.
-
-        Parameters
-        ----------
-        model : torch.nn.Module
-            Its parameters get their gradients, its forward pass may wait for rank 0's buffers.
-
-        Yields
-        ------
-        None
-            Nothing; the body runs.
-        """
+        """Time the step in the body."""
         hooks: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
             for parameter in model.parameters()
@@ -102,13 +66,7 @@ class StepClock:
             self._end_wait()
 
     def share(self) -> float | None:
-        """Return the share of the timed steps spent waiting for other ranks.
-
-        Returns
-        -------
-        float or None
-            0 to 1; None where no step was timed.
-        """
+        """Return the share of the timed steps spent waiting for other ranks."""
         if self._world.size == 1:
             return 0.0
         total = sum(map(self._seconds, self._steps))

@@ -36,60 +36,23 @@ _FAILED = "ml4cube/failed"
 
 @dataclass(frozen=True)
 class World:
-    """The ranks that train together, seen from one of them.
+    """The ranks that train together, seen from one of them."""
 
-    A world of one asks for no process group: every method then returns at once.
-
-    Parameters
-    ----------
-    rank : int
-        This process, from 0.
-    size : int
-        How many there are.
-    device : torch.device
-        What this rank computes on.
-
-    Examples
-    --------
-    >>> world = World.single("cpu")
-    >>> world.is_main, world.gather([1.0, 2.0])
-    (True, [[1.0, 2.0]])
-    """
+    # A world of one asks for no process group: every method then returns at once.
 
     rank: int
     size: int
+    # What this rank computes on.
     device: torch.device
 
     @classmethod
     def single(cls, device: str | torch.device | None = None) -> World:
-        """Return a world of one process, whatever process group there is.
-
-        Parameters
-        ----------
-        device : str or torch.device, optional
-            Default: the current GPU, else the CPU.
-
-        Returns
-        -------
-        World
-            Rank 0 of 1.
-        """
+        """Return a world of one process, whatever process group there is."""
         return cls(0, 1, pick_device(device))
 
     @classmethod
     def current(cls, device: str | torch.device | None = None) -> World:
-        """Return the world of the process group, or one of one when there is none.
-
-        Parameters
-        ----------
-        device : str or torch.device, optional
-            Default: the GPU of this local rank, else the CPU.
-
-        Returns
-        -------
-        World
-            As `torch.distributed` knows it.
-        """
+        """Return the world of the process group, or one of one when there is none."""
         if not dist.is_initialized():
             return cls.single(device)
         return cls(dist.get_rank(), dist.get_world_size(), pick_device(device))
@@ -100,18 +63,7 @@ class World:
         return self.rank == 0
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Give every rank the numbers of all.
-
-        Parameters
-        ----------
-        values : sequence of float
-            As many on every rank.
-
-        Returns
-        -------
-        list of list of float
-            One list per rank, in rank order, the same bits on all ranks.
-        """
+        """Give every rank the numbers of all."""
         mine = torch.tensor(list(values), dtype=torch.float64, device=self._wire)
         if self.size == 1:
             return [mine.tolist()]
@@ -120,48 +72,15 @@ class World:
         return [part.tolist() for part in parts]
 
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Give every rank the largest of each number.
-
-        Parameters
-        ----------
-        values : sequence of float
-            As many on every rank.
-
-        Returns
-        -------
-        list of float
-            Maxima over ranks.
-        """
+        """Give every rank the largest of each number."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Give every rank the sum of each number.
-
-        Parameters
-        ----------
-        values : sequence of float
-            As many on every rank.
-
-        Returns
-        -------
-        list of float
-            Sums over ranks.
-        """
+        """Give every rank the sum of each number."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def gather_objects(self, value: T) -> list[T]:
-        """Give every rank the objects of all.
-
-        Parameters
-        ----------
-        value : object
-            Small and picklable.
-
-        Returns
-        -------
-        list
-            One per rank, in rank order.
-        """
+        """Give every rank the objects of all."""
         if self.size == 1:
             return [value]
         parts: list[Any] = [None] * self.size
@@ -169,18 +88,7 @@ class World:
         return parts
 
     def share(self, value: T) -> T:
-        """Give every rank the object of rank 0.
-
-        Parameters
-        ----------
-        value : object
-            Small and picklable; ignored on other ranks.
-
-        Returns
-        -------
-        object
-            What rank 0 passed.
-        """
+        """Give every rank the object of rank 0."""
         if self.size == 1:
             return value
         box: list[Any] = [value if self.is_main else None]
@@ -189,13 +97,7 @@ class World:
         return shared
 
     def spread(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite tensors, in place, with those of rank 0.
-
-        Parameters
-        ----------
-        tensors : iterable of torch.Tensor
-            The same shapes in the same order on every rank.
-        """
+        """Overwrite tensors, in place, with those of rank 0."""
         if self.size == 1:
             return
         for tensor in tensors:
@@ -205,18 +107,7 @@ class World:
                 tensor.copy_(wire)
 
     def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the ranks, without reading it on the host.
-
-        Parameters
-        ----------
-        tensor : torch.Tensor
-            Of the same shape on every rank.
-
-        Returns
-        -------
-        torch.Tensor
-            The sum, where `tensor` lies.
-        """
+        """Sum a tensor over the ranks, without reading it on the host."""
         if self.size == 1:
             return tensor
         wire = tensor.detach().to(self._wire, copy=True)
@@ -224,24 +115,12 @@ class World:
         return wire.to(tensor.device)
 
     def raise_alarm(self, message: str | None) -> None:
-        """Leave a message that ranks busy on their own can find with `alarm`.
-
-        Parameters
-        ----------
-        message : str or None
-            What happened, naming the rank; None takes a message back.
-        """
+        """Leave a message that ranks busy on their own can find with `alarm`."""
         if self.size > 1:
             _set_alarm(message)
 
     def alarm(self) -> str | None:
-        """Return the message a rank left, without waiting for anyone.
-
-        Returns
-        -------
-        str or None
-            The message.
-        """
+        """Return the message a rank left, without waiting for anyone."""
         return _get_alarm() if self.size > 1 else None
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
@@ -260,28 +139,7 @@ class World:
 
 
 def pick_device(device: str | torch.device | None = None) -> torch.device:
-    """Return the device to compute on.
-
-    Parameters
-    ----------
-    device : str or torch.device, optional
-        What the user asked for. Default: the GPU of this local rank, else the CPU.
-
-    Returns
-    -------
-    torch.device
-        A GPU always with its index.
-
-    Raises
-    ------
-    InvalidValueError
-        If the device is not known or not there.
-
-    Examples
-    --------
-    >>> pick_device("cpu")
-    device(type='cpu')
-    """
+    """Return the device to compute on."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -303,46 +161,16 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
 
 
 def local_rank() -> int:
-    """Return which of the processes on this machine this is, from 0.
-
-    Returns
-    -------
-    int
-        From the environment that torchrun sets; 0 without it.
-    """
+    """Return which of the processes on this machine this is, from 0."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TIMEOUT_S) -> World:
-    """Join the processes that torchrun started into one group.
-
-    Runs everywhere: without torchrun there is one process and nothing to join; a group that
-    exists already, also one made by you, is left as it is. The rendezvous is keyed by run id
-    and restart count, so that ``torchrun --max-restarts`` really rejoins. The group is taken
-    down by `dist_train` or at the end of the program.
-
-    Parameters
-    ----------
-    backend : {"gloo", "nccl"}, optional
-        Default: nccl where every rank of this machine has a GPU of its own, else gloo.
-    timeout : float or timedelta
-        Seconds after which a collective that some rank does not join is an error.
-
-    Returns
-    -------
-    World
-        This rank, the number of ranks, and the device.
-
-    Raises
-    ------
-    InvalidValueError
-        If `backend` is unknown or needs GPUs that are not there, or `timeout` is not positive.
-
-    Examples
-    --------
-    >>> ddp_init().size
-    1
-    """
+    """Join the processes that torchrun started into one group."""
+    # Runs everywhere: without torchrun there is one process and nothing to join; a group that
+    # exists already, also one made by you, is left as it is. The rendezvous is keyed by run id and
+    # restart count, so that ``torchrun --max-restarts`` really rejoins. The group is taken down by
+    # `dist_train` or at the end of the program.
     check_choice("backend", backend, ["gloo", "nccl", None])
     limit = _as_timedelta(timeout)
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -364,12 +192,7 @@ _GLOO_GRACE_S = 0.25
 
 
 def ddp_cleanup() -> None:
-    """Take down the process group that `ddp_init` made; leave one that the caller made.
-
-    Examples
-    --------
-    >>> ddp_cleanup()
-    """
+    """Take down the process group that `ddp_init` made; leave one that the caller made."""
     if _Group.made is not None and dist.is_initialized() and dist.group.WORLD is _Group.made:
         gloo = dist.get_backend() == "gloo"
         dist.destroy_process_group()
@@ -386,44 +209,10 @@ def launch(
     timeout: float | timedelta = DEFAULT_TIMEOUT_S,
     **kwargs: Any,
 ) -> T:
-    """Run a function on several fresh local processes that form one group.
-
-    The processes are neither forked nor do they import the calling script again, so scripts
-    without ``if __name__ == "__main__"``, notebooks and lambdas work. They meet through a file,
-    no port is opened but on loopback, and they end with this process, whatever ends it.
-
-    Parameters
-    ----------
-    fn : callable
-        Called as ``fn(*args, **kwargs)`` on every rank, inside the process group.
-    nproc : int
-        Number of ranks.
-    *args : Any
-        Passed on.
-    backend : {"gloo", "nccl"}, optional
-        As for `ddp_init`.
-    timeout : float or timedelta
-        As for `ddp_init`.
-    **kwargs : Any
-        Passed on.
-
-    Returns
-    -------
-    object
-        What rank 0 returned.
-
-    Raises
-    ------
-    InvalidValueError
-        If `nproc` is less than 1.
-    RunError
-        If a rank failed or died; the first failure, with its rank, and the others are ended.
-
-    Examples
-    --------
-    >>> launch(lambda: 42, 1)
-    42
-    """
+    """Run a function on several fresh local processes that form one group."""
+    # The processes are neither forked nor do they import the calling script again, so scripts
+    # without ``if __name__ == "__main__"``, notebooks and lambdas work. They meet through a file,
+    # no port is opened but on loopback, and they end with this process, whatever ends it.
     if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
         raise InvalidValueError(f"nproc={nproc!r} is not a number of processes; use 1 or more")
     if not callable(fn):
@@ -447,10 +236,8 @@ def launch(
 
 
 def end_with_parent() -> None:
-    """End this process as soon as the one that started it is gone.
-
-    A launcher that is killed outright cannot take its workers along.
-    """
+    """End this process as soon as the one that started it is gone."""
+    # A launcher that is killed outright cannot take its workers along.
     watch_parent(os.getppid())
 
 
@@ -593,23 +380,7 @@ def _root(error: BaseException | None) -> BaseException | None:
 
 
 def is_broken_link(error: BaseException | None) -> bool:
-    """Whether an error only says that other ranks cannot be reached.
-
-    Parameters
-    ----------
-    error : BaseException or None
-        Any error.
-
-    Returns
-    -------
-    bool
-        True for what a collective raises when a rank is gone or late.
-
-    Examples
-    --------
-    >>> is_broken_link(ValueError("bad"))
-    False
-    """
+    """Whether an error only says that other ranks cannot be reached."""
     signs = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "timeout")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError)
@@ -620,23 +391,7 @@ def is_broken_link(error: BaseException | None) -> bool:
 
 @contextmanager
 def explained(world: World) -> Iterator[None]:
-    """Tell the other ranks of an error here, and say here what broke elsewhere.
-
-    Parameters
-    ----------
-    world : World
-        The ranks.
-
-    Yields
-    ------
-    None
-        Nothing; the body runs.
-
-    Raises
-    ------
-    RunError
-        If the body only found that other ranks are gone, with what they said.
-    """
+    """Tell the other ranks of an error here, and say here what broke elsewhere."""
     try:
         yield
     except Exception as error:

@@ -11,30 +11,10 @@ _MAX_STEPS = 256
 
 
 class Pulse:
-    """The step at which all ranks meet next.
+    """The step at which all ranks meet next."""
 
-    Every rank takes the same number of steps, so a step number is a meeting that needs no
-    message. How many steps a second has is known from the slowest rank of the last meeting.
-
-    Parameters
-    ----------
-    world : World
-        The ranks.
-
-    Attributes
-    ----------
-    asked : float
-        Seconds spent in meetings since it was set to 0.
-
-    Examples
-    --------
-    >>> pulse = Pulse(World.single("cpu"))
-    >>> pulse.start(step=0)
-    >>> pulse.is_due(0), pulse.is_due(1)
-    (False, True)
-    >>> pulse.ask(1, [True, False])
-    [True, False]
-    """
+    # Every rank takes the same number of steps, so a step number is a meeting that needs no
+    # message. How many steps a second has is known from the slowest rank of the last meeting.
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -42,45 +22,15 @@ class Pulse:
         self._since = self.asked = 0.0
 
     def start(self, step: int) -> None:
-        """Count anew, as an epoch does; the next meeting is after one step.
-
-        Parameters
-        ----------
-        step : int
-            Steps taken.
-        """
+        """Count anew, as an epoch does; the next meeting is after one step."""
         self._next, self._step, self._since = step + 1, step, time.perf_counter()
 
     def is_due(self, step: int) -> bool:
-        """Whether the ranks meet after this step.
-
-        Parameters
-        ----------
-        step : int
-            Steps taken.
-
-        Returns
-        -------
-        bool
-            The same on every rank.
-        """
+        """Whether the ranks meet after this step."""
         return step >= self._next
 
     def ask(self, step: int, questions: list[bool]) -> list[bool]:
-        """Meet now; every rank must call this.
-
-        Parameters
-        ----------
-        step : int
-            Steps taken.
-        questions : list of bool
-            What holds on this rank, as many on every rank.
-
-        Returns
-        -------
-        list of bool
-            What holds on any rank.
-        """
+        """Meet now; every rank must call this."""
         pace = (time.perf_counter() - self._since) / max(step - self._step, 1)
         began = time.perf_counter()
         *answers, slowest = self._world.maximum([*questions, pace])

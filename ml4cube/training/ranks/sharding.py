@@ -42,48 +42,19 @@ DEFAULT_GROUP = 1_000_000  # parameters
 
 
 def make_strategy(world: World, options: Options) -> Strategy:
-    """Return the strategy that the options name.
-
-    Parameters
-    ----------
-    world : World
-        The ranks.
-    options : Options
-        The settings of a run.
-
-    Returns
-    -------
-    Strategy
-        For this run.
-    """
+    """Return the strategy that the options name."""
     if options.strategy == "fsdp":
         return Sharded(world, shard_modules=options.shard_modules)
     return Strategy(world, find_unused_parameters=options.find_unused_parameters)
 
 
 class Sharded(Strategy):
-    """Every rank holds a share of each parameter, of its gradient and of the optimizer's state.
+    """Every rank holds a share of each parameter, of its gradient and of the optimizer's state."""
 
-    Parameters that are used together are fetched together: while one group of modules computes,
-    it is whole on every rank, and given up again afterwards. So memory per rank is the model's
-    divided by the ranks, plus the largest group.
-
-    Every rank must use the same modules in every step.
-
-    Parameters
-    ----------
-    world : World
-        The ranks. One alone holds the whole model, as without this strategy.
-    shard_modules : int, type or sequence of type, optional
-        Which modules form a group, see `pick_groups`.
-
-    Raises
-    ------
-    InvalidTypeError
-        If `shard_modules` is something else.
-    InvalidValueError
-        If the installed torch has no `fully_shard`.
-    """
+    # Parameters that are used together are fetched together: while one group of modules computes,
+    # it is whole on every rank, and given up again afterwards. So memory per rank is the model's
+    # divided by the ranks, plus the largest group.
+    # Every rank must use the same modules in every step.
 
     lockstep = True
 
@@ -158,20 +129,7 @@ class Sharded(Strategy):
     def in_step(
         self, portions: Iterable[Portion], is_called: Callable[[], bool]
     ) -> Iterator[Portion | None]:
-        """Yield as many portions on every rank, stand-ins of no samples where they have run out.
-
-        Parameters
-        ----------
-        portions : iterable of Portion
-            Those of this rank.
-        is_called : callable
-            Whether this rank is wanted elsewhere.
-
-        Yields
-        ------
-        Portion or None
-            None, once and last, where any rank is wanted elsewhere.
-        """
+        """Yield as many portions on every rank, stand-ins of no samples where they have run out."""
         if self.world.size == 1:
             yield from super().in_step(portions, is_called)
             return
@@ -347,18 +305,7 @@ class Sharded(Strategy):
 
 
 def check_groups(shard_modules: Any) -> None:
-    """Refuse what `pick_groups` cannot read.
-
-    Parameters
-    ----------
-    shard_modules : Any
-        Should be None, a number of parameters, a class or several.
-
-    Raises
-    ------
-    InvalidTypeError, InvalidValueError
-        If it is not.
-    """
+    """Refuse what `pick_groups` cannot read."""
     if isinstance(shard_modules, int) and not isinstance(shard_modules, bool):
         if shard_modules < 1:
             raise InvalidValueError(f"shard_modules={shard_modules} parameters; use 1 or more")
@@ -373,36 +320,7 @@ def check_groups(shard_modules: Any) -> None:
 
 
 def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Module]:
-    """Say which modules are fetched and given up on their own; what is left forms a last group.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        The model.
-    shard_modules : int, type or sequence of type, optional
-        Classes: every module of them is a group. A number: of the members of ``nn.Sequential``,
-        ``nn.ModuleList`` and ``nn.ModuleDict``, those are a group that hold as many parameters
-        besides inner groups; others might be used without being called, and then nothing would
-        fetch them. Default: 1,000,000.
-
-    Returns
-    -------
-    dict
-        ``{name: module}``, inner ones first. Modules that share a parameter with others are
-        left to the last group.
-
-    Raises
-    ------
-    InvalidValueError
-        If the model has no module of these classes.
-
-    Examples
-    --------
-    >>> block = lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    >>> model = nn.Sequential(block(), block(), nn.Linear(8, 1))
-    >>> list(pick_groups(model, 72)), list(pick_groups(model, nn.Linear)), list(pick_groups(model))
-    (['0.0', '1.0'], ['0.0', '1.0', '2'], [])
-    """
+    """Say which modules are fetched and given up on their own; what is left forms a last group."""
     if shard_modules is None or isinstance(shard_modules, int):
         least = DEFAULT_GROUP if shard_modules is None else shard_modules
         return _pick_by_size(model, least)

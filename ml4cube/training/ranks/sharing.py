@@ -20,47 +20,19 @@ logger = logging.getLogger(__name__)
 
 
 class Whole(NamedTuple):
-    """What a rank takes that knows nothing of the others.
+    """What a rank takes that knows nothing of the others."""
 
-    Parameters
-    ----------
-    kind : str
-        Of what class it is, and what it loads.
-    items : int
-        Samples, or batches of a list, that this rank takes in an epoch.
-    content : str
-        Stands for what the first and the last of them hold, and for which are chosen: ranks with
-        data of their own differ here.
-    """
-
+    # Of what class it is, and what it loads.
     kind: str
+    # Samples, or batches of a list, that this rank takes in an epoch.
     items: int
+    # Stands for what the first and the last of them hold, and for which are chosen: ranks with data
+    # of their own differ here.
     content: str
 
 
 def share_out(loader: Any, world: World, *, only_warn: bool = False) -> bool:
-    """Share a training loader out among ranks that hold the same data; every rank.
-
-    Parameters
-    ----------
-    loader : iterable
-        Training batches. One of `ml4cube.datasets` is made to share; of any other, that each rank
-        trains on all of it is warned of.
-    world : World
-        The ranks.
-    only_warn : bool
-        Whether to leave our own loaders as they are too.
-
-    Returns
-    -------
-    bool
-        Whether it was changed.
-
-    Warns
-    -----
-    UserWarning
-        On rank 0, if several ranks train on the same samples.
-    """
+    """Share a training loader out among ranks that hold the same data; every rank."""
     if world.size == 1:
         return False
     with kept_rng(world.device):
@@ -88,19 +60,7 @@ def share_out(loader: Any, world: World, *, only_warn: bool = False) -> bool:
 
 
 def whole_of(loader: Any) -> Whole | None:
-    """Return what a rank takes, if nothing in its loader knows of other ranks.
-
-    Parameters
-    ----------
-    loader : iterable
-        Any loader.
-
-    Returns
-    -------
-    Whole or None
-        None for one that shares, and where it cannot be told: of streams, and of samplers of
-        batches.
-    """
+    """Return what a rank takes, if nothing in its loader knows of other ranks."""
     if isinstance(loader, list | tuple):
         return _whole(loader, loader, len(loader), "batches") if loader else None
     dataset = getattr(loader, "dataset", None)

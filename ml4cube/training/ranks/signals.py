@@ -9,23 +9,9 @@ from typing import Any
 
 
 class Signals:
-    """Note SIGTERM and SIGUSR1 for as long as the block runs; act between steps.
+    """Note SIGTERM and SIGUSR1 for as long as the block runs; act between steps."""
 
-    Outside the main thread, where Python lets nobody set handlers, nothing is noted.
-
-    Parameters
-    ----------
-    active : bool
-        Whether to listen at all.
-
-    Examples
-    --------
-    >>> import os
-    >>> with Signals(active=True) as signals:
-    ...     os.kill(os.getpid(), signal.SIGUSR1)
-    ...     signals.save, signals.stop
-    (True, False)
-    """
+    # Outside the main thread, where Python lets nobody set handlers, nothing is noted.
 
     def __init__(self, *, active: bool = True) -> None:
         self.save = False

@@ -19,33 +19,10 @@ _PLAIN = (tuple, list)  # asked by type first, since every batch of every step p
 
 
 def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what goes into the model and what should come out.
-
-    A pair ``(X, y)`` is itself; of a triple ``(X, y, weights)``, `weights_of` gives the third. X
-    alone, or a dict ``{variable: tensor}`` whose variables are
-    stacked as channels, is to be reconstructed: ``(X, X)``.
-
-    Parameters
-    ----------
-    batch : tuple, list, torch.Tensor or mapping
-        One batch of a loader.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        ``(X, y)``, samples first; a dict gives ``(sample, channel, ...)``, also for points.
-
-    Raises
-    ------
-    InvalidTypeError
-        If the batch is of another kind.
-
-    Examples
-    --------
-    >>> X, y = as_pair({"a": torch.zeros(4, 8, 8), "b": torch.ones(4, 8, 8)})
-    >>> X.shape, y is X
-    (torch.Size([4, 2, 8, 8]), True)
-    """
+    """Return what goes into the model and what should come out."""
+    # A pair ``(X, y)`` is itself; of a triple ``(X, y, weights)``, `weights_of` gives the third. X
+    # alone, or a dict ``{variable: tensor}`` whose variables are stacked as channels, is to be
+    # reconstructed: ``(X, X)``.
     if isinstance(batch, torch.Tensor):
         return batch, batch
     if type(batch) in _PLAIN and len(batch) == 2:  # nearly every batch there is
@@ -68,28 +45,7 @@ def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def weights_of(batch: Any) -> torch.Tensor | None:
-    """Return the weights that a batch ``(X, y, weights)`` brings.
-
-    Parameters
-    ----------
-    batch : Any
-        One batch of a loader.
-
-    Returns
-    -------
-    torch.Tensor or None
-        Samples first; None where it brings none.
-
-    Raises
-    ------
-    InvalidTypeError
-        If the third item is whole numbers, such as the samples' indices.
-
-    Examples
-    --------
-    >>> weights_of((torch.zeros(4, 2), torch.zeros(4, 1), torch.ones(4))).shape
-    torch.Size([4])
-    """
+    """Return the weights that a batch ``(X, y, weights)`` brings."""
     if not isinstance(batch, tuple | list) or len(batch) != 3:
         return None
     weights = batch[2]
@@ -105,21 +61,7 @@ def weights_of(batch: Any) -> torch.Tensor | None:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Return the batch with all its tensors on a device.
-
-    Parameters
-    ----------
-    batch : Any
-        Tensors, also inside tuples, lists, dicts and dataclasses, or an object with a method
-        ``to(device)``, such as a graph.
-    device : torch.device
-        Where to.
-
-    Returns
-    -------
-    Any
-        The same structure; what is none of these stays.
-    """
+    """Return the batch with all its tensors on a device."""
     if isinstance(batch, torch.Tensor):
         return batch if batch.device == device else batch.to(device, non_blocking=True)
     if type(batch) in _PLAIN:
@@ -141,28 +83,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def count_samples(batch: Any) -> int:
-    """Return the number of samples in a batch: the length of its first tensor.
-
-    Parameters
-    ----------
-    batch : Any
-        One batch of a loader.
-
-    Returns
-    -------
-    int
-        Samples; 0 for an empty batch.
-
-    Raises
-    ------
-    InvalidTypeError
-        If there is no tensor with a sample axis in it.
-
-    Examples
-    --------
-    >>> count_samples({"a": torch.zeros(4, 8)})
-    4
-    """
+    """Return the number of samples in a batch: the length of its first tensor."""
     tensor = _first_tensor(batch)
     if tensor is None or tensor.ndim == 0:
         raise InvalidTypeError(
@@ -173,44 +94,13 @@ def count_samples(batch: Any) -> int:
 
 
 def agreed_samples(batch: Any) -> int | None:
-    """Return the number of samples in a batch of any kind, if its tensors agree on it.
-
-    Parameters
-    ----------
-    batch : Any
-        One batch of a loader.
-
-    Returns
-    -------
-    int or None
-        The length of the first axis of all its tensors; None where they differ, or there is none.
-
-    Examples
-    --------
-    >>> agreed_samples({"x": torch.zeros(4, 8), "y": torch.zeros(4), "scale": torch.tensor(2.0)})
-    4
-    >>> agreed_samples({"edges": torch.zeros(2, 9), "nodes": torch.zeros(6, 3)}) is None
-    True
-    """
+    """Return the number of samples in a batch of any kind, if its tensors agree on it."""
     lengths = {int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim}
     return lengths.pop() if len(lengths) == 1 else None
 
 
 def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
-    """Return how many batches a loader gives, of how many samples, and the size of the last.
-
-    Parameters
-    ----------
-    loader : iterable
-        Any loader.
-
-    Returns
-    -------
-    tuple of int or None
-        ``(batches, samples per batch, samples in the last batch)``; None where a loader cannot
-        promise that, such as one that streams, or whose collate function or augmentation may drop
-        samples.
-    """
+    """Return how many batches a loader gives, of how many samples, and the size of the last."""
     if not getattr(loader, "keeps_samples", True):
         return None
     if isinstance(loader, DataLoader):
@@ -237,32 +127,7 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
 
 
 def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
-    """Return how many batches of a loader to use at most.
-
-    Parameters
-    ----------
-    loader : iterable
-        Any loader.
-    limit : int, float or None
-        A count, or a share of what the loader has: rounded down, at least one batch.
-    name : str
-        What the limit is called in messages.
-
-    Returns
-    -------
-    int or None
-        None for all.
-
-    Raises
-    ------
-    InvalidTypeError
-        If a share is asked of a loader without length.
-
-    Examples
-    --------
-    >>> limit_of([1, 2, 3, 4, 5], 0.5, "limit_train_batches")
-    2
-    """
+    """Return how many batches of a loader to use at most."""
     if limit is None or isinstance(limit, int):
         return limit
     try:
@@ -275,25 +140,11 @@ def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
 
 
 def exact_loader(loader: Any, world: World) -> Any:
-    """Return a loader for validation that gives no sample twice over all ranks.
-
-    Loaders that shard without padding, as those of `ml4cube.datasets` do, and loaders that
-    give every rank all samples are returned as they are: sums weighted by samples are exact
-    for both. A `DistributedSampler` pads, or drops, to make ranks equal, and is replaced by one
-    that does neither.
-
-    Parameters
-    ----------
-    loader : iterable
-        The validation loader as given.
-    world : World
-        The ranks.
-
-    Returns
-    -------
-    iterable
-        The loader to evaluate with.
-    """
+    """Return a loader for validation that gives no sample twice over all ranks."""
+    # Loaders that shard without padding, as those of `ml4cube.datasets` do, and loaders that give
+    # every rank all samples are returned as they are: sums weighted by samples are exact for both.
+    # A `DistributedSampler` pads, or drops, to make ranks equal, and is replaced by one that does
+    # neither.
     if not isinstance(loader, DataLoader):
         return loader
     sampler, size = loader.sampler, loader.batch_size
@@ -323,15 +174,7 @@ def exact_loader(loader: Any, world: World) -> Any:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader, or else its sampler, which epoch comes.
-
-    Parameters
-    ----------
-    loader : iterable
-        Any loader.
-    epoch : int
-        From 0.
-    """
+    """Tell a loader, or else its sampler, which epoch comes."""
     for owner in (loader, *_samplers(loader), getattr(loader, "dataset", None)):
         if callable(getattr(owner, "set_epoch", None)):
             owner.set_epoch(epoch)
@@ -339,18 +182,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def loader_generator(loader: Any) -> torch.Generator | None:
-    """Return the random generator that a loader was given, if any.
-
-    Parameters
-    ----------
-    loader : iterable
-        Any loader.
-
-    Returns
-    -------
-    torch.Generator or None
-        None where a loader draws from the global generator, or from none.
-    """
+    """Return the random generator that a loader was given, if any."""
     for owner in (loader, *_samplers(loader)):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
@@ -359,18 +191,7 @@ def loader_generator(loader: Any) -> torch.Generator | None:
 
 
 def loader_seed(loader: Any) -> int | None:
-    """Return the seed of the order in which a loader shuffles, if it has one of its own.
-
-    Parameters
-    ----------
-    loader : iterable
-        Any loader.
-
-    Returns
-    -------
-    int or None
-        None where it is not known.
-    """
+    """Return the seed of the order in which a loader shuffles, if it has one of its own."""
     owners = [getattr(loader, "_plan", None)]
     for sampler in _samplers(loader):
         owners += [getattr(sampler, "plan", None), sampler]
@@ -386,18 +207,7 @@ def _samplers(loader: Any) -> list[Any]:
 
 @contextmanager
 def kept_generators(loaders: Iterable[Any]) -> Iterator[None]:
-    """Leave the generators that loaders were given as they were.
-
-    Parameters
-    ----------
-    loaders : iterable of iterable
-        Any loaders.
-
-    Yields
-    ------
-    None
-        Nothing; the body runs.
-    """
+    """Leave the generators that loaders were given as they were."""
     found = [loader_generator(loader) for loader in loaders]
     states = [(g, g.get_state()) for g in found if g is not None]
     try:
@@ -408,18 +218,7 @@ def kept_generators(loaders: Iterable[Any]) -> Iterator[None]:
 
 
 def data_facts(loader: Any) -> dict[str, Any]:
-    """Return what the loader's dataset tells about itself, for snapshots.
-
-    Parameters
-    ----------
-    loader : iterable
-        Any loader.
-
-    Returns
-    -------
-    dict
-        ``features``, ``targets``, ``variables`` and ``statistics`` (JSON), those that are known.
-    """
+    """Return what the loader's dataset tells about itself, for snapshots."""
     dataset = getattr(loader, "dataset", None)
     metadata = getattr(dataset, "metadata", None)
     facts: dict[str, Any] = {}
@@ -435,20 +234,7 @@ def data_facts(loader: Any) -> dict[str, Any]:
 
 
 def describe_batch(batch: Any, loader: Any) -> str:
-    """Say what a batch holds, for an error that came of it.
-
-    Parameters
-    ----------
-    batch : Any
-        One batch of a loader.
-    loader : iterable
-        The loader, whose dataset may know the names of the channels.
-
-    Returns
-    -------
-    str
-        The shapes of the batch's tensors, and the names.
-    """
+    """Say what a batch holds, for an error that came of it."""
     if isinstance(batch, Mapping):
         held = dict(batch)
     else:

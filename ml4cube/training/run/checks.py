@@ -18,24 +18,7 @@ from ml4cube.training.files.checkpoint import to_plain
 
 
 def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = False) -> None:
-    """Refuse a model, an optimizer or a scheduler that cannot train together.
-
-    Parameters
-    ----------
-    model : Any
-        Should be a torch.nn.Module.
-    optimizer : Any
-        Should be an optimizer over its parameters; None for a model that is only evaluated.
-    scheduler : Any
-        None, or something with ``step()``.
-    on_batch : bool
-        Whether the scheduler is to move on after every optimizer step.
-
-    Raises
-    ------
-    InvalidTypeError, InvalidValueError
-        Saying which one, and what to give instead.
-    """
+    """Refuse a model, an optimizer or a scheduler that cannot train together."""
     check_model(model)
     refuse_class("scheduler", scheduler)
     if scheduler is not None and not callable(getattr(scheduler, "step", None)):
@@ -82,35 +65,13 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = 
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no model.
-
-    Parameters
-    ----------
-    model : Any
-        Should be a torch.nn.Module.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is not.
-    """
+    """Refuse what is no model."""
     if not isinstance(model, nn.Module):
         raise InvalidTypeError(f"model={model!r} is no torch.nn.Module; give the model itself")
 
 
 def bad_loss(loss: Any) -> InvalidTypeError | InvalidValueError:
-    """Return the error that says why a loss cannot be trained on.
-
-    Parameters
-    ----------
-    loss : Any
-        What a step gave.
-
-    Returns
-    -------
-    Exception
-        To be raised.
-    """
+    """Return the error that says why a loss cannot be trained on."""
     if not isinstance(loss, torch.Tensor):
         return InvalidTypeError(
             f"the loss is a {type(loss).__name__} ({loss!r}), not a tensor, so nothing can be "
@@ -128,20 +89,7 @@ def bad_loss(loss: Any) -> InvalidTypeError | InvalidValueError:
 
 
 def refuse_class(argument: str, given: Any) -> None:
-    """Refuse a class where an object is meant.
-
-    Parameters
-    ----------
-    argument : str
-        What it is called in messages.
-    given : Any
-        As the user gave it.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is a class.
-    """
+    """Refuse a class where an object is meant."""
     if isinstance(given, type):
         raise InvalidTypeError(
             f"{argument}={given.__name__} is a class; give an object of it, {given.__name__}(...)"
@@ -149,25 +97,7 @@ def refuse_class(argument: str, given: Any) -> None:
 
 
 def check_loss(argument: str, loss: Any) -> Callable[..., torch.Tensor]:
-    """Return a loss function, or refuse what is none.
-
-    Parameters
-    ----------
-    argument : str
-        What it is called in messages.
-    loss : Any
-        Should be callable.
-
-    Returns
-    -------
-    callable
-        The same.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is not, or a class.
-    """
+    """Return a loss function, or refuse what is none."""
     refuse_class(argument, loss)
     if not callable(loss):
         raise InvalidTypeError(
@@ -178,20 +108,7 @@ def check_loss(argument: str, loss: Any) -> Callable[..., torch.Tensor]:
 
 
 def check_loader(name: str, loader: Any) -> None:
-    """Refuse a loader, or a dict of loaders, that cannot give every epoch its batches.
-
-    Parameters
-    ----------
-    name : str
-        What it is called in messages.
-    loader : Any
-        Should be iterable as often as there are epochs.
-
-    Raises
-    ------
-    InvalidTypeError, InvalidValueError
-        If it is not.
-    """
+    """Refuse a loader, or a dict of loaders, that cannot give every epoch its batches."""
     if isinstance(loader, Mapping) and name == "test_data":
         if not loader:
             raise InvalidValueError(f"{name} is an empty dict; give {{'name': loader}}, or None")

@@ -14,33 +14,7 @@ from ml4cube.core.errors import RunError
 def compiled(
     model: nn.Module, how: bool | str | Mapping[str, Any], device: torch.device
 ) -> nn.Module:
-    """Return a model that computes the same through `torch.compile`.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        It stays as it is and shares its tensors with what is returned.
-    how : bool, str or mapping
-        False returns the model itself; True, a backend, or arguments of `torch.compile`.
-    device : torch.device
-        What it will run on.
-
-    Returns
-    -------
-    torch.nn.Module
-        Compiled when it is called first, for each shape of batch.
-
-    Raises
-    ------
-    RunError
-        If this backend cannot compile anything here.
-
-    Examples
-    --------
-    >>> model = nn.Linear(2, 1)
-    >>> compiled(model, False, torch.device("cpu")) is model
-    True
-    """
+    """Return a model that computes the same through `torch.compile`."""
     if how is False:
         return model
     arguments = {} if how is True else {"backend": how} if isinstance(how, str) else dict(how)

@@ -13,36 +13,12 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Ema:
-    """Exponential moving average of a model's parameters and floating-point buffers.
+    """Exponential moving average of a model's parameters and floating-point buffers."""
 
-    After every step, ``average = decay * average + (1 - decay) * value``; the first step's values
-    are the first average. The running statistics of normalization layers are averaged like
-    weights, so that the averaged model is one whole; counters are copied. This is
-    `torch.optim.swa_utils.AveragedModel` with ``use_buffers=True``.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        On its device, its tensors are not replaced any more.
-    decay : float
-        Between 0 and 1; 0.999 averages over about the last 1000 steps.
-    parts : callable
-        What this rank holds of the model's tensors.
-
-    Examples
-    --------
-    >>> model = nn.Linear(1, 1, bias=False)
-    >>> _ = nn.init.constant_(model.weight, 1.0)
-    >>> ema = Ema(model, decay=0.75)
-    >>> ema.update()
-    >>> _ = nn.init.constant_(model.weight, 3.0)
-    >>> ema.update()
-    >>> with ema.applied():
-    ...     model.weight.item()
-    1.5
-    >>> model.weight.item()
-    3.0
-    """
+    # After every step, ``average = decay * average + (1 - decay) * value``; the first step's values
+    # are the first average. The running statistics of normalization layers are averaged like
+    # weights, so that the averaged model is one whole; counters are copied. This is
+    # `torch.optim.swa_utils.AveragedModel` with ``use_buffers=True``.
 
     def __init__(
         self, model: nn.Module, decay: float, parts: Callable[[Tensors], Tensors] = dict
@@ -72,18 +48,7 @@ class Ema:
 
     @contextmanager
     def applied(self, on: bool = True) -> Iterator[None]:
-        """Let the model have the averaged weights, in place, for a while.
-
-        Parameters
-        ----------
-        on : bool
-            False lets it have its own.
-
-        Yields
-        ------
-        None
-            Nothing; the body runs.
-        """
+        """Let the model have the averaged weights, in place, for a while."""
         before = self._is_applied
         self.apply(on)
         try:
@@ -93,13 +58,7 @@ class Ema:
 
     @torch.no_grad()
     def apply(self, on: bool) -> None:
-        """Let the model have the averaged weights, or its own again.
-
-        Parameters
-        ----------
-        on : bool
-            Which; nothing happens where it has those already.
-        """
+        """Let the model have the averaged weights, or its own again."""
         if on == self._is_applied or not self.updates:
             return
         for name, live in self._live.items():
@@ -113,33 +72,14 @@ class Ema:
         self.updates, self._is_applied = 0, False
 
     def state_dict(self, whole: Callable[[Tensors], Tensors] = dict) -> dict[str, Any]:
-        """Return the average, while the model has its own weights.
-
-        Parameters
-        ----------
-        whole : callable
-            Puts tensors together that lie in parts on several ranks.
-
-        Returns
-        -------
-        dict
-            ``updates`` and ``average``, tensors by name.
-        """
+        """Return the average, while the model has its own weights."""
         return {"updates": self.updates, "average": whole(self.average)}
 
     @torch.no_grad()
     def load_state_dict(
         self, state: Mapping[str, Any], parts: Callable[[Tensors], Tensors] = dict
     ) -> None:
-        """Take back an average.
-
-        Parameters
-        ----------
-        state : mapping
-            From `state_dict`.
-        parts : callable
-            Takes this rank's part out of whole tensors.
-        """
+        """Take back an average."""
         self.updates = state["updates"]
         average = parts(state["average"])
         for name, tensor in self.average.items():

@@ -37,34 +37,7 @@ from ml4cube.training.state import TrainState, kept_rng
 
 
 class Engine:
-    """Take optimizer steps and evaluate, outside any epoch.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Moved to the device of `world`.
-    step : callable
-        ``step(module, batch)`` → `StepResult`, in training and in validation.
-    optimizer : torch.optim.Optimizer, optional
-        Over the model's parameters.
-    train : iterable, optional
-        Loader of training batches.
-    val : iterable or mapping of str to iterable, optional
-        Loader of validation batches, or several by name.
-    world : World
-        The ranks and this rank's device.
-    options : Options
-        The settings.
-    scheduler : object, optional
-        A learning rate scheduler of torch.
-    metrics : mapping, optional
-        ``{name: metric}``, see `Scores`.
-
-    Raises
-    ------
-    InvalidTypeError, InvalidValueError
-        If an argument cannot work, before anything starts.
-    """
+    """Take optimizer steps and evaluate, outside any epoch."""
 
     def __init__(
         self,
@@ -110,23 +83,7 @@ class Engine:
         return self._optimizer
 
     def train_batch(self, batch: Any) -> StepResult:
-        """Take one optimizer step on one batch, outside any epoch; every rank.
-
-        Parameters
-        ----------
-        batch : Any
-            As a loader gives it.
-
-        Returns
-        -------
-        StepResult
-            What its forward pass gave.
-
-        Raises
-        ------
-        EmptyPartError
-            If some rank's batch holds no sample.
-        """
+        """Take one optimizer step on one batch, outside any epoch; every rank."""
         self._prepare()
         self.module.train()
         portion = self.feed.portion(batch)
@@ -136,25 +93,7 @@ class Engine:
         return self.take_step([portion], total)
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:
-        """Validate once, outside any epoch, exactly on any number of ranks; every rank.
-
-        Parameters
-        ----------
-        loader : iterable, optional
-            Batches; default the loop's own validation loader.
-
-        Returns
-        -------
-        dict
-            ``val_loss``, metrics, and ``val_<name>`` for values that the step logs.
-
-        Raises
-        ------
-        InvalidTypeError
-            If there is no loader.
-        EmptyPartError
-            If it gives no sample.
-        """
+        """Validate once, outside any epoch, exactly on any number of ranks; every rank."""
         if loader is not None:
             check_joined({"train_data": self.feed.loader, **named("loader", loader)})
         chosen = self.val_loader if loader is None else _exact(loader, self.world)
@@ -173,20 +112,7 @@ class Engine:
     def predict(
         self, batches: Iterable[Any], fn: Callable[[nn.Module, Any], Any] | None = None
     ) -> Iterator[Any]:
-        """Run the model in eval mode, in the run's precision, on this rank alone.
-
-        Parameters
-        ----------
-        batches : iterable
-            As a loader gives them.
-        fn : callable, optional
-            ``fn(model, batch)`` → anything; default the step's result.
-
-        Yields
-        ------
-        Any
-            What `fn` returned, one per batch.
-        """
+        """Run the model in eval mode, in the run's precision, on this rank alone."""
         call = self.step if fn is None else fn
         self.model.eval()
         for batch in batches:
@@ -197,20 +123,7 @@ class Engine:
     # ------------------------------------------------------------------- a step
 
     def take_step(self, portions: Sequence[Portion], total: Weight) -> StepResult:
-        """Take one optimizer step over some batches, each by its weight; every rank.
-
-        Parameters
-        ----------
-        portions : sequence of Portion
-            The batches of this rank, from `Feed`.
-        total : float or torch.Tensor
-            What they weigh together, from `Feed`.
-
-        Returns
-        -------
-        StepResult
-            What the last of the batches gave.
-        """
+        """Take one optimizer step over some batches, each by its weight; every rank."""
         self.optimizer.zero_grad(set_to_none=True)
         for portion in portions[:-1]:
             # Gradients travel between ranks once, with the last batch.
@@ -352,36 +265,12 @@ class Engine:
 
 
 def named_sets(loader: Any) -> dict[str, Any]:
-    """Return validation sets by name; a single one has none.
-
-    Parameters
-    ----------
-    loader : iterable or mapping of str to iterable
-        As the user gave it.
-
-    Returns
-    -------
-    dict
-        ``{name: loader}``, the name ``""`` for a single one.
-    """
+    """Return validation sets by name; a single one has none."""
     return dict(loader) if isinstance(loader, Mapping) else {"": loader}
 
 
 def named(argument: str, loader: Any) -> dict[str, Any]:
-    """Name validation sets as messages do.
-
-    Parameters
-    ----------
-    argument : str
-        What they were given as.
-    loader : iterable or mapping of str to iterable
-        As the user gave it.
-
-    Returns
-    -------
-    dict
-        ``{"test_data['north']": loader}``.
-    """
+    """Name validation sets as messages do."""
     sets = named_sets(loader).items()
     return {f"{argument}[{name!r}]" if name else argument: one for name, one in sets}
 

@@ -30,60 +30,17 @@ Weight = float | torch.Tensor
 
 
 class Portion(NamedTuple):
-    """One batch on the device, and what it counts.
+    """One batch on the device, and what it counts."""
 
-    Parameters
-    ----------
-    batch : Any
-        As the loader gave it.
-    samples : int
-        Samples in it.
-    weight : float or torch.Tensor
-        What its mean loss weighs: its samples, or what the step weighs it.
-    """
-
+    # As the loader gave it.
     batch: Any
     samples: int
+    # What its mean loss weighs: its samples, or what the step weighs it.
     weight: Weight
 
 
 class Feed:
-    """Opens the loader, knows where the run stands in it, and weighs what it gives.
-
-    Parameters
-    ----------
-    loader : iterable
-        Training batches.
-    world : World
-        The ranks.
-    options : Options
-        How many batches a step takes, and how many steps there are.
-    step : callable, optional
-        Where it has a method ``weigh(batch, training)`` → scalar tensor, that is what a batch
-        weighs; without it, or where it says None, a batch weighs its samples. All batches that are
-        trained on are weighed in the same way. Where it has ``count(batch, training)`` → int, that
-        says how many samples those are; with a true ``counts_itself``, they need not be those
-        that the loader speaks of.
-
-    Attributes
-    ----------
-    even : bool
-        Whether all ranks are known to get batches of the same sizes, so that no step needs to
-        ask.
-    waited : float
-        Seconds of this epoch in which this rank waited for its loader.
-    asked : float
-        Seconds of this epoch in which it asked the other ranks for weights.
-    epoch_rng : dict
-        The generators as they were when the epoch under way began.
-    position : dict or None
-        Where a snapshot inside an epoch stood, until the epoch goes on.
-    ended : bool
-        Whether the epoch under way gets no more batches, on any rank.
-    used_up : bool
-        Whether the loader has given all it has for the epoch under way; its own state may then
-        be that of the next one.
-    """
+    """Opens the loader, knows where the run stands in it, and weighs what it gives."""
 
     def __init__(
         self, loader: Any, world: World, options: Options, step: Step | None = None
@@ -103,13 +60,7 @@ class Feed:
         self._limit = limit_of(loader, self._share, "limit_train_batches")
 
     def share_out(self, *, only_warn: bool) -> None:
-        """Share out what ranks train on, as `ml4cube.training.ranks.sharing` says; every rank.
-
-        Parameters
-        ----------
-        only_warn : bool
-            Whether to leave the loader as it is.
-        """
+        """Share out what ranks train on, as `ml4cube.training.ranks.sharing` says; every rank."""
         if share_out(self.loader, self._world, only_warn=only_warn):
             self._limit = limit_of(self.loader, self._share, "limit_train_batches")
 
@@ -137,18 +88,7 @@ class Feed:
             )
 
     def open(self, state: TrainState) -> Iterator[tuple[list[Portion], Weight]]:
-        """Start an epoch, or go on where a snapshot inside the epoch left it.
-
-        Parameters
-        ----------
-        state : TrainState
-            Its epoch is opened; its batches are counted as they are drawn.
-
-        Yields
-        ------
-        tuple of (list of Portion, float or torch.Tensor)
-            The batches of one optimizer step, and their `total` weight.
-        """
+        """Start an epoch, or go on where a snapshot inside the epoch left it."""
         batches = self._open_loader(state)
         if self.ended:
             return
@@ -179,20 +119,7 @@ class Feed:
             yield portions, total
 
     def portion(self, batch: Any, training: bool = True) -> Portion:
-        """Bring a batch to the device and weigh it.
-
-        Parameters
-        ----------
-        batch : Any
-            From a loader.
-        training : bool
-            Whether it is to be trained on.
-
-        Returns
-        -------
-        Portion
-            With 0 samples where a collate function dropped all of them.
-        """
+        """Bring a batch to the device and weigh it."""
         batch = to_device(batch, self._world.device)
         samples = count_samples(batch) if self._count is None else self._count(batch, training)
         if not samples:
@@ -201,19 +128,7 @@ class Feed:
         return Portion(batch, samples, samples if weight is None else weight)
 
     def total(self, portions: list[Portion]) -> Weight | None:
-        """Say what the batches of one step weigh; every rank must call this.
-
-        Parameters
-        ----------
-        portions : list of Portion
-            This rank's batches of one step.
-
-        Returns
-        -------
-        float, torch.Tensor or None
-            The mean of their weight over ranks, since ranks average their gradients. None where
-            some rank has no batch: all end together, or one would wait for the others.
-        """
+        """Say what the batches of one step weigh; every rank must call this."""
         if self.even and not portions:
             return None
         weighed = bool(portions) and isinstance(portions[0].weight, torch.Tensor)
@@ -232,18 +147,7 @@ class Feed:
         return everywhere.clamp_min(torch.finfo(torch.float32).tiny) / world.size
 
     def place(self, state: TrainState) -> dict[str, Any]:
-        """Say where the generators and, inside an epoch, the loader stand now.
-
-        Parameters
-        ----------
-        state : TrainState
-            Inside an epoch or between two.
-
-        Returns
-        -------
-        dict
-            ``rng``, and ``loader``: None where it does not know its position.
-        """
+        """Say where the generators and, inside an epoch, the loader stand now."""
         knows = state.batch > 0 and hasattr(self.loader, "load_state_dict")
         return {
             "rng": capture_rng(self._world.device),
@@ -251,26 +155,13 @@ class Feed:
         }
 
     def capture_rng(self) -> dict[str, Any]:
-        """Return the state of all generators that decide on the order of the next epoch.
-
-        Returns
-        -------
-        dict
-            As `ml4cube.training.state.capture_rng`, and ``loader`` for a generator of the
-            loader's own.
-        """
+        """Return the state of all generators that decide on the order of the next epoch."""
         generator = loader_generator(self.loader)
         own = {} if generator is None else {"loader": generator.get_state()}
         return capture_rng(self._world.device) | own
 
     def restore_rng(self, state: Mapping[str, Any]) -> None:
-        """Put all those generators back.
-
-        Parameters
-        ----------
-        state : mapping
-            From `capture_rng`.
-        """
+        """Put all those generators back."""
         restore_rng(state, self._world.device)
         generator = loader_generator(self.loader)
         if generator is not None and "loader" in state:

@@ -41,13 +41,7 @@ class Keeping:
     # ---------------------------------------------------------------------- logs
 
     def logging(self, step_dict: Mapping[str, Any]) -> None:
-        """Collect what a step returned; an add-on may override it.
-
-        Parameters
-        ----------
-        step_dict : mapping of str to Any
-            From `train_step` or `test_step`.
-        """
+        """Collect what a step returned; an add-on may override it."""
         log = self.log_train if self.mode == "train" else self.log_test
         for name, value in step_dict.items():
             log[name].append(kept(value))
@@ -58,65 +52,25 @@ class Keeping:
         self.log_test.clear()
 
     def toggle(self, mode: str | None = None) -> None:
-        """Switch between training and testing.
-
-        Parameters
-        ----------
-        mode : {"train", "test"}, optional
-            Default: the other one.
-        """
+        """Switch between training and testing."""
         check_choice("mode", mode, ["train", "test", None])
         self.mode = mode or ("test" if self.mode == "train" else "train")
 
     # ------------------------------------------------------------ saving and loading
 
     def save_model(self, filename: str | Path) -> None:
-        """Write the model's weights: a plain state dict, written by rank 0.
-
-        Parameters
-        ----------
-        filename : str or Path
-            The file; an old one is replaced once the new one is whole.
-        """
+        """Write the model's weights: a plain state dict, written by rank 0."""
         weights = self.weights_now()
         if self._world.is_main:
             write_file(filename, weights)
         self._world.maximum([0.0])  # nobody goes on before it is there
 
     def load_model(self, filename: str | Path, strict: bool = True) -> None:
-        """Read weights into the model.
-
-        Parameters
-        ----------
-        filename : str or Path
-            A file of `save_model`, `ModelCheckpoint` or `best_model_path`.
-        strict : bool
-            Whether the names must be those of the model, all of them and no others.
-
-        Raises
-        ------
-        StoreError
-            If the file is missing or damaged.
-        InvalidValueError
-            If it is of another model.
-        """
+        """Read weights into the model."""
         self._load_weights(read_file(filename), str(filename), strict)
 
     def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
-        """Put the best weights so far into the model, or those of a file.
-
-        Parameters
-        ----------
-        filename : str or Path, optional
-            As for `load_model`; without it, the weights of `best_epoch`.
-        strict : bool
-            As for `load_model`.
-
-        Raises
-        ------
-        RunError
-            If nothing was trained yet, so that nothing is best.
-        """
+        """Put the best weights so far into the model, or those of a file."""
         if filename is not None:
             return self.load_model(filename, strict)
         if self.best_epoch is None:
@@ -127,20 +81,7 @@ class Keeping:
         return spread_weights(self.model, self._world)
 
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
-        """Keep the weights if they are the best so far; called after every check.
-
-        Parameters
-        ----------
-        cur_epoch : int
-            Number of the epoch, from 1.
-        cur_loss : float
-            The value of the column that `monitor` names.
-
-        Returns
-        -------
-        bool
-            Whether it is; the same on every rank.
-        """
+        """Keep the weights if they are the best so far; called after every check."""
         if not is_better(cur_loss, self.best_loss, self._options.get("mode", "min")):
             return False
         self.best_epoch, self.best_loss = cur_epoch, cur_loss
@@ -150,13 +91,7 @@ class Keeping:
         return True
 
     def own_metrics(self) -> dict[str, float]:
-        """Return what `metric_on_epoch_end` gives for the logs of all ranks; every rank.
-
-        Returns
-        -------
-        dict
-            The same on every rank.
-        """
+        """Return what `metric_on_epoch_end` gives for the logs of all ranks; every rank."""
         _fetch(self.log_train)
         _fetch(self.log_test)
         if not self.overrides("metric_on_epoch_end"):
@@ -170,35 +105,17 @@ class Keeping:
         return self._world.share(_checked_metrics(found))
 
     def best_state(self) -> dict[str, Any]:
-        """Return the best weights and where they come from, for snapshots.
-
-        Returns
-        -------
-        dict
-            ``epoch``, ``loss`` and ``weights``.
-        """
+        """Return the best weights and where they come from, for snapshots."""
         return {"epoch": self.best_epoch, "loss": self.best_loss, "weights": self.best_weights}
 
     def load_best_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `best_state` returned.
-
-        Parameters
-        ----------
-        state : mapping
-            From a snapshot.
-        """
+        """Take back what `best_state` returned."""
         self.best_epoch, self.best_loss = state["epoch"], state["loss"]
         self.best_weights = state["weights"]
 
     @contextmanager
     def testing(self) -> Iterator[None]:
-        """Set `mode` to "test" for a while.
-
-        Yields
-        ------
-        None
-            The body runs.
-        """
+        """Set `mode` to "test" for a while."""
         before, self.mode = self.mode, "test"
         try:
             yield
@@ -218,18 +135,7 @@ class Keeping:
 
 
 def kept(value: Any) -> Any:
-    """Return what a log keeps of a value: detached, and safe from reuse of the batch's memory.
-
-    Parameters
-    ----------
-    value : Any
-        From a step.
-
-    Returns
-    -------
-    Any
-        A single number stays where it is, since fetching it would make the device wait.
-    """
+    """Return what a log keeps of a value: detached, and safe from reuse of the batch's memory."""
     if not isinstance(value, torch.Tensor):
         return value
     value = value.detach()

@@ -57,39 +57,7 @@ _HOOKS = (
 
 
 class Loop(Engine):
-    """Train a model, validate it, and tell callbacks.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Moved to the device of `world`.
-    step : callable
-        ``step(module, batch)`` → `StepResult`, in training and in validation. Where it has a
-        method ``weigh(batch, training)`` → scalar tensor, that is what the batch's mean loss weighs
-        beside those of other batches and ranks; else it weighs its samples, which a method
-        ``count(batch, training)`` → int may count; else they are the length of the first tensor.
-    optimizer : torch.optim.Optimizer, optional
-        Over the model's parameters; a loop without one only evaluates.
-    train : iterable, optional
-        Loader of training batches; a loop without one trains on single batches only.
-    val : iterable or mapping of str to iterable, optional
-        Loader of validation batches, or several by name; without one, nothing is validated.
-    world : World
-        The ranks and this rank's device.
-    options : Options
-        The settings.
-    scheduler : object, optional
-        A learning rate scheduler of torch.
-    metrics : mapping, optional
-        ``{name: metric}``, see `Scores`.
-    callbacks : sequence of Callback
-        Called in this order.
-
-    Raises
-    ------
-    InvalidTypeError, InvalidValueError
-        If an argument cannot work, before anything starts.
-    """
+    """Train a model, validate it, and tell callbacks."""
 
     def __init__(
         self,
@@ -138,33 +106,11 @@ class Loop(Engine):
         return self.options.monitor or ("train_loss" if self.val_loader is None else "val_loss")
 
     def stop(self, reason: str) -> None:
-        """End training after the epoch, or the check inside it, under way; any rank may ask.
-
-        Parameters
-        ----------
-        reason : str
-            For the log.
-        """
+        """End training after the epoch, or the check inside it, under way; any rank may ask."""
         self.stop_reason = self.stop_reason or reason
 
     def run(self, *, resume: bool = True) -> nn.Module:
-        """Train until the end, or from a snapshot on.
-
-        Parameters
-        ----------
-        resume : bool
-            Whether to look for a snapshot; without, the run goes on from memory.
-
-        Returns
-        -------
-        torch.nn.Module
-            The model that was given, as the callbacks left it.
-
-        Raises
-        ------
-        RunError
-            If a loss is not finite, another rank failed, or a signal asked to stop.
-        """
+        """Train until the end, or from a snapshot on."""
         if self.feed.loader is None:
             raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
         self.stop_reason, self._cut_short = None, False
@@ -226,10 +172,8 @@ class Loop(Engine):
         )
 
     def save_snapshot(self) -> None:
-        """Write the snapshot, if there is a path for it and something to add to the last one.
-
-        Every rank must call this.
-        """
+        """Write the snapshot, if there is a path for it and something to add to the last one."""
+        # Every rank must call this.
         now = (self.state.epoch, self.state.step)
         if self.options.snapshot_path is not None and self.saved_at != now:
             self._save()
@@ -245,13 +189,7 @@ class Loop(Engine):
     # ------------------------------------------------------------------ an epoch
 
     def run_epoch(self) -> dict[str, Any]:
-        """Train for one epoch, or for what is left of it, and validate; every rank.
-
-        Returns
-        -------
-        dict
-            The row that the History got.
-        """
+        """Train for one epoch, or for what is left of it, and validate; every rank."""
         self._call("on_epoch_start")
         self._prepare()
         self._began, self._validated_s = time.perf_counter(), 0.0

@@ -34,95 +34,56 @@ _UNITS_S = (1, 60, 3600, 86400)  # of seconds, minutes, hours and days, from the
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of a run, checked when made.
+    """The settings of a run, checked when made."""
 
-    Parameters
-    ----------
-    epochs : int
-        How many to train at most.
-    max_steps : int, optional
-        Optimizer steps to take at most.
-    gradient_accumulation_steps : int
-        Batches per optimizer step, weighted by their samples.
-    gradient_clip : float, optional
-        Largest norm of the gradients, taken over all parameters.
-    precision : {"fp32", "bf16", "fp16"}
-        What the forward pass computes in; fp16 scales its gradients.
-    scheduler_step_on_batch : bool
-        Whether the scheduler moves on after every optimizer step, not every epoch.
-    seed : int, optional
-        Seeds the random generators for the time of training; rank r gets ``seed + r``.
-    snapshot_path : str or Path, optional
-        File to save to and resume from.
-    save_every : int
-        Epochs between snapshots.
-    find_unused_parameters : bool
-        Whether some parameters may get no gradient in a step, on several ranks.
-    max_time : float, str or timedelta, optional
-        Time after which to end: seconds, ``"HH:MM:SS"`` or ``"DD:HH:MM:SS"``. It counts from the
-        call that trains, also of a resumed run.
-    limit_train_batches, limit_val_batches : int or float, optional
-        Batches of each loader to use at most: a count, or a share of it between 0 and 1.0 (at
-        least one batch).
-    fast_dev_run : bool or int
-        Try everything once and write nothing: one epoch of that many batches (True: one) in
-        training and in each validation set.
-    ema : float, optional
-        Decay of a moving average of the weights, which is then evaluated and saved.
-    compile : bool, str or mapping
-        Whether to run the model through `torch.compile`: its backend, or its arguments.
-    log_grad_norm : bool
-        Whether the History gets the norm of the gradients, mean and largest of each epoch.
-    strategy : {"ddp", "fsdp"}
-        How the model lies on several ranks: whole on each, or cut into shares.
-    shard_modules : int, type or sequence of type, optional
-        With "fsdp", which modules are fetched on their own.
-    monitor : str, optional
-        Column of the History that chooses the best epoch. Default: ``val_loss``, or ``train_loss``
-        where nothing is validated.
-    mode : {"min", "max"}
-        Which way `monitor` is better.
-    validate_every : int
-        Epochs between validations; the last epoch is always validated.
-    validate_every_steps : int, optional
-        Optimizer steps between validations, which are then rows of the History of their own, with
-        a column ``step``.
-
-    Raises
-    ------
-    InvalidTypeError, InvalidValueError
-        If a value cannot work.
-
-    Examples
-    --------
-    >>> Options(epochs=3).precision
-    'fp32'
-    >>> Options(max_time="00:30:00").max_seconds
-    1800.0
-    """
-
+    # How many to train at most.
     epochs: int = 10
+    # Optimizer steps to take at most.
     max_steps: int | None = None
+    # Batches per optimizer step, weighted by their samples.
     gradient_accumulation_steps: int = 1
+    # Largest norm of the gradients, taken over all parameters.
     gradient_clip: float | None = None
+    # What the forward pass computes in; fp16 scales its gradients.
     precision: str = "fp32"
+    # Whether the scheduler moves on after every optimizer step, not every epoch.
     scheduler_step_on_batch: bool = False
+    # Seeds the random generators for the time of training; rank r gets ``seed + r``.
     seed: int | None = None
+    # File to save to and resume from.
     snapshot_path: str | Path | None = None
     save_every: int = 10
+    # Whether some parameters may get no gradient in a step, on several ranks.
     find_unused_parameters: bool = False
+    # Time after which to end: seconds, ``"HH:MM:SS"`` or ``"DD:HH:MM:SS"``. It counts from the call
+    # that trains, also of a resumed run.
     max_time: float | str | timedelta | None = None
+    # Batches of each loader to use at most: a count, or a share of it between 0 and 1.0 (at least
+    # one batch).
     limit_train_batches: float | None = None
     limit_val_batches: float | None = None
+    # Try everything once and write nothing: one epoch of that many batches (True: one) in training
+    # and in each validation set.
     fast_dev_run: bool | int = False
+    # Decay of a moving average of the weights, which is then evaluated and saved.
     ema: float | None = None
+    # Whether to run the model through `torch.compile`: its backend, or its arguments.
     compile: bool | str | Mapping[str, Any] = False
+    # Whether the History gets the norm of the gradients, mean and largest of each epoch.
     log_grad_norm: bool = False
+    # How the model lies on several ranks: whole on each, or cut into shares.
     strategy: str = "ddp"
+    # With "fsdp", which modules are fetched on their own.
     shard_modules: Any = None
+    # Column of the History that chooses the best epoch. Default: ``val_loss``, or ``train_loss``
+    # where nothing is validated.
     monitor: str | None = None
+    # Which way `monitor` is better.
     mode: str = "min"
+    # Epochs between validations; the last epoch is always validated.
     validate_every: int = 1
+    # Optimizer steps between validations, which are then rows of the History of their own, with a
+    # column ``step``.
     validate_every_steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -189,22 +150,7 @@ class Options:
 
 
 def refuse_unknown(face: type, options: Mapping[str, Any], starts: str) -> None:
-    """Refuse settings that neither a face of the loop takes nor a run has.
-
-    Parameters
-    ----------
-    face : type
-        The class that was given them.
-    options : mapping of str to Any
-        What it takes no argument of its own for.
-    starts : str
-        The call that says how long to train.
-
-    Raises
-    ------
-    InvalidTypeError
-        Naming the setting that is nearest.
-    """
+    """Refuse settings that neither a face of the loop takes nor a run has."""
     further = {field.name for field in fields(Options)} - {"epochs"}
     for name in options:
         if name in further:
@@ -218,22 +164,7 @@ def refuse_unknown(face: type, options: Mapping[str, Any], starts: str) -> None:
 
 
 def check_path(name: str, path: Any, *, optional: bool = True) -> None:
-    """Refuse what is no path.
-
-    Parameters
-    ----------
-    name : str
-        What it is called in messages.
-    path : Any
-        Should be text or a path.
-    optional : bool
-        Whether None will do.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is not.
-    """
+    """Refuse what is no path."""
     if path is None and optional:
         return
     if not isinstance(path, str | os.PathLike):
@@ -241,18 +172,7 @@ def check_path(name: str, path: Any, *, optional: bool = True) -> None:
 
 
 def above_zero(value: Any) -> bool:
-    """Whether something is a number above zero.
-
-    Parameters
-    ----------
-    value : Any
-        As the user gave it.
-
-    Returns
-    -------
-    bool
-        False for what is no number, and for True.
-    """
+    """Whether something is a number above zero."""
     return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
@@ -263,22 +183,7 @@ def _check_seed(seed: Any) -> None:
 
 
 def check_count(name: str, value: Any, *, optional: bool = False) -> None:
-    """Refuse what is no number of things.
-
-    Parameters
-    ----------
-    name : str
-        What it is called in messages.
-    value : Any
-        Should be a whole number from 1.
-    optional : bool
-        Whether None will do.
-
-    Raises
-    ------
-    InvalidValueError
-        If it is not.
-    """
+    """Refuse what is no number of things."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:

@@ -6,45 +6,18 @@ from ml4cube.training.state import TrainState
 
 
 class ProgressChecker:
-    """Where a Trainer stands.
-
-    Attributes
-    ----------
-    epoch : int
-        Epochs finished.
-    step : int
-        Optimizer steps taken; in test mode, batches tested.
-
-    Examples
-    --------
-    >>> progress = ProgressChecker()
-    >>> progress.update_step()
-    >>> progress.step, progress.get_step()
-    (1, 2)
-    """
+    """Where a Trainer stands."""
 
     def __init__(self) -> None:
         self.epoch = 0
         self.step = 0
 
     def get_epoch(self) -> int:
-        """Return the number of the epoch under way or to come, from 1.
-
-        Returns
-        -------
-        int
-            One more than are finished.
-        """
+        """Return the number of the epoch under way or to come, from 1."""
         return self.epoch + 1
 
     def get_step(self) -> int:
-        """Return the number of the step under way or to come, from 1.
-
-        Returns
-        -------
-        int
-            One more than were taken.
-        """
+        """Return the number of the step under way or to come, from 1."""
         return self.step + 1
 
     def update_epoch(self) -> None:
@@ -56,13 +29,7 @@ class ProgressChecker:
         self.step += 1
 
     def follow(self, state: TrainState) -> None:
-        """Take over the counts of a run.
-
-        Parameters
-        ----------
-        state : TrainState
-            Of its loop.
-        """
+        """Take over the counts of a run."""
         self.epoch, self.step = state.epoch, state.step
 
     def __repr__(self) -> str:

@@ -14,28 +14,17 @@ from ml4cube.training.run.batches import as_pair, weights_of
 
 
 class StepResult(NamedTuple):
-    """What one forward pass gives the loop.
+    """What one forward pass gives the loop."""
 
-    Parameters
-    ----------
-    loss : torch.Tensor
-        Scalar, the mean over the batch's samples, with its graph.
-    pred : Any, optional
-        For metrics.
-    target : Any, optional
-        For metrics.
-    logs : mapping of str to scalar
-        Further means over the batch's samples; each becomes columns of the History,
-        ``train_<name>`` and ``val_<name>``.
-    gaps : torch.Tensor, optional
-        NaN where the target has a gap that the loss does not leave out, to say so if the loss is
-        NaN; never read otherwise.
-    """
-
+    # Scalar, the mean over the batch's samples, with its graph.
     loss: torch.Tensor
     pred: Any = None
     target: Any = None
+    # Further means over the batch's samples; each becomes columns of the History, ``train_<name>``
+    # and ``val_<name>``.
     logs: Mapping[str, Any] = {}
+    # NaN where the target has a gap that the loss does not leave out, to say so if the loss is NaN;
+    # never read otherwise.
     gaps: torch.Tensor | None = None
 
 
@@ -45,16 +34,10 @@ Count = Callable[[Any, bool], int]
 
 
 class Supervised:
-    """The usual step: ``loss(model(X), y)``, with a batch read by `as_pair`.
+    """The usual step: ``loss(model(X), y)``, with a batch read by `as_pair`."""
 
-    A batch ``(X, y, weights)`` goes through `MaskedLoss`, which is made of the loss where it is
-    none.
-
-    Parameters
-    ----------
-    loss : callable
-        ``loss(pred, target)`` → scalar tensor.
-    """
+    # A batch ``(X, y, weights)`` goes through `MaskedLoss`, which is made of the loss where it is
+    # none.
 
     def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
         self.loss = loss
@@ -63,20 +46,7 @@ class Supervised:
         self._masked = loss if isinstance(loss, MaskedLoss) else None
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
-        """Run the model forward on one batch.
-
-        Parameters
-        ----------
-        module : torch.nn.Module
-            The model, wrapped for several ranks where there are some.
-        batch : Any
-            On the device already.
-
-        Returns
-        -------
-        StepResult
-            Loss, prediction and target.
-        """
+        """Run the model forward on one batch."""
         features, target = as_pair(batch)
         pred = module(features)
         weights = weights_of(batch)
@@ -88,21 +58,7 @@ class Supervised:
         return StepResult(self._mean(pred, target, len(features)), pred, target, gaps=gaps)
 
     def weigh(self, batch: Any, training: bool = True) -> torch.Tensor | None:
-        """Say what a batch's loss counts beside those of others.
-
-        Parameters
-        ----------
-        batch : Any
-            On the device already.
-        training : bool
-            Whether it is trained on; it weighs the same in validation.
-
-        Returns
-        -------
-        torch.Tensor or None
-            What its loss divides by, such as the weights of its cells that have a value; None
-            for its samples.
-        """
+        """Say what a batch's loss counts beside those of others."""
         target, weights = as_pair(batch)[1], weights_of(batch)
         if weights is None:
             return self._mean.weigh(target)

@@ -49,18 +49,7 @@ _CHANGES = (
 
 
 def default(method: M) -> M:
-    """Mark a method of `Trainer` that users and add-ons may override.
-
-    Parameters
-    ----------
-    method : callable
-        The method.
-
-    Returns
-    -------
-    callable
-        The same.
-    """
+    """Mark a method of `Trainer` that users and add-ons may override."""
     method.is_default = True  # type: ignore[attr-defined]
     return method
 
@@ -91,18 +80,7 @@ class Stepwise(Keeping, metaclass=Combinable):
     # ---------------------------------------------------------- what the loop asks for
 
     def overrides(self, name: str) -> bool:
-        """Whether a subclass or an add-on defines one of the methods here.
-
-        Parameters
-        ----------
-        name : str
-            The method.
-
-        Returns
-        -------
-        bool
-            False where it is the one of `Trainer` itself.
-        """
+        """Whether a subclass or an add-on defines one of the methods here."""
         return not getattr(getattr(type(self), name), "is_default", False)
 
     @property
@@ -116,22 +94,7 @@ class Stepwise(Keeping, metaclass=Combinable):
         return bool(self._metrics)
 
     def pass_through(self, name: str, inner: Callable[[Any], None], argument: Any) -> None:
-        """Do something inside the override of `run_epoch` or `run_batch`, where there is one.
-
-        Parameters
-        ----------
-        name : {"run_epoch", "run_batch"}
-            The method.
-        inner : callable
-            What the override's ``super()`` call does; given what the override passes on.
-        argument : Any
-            The loader or batch.
-
-        Raises
-        ------
-        InvalidTypeError
-            If the override does not call ``super()``.
-        """
+        """Do something inside the override of `run_epoch` or `run_batch`, where there is one."""
         if name in self.under_way or not self.overrides(name):
             return inner(argument)
         self._inner[name] = inner
@@ -147,61 +110,31 @@ class Stepwise(Keeping, metaclass=Combinable):
         return None
 
     def weights_now(self) -> dict[str, Any]:
-        """Return the model's state dict, whole also where ranks hold shares of it; every rank.
-
-        Returns
-        -------
-        dict
-            On rank 0; on the others it may be without values.
-        """
+        """Return the model's state dict, whole also where ranks hold shares of it; every rank."""
         loop = self._running
         return self.model.state_dict() if loop is None else loop.strategy.model_state(loop.model)
 
     def optimizer_now(self) -> dict[str, Any] | None:
-        """Return the optimizer's state dict likewise; every rank.
-
-        Returns
-        -------
-        dict or None
-            None where there is no optimizer.
-        """
+        """Return the optimizer's state dict likewise; every rank."""
         loop = self._running
         if self.optimizer is None or loop is None:
             return None if self.optimizer is None else self.optimizer.state_dict()
         return loop.strategy.optimizer_state(loop.model, self.optimizer)
 
     def start_at(self, state: TrainState) -> None:
-        """Go on from where a state that was loaded stands.
-
-        Parameters
-        ----------
-        state : TrainState
-            Epochs and steps so far.
-        """
+        """Go on from where a state that was loaded stands."""
         self._state, self._goal, self._started = state, state.epoch, True
         self.progress_checker.follow(state)
 
     def pack(self) -> dict[str, Any]:
-        """Return what training has changed, to be taken to another process.
-
-        Returns
-        -------
-        dict
-            What `unpack` takes; tensors on the CPU.
-        """
+        """Return what training has changed, to be taken to another process."""
         changed = {name: getattr(self, name) for name in _CHANGES}
         parts = {name: getattr(self, name).state_dict() for name in self._parts()}
         learned = [callback.state_dict() for callback in self._callbacks]
         return {"changed": changed, "parts": to_plain(parts), "callbacks": to_plain(learned)}
 
     def unpack(self, packed: Mapping[str, Any]) -> None:
-        """Take over what `pack` returned, in place.
-
-        Parameters
-        ----------
-        packed : mapping
-            From a Trainer of the same make.
-        """
+        """Take over what `pack` returned, in place."""
         for name, value in packed["changed"].items():
             setattr(self, name, value)
         for name, state in packed["parts"].items():
@@ -357,11 +290,9 @@ class Stepwise(Keeping, metaclass=Combinable):
 
 
 def _track_steps(optimizer: Optimizer) -> None:
-    """Let torch's schedulers see the steps of an optimizer that came out of a pickle.
-
-    They put a mark on its ``step`` when they are made, which a pickle does not keep, and warn
-    where it is missing.
-    """
+    """Let torch's schedulers see the steps of an optimizer that came out of a pickle."""
+    # They put a mark on its ``step`` when they are made, which a pickle does not keep, and warn
+    # where it is missing.
     _Mark(optimizer)
 
 

@@ -29,14 +29,7 @@ _FOR_METRICS = ("output", "target")
 
 
 class UserStep:
-    """The step of a Trainer: its `train_step` or `test_step`, whichever the model's mode asks for.
-
-    Parameters
-    ----------
-    trainer : Trainer
-        Its `model` is the one that the loop gives, wrapped for several ranks where there are
-        some, for as long as the step runs.
-    """
+    """The step of a Trainer: `train_step` or `test_step`, by the mode of the model."""
 
     def __init__(self, trainer: Stepwise) -> None:
         self._trainer = trainer
@@ -45,44 +38,12 @@ class UserStep:
         self._counted: dict[bool, bool] = {}  # in training, or not: whether samples are known
 
     def weigh(self, batch: Any, training: bool) -> torch.Tensor | None:
-        """Say what a batch's loss counts beside those of others.
-
-        Parameters
-        ----------
-        batch : Any
-            On the device already.
-        training : bool
-            Whether it is trained on.
-
-        Returns
-        -------
-        torch.Tensor or None
-            What the loss given to the Trainer divides by; None, for its samples, in a step of the
-            user's own.
-        """
+        """Say what a batch's loss counts beside those of others."""
         loss = self._loss_step(training)
         return None if loss is None else loss.weigh(batch)
 
     def count(self, batch: Any, training: bool) -> int:
-        """Say how many samples a batch has.
-
-        Parameters
-        ----------
-        batch : Any
-            On the device already.
-        training : bool
-            Whether it is trained on.
-
-        Returns
-        -------
-        int
-            1, for the batch itself, where that is not known.
-
-        Raises
-        ------
-        InvalidTypeError
-            If it was known of batches before.
-        """
+        """Say how many samples a batch has."""
         if not self.counts_itself and self._loss_step(training) is not None:
             return count_samples(batch)
         samples = self._trainer.count_samples(batch)
@@ -125,20 +86,7 @@ class UserStep:
         return None if own else self._trainer.loss_step
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
-        """Run the user's step on one batch.
-
-        Parameters
-        ----------
-        module : torch.nn.Module
-            In train mode for training, in eval mode for testing.
-        batch : Any
-            On the device already.
-
-        Returns
-        -------
-        StepResult
-            The loss, and every other number the step returned.
-        """
+        """Run the user's step on one batch."""
         trainer = self._trainer
         if not trainer.overrides("run_batch") or "run_batch" in trainer.under_way:
             return self._run(module, batch)
@@ -147,13 +95,7 @@ class UserStep:
         return box[0]
 
     def loss_parts(self) -> list[Any]:
-        """Return what decides about the loss: the user's methods, and losses that they may use.
-
-        Returns
-        -------
-        list
-            Functions and objects.
-        """
+        """Return what decides about the loss: the user's methods, and losses that they may use."""
         trainer = self._trainer
         parts = [] if trainer.loss_step is None else [trainer.loss_step.loss]
         parts += [
@@ -201,17 +143,7 @@ class UserStep:
 
 
 class UserLoop(Loop):
-    """The loop, passing through `run_epoch` and `run_batch` of a Trainer that overrides them.
-
-    Parameters
-    ----------
-    trainer : Trainer
-        Whose methods.
-    *args : Any
-        As of `Loop`.
-    **kwargs : Any
-        As of `Loop`.
-    """
+    """The loop, passing through `run_epoch` and `run_batch` of a Trainer that overrides them."""
 
     def __init__(self, trainer: Stepwise, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -263,13 +195,7 @@ class UserLoop(Loop):
 
 
 class Follow(Callback):
-    """Keeps a Trainer's logs, progress and best weights up to date with the loop.
-
-    Parameters
-    ----------
-    trainer : Trainer
-        Whose.
-    """
+    """Keeps a Trainer's logs, progress and best weights up to date with the loop."""
 
     def __init__(self, trainer: Stepwise) -> None:
         self._trainer = trainer
