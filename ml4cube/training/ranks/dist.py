@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
+from ml4cube.progress import write_line
 from ml4cube.sampling.engines import watch_parent
 
 T = TypeVar("T")
@@ -398,7 +399,9 @@ def explained(world: World) -> Iterator[None]:
         cause = world.alarm()
         if is_broken_link(error):
             said = cause or "no rank said why: one was killed or froze"
-            raise RunError(f"rank {world.rank} lost the other ranks: {said}") from error
+            said = f"rank {world.rank} lost the other ranks: {said}"
+            write_line(said)  # at once: a launcher may end this rank before its traceback is out
+            raise RunError(said) from error
         if cause is None:
             world.raise_alarm(f"rank {world.rank}: {type(error).__name__}: {error}")
         raise

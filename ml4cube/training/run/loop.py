@@ -118,11 +118,12 @@ class Loop(Engine):
         self._ends_at = math.inf if limit is None else time.monotonic() + limit
         with ExitStack() as stack:
             stack.enter_context(seeded(self.options.seed, self.world))
-            stack.enter_context(explained(self.world))
-            stack.callback(self._call, "on_close")
+            # around what explains an error: a launcher ends the ranks beside a failed one at once
             self._signals = stack.enter_context(
                 Signals(active=self.options.snapshot_path is not None)
             )
+            stack.enter_context(explained(self.world))
+            stack.callback(self._call, "on_close")
             self._forget_alarm()
             self._spread()
             # Ranks that share a loader do not validate on all of it.
