@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 from matplotlib.figure import Figure
 
-from ml4cube.core.variogram import Variogram, fit_variogram
+from ml4cube.core.distance.variogram import Variogram, fit_variogram
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.plotting import (
     distance_curves,

@@ -12,9 +12,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from ml4cube.core.axes import is_time, same_coordinate
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.fields import FieldStatistics, decoded, encoded
-from ml4cube.core.moments import VariableStatistics
 from ml4cube.core.statistics import scale_parameters, scale_values, unscale_values
+from ml4cube.core.sums.fields import FieldStatistics, decoded, encoded
+from ml4cube.core.sums.moments import VariableStatistics
 
 Ints = NDArray[np.intp]
 _NUMBERS = {

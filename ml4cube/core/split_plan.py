@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ml4cube.core.buffer import Reach, near_to
+from ml4cube.core.distance.buffer import Reach, near_to
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.partition import Permutation, cut_in_order, partition

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
-from ml4cube.core.fields import FieldStatistics
-from ml4cube.core.moments import VariableStatistics as VariableStatistics
+from ml4cube.core.sums.fields import FieldStatistics
+from ml4cube.core.sums.moments import VariableStatistics as VariableStatistics
 
 # Cells worked on at a time: as float64 they take 1 MiB, which stays in a core's cache.
 _PIECE = 131_072

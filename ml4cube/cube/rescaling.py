@@ -11,8 +11,6 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.fields import FieldStatistics
-from ml4cube.core.moments import VariableStatistics
 from ml4cube.core.scaling import (
     PLACES_ATTR,
     apply_in_cells,
@@ -21,6 +19,8 @@ from ml4cube.core.scaling import (
     match_places,
 )
 from ml4cube.core.statistics import scaled_dtype
+from ml4cube.core.sums.fields import FieldStatistics
+from ml4cube.core.sums.moments import VariableStatistics
 from ml4cube.cube.chunks.blocks import read_in_blocks
 
 

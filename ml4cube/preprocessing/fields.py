@@ -13,8 +13,8 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.core.fields import FieldStatistics, Moments
-from ml4cube.core.quantiles import Histogram, default_bins
+from ml4cube.core.sums.fields import FieldStatistics, Moments
+from ml4cube.core.sums.quantiles import Histogram, default_bins
 from ml4cube.preprocessing.blocks import Slices, each_block
 from ml4cube.preprocessing.climatology import GROUPS, check_free, check_group, group_ids, time_dim
 from ml4cube.preprocessing.cubes import check_known

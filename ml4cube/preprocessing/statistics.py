@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
-from ml4cube.core.fields import FieldStatistics
 from ml4cube.core.missing import plain
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
+from ml4cube.core.sums.fields import FieldStatistics
 from ml4cube.cube import roles
 from ml4cube.cube.chunks.blocks import block_shape, blocks
 from ml4cube.cube.chunks.opened import straight

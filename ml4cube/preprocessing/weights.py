@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.angles import UnknownAreaError, cell_areas
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
-from ml4cube.core.fields import check_weights
+from ml4cube.core.sums.fields import check_weights
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.preprocessing import cubes
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.buffer import AxisReach, Reach
+from ml4cube.core.distance.buffer import AxisReach, Reach
 from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_seed
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TRAIN, CellPlan, SplitPlan, check_fractions

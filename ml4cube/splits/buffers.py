@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ml4cube.core.buffer import AxisReach, Reach, SphereReach
+from ml4cube.core.distance.buffer import AxisReach, Reach, SphereReach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_pairs
 from ml4cube.cube.coordinates import dates_along

@@ -13,9 +13,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
+from ml4cube.core.distance.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.statistics import check_decoded
-from ml4cube.core.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
 from ml4cube.cube import roles
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset
@@ -144,7 +144,7 @@ def estimate_range(
     -----
     Gaps (NaN, ±inf) make no pairs and are no trouble otherwise. Of a cube of more than 2
     million cells, a sample is read for each dim: the same cells for any chunking and order of
-    dims; memory stays bounded. Formulas: see `ml4cube.core.variogram`.
+    dims; memory stays bounded. Formulas: see `ml4cube.core.distance.variogram`.
 
     Examples
     --------

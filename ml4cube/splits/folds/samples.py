@@ -13,7 +13,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import rounding_of
-from ml4cube.core.buffer import Reach
+from ml4cube.core.distance.buffer import Reach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, VAL, SplitPlan

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ml4cube.core.angles import in_degrees
 from ml4cube.core.axes import is_time
-from ml4cube.core.buffer import EARTH_RADIUS_KM
+from ml4cube.core.distance.buffer import EARTH_RADIUS_KM
+from ml4cube.core.distance.separation import kilometres, nearest_on_axis, unit_vectors
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.separation import kilometres, nearest_on_axis, unit_vectors
 from ml4cube.core.split_plan import EXCLUDED, TRAIN
 from ml4cube.cube.coordinates import dates_along, find_time_dim
 from ml4cube.cube.variables import data_variables

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.separation import nearest_box, pieces, run_lengths
+from ml4cube.core.distance.separation import nearest_box, pieces, run_lengths
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TEST, TRAIN
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import slabs

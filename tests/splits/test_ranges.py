@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from ml4cube.core.variogram import fit_variogram, semivariances
+from ml4cube.core.distance.variogram import fit_variogram, semivariances
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.splits import assign_block_split, estimate_range, leakage_report, suggest_block_size
 from ml4cube.splits import ranges as module

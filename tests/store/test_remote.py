@@ -36,7 +36,7 @@ from ml4cube.store.publishing.remote import RemoteDraft
 from ml4cube.store.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = {"sample_size": {"lat": 2}, "block_size": {"time": 4}, "progress": False}
 
 
@@ -592,7 +592,7 @@ def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:
             from ml4cube.store import folders
             from ml4cube.store.publishing import remote as remote_draft
             from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-            from tests.test_remote import cube, sample
+            from tests.store.test_remote import cube, sample
             remote_draft._DEAD_S = 0.0
             put = folders.RemoteFolder.write
             puts = iter(range(6))

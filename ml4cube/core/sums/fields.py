@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.moments import VariableStatistics, check_exact
-from ml4cube.core.quantiles import Floats, Histogram
+from ml4cube.core.sums.moments import VariableStatistics, check_exact
+from ml4cube.core.sums.quantiles import Floats, Histogram
 
 Ints = NDArray[np.int64]
 

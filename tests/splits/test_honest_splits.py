@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "honest_splits.md").read_text()
 TEXT = " ".join(PAGE.split())
 SPLITS = ("random cells", "blocks", "blocks, buffer", "region left out", "forward, gap")

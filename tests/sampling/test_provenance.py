@@ -183,7 +183,7 @@ def printed(script: Path, seed: int) -> list[str]:
         [sys.executable, script],
         capture_output=True,
         text=True,
-        env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={"PYTHONHASHSEED": str(seed), "PYTHONPATH": str(Path(__file__).parents[2])},
         check=True,
     )
     return list(eval(ran.stdout))

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from ml4cube import preprocessing as pp
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.fields import FieldStatistics, Moments
-from ml4cube.core.quantiles import Histogram
 from ml4cube.core.statistics import scale_parameters
+from ml4cube.core.sums.fields import FieldStatistics, Moments
+from ml4cube.core.sums.quantiles import Histogram
 from tests import oracle
 from tests.cubes import coordinates
 
-MODULE = "ml4cube.core.quantiles"
+MODULE = "ml4cube.core.sums.quantiles"
 SHAPE = {"time": 30, "level": 2, "lat": 4, "lon": 2}
 
 

@@ -1580,7 +1580,7 @@ def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path, nproc: int) -> 
     def start(folder: Path, workers: int) -> subprocess.Popen[bytes]:
         folder.mkdir(exist_ok=True)
         command = [sys.executable, script, str(workers), folder, tmp_path / "cube.zarr"]
-        return subprocess.Popen(command, cwd=Path(__file__).parent.parent)
+        return subprocess.Popen(command, cwd=Path(__file__).parents[2])
 
     assert start(tmp_path / "whole", 1).wait() == 0
     journal = tmp_path / "cut/train.zarr.partial/journal.jsonl"
@@ -1686,7 +1686,7 @@ def test_a_plain_script_without_main_guard(tmp_path: Path) -> None:
         [sys.executable, script, "2", tmp_path, tmp_path / "cube.zarr"],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parent.parent,
+        cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, done.stderr
     assert open_store(tmp_path / "train.zarr", verify=True).sizes["samples"] > 0

@@ -28,7 +28,7 @@ from ml4cube.training.callbacks import ModelCheckpoint
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.trainer import Trainer
 from tests.distributed_runner import on_ranks
-from tests.test_training_loggers import FakeNeptune, FakeWandB
+from tests.training.test_loggers import FakeNeptune, FakeWandB
 from tests.training_parts import dataset, network, weights
 
 

@@ -15,8 +15,8 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ml4cube.core.distance.separation import nearest_box, pieces, run_lengths
 from ml4cube.core.fingerprint import combine, fingerprint_columns, informative, words_of
-from ml4cube.core.separation import nearest_box, pieces, run_lengths
 from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.plotting import split_timeline
 from ml4cube.preprocessing import assign_mask
@@ -32,7 +32,7 @@ from ml4cube.splits import (
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.duplicates import find_duplicates
 from tests.cubes import cell_id_cube, coordinates
-from tests.test_ranges import made_field
+from tests.splits.test_ranges import made_field
 
 FOLDER = Path(iris_sample_data.path)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml4cube.core.buffer import AxisReach, SphereReach, near_to
+from ml4cube.core.distance.buffer import AxisReach, SphereReach, near_to
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
 from ml4cube.core.partition import Permutation, hash_ids, partition
