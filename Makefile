@@ -5,10 +5,11 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-faults lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers
+.PHONY: help setup demo test test-faults test-newest lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite"
+	@echo "make test-newest    tests that need no torch, on the newest Python of this machine"
 	@echo "make setup   only build $(VENV)/"
 	@echo "make bench-NAME    measure (statistics, loading, training, codecs, sampling, sampling_speedup,"
 	@echo "             splits_honesty, gpu_feed), into benchmarks/results/"
@@ -63,6 +64,17 @@ $(ANCESTOR)/.ready: benchmarks/ancestor.py
 bench-sampling: setup $(ANCESTOR)/.ready
 	$(PY) -P benchmarks/sampling.py
 
+# the newest Python of the machine with the newest packages; torch is left out, and what needs it
+NEWEST := .newest-venv
+NEWEST_TESTS ?= tests/core tests/cube tests/store tests/splits tests/preprocessing tests/sampling \
+	tests/loading tests/test_metrics.py tests/test_plotting.py
+$(NEWEST)/.ready: pyproject.toml scripts/setup_env.py scripts/newest_python.py
+	$$($(PYTHON) scripts/newest_python.py) scripts/setup_env.py $(NEWEST) --without-torch
+
+test-newest: export OMP_NUM_THREADS := 1
+test-newest: $(NEWEST)/.ready
+	$(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile $(NEWEST_TESTS)
+
 lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -74,4 +86,4 @@ docs: setup
 	$(PY) -m sphinx -q -W --keep-going -b html docs docs/_build/html
 
 clean:
-	rm -rf $(VENV) $(OUT) docs/_build docs/api/generated .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(NEWEST) $(OUT) docs/_build docs/api/generated .mypy_cache .ruff_cache .pytest_cache

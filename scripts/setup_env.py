@@ -1,6 +1,7 @@
 """Build or refresh the project's virtual environment: `python3 scripts/setup_env.py .venv`.
 
-Standard library only, since it runs before anything is installed. torch is installed
+With `--without-torch` it holds only what the tests that need no torch need. Standard library only,
+since it runs before anything is installed. torch is installed
 first and alone; whatever torch is then there is pinned for every later step, so nothing
 replaces it. On a machine without a GPU a CUDA build is refused unless asked for.
 """
@@ -62,7 +63,20 @@ def pip(python: Path, *args: str) -> None:
         sys.exit(f"pip {' '.join(args)} failed: its message is above")
 
 
-def main(folder: Path) -> None:
+def install_with_torch(python: Path, constraints: Path) -> None:
+    """Install torch if there is none, then everything else beside that very torch."""
+    if installed_torch(python) is None:
+        print(f"installing {TORCH} alone, before anything can ask for another", flush=True)
+        refuse_unasked_cuda(python)
+        pip(python, "install", "--quiet", TORCH)
+    constraints.write_text(f"torch=={installed_torch(python)}\n")
+    print("installing ml4cube and its tools", flush=True)
+    pip(
+        python, "install", "--quiet", "--constraint", str(constraints), "--editable", f"{ROOT}[dev]"
+    )
+
+
+def main(folder: Path, with_torch: bool = True) -> None:
     """Create `folder` if it is missing, then bring its packages in step with pyproject.toml."""
     if sys.version_info < (3, 11):  # noqa: UP036 - the very check that tells the user
         sys.exit(
@@ -72,19 +86,14 @@ def main(folder: Path) -> None:
     if not python.exists():
         print(f"creating {folder}", flush=True)
         venv.create(folder, with_pip=True)
-    if installed_torch(python) is None:
-        print(f"installing {TORCH} alone, before anything can ask for another", flush=True)
-        refuse_unasked_cuda(python)
-        pip(python, "install", "--quiet", TORCH)
-    constraints = folder / "constraints.txt"
-    constraints.write_text(f"torch=={installed_torch(python)}\n")
-    print("installing ml4cube and its tools", flush=True)
-    pip(
-        python, "install", "--quiet", "--constraint", str(constraints), "--editable", f"{ROOT}[dev]"
-    )
+    if with_torch:
+        install_with_torch(python, folder / "constraints.txt")
+    else:
+        print("installing ml4cube and what its tests without torch need", flush=True)
+        pip(python, "install", "--quiet", "--editable", f"{ROOT}[test-core]")
     (folder / ".ready").touch()
     print(f"ready: {folder}", flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), with_torch="--without-torch" not in sys.argv)
