@@ -528,12 +528,12 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
     negative = xr.DataArray([1.0, -1.0, 1.0, 1.0], dims="lat")
     with dask.config.set(scheduler=read):
         for options, words in [
-            ({"dims": ["tme"]}, "dims='tme'.*did you mean 'time'"),
-            ({"by": "mnth"}, "by='mnth'.*did you mean 'month'"),
+            ({"dims": ["tme"]}, "dims must be .*'tme'; did you mean 'time'"),
+            ({"by": "mnth"}, "by must be .*'mnth'; did you mean 'month'"),
             ({"by": "month", "dims": ["lat"]}, "name it in dims too"),
-            ({"weights": "aera"}, "weights='aera'.*did you mean 'area'"),
+            ({"weights": "aera"}, "weights must be .*'aera'; did you mean 'area'"),
             ({"weights": negative}, "not negative"),
-            ({"weights": negative.rename(lat="x")}, "weights='x'"),
+            ({"weights": negative.rename(lat="x")}, "weights must be .* got 'x'"),
             ({"weights": xr.DataArray([1.0], {"lat": [0.5]}, ["lat"])}, "1 cells along 'lat'"),
             ({"quantiles": [50]}, "from 0 to 1"),
         ]:

@@ -286,15 +286,15 @@ def test_effective_batch_size_is_between_one_and_the_batch() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: TrainShare(-1, 2), InvalidValueError, "n=-1"),
-        (lambda: TrainShare(5, 0), InvalidValueError, "batch_size=0"),
-        (lambda: TrainShare(5, 2.0), InvalidTypeError, "batch_size=2.0 is a float"),
+        (lambda: TrainShare(-1, 2), InvalidValueError, "n must be at least 0, got -1"),
+        (lambda: TrainShare(5, 0), InvalidValueError, "batch_size must be at least 1"),
+        (lambda: TrainShare(5, 2.0), InvalidTypeError, "batch_size must be an integer, got 2.0"),
         (lambda: TrainShare(5, 2, 2, 2), InvalidValueError, "rank=2 in a world of 2"),
-        (lambda: EvalShare(5, 2, -1, 2), InvalidValueError, "rank=-1"),
+        (lambda: EvalShare(5, 2, -1, 2), InvalidValueError, "rank must be at least 0"),
         (lambda: ChunkOrder([1, -1], 1, 0), InvalidValueError, "counts"),
         (lambda: ChunkOrder([1], 2, None), InvalidValueError, "without a seed"),
-        (lambda: ChunkOrder([1], 1, -3), InvalidValueError, "seed=-3"),
-        (lambda: ChunkOrder([1], 0, 3), InvalidValueError, "streams=0"),
+        (lambda: ChunkOrder([1], 1, -3), InvalidValueError, "seed must be at least 0"),
+        (lambda: ChunkOrder([1], 0, 3), InvalidValueError, "streams must be at least 1"),
     ],
 )
 def test_impossible_geometries_are_refused(make, error, message) -> None:  # type: ignore[no-untyped-def]

@@ -392,9 +392,9 @@ def test_samples_without_names_of_dims_are_scaled_per_variable() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"method": "robsut"}, "method='robsut'.*did you mean 'robust'"),
-        ({"per": "levle"}, "per='levle'.*did you mean 'level'"),
-        ({"climatology": "seasons"}, "climatology='seasons'.*did you mean 'season'"),
+        ({"method": "robsut"}, "method must be .*'robsut'; did you mean 'robust'"),
+        ({"per": "levle"}, "per must be .*'levle'; did you mean 'level'"),
+        ({"climatology": "seasons"}, "climatology must be .*'seasons'; did you mean 'season'"),
         ({"per": "time", "climatology": "month"}, "name it in dims too"),
     ],
 )

@@ -797,7 +797,7 @@ def test_a_callback_may_return_dates_of_any_unit(tmp_path: Path, dtype: str) -> 
 
 @pytest.mark.parametrize("name", ["overwrite", "resume", "progress", "rand_chunk"])
 def test_flags_are_bools(tmp_path: Path, name: str) -> None:
-    with pytest.raises(TypeError, match=f"{name}='no' is no bool"):
+    with pytest.raises(TypeError, match=f"{name} must be True or False, got 'no'"):
         sampler(split_cube(), tmp_path, **{name: "no"})
 
 

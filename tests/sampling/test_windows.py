@@ -153,7 +153,7 @@ def test_cubes_in_any_form(tmp_path: Path) -> None:
     with pytest.raises(InvalidTypeError, match="ds is a int"):
         as_dataset(3)
     for nameless in (ds.a.rename(3), ds.rename(a=3), xr.Dataset({"a": ((3,), [1.0])})):
-        with pytest.raises(InvalidTypeError, match=r"called \[3\], which is no text; rename"):
+        with pytest.raises(InvalidTypeError, match=r"must be strings, got \[3\]; rename"):
             as_dataset(nameless)
     with pytest.raises(StoreError, match="no cube can be read"):
         as_dataset(tmp_path / "nothing.zarr")
