@@ -623,9 +623,9 @@ def test_bad_arguments_are_named_before_any_work(tmp_path):
     bad = [
         ({"features": "sst"}, InvalidValueError, r"features names 'sst', the cube has \['a'\]"),
         ({"mask": "sea"}, InvalidValueError, "mask names 'sea'"),
-        ({"sample_size": {"lat": 5}}, InvalidValueError, "sample_size of 'lat' is 5"),
+        ({"sample_size": {"lat": 5}}, InvalidValueError, "sample_size..lat.* from 1 to"),
         ({"sample_size": {"latitude": 2}}, InvalidValueError, "'latitude'"),
-        ({"overlap": {"lat": 1.0}}, InvalidValueError, "overlap of 'lat' is 1.0"),
+        ({"overlap": {"lat": 1.0}}, InvalidValueError, "overlap..lat.* got 1.0"),
         ({"batch_size": 0}, InvalidValueError, "batch_size must be at least 1"),
         ({"batch_size": 2.0}, InvalidTypeError, "batch_size must be an integer, got 2.0"),
         ({"overwrite": "no"}, InvalidTypeError, "overwrite must be True or False, got 'no'"),
