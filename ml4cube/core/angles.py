@@ -28,9 +28,9 @@ def cell_areas(
     latitudes: ArrayLike, units: object, called: str, bounds: ArrayLike | None = None
 ) -> NDArray[np.float64]:
     """Return areas of cells, up to a factor that is the same for all cells."""
-    # For one latitude per row, the area of its band: sin(north edge) - sin(south edge). The edges of
-    # a row are its bounds, or else halfway to the next rows, as far beyond the last ones, and never
-    # beyond a pole. Rows may have any order and spacing; rows at the same latitude share a band.
+    # For one latitude per row, the area of its band: sin(north edge) - sin(south edge). The edges
+    # of a row are its bounds, or else halfway to the next rows, as far beyond the last ones, and
+    # never beyond a pole. Rows may have any order and spacing; rows at one latitude share a band.
     # For latitudes along two or more dims, the cosine.
     degrees = in_degrees(latitudes, units)
     if not (np.abs(degrees) <= MOST_LAT).all():

@@ -50,8 +50,8 @@ class Permutation:
 
     def rank(self, ids: NDArray[np.unsignedinteger | np.signedinteger]) -> NDArray[np.uint64]:
         """Return the position of each id in the permuted order."""
-        # A bijection of b-bit numbers, repeated until the result is below n (cycle walking): at most
-        # two tries on average, because 2**(b-1) < n.
+        # A bijection of b-bit numbers, repeated until the result is below n (cycle walking): at
+        # most two tries on average, because 2**(b-1) < n.
         ranks = self._scramble(np.asarray(ids).astype(np.uint64).ravel())
         outside = np.flatnonzero(ranks >= self.n)
         while outside.size:
@@ -204,7 +204,7 @@ def _best_exchange(
     from_a = np.concatenate([nothing, shares[mine]])
     from_b = np.concatenate([nothing, shares[theirs]])
     change = np.zeros((len(from_a), len(from_b)))
-    for column, more in enumerate(surplus):  # plain sums, because a matrix product rounds differently by machine
+    for column, more in enumerate(surplus):  # no matrix product: it rounds by machine
         differ = from_a[:, None, column] - from_b[None, :, column]
         change += 2 * differ * (differ - more)
     change[0, 0] = np.inf

@@ -9,6 +9,7 @@ which positions a rank takes, in batches: `TrainShare` (equal ranks, no sample t
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ def worker_seed(seed: int, epoch: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Share:
+class _Share(ABC):
     n: int
     batch_size: int
     rank: int = 0
@@ -76,8 +77,8 @@ class _Share:
             some = positions[first : first + width]
             yield np.arange(some.start, some.stop, some.step, dtype=np.int64)
 
-    def _positions(self, start: int) -> range:
-        raise NotImplementedError
+    @abstractmethod
+    def _positions(self, start: int) -> range: ...
 
 
 @dataclass(frozen=True)

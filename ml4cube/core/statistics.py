@@ -397,10 +397,8 @@ def scale_values(
     out_dtype: DTypeLike | None = None,
 ) -> NDArray[Any]:
     """Compute ``(array - offset) / scale`` in float64 and round once."""
-
     def scale_piece(x: NDArray[np.float64], offset: Any, scale: Any) -> None:
-        np.subtract(x, offset, out=x)
-        np.divide(x, scale, out=x)
+        np.divide(np.subtract(x, offset, out=x), scale, out=x)
 
     return _by_pieces(scale_piece, array, offset, scale, out_dtype)
 
@@ -416,10 +414,8 @@ def unscale_values(
     Scaled and back, a float32 is within 2 units in the last place of the larger of value and
     offset.
     """
-
     def unscale_piece(x: NDArray[np.float64], offset: Any, scale: Any) -> None:
-        np.multiply(x, scale, out=x)
-        np.add(x, offset, out=x)
+        np.add(np.multiply(x, scale, out=x), offset, out=x)
 
     return _by_pieces(unscale_piece, array, offset, scale, out_dtype)
 

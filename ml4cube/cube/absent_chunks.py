@@ -68,15 +68,11 @@ def _chunks(
         for d, n in zip(dims, sizes, strict=True)
     ]
     for chunk in itertools.product(*ranges):
-        firsts = {d: c * n for d, c, n in zip(dims, chunk, sizes, strict=True)}
-        ends = {d: (c + 1) * n for d, c, n in zip(dims, chunk, sizes, strict=True)}
-        yield (
-            chunk,
-            tuple(
-                slice(firsts[d] - o, ends[d] - o) if d in firsts else slice(None)
-                for d, o in origin.items()
-            ),
-        )
+        box = dict.fromkeys(origin, slice(None))
+        for dim, index, n in zip(dims, chunk, sizes, strict=True):
+            first = index * n - origin[dim]
+            box[dim] = slice(first, first + n)
+        yield chunk, tuple(box.values())
 
 
 def _is_all(cells: NDArray[Any], value: Any) -> bool:

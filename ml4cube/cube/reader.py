@@ -32,35 +32,28 @@ class Source(Protocol):
     @property
     def dims(self) -> tuple[str, ...]:
         """Dims of the variable."""
-        ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the cells that `take` returns."""
-        ...
 
     def take(self, slices: Slices) -> NDArray[Any]:
         """Read the cells inside `slices` of the whole cube."""
-        ...
 
     @property
     def sent_whole(self) -> bool:
         """Whether `narrow` returns the source itself."""
-        ...
 
     @property
     def stored(self) -> Any:
         """The zarr array with exactly these cells, or its files; None if unknown."""
-        ...
 
     @property
     def hides_chunks(self) -> bool:
         """Whether absent chunks of a file behind it would not be noticed."""
-        ...
 
     def narrow(self, slices: Slices) -> Source:
         """Return a source of only the cells inside `slices`, cheap to pickle."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -26,23 +26,18 @@ class Folder(Protocol):
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
         """Write a file whole or not at all, durably; return its size and hash."""
-        ...
 
     def read(self, path: str) -> bytes:
         """Return the content of a file; raise FileNotFoundError if it does not exist."""
-        ...
 
     def size(self, path: str) -> int | None:
         """Return the size of a file in bytes, or None if it does not exist."""
-        ...
 
     def list(self) -> dict[str, int]:
         """Return the size of every file by its path inside the folder."""
-        ...
 
     def settle(self) -> None:
         """Remove temporary files of killed writers, and make all names durable."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -107,8 +102,8 @@ class LocalFolder:
 class RemoteFolder:
     """A prefix of an object store, or of another file system of fsspec."""
 
-    # Such as ``"s3://bucket/train.zarr"``, without wildcards. fsspec finds credentials and endpoints
-    # in every process (for s3: in the environment or the AWS configuration files).
+    # Such as ``"s3://bucket/train.zarr"``, without wildcards. fsspec finds credentials and
+    # endpoints in every process (for s3: in the environment or the AWS configuration files).
     url: str
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:

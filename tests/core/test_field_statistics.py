@@ -660,12 +660,7 @@ def test_only_statistics_of_the_same_weights_merge() -> None:
             with pytest.raises(InvalidValueError, match=r"area weights.*weights and quantiles"):
                 a.merge(b)
     for stats in (one, *others):
-        before = json.loads(stats.to_json())
-        for entry in before["variables"].values():
-            entry.pop("weighting", None)
-        old = pp.Statistics.from_json(json.dumps(before))
-        np.testing.assert_array_equal(old["t"].mean, stats["t"].mean)
-        assert (old["t"].weighting is None) == (stats["t"].weighting is None)
+        assert pp.Statistics.from_json(stats.to_json())["t"].weighting == stats["t"].weighting
 
 
 @pytest.mark.parametrize("lazy", [False, True])

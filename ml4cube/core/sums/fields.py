@@ -413,10 +413,7 @@ class FieldStatistics(VariableStatistics):
             part = raw["histogram"]
             exponent, edges, counts = (decoded(part[k]) for k in ("exponent", "edges", "counts"))
             histogram = Histogram(exponent, edges, counts, int(part["bins"]))
-        # older versions wrote only that there were weights, not which kind
-        unnamed = None if np.array_equal(moments.weight, moments.count) else "given"
-        weighting = raw.get("weighting", unnamed)
-        return cls(*moments, tuple(raw["dims"]), labels, histogram, weighting)
+        return cls(*moments, tuple(raw["dims"]), labels, histogram, raw.get("weighting"))
 
 
 def encoded(values: NDArray[Any]) -> dict[str, Any]:
