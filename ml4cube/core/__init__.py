@@ -1,6 +1,6 @@
 """Values and arithmetic: numpy, cftime and the standard library only.
 
 `grid`, `split_plan`, `sample_spec` and `missing` describe blocks, parts, samples and gaps. `sums/`
-adds up cells; `statistics` and `scaling` are made of these sums. `distance/` measures how far cells
-lie from one another. `shares` decides who reads which sample.
+sums up cells; `statistics` and `scaling` are computed from these sums. `distance/` measures
+distances between cells. `shares` decides which sample each rank reads.
 """

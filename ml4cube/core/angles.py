@@ -1,4 +1,4 @@
-"""Latitudes and longitudes in degrees, whatever unit they were written in."""
+"""Latitudes and longitudes in degrees, and areas of cells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ml4cube.core.errors import InvalidValueError
 
 
 class UnknownAreaError(InvalidValueError):
-    """Latitudes alone do not tell the areas of these cells."""
+    """The areas of cells cannot be computed from their latitudes alone."""
 
 
 # Rounding may put a pole slightly beyond 90 degrees.
@@ -19,7 +19,7 @@ _RADIANS = ("rad", "radian", "radians")
 
 
 def in_degrees(values: ArrayLike, units: object) -> NDArray[np.float64]:
-    """Turn angles into degrees, where their units say that they are radians."""
+    """Convert angles to degrees if their units are radians."""
     angles = np.asarray(values, dtype=np.float64)
     return np.rad2deg(angles) if str(units).strip().lower() in _RADIANS else angles
 
@@ -27,16 +27,16 @@ def in_degrees(values: ArrayLike, units: object) -> NDArray[np.float64]:
 def cell_areas(
     latitudes: ArrayLike, units: object, called: str, bounds: ArrayLike | None = None
 ) -> NDArray[np.float64]:
-    """Return areas of cells, up to a factor that all cells of a grid share."""
-    # Of one latitude per row, the area of its band, sin(north edge) - sin(south edge); a row's
-    # edges are its bounds, else halfway to the next rows, as far beyond the last ones, and never
-    # beyond a pole. Rows may have any order and distances; rows at the same latitude share a band.
-    # Of latitudes along two dims or more, the cosine.
+    """Return areas of cells, up to a factor that is the same for all cells."""
+    # For one latitude per row, the area of its band: sin(north edge) - sin(south edge). The edges
+    # of a row are its bounds, or else halfway to the next rows, as far beyond the last ones, and
+    # never beyond a pole. Rows may have any order and spacing; rows at one latitude share a band.
+    # For latitudes along two or more dims, the cosine.
     degrees = in_degrees(latitudes, units)
     if not (np.abs(degrees) <= MOST_LAT).all():
         raise InvalidValueError(
-            f"{called} must be finite, from -90 to 90 degrees, found {degrees.min():g} to "
-            f"{degrees.max():g}; mend them, or give weights of your own"
+            f"{called} must be finite, from -90 to 90 degrees, got {degrees.min():g} to "
+            f"{degrees.max():g}; correct them, or pass weights of your own"
         )
     degrees = degrees.clip(-90.0, 90.0)
     if degrees.ndim != 1:
@@ -47,8 +47,8 @@ def cell_areas(
     rows, row, sharing = np.unique(degrees, return_inverse=True, return_counts=True)
     if len(rows) == 1:
         raise UnknownAreaError(
-            f"{called} are all {rows[0]:g}: how far a row reaches is told by the next row, or by "
-            "bounds; give these, or no weights"
+            f"{called} are all {rows[0]:g}, so the height of a row is unknown; add bounds, or use "
+            "no weights"
         )
     between = (rows[1:] + rows[:-1]) / 2
     outer = 2 * rows[[0, -1]] - between[[0, -1]] if len(rows) else rows
@@ -60,11 +60,11 @@ def cell_areas(
 def _row_edges(
     rows: NDArray[np.float64], bounds: NDArray[np.float64], called: str
 ) -> NDArray[np.float64]:
-    """Bounds of rows, which may go beyond a pole there, refused if they are of other rows."""
+    """Return the bounds of rows, which may exceed a pole; raise if they belong to other rows."""
     fits = bounds.shape == (len(rows), 2)
-    # as far off as rounding to float32 goes
+    # rounding to float32
     if not fits or not (np.sort(bounds) * [[1, -1]] <= rows[:, None] * [[1, -1]] + 1e-3).all():
         raise InvalidValueError(
-            f"{called} must each lie between two bounds, but do not; mend the bounds, or drop them"
+            f"{called} must each lie between their bounds; correct the bounds, or drop them"
         )
     return bounds.clip(-90.0, 90.0)

@@ -1,4 +1,4 @@
-"""Coordinates along a dim: which are dates, and whether two are the same but for rounding."""
+"""Coordinates along a dim: which are dates, and whether two are equal up to rounding."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 
 def rounding_of(axis: NDArray[Any]) -> float:
-    """How far off coordinates may be that stores have rounded to float32, or computed in it."""
+    """Return the rounding error of coordinates stored in, or computed in, float32."""
     values = axis.astype(np.float64)
     known = values[np.isfinite(values)]
     cell = np.diff(np.unique(known)).min(initial=np.inf)
-    # steps added up in float32 err near zero, too, by a share of the largest value
+    # sums of steps in float32 have errors near zero too, relative to the largest value
     most = np.abs(known).max(initial=1.0)
     rounded_off = min(most * np.finfo(np.float32).eps / 2, 0.4 * cell)
     return float(min(most / 1e6, max(0.1 * cell, rounded_off)))
 
 
 def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    """Tell whether coordinates along a dim are those of a cube, in its order."""
+    """Tell whether two coordinates along a dim are equal up to rounding, in order."""
     if given.shape != wanted.shape:
         return False
     if given.dtype.kind == wanted.dtype.kind == "f":
@@ -31,7 +31,7 @@ def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
             same = given == wanted
         except TypeError:  # dates of calendars that cannot be compared
             return False
-    missing = (given != given) & (wanted != wanted)  # NaN, NaT, also among texts
+    missing = (given != given) & (wanted != wanted)  # NaN, NaT, also among strings
     return bool((same | missing).all())
 
 

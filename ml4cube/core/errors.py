@@ -1,89 +1,92 @@
-"""The few exception types. Every message says what was asked, what was found, what to do."""
+"""The exception types, and checks of arguments that all folders share."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 
 
 class CubeError(Exception):
-    """Base of every error that ml4cube raises on purpose."""
+    """Base class of all errors of ml4cube."""
 
 
 class InvalidValueError(CubeError, ValueError):
-    """An argument has a value that cannot work: a typo, an unknown dim, a size out of range."""
+    """An argument has an invalid value: a typo, an unknown dim, a size out of range."""
 
 
 class InvalidTypeError(CubeError, TypeError):
-    """An argument is of a kind that cannot work, is missing, or contradicts another."""
+    """An argument has an invalid type, is missing, or contradicts another."""
 
 
 class EmptyPartError(InvalidValueError):
-    """A part (train, val or test) that was asked for would hold no sample."""
+    """A requested part (train, val or test) would have no sample."""
 
 
 class StoreExistsError(CubeError, FileExistsError):
-    """The target path is taken, and nothing there may be overwritten."""
+    """The target path exists and must not be overwritten."""
 
 
 class StoreError(CubeError, OSError):
-    """A store or a file is missing, damaged, or not one of ours."""
+    """A store or file is missing, damaged, or was not written by ml4cube."""
 
 
 class RunError(CubeError, RuntimeError):
-    """Work under way had to stop: a task failed, a worker died, a loss became NaN."""
+    """A run had to stop: a task failed, a worker died, a loss became NaN."""
+
+
+def listed(names: Collection[object], word: str = "and") -> str:
+    """Return names as a phrase: 'a', 'b' and 'c'."""
+    *first, last = map(repr, names) if names else ["nothing"]
+    return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def check_choice(argument: str, value: object, choices: Iterable[str | None]) -> None:
-    """Raise InvalidValueError unless `value` is one of `choices`, naming the nearest of them."""
+    """Raise InvalidValueError unless `value` is one of `choices`, and suggest the most similar."""
     known = list(choices)
     if any(value is choice or value == choice for choice in known):
         return
     near = difflib.get_close_matches(str(value), [c for c in known if c is not None], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise InvalidValueError(
-        f"{argument}={value!r} is not one of {', '.join(map(repr, known))}{hint}"
-    )
+    raise InvalidValueError(f"{argument} must be {listed(known, 'or')}, got {value!r}{hint}")
 
 
 def check_flags(flags: Mapping[str, object]) -> None:
-    """Raise InvalidTypeError where an argument that is True or False is something else."""
+    """Raise InvalidTypeError unless every value is True or False."""
     for name, value in flags.items():
         if not isinstance(value, bool):
-            raise InvalidTypeError(f"{name}={value!r} is no bool; give True or False")
+            raise InvalidTypeError(f"{name} must be True or False, got {value!r}")
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse what is no whole number, or too small a one."""
+def check_whole(name: str, value: object, least: int | None = None) -> int:
+    """Return `value` as an int; raise unless it is an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidTypeError(f"{name}={value!r} is a {type(value).__name__}; give a whole number")
-    if value < least:
-        raise InvalidValueError(f"{name}={value}; give at least {least}")
+        raise InvalidTypeError(f"{name} must be an integer, got {value!r}")
+    if least is not None and value < least:
+        raise InvalidValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)
 
 
 def check_seed(seed: object) -> int:
-    """Refuse a seed that is no integer."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise InvalidTypeError(f"seed={seed!r} is a {type(seed).__name__}; give an integer")
-    return int(seed)
+    """Return the seed as an int; raise InvalidTypeError unless it is an integer."""
+    return check_whole("seed", seed)
 
 
 @contextmanager
 def needs_torch(module: str) -> Iterator[None]:
-    """Say what to install where importing torch fails because there is none.
+    """Tell the user to install torch where importing it fails.
 
     Parameters
     ----------
     module : str
-        The module that needs torch, for the message.
+        The module that needs torch, named in the message.
 
     Yields
     ------
     None
-        Import torch inside the block.
+        Import torch inside the `with` block.
 
     Raises
     ------
@@ -93,7 +96,7 @@ def needs_torch(module: str) -> Iterator[None]:
     Examples
     --------
     >>> with needs_torch("ml4cube.training"):
-    ...     import math  # where the module itself imports torch
+    ...     import math  # here the module imports torch
     """
     try:
         yield
@@ -108,9 +111,8 @@ def needs_torch(module: str) -> Iterator[None]:
 
 
 def check_names(names: Iterable[Hashable]) -> None:
-    """Refuse names of variables and dims that are no texts, such as the numbers of bands."""
+    """Raise InvalidTypeError unless every name of a variable or dim is a string."""
     if odd := [name for name in names if not isinstance(name, str)]:
         raise InvalidTypeError(
-            f"variables or dims of the cube are called {odd}, which is no text; rename them, by "
-            "ds.rename"
+            f"names of variables and dims must be strings, got {odd}; rename them with ds.rename"
         )

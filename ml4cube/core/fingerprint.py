@@ -1,6 +1,6 @@
 """Fingerprints of tiles of cells, as sums: pieces of a tile may be added in any order.
 
-A cell's bits are mixed into a 64-bit word, multiplied with a random odd weight of its place in
+A cell's bits are mixed into a 64-bit word, multiplied with a random odd weight of its position in
 the tile, and summed modulo 2**64, twice with other weights (multilinear hashing: Carter and
 Wegman 1979, *Universal classes of hash functions*, J. Computer and System Sciences 18). Tiles
 that differ in a cell agree by chance once in about 2**100 cases.
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
 
-# What `fingerprint_columns` gives: two hashes, values that are no gap, and two sums that tell
-# whether the values differ from one another.
+# Columns of a fingerprint: two hashes, the number of values that are not gaps, and two sums that
+# show whether the values differ from one another.
 FIRST, SECOND, KNOWN, SUM, SQUARES = range(5)
 COLUMNS = 5
 
@@ -26,47 +26,19 @@ _SALTS = (np.uint64(0xD1B54A32D192ED03), np.uint64(0x8CB92BA72F3D8DD7))
 
 
 def mix(words: Words) -> Words:
-    """Scramble 64-bit words, one to one (splitmix64: Steele et al. 2014, OOPSLA).
-
-    Parameters
-    ----------
-    words : ndarray of uint64
-        Any words.
-
-    Returns
-    -------
-    ndarray of uint64
-        A bijection of them in which every bit depends on every bit.
-
-    Examples
-    --------
-    >>> mix(np.array([0, 1], dtype=np.uint64)).tolist()
-    [0, 6238072747940578789]
-    """
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    """Mix the bits of 64-bit words by a bijection."""
+    # the finalizer of SplitMix64: Steele et al. 2014, OOPSLA
+    words = words ^ (words >> np.uint64(30))
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words
 
 
 def words_of(values: NDArray[Any]) -> tuple[Words, NDArray[np.bool_]]:
-    """Bits of values as 64-bit words; all gaps are one word, and so are 0.0 and -0.0.
-
-    Parameters
-    ----------
-    values : ndarray
-        Numbers, bools or datetimes of up to 64 bits.
-
-    Returns
-    -------
-    tuple of ndarray
-        Words, and where there is a value (not NaN, not NaT).
-
-    Examples
-    --------
-    >>> words, known = words_of(np.array([0.0, -0.0, np.nan]))
-    >>> bool(words[0] == words[1]), known.tolist()
-    (True, [True, True, False])
-    """
+    """Return the bits of values as 64-bit words, and which are not gaps."""
+    # all gaps (NaN, NaT) are one word, and so are 0.0 and -0.0
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
     kind = values.dtype.kind
     if kind == "f":
@@ -83,20 +55,7 @@ def words_of(values: NDArray[Any]) -> tuple[Words, NDArray[np.bool_]]:
 
 
 def place_weights(offsets: Sequence[NDArray[np.int64]], salt: int) -> Words:
-    """Odd weights of the places in a tile.
-
-    Parameters
-    ----------
-    offsets : sequence of ndarray of int
-        For each axis, the place of each cell within its tile.
-    salt : int
-        0 or 1: which of the two hashes.
-
-    Returns
-    -------
-    ndarray of uint64, one axis for each of `offsets`
-        A function of the offsets alone.
-    """
+    """Return odd weights of cells by their offsets in the tile, for hash `salt` (0 or 1)."""
     weights = np.full((1,) * len(offsets), _SALTS[salt], dtype=np.uint64)
     for axis, offset in enumerate(offsets):
         shape = [-1 if a == axis else 1 for a in range(len(offsets))]
@@ -107,20 +66,7 @@ def place_weights(offsets: Sequence[NDArray[np.int64]], salt: int) -> Words:
 def fingerprint_columns(
     values: NDArray[Any], offsets: Sequence[NDArray[np.int64]]
 ) -> Iterator[Words]:
-    """What each cell adds to the fingerprint of its tile.
-
-    Parameters
-    ----------
-    values : ndarray
-        Cells; the last axes are those of `offsets`.
-    offsets : sequence of ndarray of int
-        For each of these axes, the place of each cell within its tile.
-
-    Yields
-    ------
-    ndarray of uint64
-        Five arrays of the shape of `values`, to be summed over each tile.
-    """
+    """Yield the five arrays whose sums over the cells of a tile are its fingerprint."""
     words, known = words_of(values)
     mixed = mix(words)
     yield mixed * place_weights(offsets, 0)
@@ -132,20 +78,7 @@ def fingerprint_columns(
 
 
 def informative(table: Words, least: float = 8.0) -> NDArray[np.bool_]:
-    """Which tiles hold enough different values that equal tiles are no chance.
-
-    Parameters
-    ----------
-    table : ndarray of uint64, shape (..., 5)
-        Fingerprints.
-    least : float
-        How many cells must differ from the tile's commonest value, about.
-
-    Returns
-    -------
-    ndarray of bool
-        False for tiles of gaps, of one constant (sea ice, no rain), or of very few values.
-    """
+    """Tell which tiles have so many different values that equal tiles are no coincidence."""
     n = np.maximum(table[..., KNOWN].astype(float), 1.0)
     mean = table[..., SUM].astype(float) / n
     spread = table[..., SQUARES].astype(float) - n * mean**2
@@ -155,21 +88,10 @@ def informative(table: Words, least: float = 8.0) -> NDArray[np.bool_]:
 
 
 def combine(tables: Sequence[Words]) -> Words:
-    """Fingerprint of several things together, in order.
-
-    Parameters
-    ----------
-    tables : sequence of ndarray of uint64, shape (..., 5)
-        Fingerprints of each.
-
-    Returns
-    -------
-    ndarray of uint64
-        One fingerprint for all.
-    """
+    """Return one fingerprint of several things, in order."""
     total = np.zeros_like(tables[0])
-    for place, table in enumerate(tables):
-        turn = np.array([place + 1], dtype=np.uint64) * _GAP
+    for index, table in enumerate(tables):
+        turn = np.array([index + 1], dtype=np.uint64) * _GAP
         total[..., :KNOWN] += mix(table[..., :KNOWN] ^ mix(turn))
         total[..., KNOWN:] += table[..., KNOWN:]
     return total

@@ -1,7 +1,7 @@
 """Tilings of named dims: blocks and windows, their ids, indices and slices.
 
-Sizes are always matched by name. Inside the package they are plain `{dim: cells}` dicts;
-`parse_sizes` and `parse_overlap` turn what a user wrote into them once, at the door.
+Sizes are always matched by name. Inside the package they are `{dim: cells}` dicts, which
+`parse_sizes` and `parse_overlap` make from the user's arguments.
 """
 
 from __future__ import annotations
@@ -15,35 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, listed
 
 SizesLike = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 
 def parse_pairs(argument: str, given: SizesLike, dims: Sequence[str]) -> dict[str, Any]:
-    """Turn pairs or a mapping into a dict, and refuse unknown and repeated dims.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument, for messages.
-    given : mapping or iterable of (str, value)
-        ``{"time": 10}`` or ``[("time", 10)]``.
-    dims : sequence of str
-        Dims of the cube.
-
-    Returns
-    -------
-    dict
-        ``{dim: value}`` in the order given.
-
-    Raises
-    ------
-    InvalidTypeError
-        If `given` is neither a mapping nor pairs.
-    InvalidValueError
-        If a dim is unknown or named twice.
-    """
+    """Return ``{dim: value}`` of pairs or a mapping; raise for unknown and repeated dims."""
     if isinstance(given, Mapping):
         pairs = list(given.items())
     else:
@@ -51,60 +29,31 @@ def parse_pairs(argument: str, given: SizesLike, dims: Sequence[str]) -> dict[st
             pairs = [(dim, value) for dim, value in given]
         except (TypeError, ValueError):
             raise InvalidTypeError(
-                f"{argument}={given!r} is neither a mapping nor a list of pairs; "
-                f"write {{{dims[0]!r}: 10}} or [({dims[0]!r}, 10)]"
+                f"{argument} must be a mapping such as {{{dims[0]!r}: 10}} or a list of pairs, "
+                f"got {given!r}"
             ) from None
     result: dict[str, Any] = {}
     for dim, value in pairs:
         if dim not in dims:
-            raise InvalidValueError(
-                f"{argument} has dim {dim!r}, the cube has {tuple(dims)}; rename or drop it"
-            )
+            raise InvalidValueError(f"{argument}: unknown dim {dim!r}; the cube has {listed(dims)}")
         if dim in result:
-            raise InvalidValueError(f"{argument} names dim {dim!r} twice; keep one of them")
+            raise InvalidValueError(f"{argument} has dim {dim!r} twice")
         result[dim] = value
     return result
 
 
 def parse_sizes(argument: str, given: SizesLike, shape: Mapping[str, int]) -> dict[str, int]:
-    """Turn sizes as a user writes them into ``{dim: cells}``, each from 1 to the dim's length.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument, for messages.
-    given : mapping or iterable of (str, int)
-        ``{"time": 10}`` or ``[("time", 10)]``; any order, any subset of the dims.
-    shape : mapping of str to int
-        The cube's dims and lengths.
-
-    Returns
-    -------
-    dict of str to int
-        The dims that were given, in the order of `shape`.
-
-    Raises
-    ------
-    InvalidTypeError
-        If a size is not an integer, or `given` is neither a mapping nor pairs.
-    InvalidValueError
-        If a dim is unknown or repeated, or a size is < 1 or longer than its dim.
-
-    Examples
-    --------
-    >>> parse_sizes("block_size", [("lon", 4), ("time", 2)], {"time": 10, "lat": 8, "lon": 8})
-    {'time': 2, 'lon': 4}
-    """
+    """Return ``{dim: cells}`` in the order of `shape`, each from 1 to the dim's length."""
     pairs = parse_pairs(argument, given, tuple(shape))
     for dim, size in pairs.items():
         if isinstance(size, bool) or not isinstance(size, int | np.integer):
             raise InvalidTypeError(
-                f"{argument} of {dim!r} is {size!r}, a {type(size).__name__}; give whole cells"
+                f"{argument}[{dim!r}] must be an integer number of cells, got {size!r}"
             )
         if not 1 <= size <= shape[dim]:
             raise InvalidValueError(
-                f"{argument} of {dim!r} is {size}, the cube has {shape[dim]} cells along it; "
-                f"choose 1 to {shape[dim]}"
+                f"{argument}[{dim!r}] must be from 1 to {shape[dim]}, the length of the dim, "
+                f"got {size}"
             )
     return {dim: int(pairs[dim]) for dim in shape if dim in pairs}
 
@@ -112,38 +61,7 @@ def parse_sizes(argument: str, given: SizesLike, shape: Mapping[str, int]) -> di
 def parse_overlap(
     argument: str, given: SizesLike | float | None, size: Mapping[str, int]
 ) -> dict[str, int]:
-    """Turn overlaps given as fractions of a window into cells.
-
-    A fraction f of n cells is round(f * n) cells, at least 1 where f > 0 and n > 1, and at
-    most n - 1, so that windows always advance.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument, for messages.
-    given : mapping, iterable of (str, float), float or None
-        Fraction from 0 up to, not including, 1 for each dim; a single number counts for every
-        dim; None is 0.
-    size : mapping of str to int
-        Window size in cells, for every dim of the cube.
-
-    Returns
-    -------
-    dict of str to int
-        Overlap in cells for every dim of `size`.
-
-    Raises
-    ------
-    InvalidTypeError
-        If a fraction is not a number.
-    InvalidValueError
-        If a dim is unknown or repeated, or a fraction is outside [0, 1).
-
-    Examples
-    --------
-    >>> parse_overlap("overlap", [("lat", 0.33)], {"time": 1, "lat": 3})
-    {'time': 0, 'lat': 1}
-    """
+    """Return overlaps in cells, from fractions of a window by dim, or one fraction for all dims."""
     if given is None:
         pairs: dict[str, Any] = {}
     elif isinstance(given, int | float | np.number):
@@ -154,24 +72,23 @@ def parse_overlap(
     for dim, fraction in pairs.items():
         if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.number):
             raise InvalidTypeError(
-                f"{argument} of {dim!r} is {fraction!r}, a {type(fraction).__name__}; "
-                "give a fraction from 0 to below 1"
+                f"{argument}[{dim!r}] must be a number from 0 to below 1, got {fraction!r}"
             )
         if not 0 <= fraction < 1:
             raise InvalidValueError(
-                f"{argument} of {dim!r} is {fraction}; give a fraction from 0 to below 1 "
-                "(0.5 lets windows share half their cells)"
+                f"{argument}[{dim!r}] must be a fraction of the window from 0 to below 1, "
+                f"got {fraction}"
             )
         n = size[dim]
         if fraction > 0 and n > 1:
-            # floor(x + 0.5): half goes up, as a person rounds; Python's round() goes to even
+            # rounded half up (round() goes to even); at most n - 1, so that windows advance
             cells[dim] = min(max(math.floor(float(fraction) * n + 0.5), 1), n - 1)
     return cells
 
 
 @dataclass(frozen=True)
 class Block:
-    """One tile of a `Grid`: where it stands and which cells it covers.
+    """One tile of a `Grid`: its id, index and cells.
 
     Parameters
     ----------
@@ -208,7 +125,7 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Cells in all."""
+        """Number of cells."""
         return math.prod(self.shape.values())
 
 
@@ -223,15 +140,15 @@ class Grid:
     Parameters
     ----------
     dims : tuple of str
-        Names, in the order that ids count (last dim fastest).
+        Names, in the order of ids (last dim fastest).
     shape : tuple of int
         Cells along each dim.
     tile : tuple of int
         Cells of a tile along each dim.
     stride : tuple of int
-        Cells from one tile's start to the next one's.
+        Cells between the starts of neighbouring tiles.
     ragged : bool
-        Whether a smaller last tile stands where the tiling does not come out even.
+        Whether the last tile along a dim may be smaller.
 
     Examples
     --------
@@ -251,24 +168,24 @@ class Grid:
     ragged: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse lengths that differ, repeated dims and sizes that no tiling can have."""
+        """Check that lengths agree, dims are unique and tiles fit."""
         if isinstance(self.dims, str):
-            raise InvalidTypeError(f"dims={self.dims!r} is one string; give a tuple of names")
+            raise InvalidTypeError(f"dims must be a tuple of names, got {self.dims!r}")
         lengths = {len(self.dims), len(self.shape), len(self.tile), len(self.stride)}
         if len(lengths) != 1 or len(set(self.dims)) != len(self.dims):
             raise InvalidValueError(
-                f"a Grid needs one shape, tile and stride per dim, found dims={self.dims}, "
+                f"a Grid needs one shape, tile and stride per dim, got dims={self.dims}, "
                 f"shape={self.shape}, tile={self.tile}, stride={self.stride}"
             )
         for dim, n, tile, stride in zip(self.dims, self.shape, self.tile, self.stride, strict=True):
             if n < 1 or not 1 <= tile <= n or stride < 1 or (self.ragged and stride != tile):
                 raise InvalidValueError(
-                    f"along {dim!r} tiles of {tile} cells every {stride} do not fit {n} cells"
+                    f"tiles of {tile} cells with stride {stride} do not fit {dim!r} of {n} cells"
                 )
 
     @classmethod
     def blocks(cls, shape: Mapping[str, int], size: Mapping[str, int]) -> Grid:
-        """Tile every cell of `shape`; a dim that is missing from `size` is not cut.
+        """Make a grid of blocks that cover `shape`; a dim missing from `size` is not cut.
 
         Parameters
         ----------
@@ -292,7 +209,7 @@ class Grid:
         size: Mapping[str, int],
         overlap: Mapping[str, int] | None = None,
     ) -> Grid:
-        """Lay whole windows over `shape`; a dim that is missing from `size` has windows of 1.
+        """Make a grid of whole windows in `shape`; a dim missing from `size` has windows of 1.
 
         Parameters
         ----------
@@ -323,15 +240,15 @@ class Grid:
         )
 
     def __len__(self) -> int:
-        """Tiles in all."""
+        """Number of tiles."""
         return math.prod(self.counts)
 
     def __iter__(self) -> Iterator[Block]:
-        """Every tile, in the order of ids."""
+        """Yield every tile, in the order of ids."""
         return (self.block(i) for i in range(len(self)))
 
     def index(self, id: int) -> tuple[int, ...]:
-        """Position of tile `id` along each dim, in tiles.
+        """Return the index of tile `id` along each dim.
 
         Parameters
         ----------
@@ -349,7 +266,7 @@ class Grid:
             If the grid has no such tile.
         """
         if not 0 <= id < len(self):
-            raise InvalidValueError(f"tile {id} is not in a grid of {len(self)} tiles")
+            raise InvalidValueError(f"tile must be from 0 to {len(self) - 1}, got {id}")
         position: list[int] = []
         for count in reversed(self.counts):
             id, rest = divmod(id, count)
@@ -357,7 +274,7 @@ class Grid:
         return tuple(reversed(position))
 
     def id(self, index: Sequence[int]) -> int:
-        """Id of the tile at `index`; the inverse of `index`.
+        """Return the id of the tile at `index`.
 
         Parameters
         ----------
@@ -384,7 +301,7 @@ class Grid:
         return result
 
     def block(self, id: int) -> Block:
-        """Tile `id` with the cells it covers.
+        """Return tile `id`.
 
         Parameters
         ----------
@@ -402,7 +319,7 @@ class Grid:
         return Block(id, self.dims, index, start, stop)
 
     def tile_of_cells(self, dim: str, cells: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
-        """Index of the tile that each cell along `dim` belongs to, for tilings without overlap.
+        """Return the index of the tile of each cell along `dim`, for tilings without overlap.
 
         Parameters
         ----------
@@ -421,7 +338,7 @@ class Grid:
         return cells // self.stride[axis]
 
     def to_json(self) -> str:
-        """Write the grid as JSON; `from_json` reads it back.
+        """Return the grid as JSON.
 
         Returns
         -------
@@ -440,7 +357,7 @@ class Grid:
 
     @classmethod
     def from_json(cls, text: str) -> Grid:
-        """Read a grid that `to_json` wrote.
+        """Read a grid from the JSON of `to_json`.
 
         Parameters
         ----------

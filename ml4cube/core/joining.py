@@ -1,4 +1,4 @@
-"""Whether data sets that are used together are scaled alike."""
+"""Check that data sets used together have the same scaling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUNDING = 1e-6
 
 
 def check_joined(given: Mapping[str, Any]) -> None:
-    """Refuse data sets in which a variable is scaled in different ways."""
+    """Raise if a variable is scaled differently in the data sets."""
     seen: dict[str, tuple[str, Scaling]] = {}
     for argument, one in given.items():
         for dataset in _datasets(one):
@@ -25,14 +25,14 @@ def check_joined(given: Mapping[str, Any]) -> None:
                     where = argument if argument != first else f"another data set of {argument}"
                     raise InvalidValueError(
                         f"{name!r} is scaled differently in data that are used together: "
-                        f"{other.described} in {first}, {scaling.described} in {where}, so that "
-                        "equal values are not equal any more; make one with statistics= of the "
-                        "other (MultiProcSampler or PTXrDataset, statistics=store)"
+                        f"{other.described} in {first}, {scaling.described} in {where}; make one "
+                        "with the statistics of the other (MultiProcSampler or PTXrDataset, "
+                        "statistics=store)"
                     )
 
 
 def _datasets(given: Any, depth: int = 0) -> Iterator[Any]:
-    """Data sets in a loader or in what joins or cuts others, if they know how they are scaled."""
+    """Yield the data sets, inside a loader, subset or concatenation, that know their scaling."""
     known = getattr(given, "scaling", None)
     if isinstance(known, Mapping) and all(isinstance(one, Scaling) for one in known.values()):
         yield given
@@ -50,12 +50,12 @@ def _datasets(given: Any, depth: int = 0) -> Iterator[Any]:
 def _members(one: Any) -> list[Any]:
     if type(one) is dict:
         return list(one.values())
-    # of batches in memory there may be many, and they know nothing
+    # there may be many batches in memory, without scaling
     return list(one)[:64] if type(one) in (list, tuple) else [] if one is None else [one]
 
 
 def _alike(one: Scaling, other: Scaling) -> bool:
-    """Whether two scale alike, but for rounding."""
+    """Tell whether two scalings are equal up to rounding."""
     if one.dims != other.dims or np.shape(one.offset) != np.shape(other.offset):
         return False
     with np.errstate(invalid="ignore"):

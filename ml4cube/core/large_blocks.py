@@ -1,4 +1,4 @@
-"""Blocks for a split of which nobody said how large: few, large, rarely beside one another."""
+"""Block sizes for a split without `block_size`: few large blocks with few cells at borders."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from dataclasses import dataclass
 
 from ml4cube.core.grid import Grid
 
-#: Share of a block's cells that may have a neighbour in another block.
+#: Largest fraction of a block's cells with a neighbour in another block.
 MOST_TOUCHING = 0.3
 
-# Every part gets two blocks, so that it is not one place or one stretch of time alone.
+# Every part gets two blocks, so that it is not a single region or period.
 _BLOCKS_PER_PART = 2
 _FEWEST, _MOST = 10, 500
 
 
 @dataclass(frozen=True)
 class LargeBlocks:
-    """Sizes of blocks, how many there are, and how much of one may lie beside others."""
+    """Block sizes, their number, and the fraction of a block's cells that touch others."""
 
     # Cells of a block along the dims that are cut.
     sizes: dict[str, int]
     count: int
-    # Largest share of a block's cells that have a neighbour in another block.
+    # Largest fraction of a block's cells with a neighbour in another block.
     touching: float
 
     @property
     def is_apart(self) -> bool:
-        """Whether there are blocks, and few enough of their cells touch another one."""
+        """Tell whether there are blocks, and few enough of their cells touch another one."""
         return self.count > 1 and self.touching <= MOST_TOUCHING
 
 
 def blocks_wanted(fractions: Iterable[float]) -> int:
-    """Tell how many blocks parts of such sizes need."""
+    """Return the number of blocks that parts of such fractions need."""
     needed = math.ceil(round(_BLOCKS_PER_PART / min(fractions), 6))
     return min(max(needed, _FEWEST), _MOST)
 
@@ -49,9 +49,9 @@ def large_blocks(
     around: Iterable[str] = (),
 ) -> LargeBlocks:
     """Cut a cube along one or two dims into few blocks, few of whose cells touch another block."""
-    # Of all ways to cut along one dim, or along two of one group, in which at most `MOST_TOUCHING`
-    # of a block's cells touch another block, it takes the one with blocks enough whose cells touch
-    # least; if none has enough, the one with the most. The chunks of the cube do not matter.
+    # Considers cuts along one dim, or along two of one group, in which at most `MOST_TOUCHING` of a
+    # block's cells touch another block. Of those with enough blocks it takes the one whose cells
+    # touch least; if none has enough, the one with the most blocks. Chunks do not matter.
     ways = [
         way
         for group in groups
@@ -76,7 +76,7 @@ def _ways(
     windows: Grid | None,
     around: set[str],
 ) -> Iterator[LargeBlocks]:
-    """Every cut along all of these dims."""
+    """Yield every combination of cuts along these dims."""
     along = [list(_cuts(dim, shape[dim], wanted, windows, dim in around)) for dim in dims]
     for cuts in itertools.product(*along):
         count = math.prod(number for _, number, _ in cuts)
@@ -88,7 +88,7 @@ def _ways(
 def _cuts(
     dim: str, cells: int, wanted: int, windows: Grid | None, around: bool
 ) -> Iterator[tuple[int, int, float]]:
-    """Size and number of blocks along a dim, and the largest share of cells beside a border."""
+    """Yield size and number of blocks along a dim, and the largest fraction at a border."""
     window = stride = 1
     if windows is not None and dim in windows.dims:
         axis = windows.dims.index(dim)
@@ -99,5 +99,5 @@ def _cuts(
         last = cells - size * (number - 1)
         borders = 2 if around else 1
         inner = 2 / size if number > 2 else borders / size
-        # what holds no whole window is no block to share out
+        # a block without a whole window is of no use
         yield size, number - (last < window), min(max(inner, borders / last), 1.0)

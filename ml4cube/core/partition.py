@@ -1,4 +1,4 @@
-"""Sharing weighted items out to parts: seeded, exact, the same on every machine.
+"""Distribution of weighted items to parts: seeded, exact, the same on every machine.
 
 The order of items comes from a hash of (seed, item id), never from a generator's stream, so
 that it cannot change with a numpy version, a worker count or the order of calls.
@@ -15,14 +15,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import EmptyPartError
+from ml4cube.core.fingerprint import mix
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 
-# How many items of each part the refinement looks at: 512 x 512 exchanges find one that is
-# closer than any tolerance of interest, and the cost stays flat in the number of items. With
-# classes, some are those of whose classes the part has too much, found among the first so many,
-# since few blocks may hold a class; the others, any, are there to be had in return.
+# Items of each part that the refinement considers: 512 x 512 exchanges include one that is close
+# enough, and the cost does not grow with the number of items. With classes, some candidates are
+# items of classes of which the part has too much, found among the first 65,536, because few blocks
+# may have a class. The others are any items, to exchange them for.
 _CANDIDATES = 512
 _CANDIDATES_OF_CLASSES = 144
 _BY_NEED, _LOOKED_THROUGH = 16, 65_536
@@ -30,35 +31,27 @@ _MAX_EXCHANGES = 200
 
 
 def hash_ids(seed: int, ids: ArrayLike) -> NDArray[np.uint64]:
-    """Hash of (seed, id), uniform over 64 bits (the finalizer of SplitMix64)."""
-    start = _mix_int((seed * _GOLDEN + 1) & _MASK64)
+    """Return a hash of (seed, id), uniform over 64 bits."""
     x = np.asarray(ids).astype(np.uint64) * np.uint64(_GOLDEN)
-    x += np.uint64(start)
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return x
+    x += np.uint64(_mix_int((seed * _GOLDEN + 1) & _MASK64))
+    return mix(x)
 
 
 def _mix_int(x: int) -> int:
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
-    return x ^ (x >> 31)
+    return int(mix(np.array([x], np.uint64))[0])
 
 
 @dataclass(frozen=True)
 class Permutation:
-    """A seeded permutation of ``range(n)`` that is computed item by item, in no memory."""
+    """A seeded permutation of ``range(n)``, computed item by item without a table."""
 
     n: int
     seed: int
 
     def rank(self, ids: NDArray[np.unsignedinteger | np.signedinteger]) -> NDArray[np.uint64]:
-        """Place of each id in the permuted order."""
-        # A bijection of b-bit numbers, walked until it lands below n again (cycle walking):
-        # at most two tries on average, since 2**(b-1) < n.
+        """Return the position of each id in the permuted order."""
+        # A bijection of b-bit numbers, repeated until the result is below n (cycle walking): at
+        # most two tries on average, because 2**(b-1) < n.
         ranks = self._scramble(np.asarray(ids).astype(np.uint64).ravel())
         outside = np.flatnonzero(ranks >= self.n)
         while outside.size:
@@ -84,11 +77,10 @@ def partition(
     seed: int,
     classes: NDArray[np.float64] | None = None,
 ) -> NDArray[np.intp]:
-    """Share items out so that each part's weight is as near its fraction as whole items allow."""
-    # Items are put in a random order and cut where the running weight is nearest to the fractions;
-    # then items are exchanged between parts while that brings the shares nearer. With two parts, no
-    # share is further off than half the heaviest item (unless a part would be left empty
-    # otherwise).
+    """Distribute items so that the weight of each part is as near its fraction as possible."""
+    # Items in random order are cut where the cumulative weight is nearest to the fractions. Then
+    # items are exchanged between parts while that improves the fractions. With two parts, no error
+    # is larger than half the heaviest item, unless a part would be empty otherwise.
     weights = np.asarray(weights, dtype=np.float64).ravel()
     parts = np.zeros(weights.size, dtype=np.intp)
     order = np.argsort(hash_ids(seed, np.arange(weights.size)), kind="stable")
@@ -96,8 +88,8 @@ def partition(
     light = order[weights[order] == 0]
     if heavy.size < len(fractions):
         raise EmptyPartError(
-            f"{len(fractions)} parts are asked for, and only {heavy.size} of {weights.size} "
-            "blocks hold valid cells"
+            f"{len(fractions)} parts need as many blocks with valid cells, got {heavy.size} of "
+            f"{weights.size} blocks"
         )
     parts[light] = cut_in_order(np.ones(light.size), fractions, keep_one=False)
     if classes is None:
@@ -111,14 +103,14 @@ def partition(
 def _share_by_class(
     weights: NDArray[np.float64], fractions: Sequence[float], classes: NDArray[np.float64]
 ) -> NDArray[np.intp]:
-    """Share items out by class; the whole counts ever more until its shares are near enough."""
+    """Distribute items by class; the total counts more and more until its fractions are met."""
     parts = _cut_by_class(weights, fractions, classes)
     occurring = classes[:, classes.sum(axis=0) > 0]
     by_class = occurring / occurring.sum(axis=0)
     whole = weights / weights.sum()
     wanted = np.asarray(fractions)
     for factor in (2.0, 8.0, 32.0, 1024.0):
-        # as many columns of classes pull one way or another, the whole must hold against all
+        # the total must have as much weight as all columns of classes together
         heavier = factor * np.sqrt(max(by_class.shape[1], 1))
         parts = _refine(parts, np.column_stack([heavier * whole, by_class]), wanted)
         held = np.bincount(parts, whole, minlength=wanted.size)
@@ -130,7 +122,7 @@ def _share_by_class(
 def cut_in_order(
     weights: NDArray[np.float64], fractions: Sequence[float], *, keep_one: bool = True
 ) -> NDArray[np.intp]:
-    """Cut a sequence of items where its running weight is nearest to the fractions."""
+    """Cut a sequence of items where its cumulative weight is nearest to the fractions."""
     n, k = weights.size, len(fractions)
     running = np.concatenate([[0.0], np.cumsum(weights)])
     cuts = [0]
@@ -161,7 +153,7 @@ def _cut_by_class(
 
 
 class _Exchange(NamedTuple):
-    """Item i of part a against item j of part b (None: nothing), and the change of error."""
+    """Exchange of item i of part a for item j of part b (None: no item); change of error."""
 
     change: float
     a: int
@@ -173,13 +165,13 @@ class _Exchange(NamedTuple):
 def _refine(
     parts: NDArray[np.intp], shares: NDArray[np.float64], fractions: NDArray[np.float64]
 ) -> NDArray[np.intp]:
-    """Exchange items between two parts, best first, while the shares come nearer."""
+    """Exchange items between two parts, best first, while the fractions improve."""
     parts = parts.copy()
     wanted = fractions[:, None] * shares.sum(axis=0)
     pairs = list(itertools.combinations(range(fractions.size), 2))
     found: dict[tuple[int, int], _Exchange] = {}
     error = np.stack([shares[parts == p].sum(axis=0) for p in range(fractions.size)]) - wanted
-    # an exchange takes as long as there are classes: many classes get fewer of them
+    # the cost of an exchange grows with the classes, so many classes get fewer exchanges
     for _ in range(min(_MAX_EXCHANGES, 10_000 // shares.shape[1])):
         for a, b in pairs:
             if (a, b) not in found:
@@ -203,16 +195,16 @@ def _best_exchange(
     a: int,
     b: int,
 ) -> _Exchange:
-    """The exchange that brings parts a and b nearest to their shares."""
-    # The squared error changes by ``2 (d.d - d.surplus)`` when items whose shares differ by d
-    # change places; an exchange with nothing is a move.
+    """Return the exchange that brings parts a and b nearest to their fractions."""
+    # The squared error changes by ``2 (d.d - d.surplus)`` when items whose fractions differ by d
+    # are exchanged; an exchange for no item is a move.
     in_a, in_b = np.flatnonzero(parts == a), np.flatnonzero(parts == b)
     mine, theirs = _candidates(in_a, shares, surplus), _candidates(in_b, shares, -surplus)
     nothing = np.zeros((1, shares.shape[1]))
     from_a = np.concatenate([nothing, shares[mine]])
     from_b = np.concatenate([nothing, shares[theirs]])
     change = np.zeros((len(from_a), len(from_b)))
-    for column, more in enumerate(surplus):  # plain sums: a matrix product rounds by machine
+    for column, more in enumerate(surplus):  # no matrix product: it rounds by machine
         differ = from_a[:, None, column] - from_b[None, :, column]
         change += 2 * differ * (differ - more)
     change[0, 0] = np.inf
@@ -234,7 +226,7 @@ def _best_exchange(
 def _candidates(
     items: NDArray[np.intp], shares: NDArray[np.float64], surplus: NDArray[np.float64]
 ) -> NDArray[np.intp]:
-    """Items of a part that are worth looking at, in the order of all."""
+    """Return the items of a part that are considered for exchange, in the order of all."""
     if shares.shape[1] == 1 or items.size <= _CANDIDATES_OF_CLASSES:
         return items[:_CANDIDATES]
     items = items[:_LOOKED_THROUGH]
@@ -242,7 +234,7 @@ def _candidates(
     for column, more in enumerate(surplus):
         change += held[:, column] * (held[:, column] - more)
     change = np.round(change, 12)
-    # of equal items those that come first, which np.argpartition would not promise
+    # the first of equal items, which np.argpartition does not guarantee
     last = np.partition(change, _BY_NEED)[_BY_NEED]
     better, equal = np.flatnonzero(change < last), np.flatnonzero(change == last)
     any_ = np.arange(_CANDIDATES_OF_CLASSES - _BY_NEED)

@@ -1,4 +1,4 @@
-"""SampleSpec: how samples are cut from a cube, what is in them, and what their gaps do."""
+"""SampleSpec: how samples are cut from a cube, their variables, and how their gaps are treated."""
 
 from __future__ import annotations
 
@@ -9,62 +9,39 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, listed
 from ml4cube.core.grid import Grid, SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import DROP_POLICIES, FILL_METHODS
 from ml4cube.core.statistics import SCALINGS
 
 SAMPLE_DIM = "samples"
 
-#: What a user may write for `fill_method`, and what it is made into.
+#: `fill_method` as a user writes it, and as a spec stores it.
 FillLike = str | Mapping[str, str | None] | None
 Fills = tuple[tuple[str, str], ...]
 
 
 def parse_names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Turn one name, several names or None into a tuple of names.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument, for messages.
-    given : str, iterable of str or None
-        What the user wrote.
-
-    Returns
-    -------
-    tuple of str
-        The names in the order given; empty for None.
-
-    Raises
-    ------
-    InvalidTypeError
-        If something else than names was given.
-    InvalidValueError
-        If a name is repeated.
-
-    Examples
-    --------
-    >>> parse_names("to_pred", "sst")
-    ('sst',)
-    """
+    """Return one name, several names or None as a tuple of names."""
     if given is None:
         return ()
     one = isinstance(given, str) or not isinstance(given, Iterable)
     names: tuple[Any, ...] = (given,) if one else tuple(given)
     if not all(isinstance(name, str) for name in names):
-        raise InvalidTypeError(f"{argument}={given!r} is not a variable name or a list of them")
+        raise InvalidTypeError(
+            f"{argument} must be a variable name or a list of them, got {given!r}"
+        )
     if len(set(names)) != len(names):
-        raise InvalidValueError(f"{argument}={given!r} names a variable twice; keep one of them")
+        raise InvalidValueError(f"{argument} must not name a variable twice, got {given!r}")
     return names
 
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """How samples are cut from a cube, what is in them, and what their gaps do.
+    """Specification of samples: windows, variables, treatment of gaps, scaling.
 
-    Make one from what a user wrote with `SampleSpec.parse`. A spec travels with the store that
-    was made from it, so that nothing has to be typed again to train or to predict.
+    Make one from a user's arguments with `SampleSpec.parse`. A store keeps its spec, so that
+    training and prediction need no repeated settings.
 
     Parameters
     ----------
@@ -81,17 +58,17 @@ class SampleSpec:
     targets : tuple of str
         Variables to predict; empty if none was named.
     features : tuple of str, optional
-        Variables to predict from; None stands for all stored variables that are no targets.
+        Variables to predict from; None means all stored variables that are not targets.
     array_dims : tuple of str
         Names of a stored array's dims, the sample dim first.
     window_dims : tuple of str
-        Cube dims that a stored sample keeps, in stored order (as a rule those where a window
-        has more than one cell).
+        Cube dims of a stored sample, in stored order; by default those where a window has more
+        than one cell.
     drop_nan : {"auto", "if_all_nan", "masked", None}
         Which samples are dropped for their gaps.
     fill_method : tuple of (str, str)
-        Variables whose gaps are filled, each with what stands in for them ("sample_mean",
-        "mean", "constant", "noise"). Made of one method for every variable, a mapping
+        Variables whose gaps are filled, each with its method ("sample_mean", "mean", "constant",
+        "noise"). May be given as one method for every variable, a mapping
         ``{variable: method or None}`` or None.
     const : float, optional
         The value for ``fill_method="constant"``.
@@ -138,14 +115,16 @@ class SampleSpec:
     scale_fn: str | None = "standardize"
 
     def __post_init__(self) -> None:
-        """Refuse options that do not exist or contradict one another."""
+        """Check the options."""
         if not self.variables:
-            raise InvalidValueError("variables is empty; name at least one variable of the cube")
+            raise InvalidValueError(
+                "variables must name at least one variable of the cube, got none"
+            )
         check_choice("drop_nan", self.drop_nan, DROP_POLICIES)
         object.__setattr__(self, "fill_method", _fills(self.fill_method, self.variables))
         check_choice("scale_fn", self.scale_fn, SCALINGS)
         self._check_const()
-        # makes a Grid once, which checks that dims, sizes and overlaps fit one another
+        # making a Grid checks that dims, sizes and overlaps fit
         assert len(self.windows) >= 0
         if not self.array_dims:
             kept = tuple(d for d, n in zip(self.dims, self.size, strict=True) if n > 1)
@@ -154,7 +133,7 @@ class SampleSpec:
         both = set(self.targets) & set(self.features or ())
         if both:
             raise InvalidValueError(
-                f"{sorted(both)} are features and targets at once; name each on one side only"
+                f"a variable must be a feature or a target, not both, got {sorted(both)} in both"
             )
 
     def _check_const(self) -> None:
@@ -162,14 +141,14 @@ class SampleSpec:
         if "constant" in methods:
             if isinstance(self.const, bool) or not isinstance(self.const, int | float):
                 raise InvalidTypeError(
-                    f"fill_method='constant' needs a number as const, found const={self.const!r}"
+                    f"fill_method='constant' needs a number as const, got const={self.const!r}"
                 )
             if not math.isfinite(self.const):
-                raise InvalidValueError(f"const={self.const!r} is a gap itself; give a number")
+                raise InvalidValueError(f"const must be finite, got {self.const!r}")
         elif self.const is not None:
             raise InvalidValueError(
-                f"const={self.const!r} is used with fill_method='constant' only, found "
-                f"fill_method={dict(self._fills) or None!r}; drop one or change the other"
+                f"const={self.const!r} needs fill_method='constant', got "
+                f"fill_method={dict(self._fills) or None!r}"
             )
 
     @classmethod
@@ -187,7 +166,7 @@ class SampleSpec:
         unfilled: Iterable[str] = (),
         **policy: Any,
     ) -> SampleSpec:
-        """Make a spec from arguments as a user writes them.
+        """Make a spec from a user's arguments.
 
         Parameters
         ----------
@@ -200,15 +179,15 @@ class SampleSpec:
         overlap : mapping, pairs or float, optional
             Fraction of a window that neighbours share, by dim.
         array_dims : sequence of str, optional
-            Names of the stored dims, the sample dim first. Names of cube dims say which dims
-            are kept and in which order, also those of one cell; other names rename the dims
-            that a sample keeps anyway.
+            Names of the stored dims, the sample dim first. Names of cube dims select which dims
+            are kept and in which order, also dims of one cell; other names rename the dims that
+            a sample has by default.
         to_pred : str or iterable of str, optional
             The target variables.
         features : str or iterable of str, optional
             The feature variables.
         fill_method : str or mapping of str to str or None, optional
-            What stands in for gaps: in all variables that are no targets, or in those named.
+            Method that fills gaps: of all variables that are not targets, or by variable.
         unfilled : iterable of str
             Variables that, like targets, are filled only where a mapping names them.
         **policy
@@ -222,7 +201,7 @@ class SampleSpec:
         Raises
         ------
         InvalidTypeError, InvalidValueError
-            If an argument cannot work; the message names it, its value and the choices.
+            If an argument is invalid; the message names it, its value and the choices.
         """
         sizes = parse_sizes("sample_size", sample_size, shape) if sample_size is not None else {}
         size = {dim: sizes.get(dim, 1) for dim in shape}
@@ -255,11 +234,11 @@ class SampleSpec:
 
     @property
     def _fills(self) -> Fills:
-        """What `fill_method` was made into."""
+        """`fill_method` as pairs."""
         return self.fill_method  # type: ignore[return-value]
 
     def fill_of(self, variable: str) -> str | None:
-        """Say what stands in for the gaps of a variable.
+        """Return the method that fills the gaps of a variable.
 
         Parameters
         ----------
@@ -275,7 +254,7 @@ class SampleSpec:
 
     @property
     def fills_from_train(self) -> bool:
-        """Whether filling takes numbers of the train cells."""
+        """Whether filling needs statistics of the train cells."""
         return any(method != "constant" for _, method in self._fills)
 
     @property
@@ -287,7 +266,7 @@ class SampleSpec:
 
     @property
     def stride(self) -> tuple[int, ...]:
-        """Cells from one window's start to the next one's, along each dim."""
+        """Cells between the starts of neighbouring windows, along each dim."""
         return tuple(n - o for n, o in zip(self.size, self.overlap, strict=True))
 
     @property
@@ -297,7 +276,7 @@ class SampleSpec:
         return tuple(size[dim] for dim in self.window_dims)
 
     def window_of(self, name: str, shape: tuple[int, ...]) -> dict[str, int]:
-        """Name the dims of a variable's samples; a callback may have given it others.
+        """Return the dims of a variable's samples, which a callback may have changed.
 
         Parameters
         ----------
@@ -309,7 +288,7 @@ class SampleSpec:
         Returns
         -------
         dict of str to int
-            Dims of the cube where they are `window_dims`, else names that no cube has by chance.
+            Dims of the cube if they are `window_dims`, else generated names.
         """
         if shape == self.window_shape:
             return dict(zip(self.window_dims, shape, strict=True))
@@ -317,17 +296,17 @@ class SampleSpec:
 
     @property
     def cube_dims(self) -> dict[str, str]:
-        """Dim of the cube behind each dim of a stored sample, which may have another name."""
+        """Dim of the cube for each dim of a stored sample, which may have another name."""
         return dict(zip(self.array_dims[1:], self.window_dims, strict=True))
 
     @property
     def total(self) -> int:
-        """Windows that start inside the cube, those that would pass its end included."""
+        """Windows that start inside the cube, including those that exceed its end."""
         return math.prod(-(-n // s) for n, s in zip(self.shape, self.stride, strict=True))
 
     @property
     def edge(self) -> int:
-        """Windows that would pass the cube's end, of which no sample is made."""
+        """Windows that exceed the end of the cube and make no sample."""
         return self.total - len(self.windows)
 
     def replace(self, **changes: Any) -> SampleSpec:
@@ -375,15 +354,15 @@ class SampleSpec:
 
 
 def _fills(given: Any, variables: Sequence[str]) -> Fills:
-    """Pairs of variable and method, in the order of names."""
+    """Return pairs of variable and method, sorted by name."""
     if given is None or isinstance(given, str):
         check_choice("fill_method", given, (*FILL_METHODS, None))
         given = dict.fromkeys(variables, given)
     pairs = isinstance(given, tuple) and all(isinstance(pair, tuple) for pair in given)
     if not (pairs or isinstance(given, Mapping)):
         raise InvalidTypeError(
-            f"fill_method must be one of {', '.join(map(repr, FILL_METHODS))}, a dict "
-            f"{{variable: one of them or None}}, or None, got {given!r}"
+            f"fill_method must be {listed(FILL_METHODS, 'or')}, a dict {{variable: method}} or "
+            f"None, got {given!r}"
         )
     chosen = dict(given)
     for name, method in chosen.items():
@@ -394,7 +373,7 @@ def _fills(given: Any, variables: Sequence[str]) -> Fills:
 def _stored_dims(
     size: Mapping[str, int], array_dims: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Cube dims that a stored sample keeps, and the names of the stored array's dims."""
+    """Return the cube dims of a stored sample, and the names of the stored array's dims."""
     long = tuple(dim for dim, n in size.items() if n > 1)
     if array_dims is None:
         return long, (SAMPLE_DIM, *long)
@@ -402,14 +381,14 @@ def _stored_dims(
     inner = names[1:]
     if not names or names[0] in size:
         raise InvalidValueError(
-            f"array_dims={array_dims!r} must begin with the name of the sample dim, which is no "
-            f"dim of the cube {tuple(size)}; for example {(SAMPLE_DIM, *long)}"
+            f"array_dims must begin with a name for the sample dim that the cube does not have, "
+            f"for example {(SAMPLE_DIM, *long)}, got {array_dims!r}"
         )
     if set(long) <= set(inner) <= set(size):
         return inner, names
     if len(inner) == len(long) and not set(inner) & set(size):
         return long, names
     raise InvalidValueError(
-        f"array_dims={array_dims!r} does not fit samples that keep the dims {long}; give "
-        f"{(SAMPLE_DIM, *long)}, in any order after the first, or {len(long)} new names for them"
+        f"array_dims must be {(SAMPLE_DIM, *long)}, in any order after the first, or have "
+        f"{len(long)} new names after the first, got {array_dims!r}"
     )

@@ -1,4 +1,4 @@
-"""What scales a variable: one offset and scale, or those of each level, pixel or month."""
+"""Scaling of a variable: one offset and scale, or those of each level, pixel or month."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _NUMBERS = {
     "normalize": ("least value", "range"),
     "robust": ("median", "interquartile range"),
 }
-#: Attribute of a stored variable: which entry of the statistics stands for each cell of the cube.
+#: Attribute of a stored variable: the entry of the statistics for each cell of the cube.
 PLACES_ATTR = "ml4cube_places"
 #: Along each axis of the statistics: a dim of the cube, and the entry of each of its cells.
 Places = tuple[tuple[str, Ints], ...]
 
 #: Labels of the groups of a climatology. A day of the year counts from 1; calendars without leap
-#: days have 365, or 360. The others are without cells there.
+#: days have only 365, or 360.
 GROUPS: dict[str, NDArray[Any]] = {
     "month": np.arange(1, 13),
     "season": np.array(["DJF", "MAM", "JJA", "SON"]),
@@ -37,7 +37,7 @@ GROUPS: dict[str, NDArray[Any]] = {
 
 
 def group_numbers(dates: NDArray[Any], by: str) -> NDArray[np.int64]:
-    """Number the group of each date."""
+    """Return the group number of each date."""
     if dates.dtype.kind == "M":
         months = dates.astype("M8[M]").astype(np.int64) % 12
         days = (dates.astype("M8[D]") - dates.astype("M8[Y]").astype("M8[D]")).astype(np.int64)
@@ -48,13 +48,13 @@ def group_numbers(dates: NDArray[Any], by: str) -> NDArray[np.int64]:
 
 
 def dated_dim(coords: Mapping[str, NDArray[Any]], dims: Sequence[Any]) -> str:
-    """Find the dim of time: the one whose coordinate holds dates."""
+    """Return the time dim: the one whose coordinate holds dates."""
     dated = [name for name, values in coords.items() if is_time(values)]
     if len(dated) == 1 or "time" in dated:
         return "time" if "time" in dated else dated[0]
     raise InvalidValueError(
-        f"a climatology needs one dim with dates for coordinates, found {dated or 'none'} among "
-        f"{list(dims)}; decode the times, or name the dim that counts 'time'"
+        f"a climatology needs one dim with dates as coordinates, got {dated or 'none'} among "
+        f"{list(dims)}; decode the times, or name the right dim 'time'"
     )
 
 
@@ -66,32 +66,32 @@ def match_places(
     sizes: Mapping[str, int],
     coords: Mapping[str, NDArray[Any]],
 ) -> Places:
-    """Find the entry of statistics for every cell along the dims of a cube."""
+    """Return the entry of the statistics for every cell along the dims of a cube."""
     found = []
     for dim, size in zip(dims, shape, strict=True):
         if dim in GROUPS and dim not in sizes:
             along = dated_dim(coords, list(sizes))
             dates = coords[along]
             if (dates != dates).any():
-                raise InvalidValueError(f"{along!r} has missing dates; leave those steps out")
+                raise InvalidValueError(f"{along!r} must not have missing dates; drop those steps")
             found.append((along, group_numbers(dates, dim).astype(np.intp)))
             continue
         if dim not in sizes:
             raise InvalidValueError(
-                f"statistics of {name!r} keep the dims {list(dims)}, the data have "
-                f"{list(sizes)}; compute them of this cube, or without {dim!r}"
+                f"statistics of {name!r} have dims {list(dims)}, the data have {list(sizes)}; "
+                f"compute them for this cube, or without {dim!r}"
             )
         found.append((dim, _entries(name, dim, size, labels, sizes[dim], coords)))
     return tuple(found)
 
 
 def encoded_places(places: Places) -> list[list[Any]]:
-    """Write places as JSON values."""
+    """Return places as JSON values."""
     return [[dim, encoded(along.astype(np.int64))] for dim, along in places]
 
 
 def decoded_places(written: Sequence[Sequence[Any]]) -> Places:
-    """Read what `encoded_places` wrote."""
+    """Return places from the JSON values of `encoded_places`."""
     return tuple((str(dim), decoded(along).astype(np.intp)) for dim, along, *_ in written)
 
 
@@ -103,16 +103,16 @@ def _entries(
     cells: int,
     coords: Mapping[str, NDArray[Any]],
 ) -> Ints:
-    """Entry of each cell along one dim."""
+    """Return the entry of each cell along one dim."""
     if dim not in labels or dim not in coords:
         if size != cells:
             raise InvalidValueError(
-                f"statistics of {name!r} have {size} places along {dim!r}, the data {cells}; "
-                "compute them of this cube"
+                f"statistics of {name!r} have length {size} along {dim!r}, the data {cells}; "
+                "compute them for this cube"
             )
         return np.arange(cells)
     known, wanted = labels[dim], coords[dim]
-    # those that are equal but for rounding, as of float32, are matched by position
+    # coordinates that are equal up to rounding, such as float32, are matched by position
     if same_coordinate(known, wanted):
         return np.arange(cells)
     if known.dtype.kind == wanted.dtype.kind == "M":
@@ -121,26 +121,26 @@ def _entries(
     entries = {label: entry for entry, label in enumerate(known.tolist())}
     if len(entries) < len(known):
         raise InvalidValueError(
-            f"statistics of {name!r} know some {dim} more than once, and the data "
-            "are not at the same places in the same order; drop the repeated ones"
+            f"statistics of {name!r} have duplicate coordinates along {dim!r}, and the data have "
+            "others; drop the duplicates"
         )
     found = np.array([entries.get(label, -1) for label in wanted.tolist()], np.intp)
     if (found < 0).any():
         raise InvalidValueError(
-            f"there are no statistics of {name!r} at {dim} {_shown(wanted[found < 0])}, only at "
-            f"{_shown(known)} ...; compute them of cells there too"
+            f"no statistics of {name!r} at {dim} {_shown(wanted[found < 0])}, only at "
+            f"{_shown(known)} ...; compute them there too"
         )
     return found
 
 
 def _shown(labels: NDArray[Any]) -> list[Any]:
-    """The first of some coordinates, for a message."""
+    """Return the first coordinates, for a message."""
     few = labels[:3]
     return list(few.astype(str).tolist() if few.dtype.kind in "mM" else few.tolist())
 
 
 def _span(numbers: Any) -> str:
-    """A number, or the least and greatest of many."""
+    """Return a number, or the least and greatest of many."""
     low, high = np.nanmin(numbers), np.nanmax(numbers)
     return f"{low:.6g}" if low == high else f"{low:.6g} to {high:.6g}"
 
@@ -150,12 +150,12 @@ class Scaling:
     """Offset and scale of a variable, in each cell of a cube; picklable."""
 
     name: str
-    # From `scale_parameters`: one number, or one at each place of the statistics.
+    # From `scale_parameters`: one number, or one per entry of the statistics.
     offset: Any
     scale: Any
     # For each axis of the two, a dim of the cube, and the entry of each cell along it.
     places: Places = ()
-    # What the two numbers are, for messages.
+    # Names of the two numbers, for messages.
     how: str | None = None
 
     @classmethod
@@ -178,12 +178,12 @@ class Scaling:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Dims of the cube along which it differs."""
+        """Dims of the cube along which the scaling varies."""
         return tuple(dim for dim, _ in self.places)
 
     @property
     def described(self) -> str:
-        """What scales, for messages."""
+        """Description of the scaling, for messages."""
         if self.how is None:
             return "not at all"
         words = zip(_NUMBERS[self.how], (self.offset, self.scale), strict=True)
@@ -191,7 +191,7 @@ class Scaling:
         return f"by {shown}" + (f" along {', '.join(self.dims)}" if self.places else "")
 
     def at(self, cells: Mapping[str, NDArray[Any]]) -> tuple[Any, Any]:
-        """Offset and scale in some cells."""
+        """Return offset and scale of some cells."""
         if not self.places:
             return self.offset, self.scale
         entries = tuple(place[cells[dim]] for dim, place in self.places)
@@ -200,7 +200,7 @@ class Scaling:
     def in_box(
         self, box: Mapping[str, slice], values: NDArray[Any] | None = None
     ) -> tuple[Any, Any]:
-        """Offset and scale in a box of cells."""
+        """Return offset and scale of a box of cells."""
         cells = np.meshgrid(
             *(np.arange(s.start, s.stop) for s in box.values()), indexing="ij", sparse=True
         )
@@ -217,7 +217,7 @@ class Scaling:
         window: Mapping[str, int],
         dtype: DTypeLike | None = None,
     ) -> NDArray[Any]:
-        """Scale samples, each at its place."""
+        """Scale samples by the entry of each cell."""
         cells = self._cells(first, window)
         offset, scale = self.at(cells)
         if self.places:
@@ -237,7 +237,7 @@ class Scaling:
     def check_known(
         self, values: NDArray[Any], offset: Any, scale: Any, cells: Mapping[str, NDArray[Any]]
     ) -> None:
-        """Refuse a value where there are no statistics, which would become a gap."""
+        """Raise where a value has no statistics, and would become a gap."""
         unknown = np.isnan(offset) | np.isnan(scale)
         if not unknown.any():
             return
@@ -248,15 +248,14 @@ class Scaling:
                 f"{dim} {int(np.broadcast_to(cells[dim], lost.shape)[at])}" for dim in self.dims
             )
             raise InvalidValueError(
-                f"variable {self.name!r} has values where there are no statistics to scale them "
-                f"by, as in cell {places}: none of the cells that were summed up lies there; "
-                "compute the statistics of cells there too, or along more dims"
+                f"variable {self.name!r} has values without statistics to scale them, as in cell "
+                f"{places}; compute the statistics there too, or over more dims"
             )
 
     def _cells(
         self, first: Mapping[str, NDArray[Any]], window: Mapping[str, int]
     ) -> dict[str, NDArray[Any]]:
-        """Numbers of all cells of some windows along each dim that counts."""
+        """Return the positions of all cells of some windows along each dim that the scaling has."""
         cells = {}
         for dim in self.dims:
             along = np.asarray(first[dim]).reshape(-1, *(1 for _ in window))
@@ -268,7 +267,7 @@ class Scaling:
 
 
 def check_groups(name: str, dims: Sequence[str], places: Places, offset: Any) -> None:
-    """Refuse dates of which no statistics were made at any place."""
+    """Raise for dates whose group has no statistics at all."""
     for axis, (dim, (along, entries)) in enumerate(zip(dims, places, strict=True)):
         if dim not in GROUPS or along == dim:
             continue
@@ -276,8 +275,8 @@ def check_groups(name: str, dims: Sequence[str], places: Places, offset: Any) ->
         missing = [GROUPS[dim][group].item() for group in np.unique(entries) if empty[group]]
         if missing:
             raise InvalidValueError(
-                f"there are no statistics of {dim} {missing[:6]} for {name!r}: no cell that was "
-                "summed up lies there; choose a split that has some, or a coarser climatology"
+                f"no statistics of {dim} {missing[:6]} for {name!r}; use a split with train cells "
+                "there, or a coarser climatology"
             )
 
 
@@ -288,7 +287,7 @@ def apply_in_cells(
     values: NDArray[Any],
     *entries: NDArray[Any],
 ) -> Any:
-    """Scale a block by the entries of each cell, memory for no more than the block."""
+    """Scale a block by the entry of each cell, using no more memory than the block."""
     if not math.prod(values.shape):
         return arithmetic(values, 0.0, 1.0)
     return arithmetic(values, offset[entries], scale[entries])

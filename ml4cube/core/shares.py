@@ -1,15 +1,15 @@
-"""Who reads which sample: pure functions of (samples, epoch, seed, rank, world, batch size).
+"""Which sample each rank reads: pure functions of samples, epoch, seed, rank, world and batch size.
 
-Two questions, kept apart. *Which order?* An order maps positions 0 ... n - 1 of an epoch to
-samples, and depends on the seed and the epoch alone: `permutation` for data in memory,
-`ChunkOrder` for data that is read chunk by chunk. *Whose turn?* A share says which positions
-one rank takes, cut into batches: `TrainShare` (equal ranks, nothing twice) and `EvalShare`
-(everything exactly once). Nothing here knows processes, threads or files.
+An order maps the positions 0 ... n - 1 of an epoch to samples, by the seed and the epoch alone:
+`permutation` for data in memory, `ChunkOrder` for data that is read chunk by chunk. A share says
+which positions a rank takes, in batches: `TrainShare` (equal ranks, no sample twice) and
+`EvalShare` (every sample exactly once).
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -24,101 +24,71 @@ Ints = NDArray[np.int64]
 # streams, the fewer chunks are read by two ranks.
 STREAM_COUNTS = (96, 72, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 
-# Batches of fewer different blocks are poor; a report says so where the data has no more.
+# With fewer blocks than this, no loader can mix well, and a report says so.
 FEW_BLOCKS = 15
-# Share of a perfect shuffle's effective batch size below which a report says what would help.
+# Fraction of a perfect shuffle's effective batch size below which a report gives advice.
 _WELL_MIXED = 0.8
 
 
 def permutation(n: int, seed: int, epoch: int, chunk: int | None = None) -> Ints:
-    """Shuffle 0 ... n - 1, the same in every process and on every machine.
-
-    Parameters
-    ----------
-    n : int
-        How many.
-    seed, epoch : int
-        What the order depends on, both >= 0.
-    chunk : int, optional
-        Which chunk's samples are shuffled; without it, a whole epoch's.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        Every number once.
-
-    Examples
-    --------
-    >>> sorted(permutation(5, seed=1, epoch=0).tolist())
-    [0, 1, 2, 3, 4]
-    """
+    """Shuffle 0 ... n - 1 (the samples of `chunk`, if given), the same in every process."""
     key = [seed, epoch] if chunk is None else [seed, epoch, chunk + 1]
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
     return generator.permutation(n)
 
 
 def worker_seed(seed: int, epoch: int) -> int:
-    """Seed for what worker processes draw in one epoch.
-
-    Parameters
-    ----------
-    seed, epoch : int
-        What it depends on, both >= 0.
-
-    Returns
-    -------
-    int
-        From 0 to 2**63 - 1.
-    """
+    """Return the seed for the random numbers of worker processes in one epoch, 0 to 2**63 - 1."""
     state = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
     return int(state[0] >> 1)
 
 
 @dataclass(frozen=True)
-class _Share:
+class _Share(ABC):
     n: int
     batch_size: int
     rank: int = 0
     world: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse sizes that are no sizes, and ranks that the world does not have."""
+        """Check sizes and rank."""
         check_whole("n", self.n, 0)
         check_whole("batch_size", self.batch_size, 1)
         check_whole("world", self.world, 1)
         check_whole("rank", self.rank, 0)
         if self.rank >= self.world:
-            raise InvalidValueError(f"rank={self.rank} in a world of {self.world} ranks")
+            raise InvalidValueError(
+                f"rank must be less than world={self.world}, got rank={self.rank}"
+            )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of this rank in an epoch."""
+        return len(self._positions(0))
+
+    def __len__(self) -> int:
+        return -(-self.num_samples // self.batch_size)
+
+    def batches(self, start: int = 0, together: int = 1) -> Iterator[Ints]:
+        """Yield this rank's positions from `start` on, `together` batches at a time."""
+        positions = self._positions(start)
+        width = self.batch_size * together
+        for first in range(0, len(positions), width):
+            some = positions[first : first + width]
+            yield np.arange(some.start, some.stop, some.step, dtype=np.int64)
+
+    @abstractmethod
+    def _positions(self, start: int) -> range: ...
 
 
 @dataclass(frozen=True)
 class TrainShare(_Share):
-    """The positions one rank trains on: equal batches on every rank, no sample twice.
+    """Positions that one rank trains on: equal batches on every rank, no sample twice.
 
     A global batch is the next ``batch_size * world`` positions, of which a rank takes every
-    world-th. So the global batches are the same for any world size that makes the same
-    global batch size. What is left over at the end, fewer than one global batch, belongs to
-    other samples each epoch, since the order changes.
-
-    Parameters
-    ----------
-    n : int
-        Samples in the data set.
-    batch_size : int
-        Samples in a batch of one rank.
-    rank, world : int
-        This rank, and how many there are.
-    drop_last : bool
-        Whether what is left over is dropped. If not, it is one smaller last batch, equal on
-        every rank: fewer than `world` samples are still left out.
-
-    Examples
-    --------
-    >>> share = TrainShare(n=11, batch_size=2, rank=1, world=2)
-    >>> [batch.tolist() for batch in share.batches()]
-    [[1, 3], [5, 7]]
-    >>> share.num_samples, len(share)
-    (4, 2)
+    world-th. Global batches are therefore the same for any world size with the same global
+    batch size. Without `drop_last`, the rest of an epoch is one smaller batch, equal on every
+    rank; fewer than `world` samples are then left out. `start` counts positions of all ranks.
     """
 
     drop_last: bool = True
@@ -129,72 +99,20 @@ class TrainShare(_Share):
         return self.batch_size * self.world
 
     def stop(self, start: int = 0) -> int:
-        """First position that is left out, when the epoch goes on from `start`.
-
-        Parameters
-        ----------
-        start : int
-            Positions that are already used up.
-
-        Returns
-        -------
-        int
-            From `start` to `n`.
-        """
+        """Return the end of the positions that are used, if the epoch continues at `start`."""
         unit = self.global_batch if self.drop_last else self.world
         return start + (self.n - start) // unit * unit
 
-    @property
-    def num_samples(self) -> int:
-        """Samples that this rank, like any other, sees in an epoch."""
-        return self.stop() // self.world
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        return -(-self.stop() // self.global_batch)
-
-    def batches(self, start: int = 0, together: int = 1) -> Iterator[Ints]:
-        """Positions of this rank, batch by batch.
-
-        Parameters
-        ----------
-        start : int
-            Positions that all ranks have used up already, to go on inside an epoch.
-        together : int
-            So many batches at a time, end to end; the last time there may be fewer.
-
-        Yields
-        ------
-        ndarray of int64, shape (batch,)
-            Positions in the epoch's order.
-        """
-        stop, width = self.stop(start), self.global_batch * together
-        for begin in range(start, stop, width):
-            end = min(begin + width, stop)
-            yield np.arange(begin + self.rank, end, self.world, dtype=np.int64)
+    def _positions(self, start: int) -> range:
+        return range(start + self.rank, self.stop(start), self.world)
 
 
 @dataclass(frozen=True)
 class EvalShare(_Share):
-    """The positions one rank evaluates: every sample exactly once over all ranks.
+    """Positions that one rank evaluates: every sample exactly once over all ranks.
 
-    Ranks take contiguous runs, in order, whose lengths differ by at most one; with fewer
-    samples than ranks some have none. Nothing is padded, so ranks may differ in their number
-    of batches.
-
-    Parameters
-    ----------
-    n : int
-        Samples in the data set.
-    batch_size : int
-        Samples in a batch; the last one may be smaller.
-    rank, world : int
-        This rank, and how many there are.
-
-    Examples
-    --------
-    >>> [[b.tolist() for b in EvalShare(5, 2, rank, 2).batches()] for rank in (0, 1)]
-    [[[0, 1]], [[2, 3], [4]]]
+    Ranks take contiguous runs whose lengths differ by at most one. Nothing is padded, so ranks
+    may have different numbers of batches, or none. `start` counts positions of this rank.
     """
 
     @property
@@ -207,68 +125,23 @@ class EvalShare(_Share):
         """One past the last position of this rank."""
         return self.n * (self.rank + 1) // self.world
 
-    @property
-    def num_samples(self) -> int:
-        """Samples that this rank sees in one pass."""
-        return self.end - self.begin
-
-    def __len__(self) -> int:
-        """Batches of this rank in one pass."""
-        return -(-self.num_samples // self.batch_size)
-
-    def batches(self, start: int = 0, together: int = 1) -> Iterator[Ints]:
-        """Positions of this rank, batch by batch.
-
-        Parameters
-        ----------
-        start : int
-            Samples of this rank that are already done, to go on inside a pass.
-        together : int
-            So many batches at a time, end to end; the last time there may be fewer.
-
-        Yields
-        ------
-        ndarray of int64, shape (batch,)
-            Positions, which in an evaluation are the samples themselves.
-        """
-        width = self.batch_size * together
-        for begin in range(self.begin + start, self.end, width):
-            yield np.arange(begin, min(begin + width, self.end), dtype=np.int64)
+    def _positions(self, start: int) -> range:
+        return range(self.begin + start, self.end)
 
 
 def stream_count(chunks: int, slots: int) -> int:
-    """How many streams walk the chunks at once, given room for `slots` chunks in memory.
-
-    Half of the slots hold the chunks in use, the others those that are being read ahead: what
-    is under way from a store far away is its speed times its delay, much more than one chunk.
-
-    Parameters
-    ----------
-    chunks : int
-        Chunks in the data set.
-    slots : int
-        Chunks that fit into the loader's memory.
-
-    Returns
-    -------
-    int
-        1 to 96, at most `chunks` and half of `slots`. World sizes that divide it share the
-        work without reading chunks twice.
-
-    Examples
-    --------
-    >>> stream_count(chunks=500, slots=64), stream_count(chunks=10, slots=64)
-    (32, 8)
-    """
+    """Return the number of streams, 1 to 96, that read chunks if `slots` chunks fit in memory."""
+    # Half of the slots hold the chunks in use, the others those that are read ahead: reads from a
+    # distant store must cover its speed times its latency, which is much more than one chunk.
     most = max(1, min(chunks, slots // 2))
     return next(count for count in STREAM_COUNTS if count <= most)
 
 
 def _sections_of_slots(streams: int) -> list[int]:
-    """Which section each place in the round robin walks, by reversing its mixed-radix digits."""
-    # The places of one rank are those of equal remainder modulo the world size. Reversed digits put
-    # them side by side for 2, 4, 8 ... ranks, so that neighbouring sections, which share a chunk
-    # where they meet, mostly belong to one rank.
+    """Return the section that each stream reads, by reversing its mixed-radix digits."""
+    # The streams of one rank have equal remainders modulo the world size. Reversed digits put them
+    # next to each other for 2, 4, 8 ... ranks, so that adjacent sections, which share a chunk at
+    # their border, mostly belong to one rank.
     factors, rest = [], streams
     for prime in (2, 3):
         while rest % prime == 0:
@@ -287,136 +160,60 @@ def _sections_of_slots(streams: int) -> list[int]:
 
 
 class ChunkOrder:
-    """An order of samples that touches few chunks at a time, and each of them once.
+    """Order of samples that uses few chunks at a time, and each of them once.
 
-    The chunks are shuffled and laid end to end, with the samples shuffled inside each. The
-    line is cut into `streams` sections of equal length, and the order takes one sample from
-    each section in turn: a batch always mixes samples of (almost) as many chunks as there
-    are streams, from the first batch of the epoch to the last. Every second section is
-    walked backwards, so that two sections that share a chunk come to it at the same time
-    and it is read once.
-
-    Parameters
-    ----------
-    counts : sequence of int
-        Samples in each chunk; samples are numbered chunk by chunk. 0 is allowed.
-    streams : int
-        Sections of the line.
-    seed : int or None
-        Seed of the shuffle; None keeps the order of the samples, with one stream.
-
-    Examples
-    --------
-    >>> order = ChunkOrder([4, 4, 2], streams=2, seed=0)
-    >>> sorted(order.samples(epoch=3).tolist())
-    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    >>> ChunkOrder([2, 3], streams=1, seed=None).samples(epoch=3).tolist()
-    [0, 1, 2, 3, 4]
+    The chunks are shuffled and concatenated, with the samples shuffled inside each. The sequence is
+    cut into `streams` sections of equal length, and the order takes one sample from each section in
+    turn. Every batch therefore mixes samples of about as many chunks as there are streams. Every
+    second section is read backwards: two sections that share a chunk need it at the same time, and
+    it is read once. Without a seed there is one stream, in the order of the samples.
     """
 
     def __init__(self, counts: Sequence[int] | Ints, streams: int, seed: int | None) -> None:
         self.counts = np.asarray(counts, dtype=np.int64)
         check_whole("streams", streams, 1)
         if seed is None and streams != 1:
-            raise InvalidValueError(
-                f"streams={streams} without a seed; the order would not be kept"
-            )
+            raise InvalidValueError(f"streams must be 1 without a seed, got {streams}")
         if seed is not None:
             check_whole("seed", seed, 0)
         if self.counts.ndim != 1 or (self.counts < 0).any():
-            raise InvalidValueError(f"counts={counts!r}; give one number >= 0 per chunk")
+            raise InvalidValueError(f"counts must be one number >= 0 per chunk, got {counts!r}")
         self.streams = streams
         self.seed = seed
         self.first_samples = np.concatenate([[0], np.cumsum(self.counts)])
         self.n = int(self.first_samples[-1])
 
     def chunk_permutation(self, epoch: int, chunk: int) -> Ints:
-        """Order of the samples inside a chunk.
-
-        Parameters
-        ----------
-        epoch : int
-            Which epoch.
-        chunk : int
-            Which chunk.
-
-        Returns
-        -------
-        ndarray of int64, shape (samples of the chunk,)
-            Index inside the chunk, for each place on the line.
-        """
+        """Return the order of the samples inside a chunk."""
         count = int(self.counts[chunk])
         if self.seed is None:
             return np.arange(count, dtype=np.int64)
         return permutation(count, self.seed, epoch, chunk)
 
-    def tour(
+    def schedule(
         self, epoch: int, start: int = 0, stop: int | None = None, rank: int = 0, world: int = 1
-    ) -> Tour:
-        """Plan one epoch: which chunks a rank reads when, and where each position lies.
-
-        Parameters
-        ----------
-        epoch : int
-            Which epoch.
-        start, stop : int
-            Positions that will be asked for; all by default.
-        rank, world : int
-            Only chunks of this rank are visited; it takes the positions of a `TrainShare`.
-
-        Returns
-        -------
-        Tour
-            The plan.
-        """
-        return Tour(self, epoch, start, self.n if stop is None else stop, rank, world)
+    ) -> ChunkSchedule:
+        """Return the chunks that a rank reads for the positions `start` to `stop` of an epoch."""
+        return ChunkSchedule(self, epoch, start, self.n if stop is None else stop, rank, world)
 
     def samples(self, epoch: int) -> Ints:
-        """Sample at every position of an epoch: the order itself.
-
-        Parameters
-        ----------
-        epoch : int
-            Which epoch.
-
-        Returns
-        -------
-        ndarray of int64, shape (n,)
-            Every sample once.
-        """
-        tour = self.tour(epoch)
-        visits, offsets = tour.locate(np.arange(self.n, dtype=np.int64))
+        """Return the sample at every position of an epoch."""
+        schedule = self.schedule(epoch)
+        visits, offsets = schedule.locate(np.arange(self.n, dtype=np.int64))
         result = np.empty(self.n, np.int64)
-        for visit, chunk in enumerate(tour.chunks.tolist()):
+        for visit, chunk in enumerate(schedule.chunks.tolist()):
             here = visits == visit
             inside = self.chunk_permutation(epoch, chunk)[offsets[here]]
             result[here] = self.first_samples[chunk] + inside
         return result
 
 
-class Tour:
-    """One rank's way through the chunks of one epoch; made by `ChunkOrder.tour`.
+class ChunkSchedule:
+    """The chunks that one rank reads in one epoch; made by `ChunkOrder.schedule`."""
 
-    Parameters
-    ----------
-    order : ChunkOrder
-        What is walked.
-    epoch : int
-        Which epoch.
-    start, stop : int
-        Positions that will be asked for.
-    rank, world : int
-        Whose way it is.
-
-    Attributes
-    ----------
-    chunks : ndarray of int64, shape (visits,)
-        Chunks in the order in which they are first needed.
-    first, last : ndarray of int64, shape (visits,)
-        First and last position at which each is needed.
-    in_use : int
-        Most chunks that are needed at one position.
-    """
+    # chunks: in the order in which they are first needed
+    # first, last: first and last position at which each is needed
+    # in_use: most chunks that are needed at one position
 
     def __init__(
         self, order: ChunkOrder, epoch: int, start: int, stop: int, rank: int, world: int
@@ -425,16 +222,16 @@ class Tour:
         chunks = np.flatnonzero(order.counts)
         if order.seed is not None:
             chunks = chunks[permutation(len(chunks), order.seed, epoch)]
-        self._line = np.concatenate([[0], np.cumsum(order.counts[chunks])])
-        self._lay_sections()
+        self._starts = np.concatenate([[0], np.cumsum(order.counts[chunks])])
+        self._find_sections()
         owned = range(order.streams)
         if order.streams % world == 0:
             owned = range(rank, order.streams, world)
         self.in_use = len(owned)
         self._visit(chunks, owned, start, stop)
 
-    def _lay_sections(self) -> None:
-        """Where on the line each place in the round robin starts, and in which direction."""
+    def _find_sections(self) -> None:
+        """Find the first cell and the direction of each stream in the shuffled sequence."""
         n, streams = self.order.n, self.order.streams
         section = np.array(_sections_of_slots(streams))
         length = n // streams + (np.arange(streams) < n % streams)
@@ -446,7 +243,7 @@ class Tour:
 
     def _visit(self, chunks: Ints, owned: range, start: int, stop: int) -> None:
         """Find the chunks that the owned streams cross between two positions."""
-        streams, line = self.order.streams, self._line
+        streams, starts = self.order.streams, self._starts
         first = np.full(len(chunks), np.iinfo(np.int64).max)
         last = np.full(len(chunks), -1, np.int64)
         for slot in owned:
@@ -455,86 +252,55 @@ class Tour:
                 continue
             origin, step = int(self._origin[slot]), int(self._step[slot])
             ends = sorted((origin + step * steps[0], origin + step * (steps[1] - 1)))
-            low, high = np.searchsorted(line, ends, side="right") - 1
-            edges = np.clip(line[low : high + 1], ends[0], ends[1])
-            tails = np.clip(line[low + 1 : high + 2] - 1, ends[0], ends[1])
+            low, high = np.searchsorted(starts, ends, side="right") - 1
+            edges = np.clip(starts[low : high + 1], ends[0], ends[1])
+            tails = np.clip(starts[low + 1 : high + 2] - 1, ends[0], ends[1])
             near, far = (edges, tails) if step == 1 else (tails, edges)
-            place = slice(low, high + 1)
-            first[place] = np.minimum(first[place], step * (near - origin) * streams + slot)
-            last[place] = np.maximum(last[place], step * (far - origin) * streams + slot)
+            crossing = slice(low, high + 1)
+            first[crossing] = np.minimum(first[crossing], step * (near - origin) * streams + slot)
+            last[crossing] = np.maximum(last[crossing], step * (far - origin) * streams + slot)
         crossed = np.flatnonzero(last >= 0)
         crossed = crossed[np.argsort(first[crossed], kind="stable")]
         self.chunks, self.first, self.last = chunks[crossed], first[crossed], last[crossed]
-        self._visit_of_link = np.full(len(chunks), -1, np.int64)
-        self._visit_of_link[crossed] = np.arange(len(crossed))
+        self._visit_of_chunk = np.full(len(chunks), -1, np.int64)
+        self._visit_of_chunk[crossed] = np.arange(len(crossed))
 
     def __len__(self) -> int:
-        """Chunks that this rank reads."""
         return len(self.chunks)
 
     def locate(self, positions: Ints) -> tuple[Ints, Ints]:
-        """Where positions lie: in which visit, and how far into its (shuffled) chunk.
-
-        Parameters
-        ----------
-        positions : ndarray of int64
-            Positions of this rank.
-
-        Returns
-        -------
-        visits, offsets : ndarray of int64
-            Index into `chunks`, and index into the chunk's `ChunkOrder.chunk_permutation`.
-        """
+        """Return index into `chunks` and offset into the shuffled chunk of each position."""
         steps, slots = np.divmod(positions, self.order.streams)
-        place = self._origin[slots] + self._step[slots] * steps
-        link = np.searchsorted(self._line, place, side="right") - 1
-        return self._visit_of_link[link], place - self._line[link]
+        index = self._origin[slots] + self._step[slots] * steps
+        nth = np.searchsorted(self._starts, index, side="right") - 1
+        return self._visit_of_chunk[nth], index - self._starts[nth]
 
 
 def effective_batch_size(blocks: Sequence[int] | Ints) -> float:
-    """Size of a batch of independent samples that would be worth as much as this one.
-
-    Samples of one block are counted as if they were identical: ``B**2 / sum(c_k**2)`` for
-    `c_k` samples of block k among B (Kish's effective sample size).
-
-    Parameters
-    ----------
-    blocks : sequence of int
-        Block of each sample in the batch.
-
-    Returns
-    -------
-    float
-        From 1 (all of one block) to the batch's size (all of different blocks).
-
-    Examples
-    --------
-    >>> effective_batch_size([0, 0, 1, 1]), effective_batch_size([0, 1, 2, 3])
-    (2.0, 4.0)
-    """
+    """Return Kish's effective sample size of a batch, ``B**2 / sum(c_k**2)``."""
     _, counts = np.unique(np.asarray(blocks), return_counts=True)
     return math.pow(counts.sum(), 2) / float(np.square(counts, dtype=np.float64).sum())
 
 
 @dataclass(frozen=True)
 class ShuffleReport:
-    """How well batches are mixed: samples of one block resemble one another.
+    """How well batches are mixed, given that samples of one block are similar.
 
     Parameters
     ----------
     batch_size : int
         Samples in a full batch of one rank.
     effective_batch_size : float
-        `effective_batch_size` of the batches looked at, their median.
+        Median of Kish's effective sample size of the batches: samples of one block count as
+        identical.
     perfect : float
-        What to expect of batches drawn from all samples at random; it depends on how many
-        blocks there are. Batches that are looked at may by chance be worth a little more.
+        Expected value for batches drawn at random from all samples.
     least_blocks : int
-        Least number of different blocks in one of these batches.
+        Smallest number of different blocks in one of these batches.
     blocks : int
         Blocks in the data.
     unit : str
-        What a block is: ``"blocks of the split"`` or ``"chunks"``.
+        Kind of block: ``"blocks of the split"`` or ``"chunks"``.
 
     Examples
     --------
@@ -555,14 +321,14 @@ class ShuffleReport:
     def of(
         cls, batches: Sequence[Sequence[int] | Ints], unit: str, counts: Sequence[int] | Ints
     ) -> ShuffleReport:
-        """Sum up batches.
+        """Summarize batches.
 
         Parameters
         ----------
         batches : sequence of sequence of int
             Block of each sample, batch by batch; at least one batch.
         unit : str
-            What a block is.
+            Kind of block.
         counts : sequence of int
             Samples in each block of the data.
 
@@ -585,7 +351,7 @@ class ShuffleReport:
         )
 
     def __str__(self) -> str:
-        """One sentence, which says what limits the mixing where it is poor."""
+        """Return one sentence, with advice where batches are poorly mixed."""
         said = (
             f"a batch of {self.batch_size} is worth {self.effective_batch_size:.1f} independent "
             f"samples (a perfect shuffle: {self.perfect:.1f}), from at least {self.least_blocks} "

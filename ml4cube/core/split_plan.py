@@ -1,4 +1,4 @@
-"""SplitPlan: which block belongs to which part, computed once and then only looked up."""
+"""SplitPlan: the part of every block, computed once and then only looked up."""
 
 from __future__ import annotations
 
@@ -31,62 +31,33 @@ Positions = Mapping[str, NDArray[np.int64]]
 
 @contextlib.contextmanager
 def _explaining(what: str) -> Iterator[None]:
-    """Turn the errors of reading a damaged plan into one that says so."""
+    """Turn the errors of reading a damaged plan into one clear error."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, zlib.error, ValueError) as error:
-        raise InvalidValueError(f"this is not {what}: {error!r}; make the split anew") from error
+        raise InvalidValueError(f"this is not {what}: {error!r}; make the split again") from error
 
 
-# Fractions that add up to 1 but for this, as those of float32, leave nothing for the test part.
+# Fractions that add up to 1 within this, such as those of float32, leave no test part.
 _ROUNDING = 1e-7
 
 
 def check_fractions(
     split: float, val: float = 0.0, names: tuple[str, str] = ("split", "val")
 ) -> dict[str, float]:
-    """Turn `split` and `val` into the fraction of each part that is asked for.
-
-    Parameters
-    ----------
-    split : float
-        Fraction for training.
-    val : float
-        Fraction for validation; the rest is the test part.
-    names : tuple of str
-        What the two are called where the user gave them.
-
-    Returns
-    -------
-    dict of str to float
-        Only parts with a fraction above 0; sums to 1.
-
-    Raises
-    ------
-    InvalidTypeError
-        If one is not a number.
-    InvalidValueError
-        If one is outside [0, 1], or they add up to more than 1.
-
-    Examples
-    --------
-    >>> check_fractions(0.75, 0.25)
-    {'train': 0.75, 'val': 0.25}
-    """
+    """Return the fraction of each part, without parts of 0; test gets the rest, the sum is 1."""
     for name, value in zip(names, (split, val), strict=True):
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise InvalidTypeError(
-                f"{name}={value!r} is a {type(value).__name__}; give a fraction from 0 to 1"
-            )
+            raise InvalidTypeError(f"{name} must be a number from 0 to 1, got {value!r}")
         if not 0 <= value <= 1:
-            raise InvalidValueError(f"{name}={value!r} is outside 0 to 1; give a fraction")
+            raise InvalidValueError(f"{name} must be from 0 to 1, got {value!r}")
     rest = 1 - float(split) - float(val)
     if rest < -_ROUNDING:
         raise InvalidValueError(
-            f"{names[0]}={split} and {names[1]}={val} add up to {1 - rest:.9g}; together they may "
-            "be 1 at most, and the test part gets the rest"
+            f"{names[0]} + {names[1]} must be at most 1 (the rest is the test part), got {split} + "
+            f"{val} = {1 - rest:.9g}"
         )
-    # what float64 itself rounds off is left as the user wrote it
+    # rounding errors of float64 itself are left as the user wrote them
     whole = 1 - rest if 1e-12 < abs(rest) < _ROUNDING else 1.0
     rest = 0.0 if abs(rest) < _ROUNDING else rest
     wanted = {"train": float(split) / whole, "val": float(val) / whole, "test": rest}
@@ -94,39 +65,26 @@ def check_fractions(
 
 
 def check_enough(weights: NDArray[np.float64], parts: Sequence[str]) -> None:
-    """Refuse to share fewer blocks with valid cells out than there are parts.
-
-    Parameters
-    ----------
-    weights : ndarray of float, shape (blocks,)
-        Valid cells of each block.
-    parts : sequence of str
-        The parts asked for.
-
-    Raises
-    ------
-    EmptyPartError
-        If a part would stay empty.
-    """
+    """Raise EmptyPartError if fewer blocks have valid cells than there are parts."""
     usable = int((weights > 0).sum())
     if not usable:
         raise EmptyPartError(
-            f"none of the {weights.size} blocks has a valid cell; the variables or the mask "
-            "given as valid are all gaps"
+            f"none of the {weights.size} blocks has a valid cell; the variables or the mask given "
+            "as valid are all gaps"
         )
     if usable < len(parts):
         raise EmptyPartError(
-            f"{len(parts)} parts are asked for ({', '.join(parts)}), and {usable} of "
-            f"{weights.size} blocks hold valid cells; use smaller blocks or fewer parts"
+            f"{len(parts)} parts ({', '.join(parts)}) need as many blocks with valid cells, got "
+            f"{usable} of {weights.size} blocks; use smaller blocks or fewer parts"
         )
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """The part of every block of a cube, with what it was made from.
+    """The part of every block of a cube, with the settings that made it.
 
-    Make one with `SplitPlan.assign`. The dims of `grid` are sorted by name, so that a plan
-    does not depend on the order of the cube's dims.
+    Make one with `SplitPlan.assign`. The dims of `grid` are sorted by name, so that a plan does not
+    depend on the order of the cube's dims.
 
     Parameters
     ----------
@@ -137,14 +95,14 @@ class SplitPlan:
     seed : int, optional
         Seed of the random order.
     fractions : tuple of (str, float)
-        Fractions that were asked for.
+        Requested fractions.
     buffer : tuple of (str, int or str)
-        What must lie between train and the other parts: cells, a time ("30D") or a distance
-        on the sphere ("150km") by dim. Train cells nearer than that are excluded.
+        Distance between train and the other parts: cells, a time ("30D") or a distance on the
+        sphere ("150km") by dim. Train cells nearer than that are excluded.
     cyclic : tuple of str
         Dims along which the first cell follows the last.
     note : str, optional
-        What else decided about the labels, in words, for the record.
+        Further remarks on how the labels were made.
 
     Examples
     --------
@@ -165,16 +123,16 @@ class SplitPlan:
     note: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse dims out of order, a wrong number of labels and unknown labels."""
+        """Check the order of dims and the labels."""
         if list(self.grid.dims) != sorted(self.grid.dims):
-            raise InvalidValueError(f"the dims {self.grid.dims} of a plan must be sorted by name")
+            raise InvalidValueError(f"dims of a plan must be sorted by name, got {self.grid.dims}")
         if len(self.labels) != len(self.grid):
             raise InvalidValueError(
-                f"a plan of {len(self.grid)} blocks needs as many labels, found {len(self.labels)}"
+                f"a plan of {len(self.grid)} blocks needs as many labels, got {len(self.labels)}"
             )
         occurring = np.bincount(np.frombuffer(self.labels, dtype=np.uint8), minlength=256)
         if unknown := set(np.flatnonzero(occurring).tolist()) - {TRAIN, TEST, VAL, EXCLUDED}:
-            raise InvalidValueError(f"labels are 0, 1, 2 or 255, found {sorted(unknown)}")
+            raise InvalidValueError(f"labels must be 0, 1, 2 or 255, got {sorted(unknown)}")
 
     @classmethod
     def assign(
@@ -189,7 +147,7 @@ class SplitPlan:
         cyclic: tuple[str, ...] = (),
         note: str | None = None,
     ) -> SplitPlan:
-        """Share blocks out to parts by their weight, at random.
+        """Assign blocks to parts by their weight, at random.
 
         Parameters
         ----------
@@ -198,11 +156,11 @@ class SplitPlan:
         weights : array_like of float
             Valid cells of each block, in the grid's order.
         fractions : mapping of str to float
-            Share of "train", "test" and "val"; sums to 1, a part of 0 gets no block.
+            Fraction of "train", "test" and "val"; sums to 1, a part of 0 gets no block.
         seed : int
             Any integer.
         classes : ndarray of float, shape (blocks, classes), optional
-            Valid cells of each block by class: each class is shared out by `fractions` too.
+            Valid cells of each block by class; each class is split by `fractions` too.
         buffer : tuple of (str, int or str)
             See `SplitPlan`; does not change which block gets which part.
         cyclic : tuple of str
@@ -213,12 +171,12 @@ class SplitPlan:
         Returns
         -------
         SplitPlan
-            The plan; shares are as near to `fractions` as whole blocks allow.
+            The plan, as near to `fractions` as whole blocks allow.
 
         Raises
         ------
         EmptyPartError
-            If a part that is asked for would get no block with valid cells.
+            If a requested part would get no block with valid cells.
         """
         wanted = {part: float(f) for part, f in fractions.items() if f > 0}
         flat = np.asarray(weights, dtype=np.float64).ravel()
@@ -254,7 +212,7 @@ class SplitPlan:
         weights : array_like of float
             Valid cells of each block.
         fractions : mapping of str to float
-            Share of each part, in order; sums to 1.
+            Fraction of each part, in order; sums to 1.
         forward : bool
             False where the blocks run backwards (a descending time axis).
         buffer : tuple of (str, int or str)
@@ -263,12 +221,12 @@ class SplitPlan:
         Returns
         -------
         SplitPlan
-            The plan; shares are as near to `fractions` as whole blocks allow.
+            The plan, as near to `fractions` as whole blocks allow.
 
         Raises
         ------
         EmptyPartError
-            If a part that is asked for would get no block with valid cells.
+            If a requested part would get no block with valid cells.
         """
         wanted = {part: float(f) for part, f in fractions.items() if f > 0}
         flat = np.asarray(weights, dtype=np.float64).ravel()
@@ -296,14 +254,14 @@ class SplitPlan:
         return np.frombuffer(self.labels, dtype=np.uint8).reshape(self.grid.counts)
 
     def label_cells(self, positions: Positions, reaches: Sequence[Reach] = ()) -> Labels:
-        """Look the label of cells up; any box of cells gives the same labels as the whole.
+        """Look up the labels of cells; any box of cells has the same labels as in the whole.
 
         Parameters
         ----------
         positions : mapping of str to ndarray of int
             For each dim of the grid, the cells to look at.
         reaches : sequence of AxisReach or SphereReach
-            The buffer, resolved for the cube's coordinates.
+            The buffer, for the cube's coordinates.
 
         Returns
         -------
@@ -317,7 +275,7 @@ class SplitPlan:
             label = table[tuple(ids[0] for ids, _ in blocks)]
             return np.full([len(which) for _, which in blocks], label)
         labels = table[np.ix_(*(ids for ids, _ in blocks))]
-        # every block is looked up once; from the last axis on, whole rows and planes are copied
+        # look up every block once, then repeat whole rows and planes, from the last axis on
         for axis in reversed(range(len(dims))):
             if labels.shape[axis] > 1:
                 labels = labels.take(blocks[axis][1], axis)
@@ -372,7 +330,7 @@ class SplitPlan:
         with _explaining("a split plan of blocks"):
             grid = Grid.from_json(json.dumps(raw["grid"]))
             packed = zlib.decompressobj()
-            # no more than the grid has blocks: a damaged recipe must not fill the memory
+            # at most one byte more than blocks: a damaged recipe must not fill the memory
             labels = packed.decompress(base64.b64decode(raw["labels"]), len(grid) + 1)
             return cls(
                 grid=grid,
@@ -394,7 +352,7 @@ class CellPlan:
     shape : tuple of (str, int)
         Dims, sorted by name, and lengths.
     fractions : tuple of (str, float)
-        Share of each part; sums to 1.
+        Fraction of each part; sums to 1.
     seed : int
         Any integer.
 
@@ -412,12 +370,12 @@ class CellPlan:
     seed: int
 
     def __post_init__(self) -> None:
-        """Refuse dims out of order and fewer cells than parts."""
+        """Check the order of dims, and that no part is empty."""
         if list(self.shape) != sorted(self.shape):
-            raise InvalidValueError(f"the dims {self.shape} of a plan must be sorted by name")
+            raise InvalidValueError(f"dims of a plan must be sorted by name, got {self.shape}")
         if self.size < len(self.fractions):
             raise EmptyPartError(
-                f"{len(self.fractions)} parts are asked for, and the cube has {self.size} cells"
+                f"{len(self.fractions)} parts need as many cells, got a cube of {self.size}"
             )
 
     @property
@@ -431,7 +389,7 @@ class CellPlan:
         return int(np.prod([n for _, n in self.shape], dtype=np.int64))
 
     def _ends(self) -> list[int]:
-        """First rank after each part; every part keeps a cell."""
+        """Return the first rank after each part; every part has at least one cell."""
         ends: list[int] = []
         total = 0.0
         for place, (_, fraction) in enumerate(self.fractions):
@@ -442,7 +400,7 @@ class CellPlan:
         return [*ends[:-1], self.size]
 
     def label_cells(self, positions: Positions) -> Labels:
-        """Label cells; any box of cells gives the same labels as the whole.
+        """Label cells; any box of cells has the same labels as in the whole.
 
         Parameters
         ----------
@@ -502,26 +460,7 @@ def label_box(
     plan: SplitPlan | CellPlan,
     reaches: tuple[Reach, ...] = (),
 ) -> Labels:
-    """Look up the labels of a box of cells, in the order of a cube's dims.
-
-    It lives here, where nothing heavy is imported, since workers look labels up.
-
-    Parameters
-    ----------
-    *positions : ndarray of int
-        Positions of cells along each dim.
-    dims : tuple of str
-        Dims of the cube.
-    plan : SplitPlan or CellPlan
-        The plan.
-    reaches : tuple of AxisReach or SphereReach
-        Its buffer, resolved.
-
-    Returns
-    -------
-    ndarray of uint8
-        One label per cell, axes in the order of `dims`.
-    """
+    """Look up the labels of a box of cells, in the order of a cube's dims."""
     by_dim = dict(zip(dims, positions, strict=True))
     if isinstance(plan, SplitPlan):
         labels = plan.label_cells(by_dim, reaches)
@@ -532,7 +471,7 @@ def label_box(
 
 
 def _distinct(ids: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Distinct ids, and which of them each is; of a tile in one block that is quickly said."""
+    """Return the distinct ids, and the index of each id among them."""
     if ids.size and (ids == ids[0]).all():
         return ids[:1], np.zeros(len(ids), np.intp)
     return np.unique(ids, return_inverse=True)

@@ -1,8 +1,4 @@
-"""Statistics that can be merged, and the scaling arithmetic that uses them.
-
-`Statistics` maps names of variables to their moments (`core.moments`); what scales a variable by
-them, and back, is here too, on plain arrays.
-"""
+"""Statistics that can be merged, and the scaling arithmetic that uses them, on plain arrays."""
 
 from __future__ import annotations
 
@@ -22,11 +18,11 @@ from ml4cube.core.sums.moments import VariableStatistics as VariableStatistics
 _PIECE = 131_072
 
 SCALE_FNS = ("standardize", "normalize", None)
-#: What a store may be scaled by; quartiles come of statistics that are given.
+#: Scalings of a store; "robust" needs statistics passed by the user.
 SCALINGS = ("standardize", "normalize", "robust", None)
 QUARTILES = (0.25, 0.5, 0.75)
 
-# Attributes of CF conventions that hold for values in their own units only.
+# CF attributes that hold only for values in their own units.
 _OF_VALUES = (
     "units",
     "standard_name",
@@ -39,125 +35,45 @@ _ASIDE = "unscaled_"
 
 
 def check_decoded(name: str, dtype: Any, attrs: Mapping[str, Any]) -> None:
-    """Refuse packed integers whose scale is still in the attributes, and pandas' own dtypes.
-
-    Parameters
-    ----------
-    name : str
-        Name of the variable.
-    dtype : dtype
-        Of its values.
-    attrs : mapping
-        Its attributes.
-
-    Raises
-    ------
-    InvalidValueError
-        If it was opened without decoding: its numbers are not the values.
-    InvalidTypeError
-        If it holds numbers of an extension dtype of pandas, as ``Int64``.
-
-    Examples
-    --------
-    >>> check_decoded("t2m", "float32", {"scale_factor": 0.1})
-    """
+    """Raise if integers are still packed (`scale_factor` in attrs), or the dtype is pandas' own."""
     check_numpy(name, dtype)
     marks = ("scale_factor", "add_offset", "_FillValue", "missing_value")
     packed = [key for key in marks if key in attrs]
     if not packed or np.dtype(dtype).kind not in "iu":
         return
     raise InvalidValueError(
-        f"variable {name!r} holds packed {np.dtype(dtype)} values: {packed} still in its attrs; "
-        "open the source with mask_and_scale=True, or apply xarray.decode_cf"
+        f"variable {name!r} has packed {np.dtype(dtype)} values ({packed} in its attrs); open the "
+        "source with mask_and_scale=True, or apply xarray.decode_cf"
     )
 
 
 def check_numpy(name: str, dtype: Any) -> None:
-    """Refuse numbers of a dtype that only pandas knows, as ``Int64``, whose gaps numpy misses.
-
-    Parameters
-    ----------
-    name : str
-        Name of the variable.
-    dtype : dtype
-        Of its values.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is an extension dtype of numbers or booleans.
-
-    Examples
-    --------
-    >>> check_numpy("t2m", np.dtype("float32"))
-    """
+    """Raise for a dtype that only pandas knows, such as ``Int64``, whose gaps numpy misses."""
     if not isinstance(dtype, np.dtype) and getattr(dtype, "kind", "") in ("f", "i", "u", "b", "c"):
         raise InvalidTypeError(
-            f"variable {name!r} is of pandas' dtype {dtype}, whose gaps numpy does not know; "
-            'convert it by astype("float64")'
+            f"variable {name!r} must have a numpy dtype, got pandas' {dtype}; convert it with "
+            "astype('float64')"
         )
 
 
 def check_real(name: str, dtype: DTypeLike) -> None:
-    """Refuse to scale what holds no real numbers.
-
-    Parameters
-    ----------
-    name : str
-        Name of the variable.
-    dtype : dtype
-        Of its values.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is complex, or holds dates, texts or other objects.
-
-    Examples
-    --------
-    >>> check_real("t2m", "float32")
-    """
+    """Raise InvalidTypeError unless a dtype holds real numbers."""
     check_numpy(name, dtype)
     kind = getattr(dtype, "kind", None) or np.dtype(dtype).kind
     if kind not in "fiub":
         raise InvalidTypeError(
-            f"variable {name!r} is of dtype {dtype}, only real numbers can be scaled; "
-            "leave it out of the statistics or convert it"
+            f"variable {name!r} must hold real numbers to be scaled, got dtype {dtype}; leave it "
+            "out of the statistics or convert it"
         )
 
 
 def offset_and_scale(
     called: str, entry: Any, spread: Callable[[Any, Any], Any], fields: tuple[type, ...] = ()
 ) -> tuple[Any, Any]:
-    """Turn a user's ``[mean, std]`` or ``[min, max]`` into an offset and a scale.
+    """Return offset and scale of a user's ``[mean, std]`` or ``[min, max]``.
 
-    Parameters
-    ----------
-    called : str
-        What the two are called in messages.
-    entry : sequence of two numbers
-        What the user gave.
-    spread : callable
-        Gives the scale from the two; not 0.
-    fields : tuple of type
-        Types of labelled arrays that may stand for a number, one value at each place.
-
-    Returns
-    -------
-    offset, scale : float or one of `fields`
-        The first of the two, and the scale.
-
-    Raises
-    ------
-    InvalidTypeError
-        If it is no pair of numbers.
-    InvalidValueError
-        If a number is NaN or infinite, of a field, if all are; or a scale is negative.
-
-    Examples
-    --------
-    >>> offset_and_scale("range_dict['t']", [1, 5], lambda low, high: high - low)
-    (1.0, 4.0)
+    `spread` computes the scale from the two. `fields` are types of labelled arrays that may take
+    the place of a number.
     """
     try:
         if isinstance(entry, str | bytes):
@@ -165,31 +81,29 @@ def offset_and_scale(
         numbers: list[Any] = [one if isinstance(one, fields) else _number(one) for one in entry]
         first, second = numbers
     except (TypeError, ValueError):
-        raise InvalidTypeError(f"{called} is {entry!r}; give two numbers") from None
+        raise InvalidTypeError(f"{called} must be two numbers, got {entry!r}") from None
     shown = f"{called} is [{_shown(first)}, {_shown(second)}]"
     if not np.any(np.isfinite(first) & np.isfinite(second)):
         raise InvalidValueError(
-            f"{shown}, as of a variable that is all gaps; drop the variable or take it out of the "
-            "statistics"
+            f"{shown}: the variable is all gaps; drop it, or remove it from the statistics"
         )
     scale = spread(first, second)
     if np.any(scale < 0):
         raise InvalidValueError(
-            f"{shown}; give [mean, std] with a std that is not negative, or [min, max] in this "
-            "order"
+            f"{shown}; it must be [mean, std] with std >= 0, or [min, max] in this order"
         )
     return first, scale
 
 
 def _number(given: Any) -> float:
-    """A number; a text is none, though it may look like one."""
+    """Return a float; strings are refused."""
     if isinstance(given, str | bytes):
         raise TypeError
     return float(given)
 
 
 def _shown(number: Any) -> str:
-    """A number in a message, or what stands for many."""
+    """Return a number, or a phrase for many, for a message."""
     return f"{number.sizes} numbers" if hasattr(number, "sizes") else str(number)
 
 
@@ -201,7 +115,7 @@ class Statistics(Mapping[str, VariableStatistics]):
     variables : mapping of str to VariableStatistics
         One entry per variable.
     part : {"train", "val", "test", "all"}, optional
-        Part of the cube that was summed up; None where that is not known.
+        Part of the cube; None if unknown.
 
     Examples
     --------
@@ -219,21 +133,21 @@ class Statistics(Mapping[str, VariableStatistics]):
     def __init__(
         self, variables: Mapping[str, VariableStatistics], part: str | None = None
     ) -> None:
-        """Copy the mapping, so that nobody changes it from outside."""
+        """Copy the mapping."""
         check_choice("part", part, ("train", "val", "test", "all", None))
         self._table = dict(variables)
         self._part = part
 
     @classmethod
     def empty(cls, names: Iterable[str], part: str | None = None) -> Self:
-        """Statistics of no cells, the neutral element of `merge`.
+        """Return statistics of no cells.
 
         Parameters
         ----------
         names : iterable of str
             Variables.
         part : str, optional
-            Part of the cube that will be summed up.
+            Part of the cube.
 
         Returns
         -------
@@ -256,9 +170,9 @@ class Statistics(Mapping[str, VariableStatistics]):
         values : mapping of str to array_like
             Cells by variable, any shapes.
         where : array_like of bool, or mapping of str to array_like of bool, optional
-            Cells to use, for all variables or by variable (all cells of those it lacks).
+            Cells to use, for all variables or by variable; all cells of variables not in it.
         part : str, optional
-            Part of the cube that the cells used belong to.
+            Part of the cube.
 
         Returns
         -------
@@ -268,7 +182,7 @@ class Statistics(Mapping[str, VariableStatistics]):
         Raises
         ------
         InvalidTypeError
-            If a variable holds no real numbers; the message names it.
+            If a variable does not hold real numbers; the message names it.
         """
         table = {}
         for name, cells in values.items():
@@ -280,33 +194,31 @@ class Statistics(Mapping[str, VariableStatistics]):
         return cls(table, part)
 
     def merge(self, other: Statistics) -> Self:
-        """Combine with the statistics of other cells of the same variables.
+        """Merge with the statistics of other cells of the same variables.
 
         Parameters
         ----------
         other : Statistics
-            Of cells that `self` has not seen.
+            Of cells that `self` does not include.
 
         Returns
         -------
         Statistics
-            As if all cells had been summed up together, to rounding.
+            Equal to those of all cells together, to rounding.
 
         Raises
         ------
         InvalidTypeError
-            If `other` is something else.
+            If `other` has another type.
         InvalidValueError
             If variables or parts differ.
         """
         if not isinstance(other, Statistics):
-            raise InvalidTypeError(
-                f"cannot merge statistics with a {type(other).__name__}; give Statistics"
-            )
+            raise InvalidTypeError(f"other must be Statistics, got {other!r}")
         if set(self) != set(other):
             raise InvalidValueError(
-                f"cannot merge statistics of {sorted(self)} with those of {sorted(other)}; "
-                "give both the same variables"
+                f"cannot merge statistics of {sorted(self)} with those of {sorted(other)}; both "
+                "must have the same variables"
             )
         if self.part != other.part:
             raise InvalidValueError(
@@ -316,16 +228,16 @@ class Statistics(Mapping[str, VariableStatistics]):
 
     @property
     def part(self) -> str | None:
-        """Part of the cube that was summed up: train, val, test, all, or None for unknown."""
+        """Part of the cube: train, val, test, all, or None if unknown."""
         return self._part
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Names, in the order given."""
+        """Names in the order given."""
         return tuple(self._table)
 
     def mean_std(self) -> dict[str, list[float]]:
-        """Mean and population standard deviation by variable.
+        """Return mean and population standard deviation by variable.
 
         Returns
         -------
@@ -335,7 +247,7 @@ class Statistics(Mapping[str, VariableStatistics]):
         return {name: [stats.mean, stats.std] for name, stats in self.items()}
 
     def range(self) -> dict[str, list[float]]:
-        """Least and greatest finite value by variable.
+        """Return the least and greatest finite value by variable.
 
         Returns
         -------
@@ -345,7 +257,7 @@ class Statistics(Mapping[str, VariableStatistics]):
         return {name: [stats.min, stats.max] for name, stats in self.items()}
 
     def to_json(self) -> str:
-        """Write as JSON; `from_json` reads it back bit for bit.
+        """Return the statistics as JSON, exact to the last bit.
 
         Returns
         -------
@@ -355,14 +267,14 @@ class Statistics(Mapping[str, VariableStatistics]):
         Raises
         ------
         InvalidTypeError
-            If labels of a dim that is kept are neither numbers, dates nor texts.
+            If labels of a dim are not numbers, dates or strings.
         """
         table = {name: stats.to_dict() for name, stats in self.items()}
         return json.dumps({"part": self.part, "variables": table}, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote.
+        """Read the JSON of `to_json`.
 
         Parameters
         ----------
@@ -372,26 +284,24 @@ class Statistics(Mapping[str, VariableStatistics]):
         Returns
         -------
         Statistics
-            Equal to the one that was written.
+            Equal to the original.
 
         Raises
         ------
         InvalidTypeError
-            If it is no text.
+            If `text` is not a str.
         InvalidValueError
-            If the text is not what `to_json` writes.
+            If `text` is not JSON of `to_json`.
         """
         if not isinstance(text, str):
-            raise InvalidTypeError(
-                f"text is a {type(text).__name__}; give the str that to_json() wrote"
-            )
+            raise InvalidTypeError(f"text must be the str that to_json() returned, got {text!r}")
         try:
             raw = json.loads(text)
             table = {name: _entry(fields) for name, fields in raw["variables"].items()}
             return cls(table, raw["part"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidValueError(
-                f"{text[:80]!r} is no statistics in JSON ({error}); give what to_json() wrote"
+                f"text must be what to_json() returned, got {text[:80]!r} ({error})"
             ) from error
 
     def __getitem__(self, name: str) -> VariableStatistics:
@@ -399,7 +309,9 @@ class Statistics(Mapping[str, VariableStatistics]):
         try:
             return self._table[name]
         except KeyError:
-            raise KeyError(f"no statistics of {name!r}, only of {sorted(self._table)}") from None
+            raise KeyError(
+                f"no statistics of {name!r}; there are those of {sorted(self._table)}"
+            ) from None
 
     def __iter__(self) -> Iterator[str]:
         """Names of the variables."""
@@ -410,63 +322,40 @@ class Statistics(Mapping[str, VariableStatistics]):
         return len(self._table)
 
     def __eq__(self, other: object) -> bool:
-        """Whether part, variables and every field agree."""
+        """Tell whether part, variables and every field are equal."""
         if not isinstance(other, Statistics):
             return NotImplemented
         return self.part == other.part and self._table == other._table
 
     def __hash__(self) -> int:
-        """The same for equal statistics, in every process."""
+        """Return the same number for equal statistics, in every process."""
         entries = sorted((name, hash(stats)) for name, stats in self.items())
         return zlib.crc32(repr((self.part, entries)).encode())
 
     def __repr__(self) -> str:
-        """Text that evaluates back to an equal object."""
+        """Return an expression that evaluates to an equal object."""
         return f"{type(self).__name__}({self._table!r}, part={self.part!r})"
 
 
 def _entry(fields: Mapping[str, Any]) -> VariableStatistics:
-    """Read statistics of one variable, with or without dims."""
+    """Read the statistics of one variable, with or without dims."""
     kind = FieldStatistics if "dims" in fields else VariableStatistics
     return kind.from_dict(fields)
 
 
 def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[Any, Any]:
-    """Offset and scale so that ``(x - offset) / scale`` is the scaled variable.
+    """Return offset and scale so that ``(x - offset) / scale`` is the scaled variable.
 
-    Parameters
-    ----------
-    stats : VariableStatistics
-        Of the training cells.
-    scale_fn : {"standardize", "normalize", "robust", None}
-        To mean 0 and standard deviation 1, to the range 0 to 1, to median 0 and interquartile
-        range 1 (statistics with quantiles), or not at all.
-
-    Returns
-    -------
-    offset, scale : float or ndarray
-        Offset, in the variable's units, and scale, never 0: a constant variable is only shifted,
-        to 0, and so comes back exactly. Arrays of the shape of the statistics where these keep
-        dims, NaN at places without a cell.
-
-    Raises
-    ------
-    InvalidValueError
-        If `scale_fn` is unknown, or there is no finite cell to scale by.
-
-    Examples
-    --------
-    >>> scale_parameters(VariableStatistics.of([2.0, 4.0]), "normalize")
-    (2.0, 2.0)
+    The scale is never 0: a constant variable is only shifted, to 0, and so is restored exactly.
+    Arrays are NaN where the statistics have no cell.
     """
     check_choice("scale_fn", scale_fn, SCALINGS)
     if scale_fn is None:
         return 0.0, 1.0
     if not np.any(stats.count):
         raise InvalidValueError(
-            f"cannot {scale_fn} by statistics of no finite cell "
-            f"({np.sum(stats.gaps)} gaps, {np.sum(stats.infs)} infinities); drop the variable or "
-            "its gaps"
+            f"cannot {scale_fn} with statistics of no finite cell ({np.sum(stats.gaps)} gaps, "
+            f"{np.sum(stats.infs)} infinities); drop the variable or its gaps"
         )
     if scale_fn == "standardize":
         offset, scale = stats.mean, stats.std
@@ -480,38 +369,21 @@ def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[A
 
 
 def _median_and_spread(stats: VariableStatistics) -> tuple[Any, Any]:
-    """Median and interquartile range; 1 where the histogram cannot tell the quartiles apart."""
+    """Return median and interquartile range; 1 where both quartiles are in one bin."""
     if not isinstance(stats, FieldStatistics):
         raise InvalidValueError(
-            "statistics without a histogram know no quartiles; compute them with "
-            "quantiles=(0.25, 0.5, 0.75), or by CubeScaler(method='robust')"
+            "these statistics have no quantiles; compute them with quantiles=(0.25, 0.5, 0.75), "
+            "or with CubeScaler(method='robust')"
         )
     low, median, high = (stats.quantile(probability) for probability in QUARTILES)
     spread = high - low
-    # in one bin: more than half of the cells (dry days, say) have about the same value
+    # in one bin: more than half of the cells (such as dry days) have about the same value
     apart = spread > stats.quantile_error
     return median, np.where(apart | np.isnan(spread), spread, 1.0)
 
 
 def scaled_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Dtype of a variable once it is scaled.
-
-    Parameters
-    ----------
-    dtype : dtype
-        Of the variable.
-
-    Returns
-    -------
-    dtype
-        The same for floats (in native byte order); the smallest float from float32 up that
-        holds every value for integers and booleans.
-
-    Examples
-    --------
-    >>> scaled_dtype("int16"), scaled_dtype("int32"), scaled_dtype(">f4")
-    (dtype('float32'), dtype('float64'), dtype('float32'))
-    """
+    """Return the same float dtype, or the smallest float from float32 that holds every integer."""
     kind = np.dtype(dtype)
     if kind.kind == "f":
         return kind.newbyteorder("=")
@@ -524,31 +396,9 @@ def scale_values(
     scale: ArrayLike,
     out_dtype: DTypeLike | None = None,
 ) -> NDArray[Any]:
-    """Compute ``(array - offset) / scale`` in float64 and round once.
-
-    Parameters
-    ----------
-    array : ndarray
-        Values in physical units; gaps stay gaps.
-    offset, scale : float or array_like
-        From `scale_parameters`, or arrays that broadcast against `array`.
-    out_dtype : dtype, optional
-        Of the result; that of `scaled_dtype` if not given.
-
-    Returns
-    -------
-    ndarray
-        A new array of the same shape.
-
-    Examples
-    --------
-    >>> scale_values(np.array([1.0, 3.0], "float32"), 2.0, 0.5)
-    array([-2.,  2.], dtype=float32)
-    """
-
+    """Compute ``(array - offset) / scale`` in float64 and round once."""
     def scale_piece(x: NDArray[np.float64], offset: Any, scale: Any) -> None:
-        np.subtract(x, offset, out=x)
-        np.divide(x, scale, out=x)
+        np.divide(np.subtract(x, offset, out=x), scale, out=x)
 
     return _by_pieces(scale_piece, array, offset, scale, out_dtype)
 
@@ -559,57 +409,19 @@ def unscale_values(
     scale: ArrayLike,
     out_dtype: DTypeLike | None = None,
 ) -> NDArray[Any]:
-    """Compute ``array * scale + offset`` in float64 and round once: undo `scale_values`.
+    """Compute ``array * scale + offset`` in float64 and round once.
 
-    Scaled and back, a float32 comes to within 2 units in the last place of the larger of value
-    and offset.
-
-    Parameters
-    ----------
-    array : ndarray
-        Scaled values; gaps stay gaps.
-    offset, scale : float or array_like
-        As given to `scale_values`.
-    out_dtype : dtype, optional
-        Of the result; that of `scaled_dtype` if not given.
-
-    Returns
-    -------
-    ndarray
-        A new array of the same shape, in physical units.
-
-    Examples
-    --------
-    >>> unscale_values(np.array([-2.0, 2.0], "float32"), 2.0, 0.5)
-    array([1., 3.], dtype=float32)
+    Scaled and back, a float32 is within 2 units in the last place of the larger of value and
+    offset.
     """
-
     def unscale_piece(x: NDArray[np.float64], offset: Any, scale: Any) -> None:
-        np.multiply(x, scale, out=x)
-        np.add(x, offset, out=x)
+        np.add(np.multiply(x, scale, out=x), offset, out=x)
 
     return _by_pieces(unscale_piece, array, offset, scale, out_dtype)
 
 
 def scaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the attributes of values that were scaled: in units of 1, and the others put aside.
-
-    Parameters
-    ----------
-    attrs : mapping
-        Attributes of the values before; those of CF that tell of their units or range count.
-
-    Returns
-    -------
-    dict
-        Those as ``unscaled_<name>``, from which `unscaled_attrs` takes them back; ``units`` of
-        ``"1"`` if there were any; all others.
-
-    Examples
-    --------
-    >>> scaled_attrs({"units": "K", "long_name": "air temperature"})
-    {'units': '1', 'unscaled_units': 'K', 'long_name': 'air temperature'}
-    """
+    """Return attributes of scaled values: units of 1, the others renamed ``unscaled_<name>``."""
     result: dict[Any, Any] = {"units": "1"} if "units" in attrs else {}
     for name, value in attrs.items():
         result[_ASIDE + str(name) if _is_of_values(name) else name] = value
@@ -617,23 +429,7 @@ def scaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def unscaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the attributes of values whose scaling was taken back.
-
-    Parameters
-    ----------
-    attrs : mapping
-        Attributes of the scaled values.
-
-    Returns
-    -------
-    dict
-        What `scaled_attrs` was given; the same attributes if it put none aside.
-
-    Examples
-    --------
-    >>> unscaled_attrs({"units": "1", "unscaled_units": "K"}), unscaled_attrs({"units": "K"})
-    ({'units': 'K'}, {'units': 'K'})
-    """
+    """Return the attributes that `scaled_attrs` was given."""
     if not any(str(name).startswith(_ASIDE) for name in attrs):
         return dict(attrs)
     aside = {n.removeprefix(_ASIDE): v for n, v in attrs.items() if str(n).startswith(_ASIDE)}
@@ -641,11 +437,11 @@ def unscaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _is_of_values(name: Any) -> bool:
-    """Whether an attribute tells of values as they are before scaling, or did so once more."""
+    """Tell whether an attribute holds only for unscaled values, or was renamed already."""
     return name in _OF_VALUES or str(name).startswith(_ASIDE)
 
 
-# signaling NaNs (R's NA) are gaps like others, nothing to warn of
+# signaling NaNs (R's NA) are ordinary gaps and need no warning
 @np.errstate(invalid="ignore")
 def _by_pieces(
     work_on: Callable[[NDArray[np.float64], Any, Any], None],

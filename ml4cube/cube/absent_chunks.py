@@ -1,7 +1,7 @@
-"""Chunks that a zarr source does not have: they read as its fill value, without a word.
+"""Chunks that a zarr source lacks: zarr silently reads them as its fill value.
 
-That is right where a writer left out chunks of nothing but fill value (zarr's default), and wrong
-where a file was lost; only the reader's user can tell, so they are counted and named.
+That is right where a writer left out chunks of fill values (zarr's default), and wrong where a file
+was lost. Only the user can tell, so they are counted and named.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class AbsentChunks:
     """Absent chunks of one variable."""
 
     number: int
-    # Key of one of them in the source.
+    # Key of one of them.
     first: str
-    # What their cells read as.
+    # Value of their cells.
     reads_as: str
 
     @property
@@ -33,7 +33,7 @@ class AbsentChunks:
         return self.reads_as in ("nan", "NaT")
 
     def merge(self, other: AbsentChunks | None) -> AbsentChunks:
-        """Add those found before."""
+        """Add the chunks found before."""
         return self if other is None else replace(other, number=self.number + other.number)
 
 
@@ -44,8 +44,8 @@ def absent_chunks(
     origin: Mapping[str, int],
     owned: Mapping[str, slice],
 ) -> AbsentChunks | None:
-    """Look for chunks that a variable's source does not have."""
-    # Only a chunk whose cells are all the same can be absent, so that few have to be asked for.
+    """Find chunks that a variable's source lacks."""
+    # Only a chunk of equal cells can be absent, so that few have to be looked up.
     found: AbsentChunks | None = None
     for chunk, box in _chunks(stored, dims, origin, owned):
         part = cells[box]
@@ -59,8 +59,8 @@ def absent_chunks(
 def _chunks(
     stored: Any, dims: tuple[str, ...], origin: Mapping[str, int], owned: Mapping[str, slice]
 ) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Position of each stored chunk that begins in a region, and its cells among those read."""
-    # what is one object in the store: a shard where there are shards
+    """Yield the index of each stored chunk that begins in a region, and its cells as read."""
+    # one object in the store: a shard where there are shards
     sharded = not isinstance(stored, DiskChunks) and stored.shards
     sizes = stored.shards if sharded else stored.chunks
     ranges = [
@@ -68,19 +68,15 @@ def _chunks(
         for d, n in zip(dims, sizes, strict=True)
     ]
     for chunk in itertools.product(*ranges):
-        firsts = {d: c * n for d, c, n in zip(dims, chunk, sizes, strict=True)}
-        ends = {d: (c + 1) * n for d, c, n in zip(dims, chunk, sizes, strict=True)}
-        yield (
-            chunk,
-            tuple(
-                slice(firsts[d] - o, ends[d] - o) if d in firsts else slice(None)
-                for d, o in origin.items()
-            ),
-        )
+        box = dict.fromkeys(origin, slice(None))
+        for dim, index, n in zip(dims, chunk, sizes, strict=True):
+            first = index * n - origin[dim]
+            box[dim] = slice(first, first + n)
+        yield chunk, tuple(box.values())
 
 
 def _is_all(cells: NDArray[Any], value: Any) -> bool:
-    """Whether every cell is one value; most differ in the last one already."""
+    """Tell whether all cells have one value; most differ in the last one already."""
     if value != value:
         return bool(cells.flat[-1] != cells.flat[-1] and (cells != cells).all())
     return bool(cells.flat[-1] == value and np.all(cells == value))

@@ -1,4 +1,4 @@
-"""Coordinates: which are times, latitudes, longitudes or heights, and whether two are the same."""
+"""Roles of coordinates: time, latitude, longitude or vertical."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
 
-#: What dims of time are called, in small letters.
+#: Names of time dims, in lower case.
 TIME_NAMES = ("time", "t", "date")
 
-# Names of coordinates that have no attributes, in small letters.
+# Names of coordinates without attributes, in lower case.
 _NAMES = {
     "latitude": ("lat", "latitude", "nav_lat"),
     "longitude": ("lon", "long", "longitude", "nav_lon"),
@@ -22,7 +22,7 @@ _ROTATED = {"latitude": "rlat", "longitude": "rlon"}
 
 
 def role_of(coord: Any) -> str | None:
-    """Tell what a coordinate measures."""
+    """Return the role of a coordinate, or None."""
     if is_time(coord):
         return "time"
     if coord.dtype.kind not in "fiu":
@@ -47,13 +47,13 @@ def is_longitude(name: object, attrs: Mapping[Any, Any], *, rotated: bool = Fals
 def _is_angle(kind: str, name: object, attrs: Mapping[Any, Any], rotated: bool) -> bool:
     called, standard = str(name).lower(), _text(attrs, "standard_name")
     if standard == f"grid_{kind}" or (called == _ROTATED[kind] and standard != kind):
-        # cf_xarray takes these for places on Earth where files write degrees_north, as many do
+        # many files give these units of degrees_north, which cf_xarray reads as true latitudes
         return rotated
     return called in _NAMES[kind] or _by_cf(kind, attrs)
 
 
 def _by_cf(kind: str, attrs: Mapping[Any, Any]) -> bool:
-    """Whether attributes say that a coordinate is of a kind, as cf_xarray reads them."""
+    """Tell whether CF attributes give a coordinate this role, by the criteria of cf_xarray."""
     return any(_text(attrs, key) in words for key, words in _criteria(kind).items())
 
 
@@ -63,7 +63,7 @@ def _text(attrs: Mapping[Any, Any], key: str) -> str:
 
 @cache
 def _criteria(kind: str) -> dict[str, frozenset[str]]:
-    """Words of each attribute, in small letters: cf_xarray knows no ``Degrees_North``."""
+    """Return the values of each attribute in lower case: cf_xarray misses ``Degrees_North``."""
     from cf_xarray.criteria import coordinate_criteria  # imports all of xarray
 
     found = coordinate_criteria[kind].items()
@@ -71,7 +71,7 @@ def _criteria(kind: str) -> dict[str, frozenset[str]]:
 
 
 def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
-    """Find the dims whose steps may be those of time."""
+    """Return the dims that may be time."""
     along = {dim: [c for c in coords if c.dims == (dim,)] for dim in dims}
     own = {dim: next((c for c in along[dim] if c.name == dim), None) for dim in along}
     rules: tuple[Callable[[Any], bool], ...] = (
@@ -86,7 +86,7 @@ def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
 
 
 def _is_counted_time(dim: Any, own: Any) -> bool:
-    """Whether a dim is called one of time, or has numbers that CF attributes call so."""
+    """Tell whether a dim has a name of time, or a numeric coordinate with CF attributes of time."""
     if str(dim).lower() in TIME_NAMES:
         return True
     return own is not None and own.dtype.kind in "fiu" and _by_cf("time", own.attrs)
@@ -98,27 +98,27 @@ def _says_time(dates: Any) -> bool:
 
 
 def find_time_dim(coords: Iterable[Any], dims: Iterable[Any]) -> str | None:
-    """Find the dim whose steps are those of time."""
+    """Return the time dim, or None unless there is exactly one."""
     found = time_dims(list(coords), dims)
     return found[0] if len(found) == 1 else None
 
 
 def dates_along(coords: Iterable[Any], dim: str) -> Any:
-    """Find the dates by which the steps along a dim are told apart and measured."""
-    beside = [c for c in coords if c.dims == (dim,) and is_time(c)]
+    """Return the coordinate of dates that identifies the steps along a dim, or None."""
+    dated = [c for c in coords if c.dims == (dim,) and is_time(c)]
     rules: tuple[Callable[[Any], bool], ...] = (
         lambda c: bool(c.name == dim),
         _says_time,
         lambda c: _is_in_order(c.values),
     )
     for rule in rules:
-        if found := {c.name: c for c in beside if rule(c)}:
+        if found := {c.name: c for c in dated if rule(c)}:
             return found.get("time", next(iter(found.values())) if len(found) == 1 else None)
     return None
 
 
 def _is_in_order(dates: NDArray[Any]) -> bool:
-    """Whether each step is later than the one before, or each earlier."""
+    """Tell whether dates are strictly increasing or decreasing."""
     try:
         return bool((dates[1:] > dates[:-1]).all() or (dates[1:] < dates[:-1]).all())
     except TypeError:  # dates of several calendars

@@ -1,4 +1,4 @@
-"""What users give as a cube, opened."""
+"""Opening of cubes in all forms that users pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def as_dataset(ds: Any, argument: str = "ds") -> xr.Dataset:
-    """Take a cube in any form and return it as a Dataset, lazily and unchanged."""
+    """Return a cube in any form as a Dataset, lazily and unchanged."""
     import os
 
     import xarray as xr
@@ -25,8 +25,8 @@ def as_dataset(ds: Any, argument: str = "ds") -> xr.Dataset:
     store, inside = store_and_path(ds)
     if store is None and not isinstance(ds, str | os.PathLike):
         raise InvalidTypeError(
-            f"{argument} is a {type(ds).__name__}; give an xarray Dataset or DataArray, a path, a "
-            "zarr store or group, or an Icechunk session"
+            f"{argument} must be an xarray Dataset or DataArray, a path, a zarr store or group, or "
+            f"an Icechunk session, got a {type(ds).__name__}"
         )
     return _open_cube(ds if store is None else store, inside)
 
@@ -35,22 +35,22 @@ def _named(array: xr.DataArray) -> xr.Dataset:
     name = roles.DATA_VAR if array.name is None else array.name
     if name in array.dims or name in array.coords:
         raise InvalidValueError(
-            f"the DataArray is called {name!r}, as one of its dims or coordinates"
-            f"{' (that is what one without a name is called)' if array.name is None else ''}; "
-            "give it a name of its own, by ds.rename('t2m')"
+            "the DataArray must not have the name of its dim or coordinate "
+            f"{name!r}{' (the default name)' if array.name is None else ''}; rename it with "
+            "ds.rename('t2m')"
         )
     return array.to_dataset(name=name)
 
 
 def store_and_path(source: Any) -> tuple[Any, str]:
-    """Find the zarr store behind an object, and the path inside it."""
+    """Return the zarr store behind an object, or None, and the path inside it."""
     import zarr
     from zarr.abc.store import Store
     from zarr.storage import StorePath
 
     if isinstance(source, zarr.Group | StorePath):
         return source.store, source.path
-    # an Icechunk session is known by its store, so that icechunk need not be imported
+    # an Icechunk session is recognized by its store, without importing icechunk
     store = source if isinstance(source, Store) else getattr(source, "store", None)
     return (store, "") if isinstance(store, Store) else (None, "")
 
@@ -67,12 +67,12 @@ def _open_cube(source: Any, group: str) -> xr.Dataset:
         else:
             cube = _open_zarr(source, group or None)
     except (OSError, ValueError, KeyError) as error:
-        raise StoreError(f"no cube can be read from {source!s}: {error}") from error
+        raise StoreError(f"{source!s} cannot be opened as a cube: {error}") from error
     return cube
 
 
 def _open_zarr(source: Any, group: str | None) -> xr.Dataset:
-    """Open by consolidated metadata, or without; then variables come in no fixed order."""
+    """Open with consolidated metadata, or without; then variables are sorted by name."""
     import xarray as xr
 
     try:

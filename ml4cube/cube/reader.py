@@ -1,7 +1,7 @@
-"""`CubeReader` turns any cube into plain arrays, region by region, in any process.
+"""Read any cube as plain arrays, region by region, in any process.
 
-xarray is imported where a Dataset is taken apart and nowhere else, so that a worker process that
-only reads a zarr array stays small.
+xarray is imported only where a Dataset is taken apart, so that a worker process that only reads a
+zarr array stays small.
 """
 
 from __future__ import annotations
@@ -27,45 +27,38 @@ Slices = Mapping[str, slice]
 
 
 class Source(Protocol):
-    """Where the cells of one variable come from; picklable."""
+    """Source of the cells of one variable; picklable."""
 
     @property
     def dims(self) -> tuple[str, ...]:
         """Dims of the variable."""
-        ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the cells that `take` returns."""
-        ...
 
     def take(self, slices: Slices) -> NDArray[Any]:
-        """Read the cells inside `slices` (of the whole cube)."""
-        ...
+        """Read the cells inside `slices` of the whole cube."""
 
     @property
     def sent_whole(self) -> bool:
-        """Whether `narrow` returns it as it is."""
-        ...
+        """Whether `narrow` returns the source itself."""
 
     @property
     def stored(self) -> Any:
-        """The zarr array whose cells these are, one by one, or its files; None if unsure."""
-        ...
+        """The zarr array with exactly these cells, or its files; None if unknown."""
 
     @property
     def hides_chunks(self) -> bool:
-        """Whether chunks may be absent from a file behind it without this being noticed."""
-        ...
+        """Whether absent chunks of a file behind it would not be noticed."""
 
     def narrow(self, slices: Slices) -> Source:
-        """Return a source that knows only the cells inside `slices`, cheap to send away."""
-        ...
+        """Return a source of only the cells inside `slices`, cheap to pickle."""
 
 
 @dataclass(frozen=True)
 class _MemorySource:
-    """Cells held in memory, those from `origin` on."""
+    """Cells in memory, from `origin` on."""
 
     dims: tuple[str, ...]
     values: NDArray[Any]
@@ -82,13 +75,13 @@ class _MemorySource:
         return self.values[_shifted(slices, self.dims, self.origin)]
 
     def narrow(self, slices: Slices) -> _MemorySource:
-        # a copy, so that pickling sends these cells and not the array they are a view of
+        # a copy, so that pickling sends only these cells, not the array they are a view of
         return _MemorySource(self.dims, self.take(slices).copy(), _starts(slices, self.dims))
 
 
 @dataclass(frozen=True)
 class _DaskSource:
-    """Cells of a dask array, those from `origin` on; computed in the calling thread."""
+    """Cells of a dask array, from `origin` on, computed in the calling thread."""
 
     dims: tuple[str, ...]
     array: Any
@@ -110,7 +103,7 @@ class _DaskSource:
     def narrow(self, slices: Slices) -> _DaskSource:
         from dask.base import optimize
 
-        # optimizing drops the graph's other tasks, so that a few KB travel, not all of it
+        # optimizing drops the other tasks of the graph, so that only a few KB are sent
         part = self.array[_shifted(slices, self.dims, self.origin)]
         (part,) = optimize(part)  # type: ignore[no-untyped-call]
         return _DaskSource(self.dims, part, _starts(slices, self.dims))
@@ -118,7 +111,7 @@ class _DaskSource:
 
 @dataclass(frozen=True)
 class _LazySource:
-    """Cells behind one of xarray's lazily indexed file arrays."""
+    """Cells of one of xarray's lazily indexed file arrays."""
 
     dims: tuple[str, ...]
     array: Any
@@ -139,14 +132,14 @@ class _LazySource:
 
     def narrow(self, slices: Slices) -> Source:
         if self.here_only:
-            # another process would find that memory empty, and take it for gaps
+            # in another process that memory would be empty, and read as gaps
             return _MemorySource(self.dims, self.take(slices), _starts(slices, self.dims))
         return self
 
 
 @dataclass(frozen=True)
 class _ZarrSource:
-    """Cells of a zarr array that need no decoding; read without xarray, which is slow to import."""
+    """Cells of a zarr array that need no decoding, read without xarray, which is slow to import."""
 
     dims: tuple[str, ...]
     array: Any
@@ -174,10 +167,10 @@ class _ZarrSource:
 
 @dataclass(frozen=True)
 class ComputedSource:
-    """Cells that are a function of their positions."""
+    """Cells computed from their positions."""
 
     dims: tuple[str, ...]
-    # Takes the positions of cells along each dim, one array each, and returns their values.
+    # Called with an array of positions along each dim; returns the values.
     function: Callable[..., NDArray[Any]]
     dtype: np.dtype[Any]
     sent_whole = True
@@ -185,11 +178,9 @@ class ComputedSource:
     hides_chunks = False
 
     def take(self, slices: Slices) -> NDArray[Any]:
-        """Compute the cells inside `slices`."""
         return self.function(*(np.arange(slices[d].start, slices[d].stop) for d in self.dims))
 
     def narrow(self, slices: Slices) -> ComputedSource:
-        """Return itself: a function is as cheap to send as a part of it."""
         return self
 
 
@@ -207,7 +198,7 @@ def _source(variable: xr.Variable) -> Source:
     from dask.base import is_dask_collection
 
     dims = tuple(str(dim) for dim in variable.dims)
-    # `_data`, since asking for `data` would load a lazily indexed file
+    # `_data`, because `data` would load a lazily indexed file
     if is_dask_collection(variable._data):
         file = file_behind(variable._data)
         if file is not None:
@@ -219,17 +210,17 @@ def _source(variable: xr.Variable) -> Source:
 
 
 def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Source:
-    """Read a lazily indexed file, by zarr itself where xarray would do nothing but that."""
+    """Return a source of a lazily indexed file: zarr itself where xarray adds nothing."""
     found = Opened.of(array, dtype)
     if found.plain and found.stored is not None:
-        # without the zarr array a worker need not import zarr, half of what it would start with
+        # without the zarr array a worker need not import zarr, half of its start-up time
         return _ZarrSource(dims, DiskChunks.of(found.stored) or found.stored)
     return _LazySource(dims, array, dtype, found.here_only, found.stored, found.hides_chunks)
 
 
 def is_on_cluster(value: Any) -> bool:
-    """Tell whether a value in a dask graph stands for one that a cluster keeps."""
-    # told by its name, since distributed may not be installed; asked of millions of values
+    """Tell whether a value in a dask graph is held by a cluster."""
+    # by its name, because distributed may not be installed; called for millions of values
     kind = type(value)
     return kind.__name__ == "Future" and kind.__module__ == "distributed.client"
 
@@ -248,14 +239,13 @@ def _is_persisted(data: Any) -> bool:
 
 @dataclass(frozen=True)
 class CubeReader:
-    """Reads regions of a cube as plain arrays; picklable, whatever backs the cube."""
+    """A reader of regions of a cube as plain arrays; picklable for every kind of cube."""
 
     # Make one with `CubeReader.of`.
 
-    # Dims of the cube; what is read has all of them, in this order.
+    # Dims of the cube; arrays that are read have all of them, in this order.
     dims: tuple[str, ...]
     shape: tuple[int, ...]
-    # Where each variable's cells come from.
     sources: Mapping[str, Source]
 
     @classmethod
@@ -266,21 +256,20 @@ class CubeReader:
         for name in names:
             if repeats_dim(ds[name].variable):
                 raise InvalidValueError(
-                    f"{name!r} has a dim twice: {ds[name].dims}; samples are cut along each dim "
-                    "once, so rename one of the two or leave the variable out"
+                    f"{name!r} must have every dim once, got {ds[name].dims}; rename one of the "
+                    "two or leave the variable out"
                 )
             if _is_persisted(ds[name].variable._data):
                 raise InvalidValueError(
-                    f"{name!r} is kept in the memory of a dask cluster, where its cells cannot be "
-                    "read one region at a time; give the cube as it was before persist(), or "
-                    "compute() it"
+                    f"{name!r} is held by a dask cluster, where it cannot be read by regions; pass "
+                    "the cube from before persist(), or compute() it"
                 )
         shape = tuple(ds.sizes[dim] for dim in dims)
         return cls(dims, shape, {name: _source(ds[name].variable) for name in names})
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Names, in the order given."""
+        """Names in the order given."""
         return tuple(self.sources)
 
     @property
@@ -289,7 +278,7 @@ class CubeReader:
         return {name: source.dtype for name, source in self.sources.items()}
 
     def narrow(self, slices: Slices) -> Self:
-        """Return a reader that knows only one region, cheap to send to another process."""
+        """Return a reader of only one region, cheap to pickle."""
         return replace(self, sources={n: s.narrow(slices) for n, s in self.sources.items()})
 
     def only(self, names: Iterable[str]) -> CubeReader:
@@ -297,18 +286,18 @@ class CubeReader:
         return replace(self, sources={name: self.sources[name] for name in names})
 
     def common(self) -> CubeReader:
-        """Return a reader of what all regions have in common, to be sent once and not by region."""
+        """Return a reader of the sources that all regions share, to be sent only once."""
         whole = {n: source for n, source in self.sources.items() if source.sent_whole}
         return CubeReader(self.dims, self.shape, whole)
 
     def own(self, slices: Slices) -> Self:
-        """Return what `common` lacks of one region."""
+        """Return a reader of one region without the sources of `common`."""
         narrow = self.narrow(slices)
         own = {n: s for n, s in narrow.sources.items() if not self.sources[n].sent_whole}
         return replace(narrow, sources=own)
 
     def joined(self, common: CubeReader) -> Self:
-        """Put together what was sent apart."""
+        """Add the sources of `common`."""
         return replace(self, sources={**common.sources, **self.sources})
 
     def read(self, slices: Slices) -> dict[str, NDArray[Any]]:
@@ -318,7 +307,7 @@ class CubeReader:
     def absent(
         self, cells: Mapping[str, NDArray[Any]], slices: Slices, owned: Slices
     ) -> dict[str, AbsentChunks]:
-        """Tell which variables lack chunks in their zarr source, which read as its fill value."""
+        """Return the variables with absent chunks in their zarr source."""
         found = {}
         for name, source in self.sources.items():
             if source.stored is None:
@@ -349,12 +338,12 @@ class CubeReader:
 
 @contextlib.contextmanager
 def _reading(name: str, slices: Slices) -> Iterator[None]:
-    """Say what could not be read, and where."""
+    """Raise StoreError with variable and region where reading fails."""
     try:
         yield
     except Exception as error:
         place = ", ".join(f"{d} {s.start}:{s.stop}" for d, s in slices.items())
         raise StoreError(
-            f"variable {name!r} cannot be read at {place}: {type(error).__name__}: {error}; "
-            "the source is damaged or out of reach, mend it and run again"
+            f"variable {name!r} cannot be read at {place}: {type(error).__name__}: {error}; the "
+            "source is damaged or not reachable"
         ) from error

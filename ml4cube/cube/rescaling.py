@@ -1,4 +1,4 @@
-"""Scaling of an array by statistics of each level, pixel or month, lazily if it is lazy."""
+"""Scaling of an array by statistics per level, pixel or month; lazy for lazy arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rescale_at_places(
     dims: Sequence[str],
     labels: Mapping[str, NDArray[Any]],
 ) -> xr.DataArray:
-    """Scale an array by the numbers of each place, or undo that."""
+    """Scale an array by the statistics of each cell, or undo that."""
     array = read_in_blocks(array)
     name = str(array.name)
     if PLACES_ATTR in array.attrs:
@@ -58,12 +58,12 @@ def rescale_at_places(
 
 
 def _of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable]:
-    """Entry of each cell of a store's samples, by where these begin."""
+    """Return the entry of the statistics for each cell of a store's samples, by their origins."""
     name, places = array.name, array.attrs[PLACES_ATTR]
     if len(places) != len(shape):
         raise InvalidValueError(
             f"the samples of {name!r} were scaled by statistics along {[p[0] for p in places]}, "
-            f"these have the shape {shape}; give those of the store (StoreMetadata.of(...))"
+            f"got statistics of shape {shape}; use those of the store (StoreMetadata.of(...))"
         )
     entries = []
     for axis, ((dim, along), (_, _, kept, cells)) in enumerate(
@@ -72,29 +72,29 @@ def _of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable
         index = array.coords.get(f"{dim}_index")
         if index is None or (kept and array.sizes.get(kept) != cells):
             raise InvalidValueError(
-                f"it is not known where along {dim!r} the samples of {name!r} lie: they need the "
-                f"coordinate '{dim}_index'{f' and all {cells} cells along {kept!r}' * bool(kept)};"
-                " undo the scaling before you select or rename"
+                f"the origins of the samples of {name!r} along {dim!r} are unknown: they need the "
+                f"coordinate '{dim}_index'{f' and all {cells} cells along {kept!r}' * bool(kept)}; "
+                "undo the scaling before you select or rename"
             )
         first = index.variable
         cell = first + xr.Variable((kept,), np.arange(cells)) if kept else first
         found = along[np.asarray(cell.values, np.intp)]
         if found.size and found.max() >= shape[axis]:
             raise InvalidValueError(
-                f"the samples of {name!r} were scaled by other statistics, with more places along "
-                f"{dim!r} than {shape[axis]}; give those of the store (StoreMetadata.of(...))"
+                f"the samples of {name!r} were scaled by other statistics, longer than "
+                f"{shape[axis]} along {dim!r}; use those of the store (StoreMetadata.of(...))"
             )
         entries.append(xr.Variable(cell.dims, found))
     return entries
 
 
 def no_zero(scale: Any) -> Any:
-    """Put 1 for a scale of 0: a constant is shifted only, to 0, and so comes back exactly."""
+    """Replace a scale of 0 by 1: a constant is only shifted, to 0, and so is restored exactly."""
     return scale.where(scale != 0, 1.0) if isinstance(scale, xr.DataArray) else scale or 1.0
 
 
 def labelled(stats: VariableStatistics, values: Any) -> Any:
-    """Give numbers of statistics their dims and coordinates."""
+    """Return statistics as a number, or as a DataArray with their dims and coordinates."""
     if not isinstance(stats, FieldStatistics) or not stats.dims:
         return float(values)
     coords = {dim: (dim, labels) for dim, labels in stats.labels.items()}

@@ -1,7 +1,7 @@
-"""Which variables of a cube are masks or split labels rather than data.
+"""Masks and split labels among the variables of a cube.
 
-xarray keeps attributes through arithmetic, so an attribute alone is no proof: what is computed
-with a mask or a label has it too.
+xarray keeps attributes through arithmetic, so an attribute alone is not proof: results computed
+with a mask or a label have it too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the variables of a cube are: data, or what describes it; and which dims the cube has.
+"""Variables of a cube: which are data, which describe it, and which dims the cube has.
 
-The one place that decides it: splits, statistics, samples, predictions and scores all ask here.
+Splits, statistics, samples, predictions and scores all use these rules.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidValueError, listed
 from ml4cube.cube import roles
 
 if TYPE_CHECKING:
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Units of dates that samples can hold, in numpy's words and in CF's.
+#: Units of dates that samples can hold, in numpy and in CF.
 DATE_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
-# How bounds of cells are called where no attribute tells of them: time_bnds, bounds_lon,
-# lat_vertices, time_bound; and the dim that counts them: bnds, nv, axis_nbounds, grid_corners.
+# Names of bounds without attributes (time_bnds, bounds_lon, lat_vertices, time_bound) and of their
+# dims (bnds, nv, axis_nbounds, grid_corners).
 _BOUNDS = re.compile(
     r"^(bnds|bounds|vertices|corners)(_|$)|(^|_)(bnds?|bounds?|vertex|vertices|corners?)$"
 )
 _BOUNDS_DIM = re.compile(r"(^|_)n?(bnds?|bounds?|vert|vertex|vertices|corners?)$|^nv$")
-_MOST_VERTICES = 16  # a dim of more cells is one of the cube, as the vertices of a mesh
+_MOST_VERTICES = 16  # a longer dim is one of the cube, such as the vertices of a mesh
 
 
 def cube_dims(ds: xr.Dataset, filter_var: str | None = None) -> tuple[str, ...]:
-    """Dims of a cube: those of its data variable with most dims, in that variable's order."""
+    """Return the dims of a cube: those of its data variable with most dims, in its order."""
     others = not_data(ds, filter_var)
     numbers = {
         str(name): variable
@@ -44,8 +44,8 @@ def cube_dims(ds: xr.Dataset, filter_var: str | None = None) -> tuple[str, ...]:
     candidates = {name: numbers[name].dims for name in numbers if not sampled or name in sampled}
     if not candidates:
         raise InvalidValueError(
-            "the cube has no data variable of numbers, booleans or dates with dims, each once, "
-            f"only {_listed(ds, others)}"
+            "the cube has no data variable of numbers, booleans or dates with each dim once, only "
+            f"{_listed(ds, others)}"
         )
     most = max(len(dims) for dims in candidates.values())
     largest = {name: dims for name, dims in candidates.items() if len(dims) == most}
@@ -56,8 +56,8 @@ def cube_dims(ds: xr.Dataset, filter_var: str | None = None) -> tuple[str, ...]:
         found = " and ".join(f"{name!r} with dims {largest[name]}" for name in grids.values())
         first = [name for name in candidates if set(candidates[name]) <= set(next(iter(grids)))]
         raise InvalidValueError(
-            f"the dims of the cube cannot be told, it has {found}; give the variables of one grid, "
-            f"as ds[{first}]"
+            f"the dims of the cube are ambiguous: it has {found}; select the variables of one "
+            f"grid, ds[{first}]"
         )
     return tuple(str(dim) for dim in next(iter(largest.values())))
 
@@ -73,7 +73,7 @@ def _listed(ds: xr.Dataset, others: dict[str, str]) -> str:
 def cube_variables(
     ds: xr.Dataset, filter_var: str | None = None
 ) -> tuple[list[str], dict[str, str]]:
-    """Sort a cube's data variables into those samples can hold and the others."""
+    """Return the variables that samples can hold, and for the others the reason why not."""
     dims, no_data = cube_dims(ds, filter_var), not_data(ds, filter_var)
     label = split_label(ds)
     kept: list[str] = []
@@ -96,7 +96,7 @@ def cube_variables(
 
 
 def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fiub") -> list[str]:
-    """List the variables that hold data, each taken by itself, on whatever dims."""
+    """Return the variables that hold data, each judged by itself, on any dims."""
     label, others, excluded = split_label(ds), not_data(ds), set(exclude)
     found = [
         str(name)
@@ -109,7 +109,7 @@ def data_variables(ds: xr.Dataset, exclude: Iterable[str] = (), kinds: str = "fi
 
 
 def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:
-    """Tell which variables are no data, whatever their dtype, and what they are."""
+    """Return the variables that are not data, whatever their dtype, with their kind."""
     found = {}
     for name, variable in ds.variables.items():
         if roles.is_label(name, variable.dtype, variable.attrs):
@@ -126,10 +126,10 @@ def not_data(ds: xr.Dataset, filter_var: str | None = None) -> dict[str, str]:
 
 
 def _auxiliary(ds: xr.Dataset) -> dict[str, str]:
-    """Bounds and grid mappings, by attributes of CF or where xarray has moved these."""
+    """Find bounds and grid mappings by CF attributes, also where xarray moved these to encoding."""
     mappings = [str(n) for n, v in ds.data_vars.items() if "grid_mapping_name" in v.attrs]
     found = dict.fromkeys(mappings, "a grid mapping")
-    # not by cf_xarray, which knows no bounds of a climatology
+    # not with cf_xarray, which misses the bounds of a climatology
     for what, keys in (
         ("a grid mapping", ("grid_mapping",)),
         ("bounds of cells", ("bounds", "climatology")),
@@ -144,7 +144,7 @@ def _auxiliary(ds: xr.Dataset) -> dict[str, str]:
 
 
 def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> list[str]:
-    """Variables called like bounds, or along a dim called so, that has no data variable on it."""
+    """Find bounds by the name of the variable, or of a dim that no data variable has."""
     others = {str(n): v for n, v in ds.data_vars.items() if n not in known}
     few = {dim for dim, n in ds.sizes.items() if n <= _MOST_VERTICES}
     vertices = {dim for dim in few.difference(ds.coords) if _BOUNDS_DIM.search(str(dim).lower())}
@@ -157,7 +157,7 @@ def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> list[str]:
         if name not in by_name | by_dim and holds_dtype(v.dtype) and not repeats_dim(v)
         for dim in v.dims
     }
-    if not of_data:  # nothing that they could be bounds of
+    if not of_data:  # there are no data that they could be bounds of
         by_dim = set()
     return [
         name
@@ -168,21 +168,21 @@ def _bounds_by_name(ds: xr.Dataset, known: Mapping[str, str]) -> list[str]:
 
 
 def split_label(ds: xr.Dataset) -> str | None:
-    """Find the variable that says which part each cell belongs to."""
+    """Return the name of the variable with the part of each cell."""
     if "split" in ds.variables:
         return "split"
     found = [str(n) for n, v in ds.variables.items() if roles.is_label(n, v.dtype, v.attrs)]
     if len(found) > 1:
         raise InvalidValueError(
-            f"{found} all are split labels; keep one of them, or rename it to 'split'"
+            f"only one variable can be the split label, got {listed(found)}; rename it to 'split'"
         )
     if found:
         return found[0]
-    # a label that was renamed and then aligned looks like data computed with a label
+    # a renamed and then aligned label looks like data computed with a label
     for name, var in ds.variables.items():
         if roles.RECIPE_ATTR in var.attrs and var.dtype.kind != "b":
             logger.warning(
-                "%r of %s is taken for data computed with a split label; rename it to 'split' if "
+                "%r of %s is treated as data computed with a split label; rename it to 'split' if "
                 "it is the label",
                 name,
                 var.dtype,
@@ -197,7 +197,7 @@ def is_mask(name: Hashable, ds: xr.Dataset, filter_var: str | None) -> bool:
 
 
 def repeats_dim(variable: xr.Variable | xr.DataArray) -> bool:
-    """Tell whether a variable has a dim twice, as covariances may: no window can be cut from it."""
+    """Tell whether a variable has a dim twice, such as a covariance; no window fits it."""
     return len(set(variable.dims)) < variable.ndim
 
 

@@ -56,8 +56,8 @@ from ml4cube.store.format import (
 from ml4cube.store.locations import Place, ZarrFolder
 from ml4cube.store.precision import Precision
 from ml4cube.store.publishing.draft import Draft, work_place
-from ml4cube.store.publishing.drafts import open_draft, sweep, was_published
 from ml4cube.store.publishing.local import put_back
+from ml4cube.store.publishing.opening import open_draft, sweep, was_published
 from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
 from ml4cube.store.publishing.targets import is_in_memory, targets_of
 from ml4cube.store.write_errors import WriteErrors

@@ -451,9 +451,9 @@ class SampleLoader:
     ) -> Generator[Arrays]:
         order = self._memory.order(self._plan.seed if self._plan.shuffle else None)
         if isinstance(share, TrainShare):
-            tour = order.tour(epoch, start, share.stop(start), share.rank, share.world)
+            tour = order.schedule(epoch, start, share.stop(start), share.rank, share.world)
         else:
-            tour = order.tour(epoch, share.begin + start, share.end)
+            tour = order.schedule(epoch, share.begin + start, share.end)
         slots = self._memory.slots(order, share)
         ring = self._idle_ring(slots)
         if ring is None:

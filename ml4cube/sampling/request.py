@@ -288,7 +288,7 @@ def _mask_name(ds: xr.Dataset, filter_var: str | None, policy: Mapping[str, Any]
 def _check_policy(policy: Mapping[str, Any]) -> None:
     for name in ("apply_mask", "drop_sample"):
         if not isinstance(policy.get(name, True), bool):
-            raise InvalidTypeError(f"{name}={policy[name]!r} is no bool; give True or False")
+            raise InvalidTypeError(f"{name} must be True or False, got {policy[name]!r}")
 
 
 def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> None:

@@ -1,8 +1,4 @@
-"""How samples become bytes: compressor, checksum, shards.
-
-A shard is encoded here as zarr's sharding codec would, without zarr-python's cost per call; the
-metadata beside it is made by zarr itself, so that every reader of zarr v3 understands both.
-"""
+"""Encoding of samples as bytes: compressor, checksum, shards."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ml4cube.core.errors import InvalidTypeError, check_choice
+from ml4cube.core.errors import InvalidTypeError, check_choice, listed
 
 _UNUSED_CHUNK = np.iinfo(np.uint64).max
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
@@ -20,18 +16,18 @@ _COMPRESSORS = ("lz4", "zstd")
 
 @dataclass(frozen=True)
 class Compressor:
-    """The compressor of every chunk of a store; picklable."""
+    """The compressor of every chunk of a store."""
 
-    # What blosc compresses with; None stores chunks as they are.
+    # Compressor of blosc; None stores chunks uncompressed.
     cname: str | None = "lz4"
-    # Its effort, 0 to 9.
+    # Compression level, 0 to 9.
     clevel: int = 5
-    # How bytes or bits are sorted before.
+    # Order of bytes or bits before compression.
     shuffle: str = "shuffle"
 
     @classmethod
     def parse(cls, compressors: Any, rounded: bool = False) -> Compressor:
-        """Read the sampler's `compressors`."""
+        """Make a compressor from the sampler's `compressors`."""
         from zarr.codecs import BloscCodec
 
         if isinstance(compressors, list | tuple) and len(compressors) == 1:
@@ -42,17 +38,17 @@ class Compressor:
             return cls(compressors.cname.value, int(compressors.clevel), compressors.shuffle.value)
         if not isinstance(compressors, str):
             raise InvalidTypeError(
-                f"compressors={compressors!r} is a {type(compressors).__name__}; give one of "
-                f"{list(_COMPRESSORS)}, a zarr.codecs.BloscCodec, or None"
+                f"compressors must be {listed(_COMPRESSORS, 'or')}, a zarr.codecs.BloscCodec or "
+                f"None, got {compressors!r}"
             )
         check_choice("compressors", compressors, _COMPRESSORS)
-        # measured (make bench-codecs): sorted by byte, values decode 1.6 to 1.9 times as fast; by
-        # bit they pack better once bits are all zero, or where size is what was asked for
+        # measured (make bench-codecs): shuffled by byte, values decode 1.6 to 1.9 times as fast; by
+        # bit they compress better if bits are all zero, or where the user wants small files
         by_bit = rounded or compressors == "zstd"
         return cls(cname=compressors, shuffle="bitshuffle" if by_bit else "shuffle")
 
     def codecs(self, itemsize: int) -> list[Any]:
-        """Name the compressor and the checksum after it to zarr."""
+        """Return zarr's codecs: the compressor, then a checksum."""
         from zarr.codecs import BloscCodec, Crc32cCodec
 
         if self.cname is None:
@@ -66,7 +62,7 @@ class Compressor:
         return [blosc, Crc32cCodec()]
 
     def compress(self, data: Any, itemsize: int) -> bytes:
-        """Compress one chunk and add its checksum."""
+        """Compress one chunk and append its checksum."""
         from numcodecs import blosc  # type: ignore[import-untyped]
 
         if self.cname is None:
@@ -78,14 +74,14 @@ class Compressor:
 
 
 def with_checksum(data: bytes) -> bytes:
-    """Append the CRC-32C of some bytes."""
+    """Append the CRC-32C of the data."""
     import google_crc32c
 
     return data + int(google_crc32c.value(data)).to_bytes(4, "little")
 
 
 def with_index(chunks: list[bytes], slots: int) -> list[bytes]:
-    """Make a shard of encoded chunks."""
+    """Join encoded chunks to a shard, with its index."""
     index = np.full((slots, 2), _UNUSED_CHUNK, dtype="<u8")
     sizes = np.array([len(chunk) for chunk in chunks], dtype="<u8")
     index[: len(chunks), 0] = np.cumsum(sizes) - sizes

@@ -1,4 +1,4 @@
-"""Folders that files are written to whole: on this machine's disk, or behind a URL."""
+"""Folders in which every file appears whole or not at all: on disk, or behind a URL."""
 
 from __future__ import annotations
 
@@ -22,37 +22,32 @@ Files = dict[str, tuple[int, str]]
 
 
 class Folder(Protocol):
-    """Where the files of a store under way are put; picklable, and the same in every worker."""
+    """The folder of a store that is being written."""
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
         """Write a file whole or not at all, durably; return its size and hash."""
-        ...
 
     def read(self, path: str) -> bytes:
-        """Return what is in a file, FileNotFoundError if it is not there."""
-        ...
+        """Return the content of a file; raise FileNotFoundError if it does not exist."""
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file, None if it is not there."""
-        ...
+        """Return the size of a file in bytes, or None if it does not exist."""
 
     def list(self) -> dict[str, int]:
-        """Return the bytes of every file by its path inside the folder."""
-        ...
+        """Return the size of every file by its path inside the folder."""
 
     def settle(self) -> None:
-        """Remove what killed writers have left, and make all names durable."""
-        ...
+        """Remove temporary files of killed writers, and make all names durable."""
 
 
 @dataclass(frozen=True)
 class LocalFolder:
     """A folder on disk."""
 
-    # Its path. Writing makes the folders in it, never itself: what a run that ended still writes
-    # must not bring back a folder that was removed.
+    # Its path. Writing makes folders in it, but never the folder itself: late writes of an ended
+    # run must not restore a removed folder.
     root: Path
-    # Whether writing a file waits until it is on disk; if not, `sync` does.
+    # Whether writing syncs a file to disk; otherwise `sync` does.
     waits: bool = True
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
@@ -66,23 +61,20 @@ class LocalFolder:
             return write_file(file, *pieces, sync=self.waits)
 
     def sync(self, paths: Iterable[str]) -> None:
-        """Make files durable, all at once: the disk syncs several in the time of one."""
+        """Make files durable, concurrently: the disk syncs several in the time of one."""
         with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-sync") as threads:
             list(threads.map(sync_path, [self.root / path for path in paths]))
 
     def read(self, path: str) -> bytes:
-        """Read a file."""
         return (self.root / path).read_bytes()
 
     def size(self, path: str) -> int | None:
-        """Tell how large a file is."""
         try:
             return (self.root / path).stat().st_size
         except OSError:
             return None
 
     def list(self) -> dict[str, int]:
-        """List all files."""
         found = {}
         for folder, _, names in os.walk(self.root, onerror=_raise, followlinks=True):
             for path in (Path(folder, name) for name in names):
@@ -90,31 +82,28 @@ class LocalFolder:
         return found
 
     def settle(self) -> None:
-        """Remove what writers that were killed in mid-file have left; make names durable."""
+        """Remove temporary files of killed writers, and make all names durable."""
         for stray in self.root.rglob("*.tmp"):
-            if stray.is_file():  # a variable may have such a name, and its folder
+            if stray.is_file():  # the folder of a variable may have such a name
                 stray.unlink()
         for folder, _, _ in os.walk(self.root):
             sync_path(Path(folder))
 
     def clear(self) -> None:
-        """Remove the folder and all that is in it."""
+        """Remove the folder and its content."""
         if self.root.exists():
             shutil.rmtree(self.root)
 
     def __str__(self) -> str:
-        """Its path."""
         return str(self.root)
 
 
 @dataclass(frozen=True)
 class RemoteFolder:
-    """A prefix of an object store or another file system that fsspec knows."""
+    """A prefix of an object store, or of another file system of fsspec."""
 
-    # Credentials and endpoints are those that fsspec finds by itself, in every process (for s3: the
-    # environment or the AWS configuration files).
-
-    # Such as ``"s3://bucket/train.zarr"``, without the wildcards of fsspec.
+    # Such as ``"s3://bucket/train.zarr"``, without wildcards. fsspec finds credentials and
+    # endpoints in every process (for s3: in the environment or the AWS configuration files).
     url: str
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
@@ -125,7 +114,7 @@ class RemoteFolder:
         return len(data), digest(data)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Put an object unless there is one of that name."""
+        """Put an object unless it exists; return whether it was put."""
         fs, root = filesystem(self.url)
         try:
             fs.pipe_file(f"{root}/{path}", data, mode="create")
@@ -134,14 +123,12 @@ class RemoteFolder:
         return True
 
     def read(self, path: str) -> bytes:
-        """Get an object."""
         fs, root = filesystem(self.url)
         fs.invalidate_cache()
         found: bytes = fs.cat_file(f"{root}/{path}")
         return found
 
     def size(self, path: str) -> int | None:
-        """Tell how large an object is."""
         fs, root = filesystem(self.url)
         try:
             return int(fs.info(f"{root}/{path}")["size"])
@@ -149,14 +136,13 @@ class RemoteFolder:
             return None
 
     def list(self) -> dict[str, int]:
-        """List all objects."""
         fs, root = filesystem(self.url)
         fs.invalidate_cache()
         found = fs.find(root, detail=True)
         return {name[len(root) + 1 :]: int(info["size"]) for name, info in found.items()}
 
     def take(self, other: RemoteFolder, paths: Sequence[str]) -> None:
-        """Copy objects of another folder of the same file system, without fetching them."""
+        """Copy objects from another folder of the same file system, on the server."""
         fs, root = filesystem(self.url)
         source = filesystem(other.url)[1]
         fs.copy(
@@ -166,7 +152,7 @@ class RemoteFolder:
         )
 
     def remove(self, path: str) -> None:
-        """Remove an object, if it is there."""
+        """Remove an object if it exists."""
         fs, root = filesystem(self.url)
         try:
             fs.rm_file(f"{root}/{path}")
@@ -174,20 +160,19 @@ class RemoteFolder:
             return
 
     def settle(self) -> None:
-        """Do nothing: an object is there, whole and durable, once it was put."""
+        """Do nothing: objects are whole and durable once they are put."""
 
     def clear(self) -> None:
         """Remove all objects."""
         fs, root = filesystem(self.url)
         fs.invalidate_cache()
-        # not `fs.rm(names)`, which takes some of their characters for wildcards
+        # not `fs.rm(names)`, which reads some of their characters as wildcards
         with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-remove") as threads:
             list(threads.map(fs.rm_file, fs.find(root)))
-        if fs.exists(root) and fs.isdir(root):  # file systems that know folders
+        if fs.exists(root) and fs.isdir(root):  # file systems with folders
             fs.rm(root, recursive=True)
 
     def __str__(self) -> str:
-        """Its URL."""
         return self.url
 
 
@@ -204,12 +189,11 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 
 def filesystem(path: str | os.PathLike[str]) -> tuple[Any, str]:
-    """Find the file system of a path or URL."""
+    """Return the file system of a path or URL, and the path in it."""
     return _filesystem(os.fspath(path))
 
 
 def digest(*pieces: bytes) -> str:
-    """Hash some bytes."""
     found = hashlib.new(HASH)
     for piece in pieces:
         found.update(piece)
@@ -217,8 +201,8 @@ def digest(*pieces: bytes) -> str:
 
 
 def write_file(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]:
-    """Write a file whole or not at all, synced to disk."""
-    # one name per writer: a task that runs twice at once (a worker thought lost) stays harmless
+    """Write a file whole or not at all."""
+    # one name per writer, so that a task may run twice at once (a worker believed lost)
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with aside.open("wb") as file:
@@ -234,7 +218,7 @@ def write_file(path: Path, *pieces: bytes, sync: bool = True) -> tuple[int, str]
 
 
 def sync_path(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
+    """Sync a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

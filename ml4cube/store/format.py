@@ -1,10 +1,10 @@
-"""The sample store: sole owner of its layout and metadata.
+"""Layout and metadata of the sample store; no other module knows them.
 
-A store is a zarr v3 group that plain ``xr.open_zarr`` reads. Every array has the samples as
-first dim and is cut into shards along it, the same samples in shard *k* of every array, so that
-one writer owns shard *k* as a whole. Because zarr takes a missing or empty shard for fill
-values, a manifest (the attributes of the subgroup ``manifest``) lists every file with its size
-and hash; it is written last, and a store without a matching one is refused.
+A store is a zarr v3 group that ``xr.open_zarr`` reads. Every array has the samples as first dim
+and is cut into shards along it, with the same samples in shard *k* of every array, so that one
+writer writes shard *k* of all arrays. Because zarr reads a missing or empty shard as fill values,
+a manifest (the attributes of the subgroup ``manifest``) lists every file with its size and hash.
+It is written last, and a store without a matching manifest is refused.
 
 Layout of ``train.zarr``, for a variable ``sst`` of windows over lat and lon::
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 FORMAT = 1
-#: The file that is written last.
+#: File that is written last.
 MANIFEST = "manifest/zarr.json"
-#: The subgroup of the cube's coordinates.
+#: Subgroup of the cube's coordinates.
 AXES = "axes"
 _FILL = "fill_statistics"
 _PLACES = "scaling_places"
@@ -55,12 +55,12 @@ _NO_DATE = np.iinfo(np.int64).min
 
 
 class NoStoreError(StoreError):
-    """There is no sample store of ours at a place, not even a damaged one."""
+    """There is no sample store at a location, not even a damaged one."""
 
 
 @dataclass(frozen=True)
 class ArrayLayout:
-    """One array of a store, its samples aside."""
+    """Layout of one array of a store, apart from the number of samples."""
 
     # Name of the variable or coordinate.
     name: str
@@ -68,7 +68,7 @@ class ArrayLayout:
     dims: tuple[str, ...]
     # Cells along the dims after the first.
     window: tuple[int, ...]
-    # Dtype as `numpy.dtype` reads it; dates are stored as int64, texts as ``"O"``.
+    # Dtype as `numpy.dtype` reads it; dates are stored as int64, strings as ``"O"``.
     dtype: str
     # Samples of one chunk; a divisor of the layout's `shard`.
     chunk: int
@@ -78,7 +78,7 @@ class ArrayLayout:
 
     @property
     def stored_dtype(self) -> np.dtype[Any]:
-        """Dtype on disk, in little-endian byte order."""
+        """Dtype on disk, little-endian."""
         kind = np.dtype(self.dtype)
         return np.dtype("<i8") if kind.kind == "M" else kind.newbyteorder("<")
 
@@ -90,7 +90,7 @@ class ArrayLayout:
 
 @dataclass(frozen=True)
 class StoreLayout:
-    """All arrays of a store and how they are cut into shards; picklable."""
+    """All arrays of a store and how they are cut into shards."""
 
     samples: int
     shard: int
@@ -103,12 +103,12 @@ class StoreLayout:
         return -(-self.samples // self.shard)
 
     def bounds(self, shard: int) -> tuple[int, int]:
-        """Tell which samples a shard holds."""
+        """Return the first sample of a shard, and one past the last."""
         return shard * self.shard, min((shard + 1) * self.shard, self.samples)
 
 
 def create(root: Folder, layout: StoreLayout) -> Files:
-    """Write the metadata of every array; no samples yet."""
+    """Write the metadata of every array."""
     files: Files = {}
     for array in layout.arrays:
         text = json.dumps(_array_metadata(layout, array), indent=1)
@@ -120,7 +120,7 @@ def create(root: Folder, layout: StoreLayout) -> Files:
 def write_axes(
     root: Folder, compressor: Compressor, axes: Mapping[str, tuple[NDArray[Any], Mapping[str, Any]]]
 ) -> Files:
-    """Write the coordinates of the cube that samples come from, whole."""
+    """Write the whole coordinates of the cube that samples come from."""
     node = {"zarr_format": 3, "node_type": "group", "attributes": {}}
     files: Files = {f"{AXES}/zarr.json": root.write(f"{AXES}/zarr.json", _json(node))}
     for dim, (values, attrs) in axes.items():
@@ -142,15 +142,15 @@ def open_axes(source: Any) -> xr.Dataset:
     Returns
     -------
     Dataset
-        One coordinate for each dim, positions where the cube had none, dates decoded; empty for
-        a store that holds none, written before there were any.
+        One coordinate for each dim, with dates decoded, or positions where the cube had none; empty
+        for stores of older versions.
 
     Raises
     ------
     StoreError
-        If `source` is no store of ours, or its manifest cannot be read.
+        If `source` is not a sample store, or its manifest cannot be read.
     InvalidTypeError
-        If `source` is none of these.
+        If `source` has another type.
 
     Examples
     --------
@@ -180,10 +180,10 @@ def open_axes(source: Any) -> xr.Dataset:
 def write_shard(
     root: Folder, layout: StoreLayout, shard: int, values: Mapping[str, NDArray[Any]]
 ) -> Files:
-    """Write one shard of every array; doing it again gives the same bytes."""
+    """Write one shard of every array; a repeated call writes the same bytes."""
     first, last = layout.bounds(shard)
     written: dict[str, Future[tuple[int, str]]] = {}
-    # a file is encoded while others are written
+    # encode one file while others are written
     with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-write") as threads:
         for array in layout.arrays:
             samples = values[array.name]
@@ -196,7 +196,7 @@ def write_shard(
 
 def finish(root: Folder, layout: StoreLayout, attrs: Mapping[str, Any], files: Files) -> None:
     """Write the group's metadata and, last of all, the manifest."""
-    # CF parts these names by spaces, so one that has some cannot be among them; see `open_store`
+    # CF separates these names by spaces, so names with spaces are left out; see `open_store`
     names = [a.name for a in layout.arrays if a.coordinate and len(a.name.split()) == 1]
     arrays = {a.name: json.loads(root.read(f"{a.name}/zarr.json")) for a in layout.arrays}
     group = {
@@ -213,7 +213,7 @@ def finish(root: Folder, layout: StoreLayout, attrs: Mapping[str, Any], files: F
 
 
 def _manifest(files: Files) -> bytes:
-    """The manifest that lists these files, in this order, to the last byte."""
+    """Return the bytes of the manifest of these files."""
     manifest = {"algorithm": HASH, "digest": digest(_json(files)), "files": files}
     return _json({"zarr_format": 3, "node_type": "group", "attributes": manifest})
 
@@ -223,7 +223,7 @@ def _json(value: Any) -> bytes:
 
 
 def _array_metadata(layout: StoreLayout, array: ArrayLayout) -> dict[str, Any]:
-    """The array's ``zarr.json``, made by zarr itself so that it is what zarr expects."""
+    """Return the array's ``zarr.json``, as zarr itself makes it."""
     import zarr
     from zarr.storage import MemoryStore
 
@@ -252,9 +252,9 @@ def _fill(array: ArrayLayout) -> Any:
 
 
 def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
-    """Attributes on disk: dates carry their CF encoding."""
+    """Return attributes on disk: dates have their CF encoding."""
     if samples == 0:
-        # xarray cannot decode zero dates of a calendar other than the standard one
+        # xarray cannot decode an empty array of dates in a non-standard calendar
         return {k: v for k, v in array.attrs.items() if k not in ("units", "calendar")}
     if np.dtype(array.dtype).kind != "M":
         return dict(array.attrs)
@@ -290,19 +290,19 @@ def _encode_chunk(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]
     if lacking:
         rest = np.full((lacking, *array.window), _fill(array), dtype=array.stored_dtype)
         samples = np.concatenate([samples, rest])
-    # one copy at most: dtype, byte order and layout in memory all at once
+    # at most one copy for dtype, byte order and memory layout
     ready = np.ascontiguousarray(samples, dtype=array.stored_dtype)
     return layout.compressor.compress(ready, ready.itemsize)
 
 
 def read_manifest(place: Place) -> Files:
-    """Read the list of files that a store must have."""
+    """Return the files that a store must have."""
     try:
         raw = folder_of(place).read(MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
         raise NoStoreError(
-            f"{place} is no sample store, or not a complete one (it has no manifest); "
-            "make it again with MultiProcSampler"
+            f"{place} is not a sample store, or not a complete one (it has no manifest); make it "
+            "again with MultiProcSampler"
         ) from None
     except OSError as error:
         raise StoreError(f"{MANIFEST} of {place} cannot be read: {error}") from error
@@ -311,9 +311,9 @@ def read_manifest(place: Place) -> Files:
         files = {str(name): (int(size), str(hash)) for name, (size, hash) in listed.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         files = {}
-    # its own hash, and all that it says beside the files, stand in what would be written of them
+    # compared as bytes, which include its own hash and all other fields
     if raw != _manifest(files):
-        raise StoreError(f"{MANIFEST} of {place}, its manifest, is damaged; make the store again")
+        raise StoreError(f"{MANIFEST} (the manifest) of {place} is damaged; make the store again")
     return files
 
 
@@ -322,7 +322,7 @@ def _is_metadata(name: str) -> bool:
 
 
 def read_metadata(place: Place, files: Files, name: str) -> dict[str, Any]:
-    """Read a ``zarr.json`` of a store, after checking that it is as it was written."""
+    """Return the content of a ``zarr.json`` of a store, after checking its hash."""
     raw: bytes | None = None
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         raw = folder_of(place).read(name)
@@ -333,14 +333,14 @@ def read_metadata(place: Place, files: Files, name: str) -> dict[str, Any]:
 
 
 def _fault(name: str, written: tuple[int, str], found: bytes | int | None) -> str | None:
-    """What is wrong with a file of which the content, or only its size, is known."""
+    """Describe how a file differs from the manifest, given its content or only its size."""
     size = found if isinstance(found, int) or found is None else len(found)
     if size is None:
         return f"{name} is missing"
     if size != written[0]:
         return f"{name} has {size} bytes instead of {written[0]}"
     if isinstance(found, bytes) and digest(found) != written[1]:
-        return f"{name} has another content than was written"
+        return f"{name} has changed since it was written"
     return None
 
 
@@ -353,21 +353,20 @@ def _refuse(place: Place, faults: Sequence[str]) -> None:
 
 
 def verify_store(place: Place, *, hashes: bool = True) -> None:
-    """Check that every file of a store is there and whole.
+    """Check that every file of a store exists and is unchanged.
 
     Parameters
     ----------
     place : str, path or ZarrFolder
-        Where the store lies, from `place_of`.
+        Location of the store.
     hashes : bool
-        Read and hash every file; otherwise the files of metadata, in which no checksum of a chunk
-        would show a flipped bit, and look at the sizes of the others only.
+        Read and hash every file. Otherwise only files of metadata are hashed, in which no checksum
+        of a chunk would show a flipped bit; of the others the size is checked.
 
     Raises
     ------
     StoreError
-        If a file is missing, has another size or another content; the message names up to three
-        of them.
+        If a file is missing or has changed; the message names up to three of them.
     """
     folder, files = folder_of(place), read_manifest(place)
     try:
@@ -390,16 +389,15 @@ def verify_store(place: Place, *, hashes: bool = True) -> None:
 
 
 def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
-    """Open a sample store as a lazy Dataset, after checking that it is whole.
+    """Open a sample store as a lazy Dataset, after checking that it is complete.
 
     Parameters
     ----------
     source : str, path, zarr store or group, or Icechunk session
-        The store, as `MultiProcSampler` wrote it.
+        A store written by `MultiProcSampler`.
     verify : bool
-        Read and hash every file. Without it, every file must be there with its right size, and
-        those of metadata (dims, scaling, coordinates' attributes) are read and hashed; flipped
-        bits of a chunk are noticed when it is read.
+        Read and hash every file. By default, every file must exist with its size, and files of
+        metadata are hashed; flipped bits of a chunk are detected when it is read.
 
     Returns
     -------
@@ -410,9 +408,9 @@ def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
     Raises
     ------
     StoreError
-        If `source` is no store of ours, or a file is missing or damaged.
+        If `source` is not a sample store, or a file is missing or damaged.
     InvalidTypeError
-        If `source` is none of these.
+        If `source` has another type.
 
     Examples
     --------
@@ -447,17 +445,17 @@ def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
 
 
 def _open_zarr(place: str | ZarrFolder, group: str | None = None) -> xr.Dataset:
-    """Open a store, or a group inside it, by xarray; ``encoding["source"]`` says where it lies."""
+    """Open a store, or a group inside it; ``encoding["source"]`` is its location."""
     import xarray as xr
 
     ds: xr.Dataset
     if isinstance(place, ZarrFolder):
-        # not every zarr store knows consolidated metadata
+        # not every zarr store supports consolidated metadata
         inside = "/".join(filter(None, [place.path, group])) or None
         ds = xr.open_zarr(place.store, group=inside, consolidated=False, decode_timedelta=False)
         ds.encoding["source"] = place
     else:
-        # however its path is written, a store opened twice is known to be the same
+        # absolute, so that a store opened twice is recognized
         place = place if "://" in place else os.path.abspath(place)
         whole = group is None
         ds = xr.open_zarr(place, group=group, consolidated=whole, decode_timedelta=False)
@@ -466,34 +464,33 @@ def _open_zarr(place: str | ZarrFolder, group: str | None = None) -> xr.Dataset:
 
 @dataclass(frozen=True)
 class StoreMetadata:
-    """What a sample store says about itself.
+    """Metadata of a sample store.
 
     Parameters
     ----------
     part : {"train", "test", "val"}
-        Which part of the cube its samples are.
+        Part of the cube.
     spec : SampleSpec
-        How samples were cut, and what their gaps did.
+        How samples were cut, and how their gaps were treated.
     statistics : Statistics
-        What scaled the samples: of the float variables of the train part, before scaling, or
-        those that the sampler was given.
+        Statistics that scaled the samples: of the float variables of the train part before scaling,
+        or those given to the sampler.
     accounting : dict of str to int
-        What became of every window: ``total``, samples of each part, drops by reason; parts
-        and reasons add up to the total.
+        ``total``, samples of each part, and dropped windows by reason; parts and reasons add up to
+        the total.
     split : dict
         Recipe that rebuilds the split label.
     provenance : dict
-        Source, attributes of the cube and of its variables, settings, library versions.
+        Source, attributes of the cube and its variables, settings, library versions.
     variables : tuple of str
         Stored variables, in order.
     fill : Statistics, optional
-        Of the raw train cells, whose numbers stand in for gaps; None where no such number does,
-        and for what older versions made.
+        Statistics of the raw train cells that fill gaps; None where none do, and for stores of
+        older versions.
     filled : dict of str to str
-        Variables in which there were gaps that were filled, with the method.
+        Variables with filled gaps, and the method.
     places : mapping of str to tuple
-        Of variables that are not scaled alike everywhere: which entry of `statistics` stands for
-        each cell of the cube, as in `core.scaling.Scaling`.
+        For variables whose scaling varies: the entry of `statistics` for each cell of the cube.
     """
 
     part: str
@@ -509,7 +506,7 @@ class StoreMetadata:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Variables to predict from: as asked for, or all stored ones that are no targets."""
+        """Variables to predict from: as requested, or all stored ones that are not targets."""
         if self.spec.features is not None:
             return self.spec.features
         return tuple(name for name in self.variables if name not in self.spec.targets)
@@ -520,17 +517,17 @@ class StoreMetadata:
         return self.spec.targets
 
     def invented(self, names: Iterable[str]) -> dict[str, str]:
-        """Say which variables to predict hold filled gaps that nobody asked for by name.
+        """Return variables to predict whose gaps were filled without being named.
 
         Parameters
         ----------
         names : iterable of str
-            Variables to predict, or that weigh.
+            Variables to predict, or weights.
 
         Returns
         -------
         dict of str to str
-            How their gaps were filled, in the cube or when samples were cut.
+            How their gaps were filled, in the cube or by the sampler.
         """
         described = self.provenance.get("variables", {})
         found = {}
@@ -552,12 +549,12 @@ class StoreMetadata:
         Returns
         -------
         StoreMetadata
-            Decoded and checked.
+            The metadata.
 
         Raises
         ------
         StoreError
-            If `source` carries no metadata of ours.
+            If `source` has no metadata of a sample store.
         """
         attrs = _attributes(source)
         try:
@@ -575,7 +572,7 @@ class StoreMetadata:
             )
         except (KeyError, TypeError) as error:
             raise StoreError(
-                f"this is no sample store of MultiProcSampler: its attributes lack {error}"
+                f"source is not a sample store of MultiProcSampler: its attributes lack {error}"
             ) from error
 
     def to_attrs(self) -> dict[str, Any]:
@@ -584,7 +581,7 @@ class StoreMetadata:
         Returns
         -------
         dict
-            What `of` reads.
+            The attributes that `of` reads.
         """
         fill = {} if self.fill is None else {_FILL: json.loads(self.fill.to_json())}
         places = {name: encoded_places(one) for name, one in self.places.items()}

@@ -1,4 +1,4 @@
-"""Places where a sample store can lie: on disk, behind a URL, inside a zarr store of the user's."""
+"""Locations of sample stores: on disk, behind a URL, or inside a user's zarr store."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from ml4cube.store.folders import Folder, LocalFolder, RemoteFolder, digest
 
 @dataclass(frozen=True, eq=False)
 class ZarrFolder:
-    """A group of a zarr store that is no folder of files: an Icechunk session, or memory."""
+    """A group of a zarr store that is not a folder of files: an Icechunk session, or memory."""
 
     store: Any
     # Path of the group inside it; empty for its root.
     path: str = ""
 
     def write(self, path: str, *pieces: bytes) -> tuple[int, str]:
-        """Put an object."""
         from zarr.buffer.cpu import Buffer
 
         data = b"".join(pieces)
@@ -31,7 +30,6 @@ class ZarrFolder:
         return len(data), digest(data)
 
     def read(self, path: str) -> bytes:
-        """Get an object."""
         from zarr.buffer import default_buffer_prototype
 
         found = _now(self.store.get(self._key(path), default_buffer_prototype()))
@@ -41,16 +39,13 @@ class ZarrFolder:
         return content
 
     def size(self, path: str) -> int | None:
-        """Tell how large an object is."""
         if not _now(self.store.exists(self._key(path))):
             return None
         return int(_now(self.store.getsize(self._key(path))))
 
     def list(self) -> dict[str, int]:
-        """List all objects."""
-
         async def sizes() -> dict[str, int]:
-            # Icechunk refuses to list below what is no group; other stores may hold anything
+            # Icechunk refuses to list below a missing group; other stores may have any files
             here = not self.path or await self.store.exists(self._key("zarr.json"))
             listed = self.store.list_prefix(self._key("")) if here else self.store.list()
             names = [name async for name in listed if name.startswith(self._key(""))]
@@ -60,14 +55,14 @@ class ZarrFolder:
         return {name.removeprefix(self._key("")): size for name, size in found.items()}
 
     def settle(self) -> None:
-        """Do nothing: what was put is there; an Icechunk session is durable once committed."""
+        """Do nothing: an Icechunk session is durable once the user commits it."""
 
     def remove(self, path: str) -> None:
-        """Remove an array or a group, and all that is in it."""
+        """Remove an array or a group, with its content."""
         _now(self.store.delete_dir(self._key(path)))
 
     def array_above(self) -> str | None:
-        """Find an array on the way to the group, inside which no group can lie."""
+        """Return the path of an array that contains the group, or None."""
         for above in self.way():
             if above._has_v2(".zarray"):
                 return above.path
@@ -76,20 +71,20 @@ class ZarrFolder:
         return None
 
     def v2_group_above(self) -> str | None:
-        """Find a group of zarr v2 on the way to the group, which one of v3 would hide."""
+        """Return the path of a zarr v2 group that contains the group, or None."""
         for above in self.way()[:-1]:
             if above.size("zarr.json") is None and above._has_v2(".zgroup"):
                 return above.path
         return None
 
     def way(self) -> Sequence[ZarrFolder]:
-        """Return the groups that one comes by to this one."""
+        """Return the groups from the root down to this one."""
         parts = self.path.split("/") if self.path else []
         depths = range(len(parts) + 1)
         return [ZarrFolder(self.store, "/".join(parts[:depth])) for depth in depths]
 
     def unwrapped(self) -> str | ZarrFolder:
-        """Return what the files really lie in, if the store is one around another."""
+        """Return the location without zarr's wrapper stores."""
         from zarr.storage import StorePath, WrapperStore
 
         store = self.store
@@ -98,14 +93,13 @@ class ZarrFolder:
         return place_of("store", StorePath(store, self.path))
 
     def shares_store_with(self, other: ZarrFolder) -> bool:
-        """Tell whether another place lies in the same zarr store."""
+        """Tell whether another location is in the same zarr store."""
         if str(self.store).startswith("memory://"):
             return str(self.store) == str(other.store)
         same: bool = self.store == other.store
         return same
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same group of the same store."""
         if not isinstance(other, ZarrFolder):
             return NotImplemented
         return self.path == other.path and self.shares_store_with(other)
@@ -115,14 +109,13 @@ class ZarrFolder:
     def _has_v2(self, path: str) -> bool:
         try:
             return self.size(path) is not None
-        except KeyError:  # of Icechunk, which refuses names of v2
+        except KeyError:  # Icechunk refuses names of zarr v2
             return False
 
     def _key(self, path: str) -> str:
         return f"{self.path}/{path}" if self.path else path
 
     def __str__(self) -> str:
-        """The kind of store, and the path inside it."""
         name = type(self.store).__name__
         return f"{name} at {self.path!r}" if self.path else name
 
@@ -132,30 +125,29 @@ Place = Path | str | ZarrFolder
 
 
 def place_of(argument: str, source: Any) -> str | ZarrFolder:
-    """Find where a store lies that may be given in any form."""
+    """Return the location of a path, URL, zarr store or group, or Icechunk session."""
     if isinstance(source, str | os.PathLike) and os.fspath(source):
         return os.fspath(source)
     if isinstance(source, ZarrFolder):
         return source
     store, inside = store_and_path(source)
     if store is None:
-        found = "empty" if isinstance(source, str) else f"a {type(source).__name__}"
         raise InvalidTypeError(
-            f"{argument}={source!r} is {found}; give a path, a URL, a zarr "
-            "store or group, or an Icechunk session"
+            f"{argument} must be a path, a URL, a zarr store or group, or an Icechunk session, got "
+            f"{source!r}"
         )
     from zarr.storage import FsspecStore, LocalStore
 
     if isinstance(store, LocalStore):
         return str(store.root / inside) if inside else str(store.root)
-    # by its URL alone, a file system with options of its own (credentials) would not be found again
+    # a file system with its own options (credentials) could not be opened again by its URL
     if isinstance(store, FsspecStore) and not set(store.fs.storage_options) - {"asynchronous"}:
         return str(store.fs.unstrip_protocol("/".join(filter(None, [store.path, inside]))))
     return _opened(argument, store, inside)
 
 
 def _opened(argument: str, store: Any, inside: str) -> ZarrFolder:
-    """A group of a zarr store that is open: some, such as ZipStore, can be used only then."""
+    """Return a group of an open zarr store; some, such as ZipStore, must be opened first."""
     from zarr.storage import StorePath
 
     try:
@@ -166,7 +158,7 @@ def _opened(argument: str, store: Any, inside: str) -> ZarrFolder:
 
 
 def folder_of(place: Place) -> Folder:
-    """Return the folder in which the files of a store are."""
+    """Return the folder that holds the files of a store."""
     if isinstance(place, ZarrFolder):
         return place
     if isinstance(place, str) and "://" in place:
@@ -175,7 +167,7 @@ def folder_of(place: Place) -> Folder:
 
 
 def is_array(metadata: bytes) -> bool:
-    """Tell whether a ``zarr.json`` is that of an array."""
+    """Tell whether a ``zarr.json`` describes an array."""
     try:
         found = json.loads(metadata)
     except ValueError:
@@ -184,7 +176,7 @@ def is_array(metadata: bytes) -> bool:
 
 
 def _now(coroutine: Any) -> Any:
-    """Wait for what zarr's stores do asynchronously, also where an event loop runs already."""
+    """Wait for a coroutine of a zarr store, also inside a running event loop."""
     from zarr.core.sync import sync
 
     return sync(coroutine)

@@ -1,4 +1,4 @@
-"""How the refusal of a file system is told: where, why, and what to do."""
+"""Errors of file systems, raised as StoreError with location, cause and advice."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ml4cube.store.locations import Place, ZarrFolder
 
 @dataclass(frozen=True)
 class WriteErrors:
-    """A context in which errors of a place's file system become one that says where; picklable."""
+    """A context that turns errors of a location's file system into StoreError."""
 
-    # What is written, as the user knows it.
+    # Location, as the user wrote it.
     place: str
-    # Whether it is a folder of this machine, whose file system raises nothing but `OSError`; others
-    # raise what they like, but for what is a fault of this process.
+    # Whether it is a local folder, whose file system raises only `OSError`; other file systems may
+    # raise any exception.
     local: bool
-    # Whether its files grow in a temporary folder first, and nothing is kept for another run.
+    # Whether its files are first written to a temporary folder, so that no run can resume.
     by_way_of_tmpdir: bool
 
     @classmethod
     def of(cls, target: Place) -> Self:
-        """Describe a place."""
+        """Make the context for a location."""
         return cls(str(target), isinstance(target, Path), isinstance(target, ZarrFolder))
 
     def __enter__(self) -> None:
@@ -39,19 +39,20 @@ class WriteErrors:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Raise `StoreError` for what the file system raised; other errors go on as they are."""
+        """Raise `StoreError` for errors of the file system."""
         if isinstance(error, CubeError) or not isinstance(error, Exception):
             return
         if self.local and not isinstance(error, OSError):
             return
         if isinstance(error, MemoryError | AssertionError):
             return
-        advice = "make room or choose another path, then run again: what is finished is kept"
+        advice = "make room or choose another path, then run again: finished tasks are kept"
         if self.by_way_of_tmpdir:
             advice = "run again"
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 folder = tempfile.gettempdir()
                 advice = (
-                    f"its files grow in {folder} (TMPDIR) first, make room there, then {advice}"
+                    f"its files are first written to {folder} (TMPDIR); make room there, then "
+                    f"{advice}"
                 )
         raise StoreError(f"{self.place} cannot be written: {error}; {advice}") from error

@@ -127,9 +127,9 @@ def test_rows_at_one_latitude_share_its_band_and_bounds_are_used():
     assert cell_areas([90.0, 40.0], None, "lat", edges) == pytest.approx([1 - sine, sine])
     assert cell_areas([90.0], None, "lat", [[100.0, 80.0]]) == pytest.approx([1 - sine])
     for wrong in ([[0.0, 80.0], [80.0, 90.0]], [80.0, 90.0], [[80.0, 90.0], [0.0, np.nan]]):
-        with pytest.raises(InvalidValueError, match="lat must each lie between two bounds"):
+        with pytest.raises(InvalidValueError, match="lat must each lie between their bounds"):
             cell_areas([90.0, 40.0], None, "lat", wrong)
-    with pytest.raises(InvalidValueError, match=r"lat are all 40: .* or by bounds"):
+    with pytest.raises(InvalidValueError, match=r"lat are all 40, .* add bounds"):
         cell_areas([40.0, 40.0], None, "lat")
 
 

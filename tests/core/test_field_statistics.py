@@ -133,7 +133,7 @@ def test_range_over_bins_bounds_the_error_and_fields_have_fewer_bins() -> None:
     np.testing.assert_array_equal(many.quantile(0.75), exact)  # 50 values, a bin each
     assert (many.quantile_error == 0).all()
     wide = xr.Dataset({"t": (("x", "y"), np.broadcast_to(np.float32(1), (1, 2**21)))})
-    with pytest.raises(InvalidValueError, match=r"2097152 places.*GB"):
+    with pytest.raises(InvalidValueError, match=r"2097152 entries.*GB"):
         pp.Statistics.from_cube(wide, dims="x", quantiles=[0.5])
 
 
@@ -227,7 +227,7 @@ def test_many_cells_of_a_place_are_counted_as_few_are(
         patch.setattr(f"{MODULE}._CELLS_AT_ONCE", 20)
         patch.setattr(f"{MODULE}._CELLS_COUNTED", 6)
         if sorts:
-            patch.setattr(Histogram, "_side_by_side", lambda *_: None)
+            patch.setattr(Histogram, "_by_counters", lambda *_: None)
         pieces = Histogram.of(x, bins, weights)
     np.testing.assert_array_equal(pieces.exponent, whole.exponent)
     np.testing.assert_array_equal(pieces.edges, whole.edges)
@@ -511,9 +511,9 @@ def test_integers_that_float64_rounds_are_refused_in_every_form(dtype: str, form
     cells = (2**60 + np.arange(100)).astype(dtype).reshape(1, 100)
     ds = xr.Dataset({"a": (("time", "x"), cells), "split": ("x", np.arange(100) < 60)})
     for cube in (ds, ds.chunk(x=30)):
-        with pytest.raises(InvalidValueError, match="'a': integers as large as"):
+        with pytest.raises(InvalidValueError, match="'a': integers must be at most"):
             pp.Statistics.from_cube(cube, **form)
-    with pytest.raises(InvalidValueError, match="'a': integers as large as"):
+    with pytest.raises(InvalidValueError, match="'a': integers must be at most"):
         pp.CubeScaler().fit(ds)
     small = ds.assign(a=ds["a"] - ds["a"].min())
     assert pp.get_statistics(small)["a"][1] == pytest.approx(np.std(np.arange(60)))
@@ -528,12 +528,12 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
     negative = xr.DataArray([1.0, -1.0, 1.0, 1.0], dims="lat")
     with dask.config.set(scheduler=read):
         for options, words in [
-            ({"dims": ["tme"]}, "dims='tme'.*did you mean 'time'"),
-            ({"by": "mnth"}, "by='mnth'.*did you mean 'month'"),
+            ({"dims": ["tme"]}, "dims must be .*'tme'; did you mean 'time'"),
+            ({"by": "mnth"}, "by must be .*'mnth'; did you mean 'month'"),
             ({"by": "month", "dims": ["lat"]}, "name it in dims too"),
-            ({"weights": "aera"}, "weights='aera'.*did you mean 'area'"),
+            ({"weights": "aera"}, "weights must be .*'aera'; did you mean 'area'"),
             ({"weights": negative}, "not negative"),
-            ({"weights": negative.rename(lat="x")}, "weights='x'"),
+            ({"weights": negative.rename(lat="x")}, "weights must be .* got 'x'"),
             ({"weights": xr.DataArray([1.0], {"lat": [0.5]}, ["lat"])}, "1 cells along 'lat'"),
             ({"quantiles": [50]}, "from 0 to 1"),
         ]:
@@ -554,7 +554,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
             pp.get_statistics(ds, weights=xr.DataArray(texts, dims="lat"))
     gaps = xr.DataArray([1.0, np.nan, np.nan, -1.0], dims="lat")
     for weights in (gaps, gaps.chunk()):
-        with pytest.raises(InvalidValueError, match=r"3 of 4 weights .*\(2 of them NaN\)"):
+        with pytest.raises(InvalidValueError, match=r"3 wrong ones of 4 \(2 of them NaN\)"):
             pp.get_statistics(ds[["t"]].isel(time=[0], level=[0], lon=[0]), weights=weights)
 
 
@@ -578,7 +578,7 @@ def test_other_forms_neither_merge_nor_scale_where_one_number_is_needed() -> Non
     offset, scale = scale_parameters(levels["t"], "standardize")
     np.testing.assert_array_equal(offset, levels["t"].mean)
     np.testing.assert_array_equal(scale, levels["t"].std)
-    with pytest.raises(InvalidValueError, match="know no quartiles"):
+    with pytest.raises(InvalidValueError, match="have no quantiles"):
         scale_parameters(whole["t"], "robust")
 
 
@@ -660,12 +660,7 @@ def test_only_statistics_of_the_same_weights_merge() -> None:
             with pytest.raises(InvalidValueError, match=r"area weights.*weights and quantiles"):
                 a.merge(b)
     for stats in (one, *others):
-        before = json.loads(stats.to_json())
-        for entry in before["variables"].values():
-            entry.pop("weighting", None)
-        old = pp.Statistics.from_json(json.dumps(before))
-        np.testing.assert_array_equal(old["t"].mean, stats["t"].mean)
-        assert (old["t"].weighting is None) == (stats["t"].weighting is None)
+        assert pp.Statistics.from_json(stats.to_json())["t"].weighting == stats["t"].weighting
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -708,7 +703,7 @@ def test_labels_that_json_does_not_hold_are_named(labels: Any) -> None:
     stats = pp.Statistics.from_cube(ds, dims="y")
     assert pickle.loads(pickle.dumps(stats)) == stats  # noqa: S301
     assert stats.merge(stats)["t"].count.tolist() == [6, 6, 6]
-    with pytest.raises(InvalidTypeError, match=r"'x' are objects such as .*JSON does not hold"):
+    with pytest.raises(InvalidTypeError, match=r"'x' must be numbers, dates or strings"):
         stats.to_json()
 
 

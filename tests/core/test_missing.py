@@ -72,7 +72,7 @@ def test_wrong_policies_masks_and_lengths_are_refused() -> None:
         keep_samples(gaps, None, "if_all_nans")
     with pytest.raises(InvalidValueError, match="needs a mask"):
         keep_samples(gaps, None, "masked")
-    with pytest.raises(InvalidValueError, match="broadcast it"):
+    with pytest.raises(InvalidValueError, match="must have the variable's shape"):
         keep_samples(gaps, np.ones(3, bool), "masked")
     with pytest.raises(InvalidValueError, match="equal numbers"):
         keep_samples({**gaps, "b": np.zeros(2, bool)}, None, "auto")
@@ -101,7 +101,7 @@ def test_windows_are_reduced_as_the_oracle_does(data: st.DataObject) -> None:
 
 
 def test_windows_need_a_size_and_a_stride_per_dim() -> None:
-    with pytest.raises(InvalidValueError, match="do not fit 2 dims"):
+    with pytest.raises(InvalidValueError, match="for each of 2 dims"):
         window_all(np.ones((2, 2), bool), (1,), (1,))
     with pytest.raises(InvalidValueError, match="at least 1"):
         window_any(np.ones((2, 2), bool), (1, 1), (1, 0))
@@ -174,11 +174,11 @@ def test_constants_and_means_keep_the_dtype_and_other_kinds_are_refused() -> Non
     for method, words in [("constant", "needs const"), ("mean", "needs mean"), ("noise", "low")]:
         with pytest.raises(InvalidValueError, match=f"{words}.*'t'"):
             fill_gaps(values, method, variable="t")
-    with pytest.raises(InvalidValueError, match="training part may be all gaps"):
+    with pytest.raises(InvalidValueError, match="train part may be all gaps"):
         fill_gaps(values, "mean", mean=math.nan)
-    with pytest.raises(InvalidTypeError, match="give a number"):
+    with pytest.raises(InvalidTypeError, match="must be a real number"):
         fill_gaps(values, "constant", const="x")
-    with pytest.raises(InvalidTypeError, match="only floats"):
+    with pytest.raises(InvalidTypeError, match="must be of a float dtype"):
         fill_gaps(np.array(["NaT"], "M8[D]"), "constant", const=0)
     with pytest.raises(InvalidValueError, match="did you mean 'sample_mean'"):
         fill_gaps(values, "samplemean")
@@ -204,15 +204,15 @@ def test_what_numpy_masks_is_a_gap(dtype: str) -> None:
 
 
 def test_masked_texts_are_refused() -> None:
-    with pytest.raises(InvalidTypeError, match="have no gaps"):
+    with pytest.raises(InvalidTypeError, match="cannot have gaps"):
         plain(np.ma.masked_array(["a", "b"], [False, True]))
 
 
 @pytest.mark.parametrize(("dtype", "const"), [("f4", math.inf), ("f8", -np.inf), ("f2", 1e6)])
 def test_what_would_be_a_gap_fills_none(dtype: str, const: float) -> None:
     values = np.array([[1.0, math.nan]], dtype)
-    with pytest.raises(InvalidValueError, match=r"const=.* is not finite in float.* 't' "):
+    with pytest.raises(InvalidValueError, match=r"const must be finite in float.* 't', got"):
         fill_gaps(values, "constant", const=const, variable="t")
-    with pytest.raises(InvalidValueError, match=r"mean=.* is not finite"):
+    with pytest.raises(InvalidValueError, match=r"mean must be finite"):
         fill_gaps(values, "mean", mean=const)
     assert fill_gaps(values[:, :1], "constant", const=const).tolist() == [[1]]

@@ -132,15 +132,15 @@ def test_a_tour_visits_what_its_rank_needs_when_it_says(
     rank = data.draw(st.integers(0, world - 1))
     share = TrainShare(order.n, batch, rank, world)
     start = data.draw(st.integers(0, len(share))) * share.global_batch
-    tour = order.tour(2, start, share.stop(start), rank, world)
+    schedule = order.schedule(2, start, share.stop(start), rank, world)
     samples = order.samples(2)
-    assert (np.diff(tour.first) >= 0).all()
-    assert len(set(tour.chunks.tolist())) == len(tour)
+    assert (np.diff(schedule.first) >= 0).all()
+    assert len(set(schedule.chunks.tolist())) == len(schedule)
     for positions in share.batches(start):
-        visits, offsets = tour.locate(positions)
+        visits, offsets = schedule.locate(positions)
         for p, visit, offset in zip(positions, visits, offsets, strict=True):
-            chunk = int(tour.chunks[visit])
-            assert tour.first[visit] <= p <= tour.last[visit]
+            chunk = int(schedule.chunks[visit])
+            assert schedule.first[visit] <= p <= schedule.last[visit]
             inside = order.chunk_permutation(2, chunk)[offset]
             assert order.first_samples[chunk] + inside == samples[p]
 
@@ -149,16 +149,16 @@ def test_a_tour_visits_what_its_rank_needs_when_it_says(
 @pytest.mark.parametrize("streams", [8, 16, 24, 48])
 def test_one_rank_reads_every_chunk_once_and_holds_few(chunks: int, streams: int) -> None:
     order = ChunkOrder([100] * chunks, streams, seed=3)
-    tour = order.tour(epoch=1)
-    assert sorted(tour.chunks.tolist()) == list(range(chunks))
-    held = [int(((tour.first <= p) & (p <= tour.last)).sum()) for p in range(0, order.n, 7)]
+    schedule = order.schedule(epoch=1)
+    assert sorted(schedule.chunks.tolist()) == list(range(chunks))
+    held = [int(((schedule.first <= p) & (p <= schedule.last)).sum()) for p in range(0, order.n, 7)]
     assert max(held) <= streams
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_ranks_together_read_few_chunks_twice(world: int) -> None:
     order = ChunkOrder([100] * 130, 24, seed=3)
-    reads = sum(len(order.tour(0, rank=rank, world=world)) for rank in range(world))
+    reads = sum(len(order.schedule(0, rank=rank, world=world)) for rank in range(world))
     assert 130 <= reads <= 130 + 23
     if world in (2, 4, 8):  # neighbouring sections belong to one rank
         assert reads <= 130 + world - 1
@@ -214,11 +214,11 @@ def test_fifteen_chunks_in_every_batch_with_the_default_buffer(
     assert not memory.fits
     order = memory.order(seed=5)
     share = TrainShare(order.n, batch // world, 0, world)
-    tour = order.tour(3)
+    schedule = order.schedule(3)
     steps = len(share)
     for step in {*range(20), *range(0, steps, max(1, steps // 50)), *range(steps - 20, steps)}:
         whole = np.arange(step * share.global_batch, (step + 1) * share.global_batch)
-        assert len(np.unique(tour.chunks[tour.locate(whole)[0]])) >= 15
+        assert len(np.unique(schedule.chunks[schedule.locate(whole)[0]])) >= 15
 
 
 @settings(max_examples=200, deadline=None)
@@ -253,10 +253,10 @@ def test_no_rank_holds_more_than_its_buffer(
 def test_order_without_seed_is_the_order_of_samples() -> None:
     order = ChunkOrder([3, 0, 4], 1, None)
     assert order.samples(epoch=9).tolist() == list(range(7))
-    tour = order.tour(0, start=2, stop=5)
-    assert tour.chunks.tolist() == [0, 2]
-    assert tour.first.tolist() == [2, 3]
-    assert tour.last.tolist() == [2, 4]
+    schedule = order.schedule(0, start=2, stop=5)
+    assert schedule.chunks.tolist() == [0, 2]
+    assert schedule.first.tolist() == [2, 3]
+    assert schedule.last.tolist() == [2, 4]
 
 
 def test_orders_are_what_they_were() -> None:
@@ -286,15 +286,15 @@ def test_effective_batch_size_is_between_one_and_the_batch() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: TrainShare(-1, 2), InvalidValueError, "n=-1"),
-        (lambda: TrainShare(5, 0), InvalidValueError, "batch_size=0"),
-        (lambda: TrainShare(5, 2.0), InvalidTypeError, "batch_size=2.0 is a float"),
-        (lambda: TrainShare(5, 2, 2, 2), InvalidValueError, "rank=2 in a world of 2"),
-        (lambda: EvalShare(5, 2, -1, 2), InvalidValueError, "rank=-1"),
+        (lambda: TrainShare(-1, 2), InvalidValueError, "n must be at least 0, got -1"),
+        (lambda: TrainShare(5, 0), InvalidValueError, "batch_size must be at least 1"),
+        (lambda: TrainShare(5, 2.0), InvalidTypeError, "batch_size must be an integer, got 2.0"),
+        (lambda: TrainShare(5, 2, 2, 2), InvalidValueError, "rank must be less than world=2"),
+        (lambda: EvalShare(5, 2, -1, 2), InvalidValueError, "rank must be at least 0"),
         (lambda: ChunkOrder([1, -1], 1, 0), InvalidValueError, "counts"),
         (lambda: ChunkOrder([1], 2, None), InvalidValueError, "without a seed"),
-        (lambda: ChunkOrder([1], 1, -3), InvalidValueError, "seed=-3"),
-        (lambda: ChunkOrder([1], 0, 3), InvalidValueError, "streams=0"),
+        (lambda: ChunkOrder([1], 1, -3), InvalidValueError, "seed must be at least 0"),
+        (lambda: ChunkOrder([1], 0, 3), InvalidValueError, "streams must be at least 1"),
     ],
 )
 def test_impossible_geometries_are_refused(make, error, message) -> None:  # type: ignore[no-untyped-def]

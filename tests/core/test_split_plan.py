@@ -130,14 +130,14 @@ def test_fractions(split: float, val: float, expected: dict[str, float]) -> None
 @pytest.mark.parametrize(
     ("split", "val", "error", "says"),
     [
-        (1.2, 0, InvalidValueError, "split=1.2"),
-        (-0.1, 0, InvalidValueError, "split=-0.1"),
-        (float("nan"), 0, InvalidValueError, "split=nan"),
-        (0.9, 0.2, InvalidValueError, "add up to 1.1"),
-        (0.8, 0.200002, InvalidValueError, "add up to 1.000002"),
-        ("0.8", 0, InvalidTypeError, "split='0.8'"),
-        (True, 0, InvalidTypeError, "split=True"),
-        (0.5, None, InvalidTypeError, "val=None"),
+        (1.2, 0, InvalidValueError, "split must be from 0 to 1, got 1.2"),
+        (-0.1, 0, InvalidValueError, "split must be from 0 to 1"),
+        (float("nan"), 0, InvalidValueError, "split must be from 0 to 1"),
+        (0.9, 0.2, InvalidValueError, "= 1.1"),
+        (0.8, 0.200002, InvalidValueError, "= 1.000002"),
+        ("0.8", 0, InvalidTypeError, "split must be a number"),
+        (True, 0, InvalidTypeError, "split must be a number"),
+        (0.5, None, InvalidTypeError, "val must be a number"),
     ],
 )
 def test_bad_fractions(split: float, val: float, error: type[Exception], says: str) -> None:
@@ -291,15 +291,15 @@ def test_plan_refuses_what_no_plan_can_be() -> None:
         SplitPlan(Grid.blocks({"time": 2, "lat": 2}, {}), b"\x01")
     with pytest.raises(InvalidValueError, match="as many labels"):
         SplitPlan(Grid.blocks({"lat": 2}, {"lat": 1}), b"\x01")
-    with pytest.raises(InvalidValueError, match="labels are 0, 1, 2 or 255"):
+    with pytest.raises(InvalidValueError, match="labels must be 0, 1, 2 or 255"):
         SplitPlan(Grid.blocks({"lat": 2}, {}), b"\x07")
-    with pytest.raises(EmptyPartError, match="has 1 cells"):
+    with pytest.raises(EmptyPartError, match="got a cube of 1"):
         CellPlan((("a", 1),), (("train", 0.5), ("test", 0.5)), 0)
 
 
 def test_assign_says_why_a_part_would_be_empty() -> None:
     grid = Grid.blocks({"time": 10}, {"time": 5})
-    with pytest.raises(EmptyPartError, match="2 of 2 blocks hold valid cells; use smaller blocks"):
+    with pytest.raises(EmptyPartError, match="got 2 of 2 blocks; use smaller blocks"):
         SplitPlan.assign(grid, [5, 5], {"train": 0.6, "val": 0.2, "test": 0.2}, 1)
     with pytest.raises(EmptyPartError, match="all gaps"):
         SplitPlan.assign(grid, [0, 0], {"train": 0.6, "test": 0.4}, 1)

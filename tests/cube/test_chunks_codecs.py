@@ -42,7 +42,7 @@ def test_cells_come_back(codecs: ChunkCodecs) -> None:
 @every
 @pytest.mark.parametrize("rows", [7, 9])
 def test_more_or_fewer_cells_are_refused(codecs: ChunkCodecs, rows: int) -> None:
-    with pytest.raises(ValueError, match=f"it holds 256 bytes, {rows * 32} are wanted"):
+    with pytest.raises(ValueError, match=f"it holds 256 bytes instead of {rows * 32}"):
         codecs.decode(packed(codecs), np.empty((rows, 8), "<f4"))
 
 
@@ -73,7 +73,7 @@ def test_what_lies_about_its_size_does_not_expand() -> None:
     for name in ("zstd", "blosc"):
         codecs = ChunkCodecs(name, checksum=False)
         bomb = packed(codecs, zeros)
-        with pytest.raises(ValueError, match="it holds 134217728 bytes, 256 are wanted"):
+        with pytest.raises(ValueError, match="it holds 134217728 bytes instead of 256"):
             codecs.decode(bomb, np.empty((8, 8), "<f4"))
         liar = bomb.copy()
         place = 4 if name == "blosc" else 6 if liar[4] >> 6 == 2 and not liar[4] & 0x20 else 5
@@ -133,7 +133,7 @@ def test_several_frames_are_read_as_one_and_others_refused(frames: list[tuple[st
     codecs.decode(buffer, out)
     assert out.tobytes() == whole
     for wrong in {len(whole) - 1, len(whole) + 1, max(n for _, n in frames)} - {len(whole), -1}:
-        with pytest.raises(ValueError, match=r"wanted|too small|expected to"):
+        with pytest.raises(ValueError, match=r"instead of|too small|expected to"):
             codecs.decode(buffer, np.empty(wrong, np.uint8))
     if len(data) > 1:
         with pytest.raises(ValueError, match=r".+"):
@@ -143,7 +143,7 @@ def test_several_frames_are_read_as_one_and_others_refused(frames: list[tuple[st
 def test_a_checksum_is_looked_at_without_a_copy() -> None:
     data = np.frombuffer(with_checksum(b"123456789"), np.uint8)
     assert np.shares_memory(without_checksum(data), data)
-    with pytest.raises(ValueError, match="its checksum is wrong"):
+    with pytest.raises(ValueError, match="wrong checksum"):
         without_checksum(data[:3])
 
 

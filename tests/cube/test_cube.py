@@ -154,14 +154,14 @@ def test_every_stage_has_the_same_data_and_dims(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"u": numbered(y=4, x_u=6)}, r"'t' with dims \('y', 'x'\) and 'u' .*as ds\[\['t'\]\]"),
-        ({"u": numbered(y_b=5, x_b=7), "h": numbered(y=4)}, r"as ds\[\['t', 'h'\]\]"),
+        ({"u": numbered(y=4, x_u=6)}, r"'t' with dims \('y', 'x'\) and 'u' .*grid, ds\[\['t'\]\]"),
+        ({"u": numbered(y_b=5, x_b=7), "h": numbered(y=4)}, r"grid, ds\[\['t', 'h'\]\]"),
     ],
 )
 def test_two_grids_are_refused_with_the_variables_of_one(more: Any, says: str) -> None:
     ds = grid(**more)
     for work in (assign_block_split, MultiProcSampler, PTXrDataset):
-        with pytest.raises(InvalidValueError, match=f"dims of the cube cannot be told, .*{says}"):
+        with pytest.raises(InvalidValueError, match=f"dims of the cube are ambiguous.*{says}"):
             work(ds)
     assert list(get_statistics(ds)) == list(ds)  # each variable has its own
 

@@ -65,7 +65,8 @@ def test_a_damaged_chunk_of_a_checksummed_source(tmp_path: Path, fault: str, npr
     file.write_bytes(damaged[fault])
     out = tmp_path / "out"
     with pytest.raises(
-        StoreError, match=r"variable 'a' cannot be read at time \d+:\d+, lat 0:8: .*mend it and run"
+        StoreError,
+        match=r"variable 'a' cannot be read at time \d+:\d+, lat 0:8: .*damaged or not reachable",
     ):
         sampler(cube, out, nproc=nproc).run()
     assert not list(out.glob("*.zarr"))
@@ -149,7 +150,7 @@ def test_strictness_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     cube = xr.open_zarr(write_cube(tmp_path, "int32"), consolidated=False)
     with pytest.raises(InvalidValueError, match=r"missing_chunks='raise' cannot be kept for \['a'"):
         sampler(cube + 1, tmp_path / "out", missing_chunks="raise")
-    with pytest.raises(CubeError, match="missing_chunks='drop'"):
+    with pytest.raises(CubeError, match=r"missing_chunks must be .* got 'drop'"):
         sampler(cube, tmp_path / "out", missing_chunks="drop")
 
 

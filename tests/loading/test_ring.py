@@ -58,7 +58,7 @@ def take(rows: int) -> list[Any]:
 def through(
     ring: Ring, order: ChunkOrder, share: TrainShare, epoch: int, start: int = 0
 ) -> list[list[int]]:
-    tour = order.tour(epoch, start, share.stop(start), share.rank, share.world)
+    tour = order.schedule(epoch, start, share.stop(start), share.rank, share.world)
     found = []
     for (out,) in ring.batches(tour, share.batches(start), take):
         assert (out[:, 0, 0] == out[:, 0, 1]).all()
@@ -130,7 +130,7 @@ def test_a_ring_left_in_mid_epoch_serves_the_next(
     share = TrainShare(order.n, 7, drop_last=False)
     ring = Ring(Counting(counts), [FIELD], streams + spare, threads=3, gatherers=2)
     for epoch, number in enumerate(taken):
-        tour = order.tour(epoch, 0, share.stop(0), share.rank, share.world)
+        tour = order.schedule(epoch, 0, share.stop(0), share.rank, share.world)
         batches = ring.batches(tour, share.batches(), take)
         taken_now = zip(itertools.islice(batches, number), share.batches(), strict=False)
         for (out,), positions in taken_now:
@@ -170,7 +170,7 @@ def test_batches_are_handed_out_before_chunks_that_later_ones_need() -> None:
     source = Held([5] * 20, held=7)
     share = TrainShare(100, 5)
     batches = Ring(source, [FIELD], 20, threads=2, gatherers=3).batches(
-        order.tour(0, 0, 100), share.batches(), take
+        order.schedule(0, 0, 100), share.batches(), take
     )
     found = [next(batches)[0][:, 0, 0].tolist() for _ in range(7)]
     assert found == [positions.tolist() for positions in itertools.islice(share.batches(), 7)]
@@ -188,8 +188,8 @@ def test_batches_are_filled_ahead_but_no_more_than_there_are_threads() -> None:
         return [taken[-1]]
 
     ring = Ring(Counting([5] * 20), [FIELD], 21, threads=2, gatherers=3)
-    list(ring.batches(order.tour(0, 0, 100), share.batches(), take))  # all chunks stay in slots
-    batches = ring.batches(order.tour(1, 0, 100), share.batches(), remembered)
+    list(ring.batches(order.schedule(0, 0, 100), share.batches(), take))  # all chunks stay in slots
+    batches = ring.batches(order.schedule(1, 0, 100), share.batches(), remembered)
     for number in range(1, 18):
         assert (next(batches)[0] >= 0).all()
         assert len(taken) <= number + 3
@@ -204,7 +204,7 @@ def test_batches_are_filled_ahead_but_no_more_than_there_are_threads() -> None:
 def test_batches_before_a_broken_chunk_are_handed_out() -> None:
     order, share = ChunkOrder([5] * 20, 1, seed=None), TrainShare(100, 5)
     ring = Ring(Counting([5] * 20, broken=13), [FIELD], 20, threads=3, gatherers=3)
-    batches = ring.batches(order.tour(0, 0, 100), share.batches(), take)
+    batches = ring.batches(order.schedule(0, 0, 100), share.batches(), take)
     assert [int(next(batches)[0][0, 0, 0]) for _ in range(13)] == [*range(0, 65, 5)]
     with pytest.raises(StoreError, match="chunk number 13"):
         next(batches)
@@ -214,7 +214,7 @@ def test_a_ring_rests_only_when_its_threads_have_ended(monkeypatch: pytest.Monke
     order, share = ChunkOrder([5] * 20, 1, seed=None), TrainShare(100, 5)
     source = Held([5] * 20, held=3)
     ring = Ring(source, [FIELD], 20, threads=2)
-    batches = ring.batches(order.tour(0, 0, 100), share.batches(), take)
+    batches = ring.batches(order.schedule(0, 0, 100), share.batches(), take)
     assert ring.is_resting
     next(batches)
     with monkeypatch.context() as patch:
@@ -223,7 +223,7 @@ def test_a_ring_rests_only_when_its_threads_have_ended(monkeypatch: pytest.Monke
             batches.close()
     assert not ring.is_resting
     source.let_go.set()
-    again = ring.batches(order.tour(0, 0, 100), share.batches(), take)
+    again = ring.batches(order.schedule(0, 0, 100), share.batches(), take)
     list(again)
     assert ring.is_resting
 

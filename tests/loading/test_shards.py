@@ -98,7 +98,7 @@ def test_a_chunk_of_another_size_is_named(tmp_path: Path, codec: Any) -> None:
     data = (tmp_path / "b" / "c" / "0" / "0").read_bytes()
     (tmp_path / "a" / "c" / "1" / "0").write_bytes(data)
     array.sizes = {**array.sizes, "c/1/0": len(data)}
-    with pytest.raises(StoreError, match=r"samples 4 to 7 .* holds 72 bytes, 96 are wanted"):
+    with pytest.raises(StoreError, match=r"samples 4 to 7 .* holds 72 bytes instead of 96"):
         array.read(1, np.empty((4, 3)))
 
 

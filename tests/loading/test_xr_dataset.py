@@ -97,9 +97,9 @@ def test_chunk_indices() -> None:
     ("options", "message"),
     [
         ({"chunk_indices": [9999]}, "chunk_indices"),
-        ({"num_chunks": 0}, "num_chunks=0"),
-        ({"num_chunks": 1.5}, "num_chunks=1.5"),
-        ({"rand_chunk": "no"}, "rand_chunk='no' is no bool"),
+        ({"num_chunks": 0}, "num_chunks must be at least 1"),
+        ({"num_chunks": 1.5}, "num_chunks must be an integer"),
+        ({"rand_chunk": "no"}, "rand_chunk must be True or False, got 'no'"),
         ({"to_pred": "c"}, "to_pred"),
         ({"to_pred": ["a", "b"]}, "no variable to predict from"),
         ({"drop_nan": "never"}, "drop_nan"),

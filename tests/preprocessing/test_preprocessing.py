@@ -162,10 +162,10 @@ def test_masks_and_labels_are_known_after_renaming_aligning_and_storing(
         assert data_variables(other) == ["a"]
         assert split_label(other) in ("part", "fold")
         other.close()
-    assert "taken for data" not in caplog.text
+    assert "treated as data" not in caplog.text
     # nothing tells it from data computed with the label, so it is said
     assert split_label(aligned.rename(part="fold")) is None
-    assert "'fold' of float32 is taken for data" in caplog.text
+    assert "'fold' of float32 is treated as data" in caplog.text
 
 
 def test_masked_cells_of_samples_are_gaps() -> None:
@@ -324,9 +324,9 @@ def test_an_array_called_like_its_dim_or_coordinate_is_refused(name: str) -> Non
 
 def test_wrong_names_and_parts_are_refused() -> None:
     ds = split_cube()
-    with pytest.raises(InvalidValueError, match=r"split='trian'.*did you mean 'train'"):
+    with pytest.raises(InvalidValueError, match=r"split must be .*'trian'; did you mean 'train'"):
         pp.get_statistics(ds, split="trian")
-    with pytest.raises(InvalidValueError, match="exclude_vars='c'"):
+    with pytest.raises(InvalidValueError, match=r"exclude_vars must be .* got 'c'"):
         pp.get_statistics(ds, ["c"])
     with pytest.raises(InvalidValueError, match="no split label"):
         pp.get_statistics(cell_id_cube(SHAPE), split="test")
@@ -446,16 +446,28 @@ def test_a_mask_over_time_counts_where_a_static_variable_is_listed() -> None:
 @pytest.mark.parametrize(
     ("act", "says"),
     [
-        (lambda ds: pp.standardize(ds, {"a": [0, 1]}, filter_var="maks"), "filter_var='maks'"),
-        (lambda ds: pp.normalize({"a": np.ones(2)}, {"a": [0, 1]}, "maks"), "filter_var='maks'"),
-        (lambda ds: pp.standardize(ds, {"a": [0, -1]}), "std that is not negative"),
+        (
+            lambda ds: pp.standardize(ds, {"a": [0, 1]}, filter_var="maks"),
+            "filter_var must be .* got 'maks'",
+        ),
+        (
+            lambda ds: pp.normalize({"a": np.ones(2)}, {"a": [0, 1]}, "maks"),
+            "filter_var must be .* got 'maks'",
+        ),
+        (lambda ds: pp.standardize(ds, {"a": [0, -1]}), "with std >= 0"),
         (lambda ds: pp.normalize(ds, {"a": [1, 0]}), "in this order"),
-        (lambda ds: pp.apply_filter(ds, drop_sample="yes"), "drop_sample='yes'"),
-        (lambda ds: pp.fill_nan_values(ds, ["a"], "constant", "0"), "const='0' is a str"),
-        (lambda ds: undo_standardizing(ds.a, "0", 1), "give two numbers"),
+        (
+            lambda ds: pp.apply_filter(ds, drop_sample="yes"),
+            "drop_sample must be True or False, got 'yes'",
+        ),
+        (
+            lambda ds: pp.fill_nan_values(ds, ["a"], "constant", "0"),
+            "const must be a real number, got '0'",
+        ),
+        (lambda ds: undo_standardizing(ds.a, "0", 1), "must be two numbers"),
         (lambda ds: pp.Statistics.from_cube(ds, quantiles=0.5), r"quantiles=0.5.*\(0.5,\)"),
-        (lambda ds: pp.Statistics.from_cube(ds).merge(3), "merge statistics with a int"),
-        (lambda ds: pp.Statistics.from_json(None), "text is a NoneType"),
+        (lambda ds: pp.Statistics.from_cube(ds).merge(3), "other must be Statistics, got 3"),
+        (lambda ds: pp.Statistics.from_json(None), "text must be the str .* got None"),
         (lambda ds: create_split(ds, "a", stack_axis="x"), "stack_axis='x'"),
         (lambda ds: create_split(ds, "a", filter_var="maks"), "filter_var='maks'"),
     ],
@@ -517,7 +529,7 @@ def test_masks_that_do_not_fit_are_refused() -> None:
         pp.assign_mask(ds, ds)
     with pytest.raises(InvalidValueError, match="stack_dim='level'"):
         pp.assign_mask(ds, np.ones((6, 8)), stack_dim="level")
-    with pytest.raises(InvalidValueError, match="mask='level'"):
+    with pytest.raises(InvalidValueError, match=r"mask must be .* got 'level'"):
         pp.assign_mask(ds, xr.DataArray(np.ones(3), dims="level"))
     shifted = xr.DataArray(np.ones(6), {"lat": ds.lat + 1}, ["lat"])
     with pytest.raises(InvalidValueError, match="other 'lat' coordinates"):
@@ -532,7 +544,7 @@ def test_masks_that_do_not_fit_are_refused() -> None:
             lambda: pp.drop_nan_values(ds, mode="masked"),
             lambda: MultiProcSampler(ds, drop_nan="masked"),
         ):
-            with pytest.raises(InvalidTypeError, match="a mask holds booleans, or numbers"):
+            with pytest.raises(InvalidTypeError, match="must hold booleans or numbers"):
                 act()
 
 
@@ -560,7 +572,7 @@ def test_a_mask_turns_the_cells_of_a_cube_into_gaps_lazily() -> None:
             "mask": int((~land).sum()) * 10,
         }
     assert pp.apply_filter(ds, None) is ds
-    with pytest.raises(InvalidValueError, match="filter_var='land'"):
+    with pytest.raises(InvalidValueError, match=r"filter_var must be .* got 'land'"):
         pp.apply_filter(ds, "land")
 
 
@@ -688,7 +700,7 @@ def test_weighted_statistics_and_those_with_quantiles_fill(form: Any, method: st
 def test_seeds_are_integers(method: str) -> None:
     ds = cell_id_cube(SHAPE, gaps=0.2)
     for seed in (None, "7", 1.5, True):
-        with pytest.raises(InvalidTypeError, match=r"seed=.*give an integer"):
+        with pytest.raises(InvalidTypeError, match="seed must be an integer"):
             pp.fill_nan_values(ds, method=method, seed=seed)  # type: ignore[arg-type]
     for seed in (-3, 2**63 - 1):
         one, other = (pp.fill_nan_values(ds, method=method, seed=s) for s in (seed, np.int64(seed)))
@@ -698,7 +710,7 @@ def test_seeds_are_integers(method: str) -> None:
 @pytest.mark.parametrize(
     ("const", "error", "words"),
     [
-        (10**400, InvalidValueError, "1329 bits, which no float"),
+        (10**400, InvalidValueError, "1329 bits"),
         (1j, InvalidTypeError, "real"),
         (np.complex64(1), InvalidTypeError, "real"),
     ],
@@ -1152,7 +1164,7 @@ def test_wrong_modes_names_and_masks_are_refused() -> None:
     for data in (samples, split_cube()):
         with pytest.raises(InvalidValueError, match="did you mean 'if_all_nan'"):
             pp.drop_nan_values(data, ["a"], "if_all_nam")
-        with pytest.raises(InvalidValueError, match="vars='c'"):
+        with pytest.raises(InvalidValueError, match=r"vars must be .*, got 'c'"):
             pp.drop_nan_values(data, ["c"])
         with pytest.raises(InvalidValueError, match="needs the mask"):
             pp.drop_nan_values(data, ["a"], "masked")
@@ -1402,7 +1414,7 @@ def test_bands_called_by_numbers(step):
     bands = xr.DataArray(np.arange(24.0).reshape(2, 4, 3), dims=("band", "y", "x")).to_dataset(
         "band"
     )
-    with pytest.raises(InvalidTypeError, match=r"called \[0, 1\], which is no text; rename them"):
+    with pytest.raises(InvalidTypeError, match=r"must be strings, got \[0, 1\]; rename them"):
         step(bands)
 
 

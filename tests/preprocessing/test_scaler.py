@@ -294,9 +294,9 @@ def test_statistics_are_matched_by_coordinates_not_by_position() -> None:
     single = pp.CubeScaler(per="level").fit(ds)
     with pytest.raises(InvalidValueError, match=r"no statistics of 't' at lat \[12.5\]"):
         scaler.transform(ds.isel(lat=[0]).assign_coords(lat=[12.5]))
-    with pytest.raises(InvalidValueError, match="2 places along 'level', the data 1"):
+    with pytest.raises(InvalidValueError, match="length 2 along 'level', the data 1"):
         single.transform(ds.drop_vars("level").isel(level=[0]))
-    with pytest.raises(InvalidValueError, match=r"keep the dims \['level'\]"):
+    with pytest.raises(InvalidValueError, match=r"have dims \['level'\]"):
         single.transform(ds.isel(level=0, drop=True))
     summer = pp.CubeScaler(climatology="month").fit(ds.sel(time=ds.time.dt.month.isin([6, 7])))
     with pytest.raises(InvalidValueError, match=r"no statistics of month \[1, 2, 3, 4, 5, 8\]"):
@@ -392,9 +392,9 @@ def test_samples_without_names_of_dims_are_scaled_per_variable() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"method": "robsut"}, "method='robsut'.*did you mean 'robust'"),
-        ({"per": "levle"}, "per='levle'.*did you mean 'level'"),
-        ({"climatology": "seasons"}, "climatology='seasons'.*did you mean 'season'"),
+        ({"method": "robsut"}, "method must be .*'robsut'; did you mean 'robust'"),
+        ({"per": "levle"}, "per must be .*'levle'; did you mean 'level'"),
+        ({"climatology": "seasons"}, "climatology must be .*'seasons'; did you mean 'season'"),
         ({"per": "time", "climatology": "month"}, "name it in dims too"),
     ],
 )

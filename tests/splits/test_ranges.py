@@ -86,7 +86,7 @@ def test_a_field_smaller_than_five_ranges_has_none(model):
     told = sum(math.isfinite(cells) for ranges in found for cells in ranges.values())
     assert told <= (4 if model == "exponential" else 0)  # of 16; rough fields look smaller
     reasons = [reason for ranges in found for reason in ranges.reasons.values()]
-    assert all("as far as a range can be told" in reason for reason in reasons)
+    assert all("the longest range to see" in reason for reason in reasons)
 
 
 def test_few_pairs_of_values_have_no_range():

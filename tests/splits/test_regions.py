@@ -190,7 +190,7 @@ BAD = [
     ({"val": ["fen"]}, InvalidValueError, "test names none"),
     ({"split": 1.4}, InvalidValueError, "1.4"),
     ({"test": ["bog", "fen", "heath", "lake", "moor"]}, EmptyPartError, "train part.*background"),
-    ({"test": "fen", "background": "test"}, InvalidValueError, "'excluded', 'train'"),
+    ({"test": "fen", "background": "test"}, InvalidValueError, "'excluded' or 'train'"),
     ({"test": "fen", "buffer": 99}, EmptyPartError, "takes every cell"),
     ({"test": "fen", "buffer": {"height": 1}}, InvalidValueError, "height"),
     ({"seed": 0.5}, InvalidTypeError, "seed"),

@@ -72,7 +72,7 @@ def test_any_compressor_gives_the_same_samples(tmp_path: Path, choice: Any) -> N
 
 @pytest.mark.parametrize("choice", ["lz5", GzipCodec(), 3, ["lz4", "zstd"]], ids=str)
 def test_unknown_compressors_are_refused(choice: Any) -> None:
-    with pytest.raises(CubeError, match="compressors="):
+    with pytest.raises(CubeError, match=r"compressors must be .* got"):
         Compressor.parse(choice)
 
 

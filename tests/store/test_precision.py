@@ -57,7 +57,9 @@ def test_cast(values: np.ndarray) -> None:
 
 def test_a_number_is_never_made_infinite() -> None:
     values = np.array([1.0, np.inf, np.nan, 70_000.0])
-    with pytest.raises(RunError, match=r"'t' holds 70000.*float16 \(at most 65504\).*scale"):
+    with pytest.raises(
+        RunError, match=r"'t' has the value 70000.*float16 \(at most 65504\).*scale"
+    ):
         Precision.parse("float16", None).apply("t", values)
     kept = Precision.parse("float16", None).apply("t", values[:3])
     np.testing.assert_array_equal(kept, values[:3].astype(np.float16))
@@ -72,15 +74,15 @@ def test_others_than_floats_stay() -> None:
     ("dtype", "bits", "message"),
     [
         ("int16", None, "dtype"),
-        ("flot16", None, "no dtype"),
-        ({"t": "float128x"}, None, "no dtype"),
-        (None, 0, "bitround=0 keeps nothing"),
-        (None, True, "bitround=True"),
-        (None, 2.5, r"bitround=2\.5"),
-        (None, {"x": 5}, "bitround names 'x', the samples hold"),
-        ({"x": "float16"}, None, "dtype names 'x'"),
-        ({"n": "float16"}, None, "'n', which is of dtype int16"),
-        ("float16", 11, "bitround=11 of 't': .*has 10 bits"),
+        ("flot16", None, "dtype must be 'float16', 'float32' or 'float64'"),
+        ({"t": "float128x"}, None, "dtype must be 'float16', 'float32' or 'float64'"),
+        (None, 0, "bitround must be at least 1, got 0"),
+        (None, True, "bitround must be an integer, got True"),
+        (None, 2.5, r"bitround must be an integer, got 2\.5"),
+        (None, {"x": 5}, "bitround: unknown variable 'x'; the samples have"),
+        ({"x": "float16"}, None, "dtype: unknown variable 'x'"),
+        ({"n": "float16"}, None, "'n' must be a float variable, got dtype int16"),
+        ("float16", 11, "bitround of 't' must be at most 10, .* got 11"),
     ],
 )
 def test_what_cannot_be_is_refused(dtype: Any, bits: Any, message: str) -> None:

@@ -525,7 +525,7 @@ def test_precisions_are_chosen_and_computed_in():
         assert (run.precision, seen.pop()) == (chosen, dtype)
     with pytest.raises(InvalidValueError, match="did you mean 'bf16'"):
         make(PrecisionMixerAddon, precision="bf61")
-    with pytest.raises(InvalidValueError, match="precision='half'"):
+    with pytest.raises(InvalidValueError, match=r"precision must be .* got 'half'"):
         make(PrecisionMixerAddon, precision=["half"])
     with pytest.raises(InvalidValueError, match="computes in none of these"):
         make(PrecisionMixerAddon, precision=[])

@@ -314,7 +314,7 @@ def test_without_skops_a_path_is_refused_at_once(tmp_path, monkeypatch):
         ({"model": RandomForestRegressor()}, InvalidTypeError, "has no partial_fit"),
         ({"model": SGDRegressor}, InvalidTypeError, "give an object"),
         ({"task_type": "supervized"}, InvalidValueError, "did you mean 'supervised'"),
-        ({"mode": "best"}, InvalidValueError, "mode='best'"),
+        ({"mode": "best"}, InvalidValueError, "mode must be 'min' or 'max', got 'best'"),
         ({"epochs": 0}, InvalidValueError, "epochs=0"),
         ({"epochs": "x"}, InvalidValueError, "epochs='x'"),
         ({"model_path": 3}, InvalidTypeError, "model_path=3 is no path"),

@@ -1,5 +1,5 @@
 """Distances between cells, in steps of a grid.
 
-`buffer` finds cells that lie too near to another part, `separation` the nearest train cell of each,
-`variogram` how values become less alike with distance.
+`buffer` finds cells too near to another part, `separation` the distance to the nearest train cell,
+`variogram` the range of autocorrelation.
 """

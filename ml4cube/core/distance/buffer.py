@@ -1,10 +1,4 @@
-"""Which cells lie too near to a block of another part, on plain arrays.
-
-A *reach* says, for every cell along one dim (or on the sphere, along two), which cells are
-near to it. Two cells are near when they are near along every dim; along a dim without a
-reach only a cell's own position is near. All arithmetic is on blocks, whose labels are
-constant, so that one chunk of cells can be looked up without its neighbours.
-"""
+"""Cells that are too near to a block of another part, on plain arrays."""
 
 from __future__ import annotations
 
@@ -27,13 +21,13 @@ class AxisReach:
     """Cells ``low[i]`` to ``high[i]`` along `dim` are near to cell i."""
 
     dim: str
-    # First and last near cell. On a cyclic dim they may pass the ends: -1 is the last cell.
+    # First and last near cell. On a cyclic dim they may exceed the ends: -1 is the last cell.
     low: Ints
     high: Ints
 
     @classmethod
     def of_cells(cls, dim: str, n: int, cells: int, cyclic: bool = False) -> AxisReach:
-        """Near are the cells up to `cells` away."""
+        """Make a reach of `cells` cells in both directions."""
         i = np.arange(n)
         cells = min(cells, n)
         if cyclic:
@@ -42,14 +36,14 @@ class AxisReach:
 
     @classmethod
     def of_distance(cls, dim: str, values: NDArray[np.int64], distance: int) -> AxisReach:
-        """Near are the cells whose coordinate differs by `distance` or less."""
+        """Make a reach of all cells whose coordinates differ by at most `distance`."""
         rising = values if values[0] <= values[-1] else -values
         low = np.searchsorted(rising, rising - distance, side="left")
         high = np.searchsorted(rising, rising + distance, side="right") - 1
         return cls(dim, low.astype(np.int64), high.astype(np.int64))
 
     def blocks(self, grid: Grid, cells: Ints) -> tuple[Ints, Ints]:
-        """First and last block within reach of each of `cells`; unrolled where cyclic."""
+        """Return the first and last block in reach of each of `cells`; unrolled where cyclic."""
         axis = grid.dims.index(self.dim)
         n, tile, count = grid.shape[axis], grid.tile[axis], grid.counts[axis]
 
@@ -62,21 +56,21 @@ class AxisReach:
 
 @dataclass(frozen=True, eq=False)
 class SphereReach:
-    """Cells whose centres are `km` or less apart on a great circle are near."""
+    """Cells whose centres are at most `km` apart on a great circle are near."""
 
     lat_dim: str
     lon_dim: str
     # Latitudes in degrees, in any order.
     lat: NDArray[np.float64]
-    # Longitudes in degrees, in any order and of any wrapping (0 to 360, -180 to 180).
+    # Longitudes in degrees, in any order and wrapping (0 to 360, -180 to 180).
     lon: NDArray[np.float64]
-    # How far the reach goes, in kilometres on a sphere of radius 6371 km.
+    # Largest distance, in kilometres on a sphere of radius 6371 km.
     km: float
 
     def half_widths(self, lat: float) -> NDArray[np.float64]:
-        """How many degrees of longitude the reach of a cell at `lat` spans in every row."""
+        """Return how many degrees of longitude the reach of a cell at `lat` covers in every row."""
         here, rows = np.deg2rad(lat), np.deg2rad(self.lat)
-        # haversine: stable for the small angles at which a law of cosines loses its digits
+        # haversine: precise for small angles, where the law of cosines loses digits
         reach = np.sin(min(self.km / EARTH_RADIUS_KM, np.pi) / 2) ** 2
         across = np.cos(here) * np.cos(rows)
         rest = reach - np.sin((rows - here) / 2) ** 2
@@ -89,12 +83,12 @@ class SphereReach:
     def spread(
         self, other: Bools, grid: Grid, axes: tuple[int, int], lat_cells: Ints, lon_cells: Ints
     ) -> Bools:
-        """Whether a block of `other` is within reach, for cells of the sphere."""
+        """Tell for cells of the sphere whether a block of `other` is within reach."""
         table = np.moveaxis(other, axes, (-2, -1))
         lon = np.mod(self.lon, 360.0)
         east = np.argsort(lon, kind="stable")
         rows = table[..., grid.tile_of_cells(self.lon_dim)[east]]
-        # running counts along each row of blocks, to count any window of longitudes at once
+        # cumulative counts along each row of blocks, to count any window of longitudes at once
         count = np.zeros((*rows.shape[:-1], rows.shape[-1] + 1), dtype=np.int32)
         np.cumsum(rows, axis=-1, out=count[..., 1:])
         result = np.zeros((*table.shape[:-2], lat_cells.size, lon_cells.size), dtype=bool)
@@ -115,14 +109,14 @@ def _any_within(
     centres: NDArray[np.float64],
     width: float,
 ) -> Bools:
-    """Whether anything is counted within `width` degrees of each centre, around the globe."""
+    """Tell whether anything is counted within `width` degrees of each centre, around the globe."""
     if width >= 180:
         return np.broadcast_to(count[..., -1:] > 0, (*count.shape[:-1], centres.size))
 
     def before(x: NDArray[np.float64], side: str) -> NDArray[np.int32]:
         turns, angle = np.divmod(x, 360.0)
-        place = np.searchsorted(lon, angle, side=side)  # type: ignore[call-overload]
-        return np.asarray(count[..., place] + turns.astype(np.int32) * count[..., -1:])
+        index = np.searchsorted(lon, angle, side=side)  # type: ignore[call-overload]
+        return np.asarray(count[..., index] + turns.astype(np.int32) * count[..., -1:])
 
     return np.asarray(before(centres + width, "right") > before(centres - width, "left"))
 
@@ -133,7 +127,7 @@ Reach = AxisReach | SphereReach
 def near_to(
     other: Bools, grid: Grid, reaches: Sequence[Reach], positions: Mapping[str, Ints]
 ) -> Bools:
-    """Whether each cell is near to a block of `other`."""
+    """Tell for each cell whether it is near to a block of `other`."""
     sphere = [r for r in reaches if isinstance(r, SphereReach)]
     round_dims = {dim for r in sphere for dim in (r.lat_dim, r.lon_dim)}
     along = {r.dim: r for r in reaches if isinstance(r, AxisReach)}
@@ -155,8 +149,8 @@ def near_to(
 
 
 def _any_between(flags: Bools, axis: int, low: Ints, high: Ints) -> Bools:
-    """Logical or of ``flags[low[i] : high[i] + 1]`` along `axis`, for every i."""
-    # cells of one block mostly share their range: work it out once for each range
+    """Return the logical or of ``flags[low[i] : high[i] + 1]`` along `axis`, for every i."""
+    # cells of a block mostly share their range, so compute each range once
     ranges, which = np.unique(np.stack([low, high]), axis=1, return_inverse=True)
     count = np.cumsum(flags, axis=axis, dtype=np.int32)
     before = np.concatenate([np.zeros_like(count.take([0], axis)), count], axis=axis)

@@ -1,4 +1,4 @@
-"""How far cells lie from the nearest box of train cells, in cells; pieces of a part."""
+"""Distances of cells from the nearest box of train cells, and the pieces of a part."""
 
 from __future__ import annotations
 
@@ -17,31 +17,11 @@ _PAIRS_AT_ONCE = 1 << 21
 def nearest_box(
     points: Ints, low: Ints, high: Ints, scale: Sequence[float], period: Sequence[int]
 ) -> tuple[Floats, Ints]:
-    """Distance of each point to the nearest box, each axis in its own unit.
+    """Return the distance of each point to the nearest box, and the cells along each axis.
 
-    Parameters
-    ----------
-    points : ndarray of int, shape (points, dims)
-        Positions of cells.
-    low, high : ndarray of int, shape (boxes, dims)
-        First and last cell of each box.
-    scale : sequence of float
-        Unit of each axis in cells; np.inf for an axis that does not count.
-    period : sequence of int
-        Length of each cyclic axis, 0 for others.
-
-    Returns
-    -------
-    distance : ndarray of float, shape (points,)
-        Euclidean distance in these units; np.inf without boxes.
-    steps : ndarray of int, shape (points, dims)
-        Cells along each axis to the nearest box; -1 without boxes.
-
-    Examples
-    --------
-    >>> d, steps = nearest_box(np.array([[5]]), np.array([[0]]), np.array([[2]]), [1.5], [0])
-    >>> d.tolist(), steps.tolist()
-    ([2.0], [[3]])
+    `low` and `high` are the first and last cell of each box, `scale` is the unit of each axis in
+    cells (inf: the axis does not count), `period` the length of each cyclic axis, 0 for others.
+    Without boxes distances are inf and steps -1.
     """
     distance = np.full(len(points), np.inf)
     steps = np.full(points.shape, -1, dtype=np.int64)
@@ -76,20 +56,7 @@ def _apart(point: Ints, low: Ints, high: Ints, period: int) -> Ints:
 
 
 def run_lengths(part: Bools, widths: Sequence[Ints]) -> list[Ints]:
-    """How many cells the run is long in which each box lies, along each axis.
-
-    Parameters
-    ----------
-    part : ndarray of bool
-        Boxes that belong to the part.
-    widths : sequence of ndarray of int
-        Cells of the boxes along each axis.
-
-    Returns
-    -------
-    list of ndarray of int
-        For each axis, the length of the run of boxes of the part; 0 outside of it.
-    """
+    """Return the cells in each box's run of boxes of the part, along each axis; 0 outside."""
     lengths = []
     for axis, width in enumerate(widths):
         flags = np.moveaxis(part, axis, 0)
@@ -105,25 +72,10 @@ def run_lengths(part: Bools, widths: Sequence[Ints]) -> list[Ints]:
 
 
 def pieces(part: Bools, sizes: NDArray[np.float64]) -> float:
-    """Number of separate pieces of a part, small ones counting less.
+    """Return the effective number of pieces of a part: the inverse Simpson index of their sizes.
 
-    Parameters
-    ----------
-    part : ndarray of bool
-        Boxes that belong to the part; those that share a side are one piece.
-    sizes : ndarray of float
-        Cells of each box.
-
-    Returns
-    -------
-    float
-        One over the sum of squares of the pieces' shares (inverse Simpson index): n for n equal
-        pieces, about 1 for a large piece and crumbs.
-
-    Examples
-    --------
-    >>> pieces(np.array([True, False, True, True]), np.array([2.0, 1, 1, 1]))
-    2.0
+    It is n for n equal pieces, and about 1 for a large piece with some small ones. Boxes that share
+    a side are one piece.
     """
     number = np.where(part, np.arange(1, part.size + 1).reshape(part.shape), 0)
     for _ in range(4 * sum(part.shape)):
@@ -141,18 +93,7 @@ def pieces(part: Bools, sizes: NDArray[np.float64]) -> float:
 
 
 def nearest_on_axis(points: Floats, train: Floats) -> Ints:
-    """Which train position is the nearest along one axis.
-
-    Parameters
-    ----------
-    points, train : ndarray of float
-        Positions; at least one of train.
-
-    Returns
-    -------
-    ndarray of int
-        For each point, an index of `train`.
-    """
+    """Return for each point the index of the nearest train position along one axis."""
     order = np.argsort(train, kind="stable")
     after = np.searchsorted(train[order], points).clip(0, train.size - 1)
     before = (after - 1).clip(0)
@@ -161,35 +102,11 @@ def nearest_on_axis(points: Floats, train: Floats) -> Ints:
 
 
 def unit_vectors(lat: Floats, lon: Floats) -> Floats:
-    """Points of the sphere in three dimensions, so that a tree of points can find neighbours.
-
-    Parameters
-    ----------
-    lat, lon : ndarray of float
-        Degrees, of any wrapping.
-
-    Returns
-    -------
-    ndarray of float, shape (points, 3)
-        Unit vectors.
-    """
+    """Return unit vectors (points, 3) of positions in degrees, for neighbour searches in a tree."""
     phi, theta = np.deg2rad(lat), np.deg2rad(lon)
     return np.stack([np.cos(phi) * np.cos(theta), np.cos(phi) * np.sin(theta), np.sin(phi)], -1)
 
 
 def kilometres(chord: Floats, radius_km: float) -> Floats:
-    """Great-circle distance of points whose unit vectors are `chord` apart.
-
-    Parameters
-    ----------
-    chord : ndarray of float
-        Straight distances, 0 to 2.
-    radius_km : float
-        Radius of the sphere.
-
-    Returns
-    -------
-    ndarray of float
-        Distances in kilometres.
-    """
+    """Return the great-circle distance of points whose unit vectors are `chord` apart."""
     return np.asarray(2 * radius_km * np.arcsin(np.clip(chord / 2, 0, 1)))

@@ -1,8 +1,8 @@
-"""How far values along one dim are alike: empirical variogram, and the range of a model of it.
+"""Autocorrelation along one dim: empirical variogram, and the range of a model fitted to it.
 
-The semivariance at lag h is half the mean squared difference of values that are h apart
-(Matheron 1963, *Principles of geostatistics*, Economic Geology 58, eq. 1). It grows from the
-nugget to the sill; where it stops growing, values are no longer alike. That lag is the range.
+The semivariance at lag h is half the mean squared difference of values that are h apart (Matheron
+1963, *Principles of geostatistics*, Economic Geology 58, eq. 1). It grows from the nugget to the
+sill. The lag where it stops growing is the range, beyond which values are not correlated.
 """
 
 from __future__ import annotations
@@ -33,26 +33,11 @@ _SURELY_SEEN = 0.4
 
 @dataclass(frozen=True, eq=False)
 class Variogram:
-    """Semivariances along one dim and the model that was fitted to them.
+    """Semivariances along one dim and the model fitted to them.
 
-    Parameters
-    ----------
-    lags : ndarray of float
-        Mean distance of the pairs of each class, in cells.
-    semivariance : ndarray of float
-        Half their mean squared difference.
-    pairs : ndarray of int
-        How many pairs there are.
-    model : str, optional
-        "linear", "spherical", "exponential", "matern-3/2", "matern-5/2" or "gaussian"; None if
-        nothing was fitted.
-    nugget, sill : float
-        Of the model; NaN without one. The sill includes the nugget.
-    range : float
-        Lag at which the model reaches 95 % of its sill: the practical range. At least one cell.
-        NaN if there is none, see `reason`.
-    reason : str
-        Why there is no range, in plain words; empty if there is one.
+    Lags are in cells, the sill includes the nugget, and `range` is the practical range: the lag at
+    which the model reaches 95 % of its sill, at least one cell. Without a model, or a range, they
+    are NaN and `reason` says why.
     """
 
     lags: Floats
@@ -65,18 +50,7 @@ class Variogram:
     reason: str = ""
 
     def at(self, lag: Floats) -> Floats:
-        """Semivariance of the model.
-
-        Parameters
-        ----------
-        lag : ndarray of float
-            Distances in cells, above 0.
-
-        Returns
-        -------
-        ndarray of float
-            NaN without a range.
-        """
+        """Return the semivariance of the model; NaN without a range."""
         if self.model is None or not np.isfinite(self.range):
             return np.full(np.shape(lag), np.nan)
         shape = _MODELS[self.model](np.asarray(lag, dtype=float) / self.range)
@@ -126,29 +100,12 @@ _MODELS = {
 def semivariances(
     lines: Floats, positions: Floats, longest: float | None = None
 ) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Half the mean squared difference of the values of lines, by distance.
+    """Return mean distance, semivariance and number of pairs of each class of distance.
 
-    Parameters
-    ----------
-    lines : ndarray of float, shape (lines, cells)
-        Values along the dim; NaN is a gap, and no pair is made with it.
-    positions : ndarray of float, shape (cells,)
-        Where each cell lies, ascending, in units of a cell. Pairs are put into classes of one
-        cell's width, so that an irregular axis does no harm.
-    longest : float, optional
-        Longest distance to look at; by default half the length of the dim, since few pairs,
-        all of them of its ends, lie farther apart.
-
-    Returns
-    -------
-    tuple of ndarray
-        Mean distance, semivariance and number of pairs of each class that holds pairs.
-
-    Examples
-    --------
-    >>> lags, half, pairs = semivariances(np.array([[0.0, 1.0, np.nan, 3.0]]), np.arange(4.0), 3)
-    >>> lags.tolist(), half.tolist(), pairs.tolist()
-    ([1.0, 2.0, 3.0], [0.5, 2.0, 4.5], [1, 1, 1])
+    `lines` has the shape (lines, cells), and pairs with a NaN do not count. `positions` are those
+    of the cells, ascending, in units of a cell; classes are one cell wide, so the axis may be
+    irregular. The longest distance is by default half the length of the dim, since few pairs lie
+    farther apart.
     """
     n = positions.size
     span = float(positions[-1] - positions[0]) if n else 0.0
@@ -186,7 +143,7 @@ def semivariances(
 
 
 def _steps(n: int, positions: Floats, longest: float) -> list[int]:
-    """Differences of index to look at: all short ones, and fewer of the long ones."""
+    """Return the differences of index to use: all short ones, and fewer of the long ones."""
     if n < 2:
         return []
     reach = np.searchsorted(positions, positions + longest + 0.5) - np.arange(n)
@@ -203,39 +160,14 @@ def fit_variogram(
     pairs: NDArray[np.int64],
     variance: float | None = None,
 ) -> Variogram:
-    """Fit models from linear and spherical to Matérn and gaussian ones, and keep the best.
-
-    Weighted least squares: each class counts by its pairs over the square of the model's
-    semivariance there (Cressie 1985, *Fitting variogram models by weighted least squares*,
-    Mathematical Geology 17), found by fitting three times. The sill must be reached within the
-    lags that were looked at, else there is none. If it is, the fit is made again without the
-    lags beyond the range, which are few pairs' chance, and with the variance as one more
-    estimate of the sill: of made fields, half as many ranges are then wrong by over 25 %.
-
-    Parameters
-    ----------
-    lags, semivariance : ndarray of float
-        As `semivariances` returns them.
-    pairs : ndarray of int
-        The number of pairs of each class.
-    variance : float, optional
-        Variance of the values. Left aside where it is far from the sill, as it is where
-        lines differ from one another as wholes.
-
-    Returns
-    -------
-    Variogram
-        With a range, or with the reason why there is none.
-
-    Examples
-    --------
-    >>> lags = np.arange(1.0, 21)
-    >>> found = fit_variogram(lags, 2 * (1 - np.exp(-3 * lags / 8)), np.full(20, 100))
-    >>> found.model, round(found.range, 1), round(found.sill, 1)
-    ('exponential', 8.0, 2.0)
-    >>> fit_variogram(lags, lags**2, np.full(20, 100)).reason
-    'no sill: values still grow apart at 8 cells, as far as a range can be told here'
-    """
+    """Fit models from linear and spherical to Matérn and gaussian, and keep the best."""
+    # Weighted least squares: each class counts by its pairs over the square of the model's
+    # semivariance there (Cressie 1985, *Fitting variogram models by weighted least squares*,
+    # Mathematical Geology 17), found by fitting three times. The sill must be reached within the
+    # lags, else there is none. If it is, the model is fitted again without the lags beyond the
+    # range, which have few pairs, and with the variance of the values as one more estimate of the
+    # sill, unless it is far from the sill, as where whole lines differ. On synthetic fields, half
+    # as many ranges are then wrong by over 25 %.
     bare = Variogram(lags, semivariance, pairs)
     longest = float(lags.max(initial=0.0))
     enough = pairs >= _FEWEST_PAIRS
@@ -251,8 +183,8 @@ def fit_variogram(
     best = _best(lags, scaled, count)
     seen = _SURELY_SEEN * min(longest, float(lags.max()))
     if best.range > seen:
-        grows = f"values still grow apart at {seen:.3g} cells, as far as a range can be told here"
-        return replace(bare, reason=f"no sill: {grows}")
+        reason = f"no sill: semivariance still rises at {seen:.3g} cells, the longest range to see"
+        return replace(bare, reason=reason)
     for _ in range(2):
         near = lags <= max(best.range, lags[min(FEWEST_LAGS, lags.size - 1)])
         anchor = np.nan if variance is None else variance / largest
@@ -279,7 +211,7 @@ class _Fit(NamedTuple):
 
 
 def _best(lags: Floats, gamma: Floats, pairs: Floats) -> _Fit:
-    """Best model. What is rarer needs a clearly better fit: a nugget, a sharp bend."""
+    """Return the best model; less usual ones (a nugget, a sharp bend) need a clearly better fit."""
 
     def best(models: list[str], nugget: bool) -> _Fit:
         return min(_fit_model(name, lags, gamma, pairs, nugget) for name in models)
@@ -312,7 +244,7 @@ def _fit_model(name: str, lags: Floats, gamma: Floats, pairs: Floats, nugget: bo
 def _solve(
     name: str, ranges: Floats, lags: Floats, gamma: Floats, weights: Floats, nugget: bool
 ) -> tuple[Floats, Floats, Floats]:
-    """Loss, best nugget and best partial sill, neither below 0, for every range tried."""
+    """Return loss, best nugget and best partial sill, neither below 0, for every range tried."""
     shape = _MODELS[name](lags[None, :] / ranges[:, None])
     low = np.zeros(ranges.size)
     # no nugget: a line through zero

@@ -1,5 +1,5 @@
 """Mergeable sums over cells: exact in any order and on any number of workers.
 
-`moments` are count, mean and spread; `fields` the same at every place of a field; `quantiles` come
-from histograms.
+`moments` computes count, mean and spread of a variable, `fields` those of every entry of a field
+(level, pixel, month), `quantiles` reads quantiles from histograms.
 """

@@ -1,7 +1,7 @@
-"""Statistics at every place of a field: per level, per pixel, per month, weighted or not.
+"""Statistics with dims: per level, per pixel, per month, weighted or not.
 
-Deviations are taken from each place's own mean and corrected once more; blocks are merged by the
-formulas of Chan et al. (1979), with weights in the place of counts (West 1979; Pébay et al. 2016).
+Deviations are taken from each entry's own mean and corrected once more; blocks are merged by the
+formulas of Chan et al. (1979), with weights instead of counts (West 1979; Pébay et al. 2016).
 """
 
 from __future__ import annotations
@@ -20,20 +20,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.sums.moments import VariableStatistics, check_exact
+from ml4cube.core.sums.moments import (
+    VariableStatistics,
+    check_dtype,
+    check_exact,
+    raise_too_large,
+)
 from ml4cube.core.sums.quantiles import Floats, Histogram
 
 Ints = NDArray[np.int64]
 
-# Cells summed up at a time: few, since fresh memory for what is made of them costs more than the
-# sums, but several of each place, since merging costs as much as summing up three.
-_SLAB_CELLS, _LEAST_PER_PLACE = 2**18, 8
-# Dates of other calendars are written as whole numbers of these, which lose nothing.
+# Cells summed up at a time: few, because new memory for temporaries costs more than the sums, but
+# several of each entry, because merging costs as much as summing up three.
+_SLAB_CELLS, _LEAST_PER_ENTRY = 2**18, 8
+# Dates of other calendars are written as integers in this unit, which is exact.
 _TICKS = "microseconds since 2000-01-01"
 
 
 class Moments(NamedTuple):
-    """Count, mean, sum of squared deviations, range, gaps, infinities and weight at each place."""
+    """Count, mean, sum of squared deviations, range, gaps, infinities and weight of each entry."""
 
     count: Ints  # type: ignore[assignment]
     mean: Floats
@@ -46,18 +51,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def empty(cls, shape: Sequence[int]) -> Self:
-        """Return the moments of no cells.
-
-        Parameters
-        ----------
-        shape : sequence of int
-            Lengths of the axes that are kept.
-
-        Returns
-        -------
-        Moments
-            Counts of 0 and means of NaN.
-        """
+        """Return the moments of no cells."""
         nothing, none = np.zeros(shape, np.int64), np.full(shape, np.nan)
         return cls(
             nothing, none, np.zeros(shape), none.copy(), none.copy(), nothing.copy(),
@@ -72,59 +66,19 @@ class Moments(NamedTuple):
         where: NDArray[np.bool_] | None = None,
         weights: Floats | None = None,
     ) -> Moments:
-        """Sum up a block along `axes`, a slab at a time.
-
-        Parameters
-        ----------
-        values : ndarray of float, int or bool
-            Left as they are.
-        axes : tuple of int
-            Axes to sum up along; the others are kept.
-        where : ndarray of bool, optional
-            Cells to use, of the shape of `values`.
-        weights : ndarray of float64, optional
-            Of the shape of `values`, not negative; a cell of weight 0 is left out altogether.
-
-        Returns
-        -------
-        Moments
-            Arrays of the shape kept.
-
-        Raises
-        ------
-        InvalidTypeError
-            If `values` are no real numbers.
-        InvalidValueError
-            If values are too large to be squared, integers too large for float64, or a weight is
-            negative or not finite.
-        """
-        if values.dtype.kind not in "fiub":
-            raise InvalidTypeError(
-                f"values are of dtype {values.dtype}, statistics need real numbers; "
-                "leave the variable out or convert it"
-            )
+        """Sum up a block along `axes`, a slab at a time; cells of weight 0 are left out."""
+        check_dtype(values.dtype)
         kept = tuple(n for axis, n in enumerate(values.shape) if axis not in axes)
         total: Moments | None = None
         for slab in _slabs(values.shape, axes):
             chosen = None if where is None else where[slab]
-            weighed = None if weights is None else weights[slab]
-            found = _slab_moments(values[slab], axes, chosen, weighed)
+            some_weights = None if weights is None else weights[slab]
+            found = _slab_moments(values[slab], axes, chosen, some_weights)
             total = found if total is None else total.merge(found)
         return cls.empty(kept) if total is None else total
 
     def merge(self, other: Moments) -> Moments:
-        """Combine with the moments of other cells at the same places.
-
-        Parameters
-        ----------
-        other : Moments
-            Of other cells.
-
-        Returns
-        -------
-        Moments
-            Of both.
-        """
+        """Merge with the moments of other cells of the same entries."""
         weight = self.weight + other.weight
         with np.errstate(invalid="ignore", divide="ignore"):
             share = other.weight / weight
@@ -147,17 +101,17 @@ class Moments(NamedTuple):
 
 
 def _slabs(shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
-    """Cut a block along a summed axis, the first that will do, into slabs quick to work on."""
+    """Cut a block along a summed axis into slabs of a size that is fast to process."""
     size = math.prod(shape)
     places = size // max(math.prod(shape[axis] for axis in axes), 1)
-    cells = max(_SLAB_CELLS, _LEAST_PER_PLACE * places)
+    cells = max(_SLAB_CELLS, _LEAST_PER_ENTRY * places)
     whole = [slice(None)] * len(shape)
     if not axes or size <= cells:
         if size:
             yield tuple(whole)
         return
-    fine_enough = [a for a in axes if size // shape[a] <= cells]
-    axis = fine_enough[0] if fine_enough else max(axes, key=lambda a: shape[a])
+    small_enough = [a for a in axes if size // shape[a] <= cells]
+    axis = small_enough[0] if small_enough else max(axes, key=lambda a: shape[a])
     slabs = -(-shape[axis] // max(shape[axis] * cells // size, 1))
     for ends in pairwise(shape[axis] * slab // slabs for slab in range(slabs + 1)):
         yield (*whole[:axis], slice(*ends), *whole[axis + 1 :])
@@ -173,7 +127,7 @@ def _slab_moments(
     with np.errstate(invalid="ignore", over="ignore"):
         # asarray here and below: numpy makes numbers, which cannot be written to, of no dims
         x = np.array(values, np.float64)
-        # without signaling NaNs (R's NA), beside which fmin may forget numbers, and without -0.0
+        # without signaling NaNs (R's NA), next to which fmin may miss numbers, and without -0.0
         x += 0.0
     used = where
     if weights is not None:
@@ -200,7 +154,7 @@ def _slab_moments(
     count = np.asarray(all_cells - left_out.sum(axes))
     gaps = np.asarray(cells - count - infs)
     x[left_out] = 0.0
-    # by weights, a buffer that is filled anew once x has changed; without any, x itself
+    # with weights, a buffer that is refilled after each change of x; without, x itself
     weight, weighted = count.astype(np.float64), x
     if weights is not None:
         weighted = np.multiply(weights, ~left_out, out=np.empty_like(x))
@@ -222,67 +176,47 @@ def _slab_moments(
     mean = np.where(constant, low, mean)
     m2 = np.where((count == 0) | constant, 0.0, np.maximum(m2, 0.0))
     if not np.isfinite(m2).all():
-        raise InvalidValueError(
-            f"values from {np.nanmin(low):g} to {np.nanmax(high):g} are too large to be squared in "
-            "float64; is a fill value left undecoded?"
-        )
+        raise_too_large(np.nanmin(low), np.nanmax(high))
     return Moments(count, mean, m2, low, high, gaps, infs, weight)
 
 
 def _range(x: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
-    """Least and greatest number along `axes`, NaN where there is none."""
+    """Return the least and greatest number along `axes`, NaN where there is none."""
     low, high = np.fmin.reduce(x, axes), np.fmax.reduce(x, axes)
     return np.asarray(low), np.asarray(high)
 
 
 def check_weights(weights: Floats) -> float:
-    """Refuse weights that are negative or not finite.
-
-    Parameters
-    ----------
-    weights : ndarray
-        Any shape.
-
-    Returns
-    -------
-    float
-        The least.
-
-    Raises
-    ------
-    InvalidValueError
-        If there are such.
-    """
+    """Return the least weight; raise if one is negative or not finite."""
     least = float(np.min(weights, initial=np.inf))
     if not (least >= 0 and np.max(weights, initial=0.0) < np.inf):
         wrong = ~(np.isfinite(weights) & (weights >= 0))
         raise InvalidValueError(
-            f"{wrong.sum()} of {wrong.size} weights are negative or not finite "
-            f"({np.isnan(weights).sum()} of them NaN); give finite ones that are not negative "
-            "(0 leaves a cell out)"
+            f"weights must be finite and not negative (0 leaves a cell out), got {wrong.sum()} "
+            f"wrong ones of {wrong.size} ({np.isnan(weights).sum()} of them NaN)"
         )
     return least
 
 
 @dataclass(frozen=True, eq=False)
 class FieldStatistics(VariableStatistics):
-    """`VariableStatistics` at every place of a field: each number is an array over `dims`.
+    """Statistics with dims: each number is an array over `dims`.
 
     Parameters
     ----------
     count, mean, m2, min, max, gaps, infs : ndarray, shape (*dims)
-        As in `VariableStatistics`. With weights, `mean` and `m2` are weighted sums; cells of
-        weight 0 are left out.
+        As in `VariableStatistics`. With weights, `mean` and `m2` are weighted, and cells of weight
+        0 are left out.
     weight : ndarray of float64, shape (*dims)
-        Sum of the weights; the count where there are none.
+        Sum of the weights; the count without weights.
     dims : tuple of str
-        Names of the dims kept; a climatology's own (``"month"``) comes first.
+        Names of the dims; that of a climatology (``"month"``) comes first.
     labels : mapping of str to ndarray
         Coordinate values along dims that have some.
     histogram : Histogram, optional
-        What quantiles are read from.
+        Source of the quantiles.
     weighting : {"area", "given"}, optional
-        What the weights were, where there were any.
+        Kind of weights, if any.
 
     Examples
     --------
@@ -307,30 +241,30 @@ class FieldStatistics(VariableStatistics):
 
     @property
     def moments(self) -> Moments:
-        """The numbers as they are merged."""
+        """Fields that are merged cell by cell."""
         return Moments(
             self.count, self.mean, self.m2, self.min, self.max, self.gaps, self.infs, self.weight
         )
 
     def merge(self, other: VariableStatistics) -> Self:
-        """Combine with the statistics of other cells of the same field.
+        """Merge with the statistics of other cells.
 
         Parameters
         ----------
         other : FieldStatistics
-            With the same dims in any order, the same labels and kind of weights, and a histogram
-            if this one has one.
+            With the same dims in any order, and the same labels, kind of weights and number of
+            bins.
 
         Returns
         -------
         FieldStatistics
-            As if all cells had been summed up together: moments to rounding, counts and
-            unweighted quantiles exactly.
+            Equal to those of all cells together: moments to rounding, counts and unweighted
+            quantiles exactly.
 
         Raises
         ------
         InvalidValueError
-            If dims, labels, weights or histograms do not fit.
+            If dims, labels, weights or histograms differ.
         """
         if isinstance(other, FieldStatistics) and set(other.dims) == set(self.dims):
             other = other._transposed(self.dims)
@@ -338,8 +272,8 @@ class FieldStatistics(VariableStatistics):
         theirs = other._form() if isinstance(other, FieldStatistics) else "one number each"
         if not isinstance(other, FieldStatistics) or mine != theirs:
             raise InvalidValueError(
-                f"cannot merge statistics of {mine} with those of {theirs}; compute both with "
-                "the same dims, coordinates, climatology, weights and quantiles"
+                f"cannot merge statistics of {mine} with those of {theirs}; compute both with the "
+                "same dims, coordinates, climatology, weights and quantiles"
             )
         moments = self.moments.merge(other.moments)
         histogram = self.histogram
@@ -348,14 +282,14 @@ class FieldStatistics(VariableStatistics):
         return type(self)(*moments, self.dims, self.labels, histogram, self.weighting)
 
     def _transposed(self, dims: tuple[str, ...]) -> Self:
-        """Put the dims in another order."""
+        """Return the same statistics with the dims in another order."""
         order = [self.dims.index(dim) for dim in dims]
         moments = Moments._make(values.transpose(order) for values in self.moments)
         histogram = self.histogram and self.histogram.transposed(order)
         return type(self)(*moments, dims, self.labels, histogram, self.weighting)
 
     def _form(self) -> str:
-        """What two of them must share to be merged, as text."""
+        """Describe everything that must be equal to merge."""
         labels = {
             dim: zlib.crc32(json.dumps(encoded(values)).encode())
             for dim, values in sorted(self.labels.items())
@@ -377,7 +311,7 @@ class FieldStatistics(VariableStatistics):
         return np.asarray(np.sqrt(self.variance))
 
     def quantile(self, probability: float) -> Floats:
-        """Read a quantile of the cells at each place.
+        """Return a quantile of the cells of each entry.
 
         Parameters
         ----------
@@ -387,8 +321,8 @@ class FieldStatistics(VariableStatistics):
         Returns
         -------
         ndarray of float64, shape (*dims)
-            Off by less than `quantile_error` from that of numpy's ``method="inverted_cdf"``, or
-            that itself where the error is 0; NaN where there is no cell.
+            Within `quantile_error` of numpy's ``method="inverted_cdf"``; NaN where there is no
+            cell.
 
         Raises
         ------
@@ -399,15 +333,11 @@ class FieldStatistics(VariableStatistics):
 
     @property
     def quantile_error(self) -> Floats:
-        """Bound on the error of `quantile` at each place: a bin's width.
-
-        0 where it is exactly that of numpy's ``method="inverted_cdf"``, the least value with the
-        asked share of the cells at or below it.
-        """
+        """Bound on the error of `quantile`: the width of a bin, or 0 where it is exact."""
         return self._counted().width
 
     def _counted(self) -> Histogram:
-        """The histogram, or an error that says how to get one."""
+        """Return the histogram; raise if there is none."""
         if self.histogram is None:
             raise InvalidValueError(
                 "these statistics have no histogram; compute them with quantiles=(0.25, 0.5, 0.75)"
@@ -415,17 +345,17 @@ class FieldStatistics(VariableStatistics):
         return self.histogram
 
     def __eq__(self, other: object) -> bool:
-        """Whether every number, dim, label and bin is the same; NaN equals NaN."""
+        """Tell whether all numbers, dims, labels and bins are equal; NaN equals NaN."""
         if not isinstance(other, FieldStatistics):
             return NotImplemented
         return self._entry() == other._entry()
 
     def __hash__(self) -> int:
-        """The same for equal statistics, in every process."""
+        """Return the same number for equal statistics, in every process."""
         return zlib.crc32(json.dumps(self._entry(), sort_keys=True).encode())
 
     def to_dict(self) -> dict[str, Any]:
-        """Write as plain JSON values; arrays as base64 of their bytes.
+        """Return JSON values; arrays are compressed and base64-encoded.
 
         Returns
         -------
@@ -435,20 +365,19 @@ class FieldStatistics(VariableStatistics):
         Raises
         ------
         InvalidTypeError
-            If labels are objects that JSON does not hold, such as intervals.
+            If labels are objects that JSON cannot hold, such as intervals.
         """
         entry = self._entry()
         for dim, labels in entry["labels"].items():
             if labels["dtype"] == "object":
                 raise InvalidTypeError(
-                    f"labels along {dim!r} are objects such as {self.labels[dim].flat[0]!r}, which "
-                    "JSON does not hold; give the dim numbers, dates or texts before you compute "
-                    "statistics, or pickle them"
+                    f"labels along {dim!r} must be numbers, dates or strings to be written as "
+                    f"JSON, got {self.labels[dim].flat[0]!r}; pickle the statistics instead"
                 )
         return entry
 
     def _entry(self) -> dict[str, Any]:
-        """What two of them must share to be equal, as plain values."""
+        """Return everything that equality compares, as plain values."""
         arrays = {name: encoded(values) for name, values in self.moments._asdict().items()}
         labels = {dim: encoded(values) for dim, values in self.labels.items()}
         entry: dict[str, Any] = {"dims": list(self.dims), "labels": labels, **arrays}
@@ -465,7 +394,7 @@ class FieldStatistics(VariableStatistics):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` wrote.
+        """Read the dict that `to_dict` returned.
 
         Parameters
         ----------
@@ -475,7 +404,7 @@ class FieldStatistics(VariableStatistics):
         Returns
         -------
         FieldStatistics
-            Equal to the one that was written, bit for bit.
+            Equal to the original, bit for bit.
         """
         moments = Moments(**{name: decoded(raw[name]) for name in Moments._fields})
         labels = {str(dim): decoded(values) for dim, values in raw["labels"].items()}
@@ -484,25 +413,11 @@ class FieldStatistics(VariableStatistics):
             part = raw["histogram"]
             exponent, edges, counts = (decoded(part[k]) for k in ("exponent", "edges", "counts"))
             histogram = Histogram(exponent, edges, counts, int(part["bins"]))
-        # what was written before weights were named tells no more than that there were some
-        unnamed = None if np.array_equal(moments.weight, moments.count) else "given"
-        weighting = raw.get("weighting", unnamed)
-        return cls(*moments, tuple(raw["dims"]), labels, histogram, weighting)
+        return cls(*moments, tuple(raw["dims"]), labels, histogram, raw.get("weighting"))
 
 
 def encoded(values: NDArray[Any]) -> dict[str, Any]:
-    """Return an array as JSON values.
-
-    Parameters
-    ----------
-    values : ndarray
-        Numbers, dates, texts or objects.
-
-    Returns
-    -------
-    dict
-        Its compressed bytes, or a list for texts and objects.
-    """
+    """Return an array as JSON values: its compressed bytes, or a list of strings."""
     values = np.asarray(values)
     entry: dict[str, Any] = {"shape": list(values.shape)}
     if values.dtype.kind in "OUT":
@@ -515,7 +430,7 @@ def encoded(values: NDArray[Any]) -> dict[str, Any]:
         return {**entry, "dtype": "text" if texts else "object", "values": shown}
     little = np.ascontiguousarray(values.astype(values.dtype.newbyteorder("<")))
     if little.dtype.kind == "f":
-        # one NaN and one zero, so that equal arrays have equal bytes
+        # one kind of NaN and of zero, so that equal arrays have equal bytes
         little = np.where(np.isnan(little), np.array(np.nan, little.dtype), little + 0)
     content = zlib.compress(little.tobytes(), 1)
     return {**entry, "dtype": values.dtype.newbyteorder("<").str, "zlib": _text(content)}
@@ -526,18 +441,7 @@ def _text(content: bytes) -> str:
 
 
 def decoded(entry: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the array that `encoded` was given.
-
-    Parameters
-    ----------
-    entry : mapping
-        JSON values.
-
-    Returns
-    -------
-    ndarray
-        The array.
-    """
+    """Return the array that `encoded` was given."""
     shape = tuple(entry["shape"])
     if entry["dtype"] == "text":
         return np.array(entry["values"], dtype=str).reshape(shape)

@@ -1,9 +1,9 @@
 """Moments and range of plain arrays: one pass, float64, mergeable.
 
-A block is summed up as deviations from a shift, taken again from the mean where digits of the
-spread would be lost, a part at a time that stays in cache. Blocks are merged by the formulas of
-Chan et al. (1979) and Pébay (2008). A sum of squares of raw values is never relied on where the
-spread is small beside the offset: there it has no digit of the spread left.
+A block is summed up as deviations from a shift, a part at a time that stays in cache. Where digits
+of the spread would be lost, deviations are taken again from the mean. Blocks are merged by the
+formulas of Chan et al. (1979) and Pébay (2008). A sum of squares of raw values is never used where
+the spread is small compared to the offset, because it has no digit of the spread left.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 
-# Cells that share a shift: a block of a cube at most.
+# Most cells that share a shift.
 _PIECE = 2_097_152
-# Cells turned into float64 at a time: 1 MiB, about what a core's own cache holds while they are
-# summed up twice. Fewer would cost more: each call of numpy has a price of its own, and where
-# several threads sum up it hands over the interpreter's lock.
+# Cells converted to float64 at a time: 1 MiB, about the size of a core's own cache. Fewer would
+# cost more: each numpy call has overhead, and with several threads it hands over the GIL.
 _PART = 131_072
-# Cells of a dot product: few enough that no BLAS splits one over threads, so that bits do not
-# depend on the number of cores.
+# Cells of a dot product: so few that no BLAS splits it over threads, and the bits do not depend on
+# the number of cores.
 _ROW = 1_024
 _ONES = np.ones(_ROW)
 _HUGE_PAGE = 2 * 2**20  # bytes, on x86 and most others
@@ -41,7 +40,7 @@ _NOTHING: _Numbers = (0, math.nan, 0.0, math.nan, math.nan, 0, 0)
 
 @dataclass(frozen=True, eq=False)
 class VariableStatistics:
-    """Moments and range of one variable's finite cells; two of them merge into one.
+    """Moments and range of one variable's finite cells.
 
     Parameters
     ----------
@@ -54,7 +53,7 @@ class VariableStatistics:
     min, max : float
         Range of the finite cells; NaN where `count` is 0.
     gaps : int
-        Cells that are NaN, left out of all the above.
+        Cells that are NaN, left out of the above.
     infs : int
         Cells that are +inf or -inf, left out as well.
 
@@ -82,30 +81,26 @@ class VariableStatistics:
         Parameters
         ----------
         values : array_like of float, int or bool
-            Any shape. Integers count as numbers, booleans as 0 and 1.
+            Any shape. Booleans count as 0 and 1.
         where : array_like of bool, optional
-            Cells to use, broadcast against `values`; all if not given. What stands in the other
-            cells has no influence, not on a bit of the result.
+            Cells to use, broadcast against `values`; all by default. The other cells do not change
+            a bit of the result.
 
         Returns
         -------
         VariableStatistics
-            Of the cells used; gaps and infinities among them are counted.
+            Of the cells used, with the number of gaps and infinities among them.
 
         Raises
         ------
         InvalidTypeError
-            If `values` are no real numbers (dates, texts, complex numbers).
+            If `values` are not real numbers.
         InvalidValueError
-            If finite values are so large that their squares leave float64's range, or integers
-            so large that float64 rounds them.
+            If values are too large to be squared in float64, or integers too large to be exact in
+            float64.
         """
         array = np.asarray(values)
-        if array.dtype.kind not in "fiub":
-            raise InvalidTypeError(
-                f"values are of dtype {array.dtype}, statistics need real numbers; "
-                "leave the variable out or convert it"
-            )
+        check_dtype(array.dtype)
         flat = _used(array, where)
         scratch = _Scratch.of(flat)
         total = _NOTHING
@@ -115,28 +110,28 @@ class VariableStatistics:
         return cls(*total)
 
     def merge(self, other: VariableStatistics) -> Self:
-        """Combine with the statistics of other cells.
+        """Merge with the statistics of other cells.
 
         Parameters
         ----------
         other : VariableStatistics
-            Of cells that `self` has not seen.
+            Of cells that `self` does not include.
 
         Returns
         -------
         VariableStatistics
-            As if all cells had been summed up together, to rounding. ``a.merge(b)`` and
-            ``b.merge(a)`` may differ in the last bit: merge in a fixed order.
+            Equal to those of all cells together, to rounding. ``a.merge(b)`` and ``b.merge(a)`` may
+            differ in the last bit: merge in a fixed order.
 
         Raises
         ------
         InvalidValueError
-            If `other` is of another form, as `FieldStatistics` are.
+            If `other` is of another type, such as `FieldStatistics`.
         """
         if type(other) is not type(self):
             raise InvalidValueError(
-                "cannot merge statistics of whole variables with those that keep dims, follow a "
-                "climatology or are weighted; compute both alike"
+                "cannot merge statistics of whole variables with those that have dims, a "
+                "climatology or weights; compute both in the same way"
             )
         return type(self)(*_merged(self._numbers(), other._numbers()))
 
@@ -155,22 +150,22 @@ class VariableStatistics:
         return self.count, self.mean, self.m2, self.min, self.max, self.gaps, self.infs
 
     def _key(self) -> tuple[float | None, ...]:
-        """Fields with None for NaN, which equals itself and can be written as JSON."""
+        """Fields with None for NaN, which can be compared and written as JSON."""
         return tuple(None if math.isnan(value) else value for value in self._numbers())
 
     def __eq__(self, other: object) -> bool:
-        """Whether every field has the same value; NaN equals NaN."""
+        """Tell whether all fields are equal; NaN equals NaN."""
         if not isinstance(other, VariableStatistics):
             return NotImplemented
         return self._key() == other._key()
 
     def __hash__(self) -> int:
-        """The same for equal statistics, in every process."""
+        """Return the same number for equal statistics, in every process."""
         # + 0 turns -0.0, which equals 0.0, into 0.0
         return zlib.crc32(repr([v if v is None else v + 0 for v in self._key()]).encode())
 
     def to_dict(self) -> dict[str, float | None]:
-        """Write the fields as plain JSON values, None for NaN.
+        """Return the fields as JSON values, None for NaN.
 
         Returns
         -------
@@ -181,7 +176,7 @@ class VariableStatistics:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, float | None]) -> Self:
-        """Read what `to_dict` wrote.
+        """Read the dict that `to_dict` returned.
 
         Parameters
         ----------
@@ -191,14 +186,14 @@ class VariableStatistics:
         Returns
         -------
         VariableStatistics
-            Equal to the one that was written, bit for bit.
+            Equal to the original, bit for bit.
         """
         values: dict[str, Any] = {k: math.nan if v is None else v for k, v in raw.items()}
         return cls(**values)
 
 
 def _merged(a: _Numbers, b: _Numbers) -> _Numbers:
-    """Combine the fields of two `VariableStatistics`."""
+    """Merge the fields of two `VariableStatistics`."""
     gaps, infs = a[5] + b[5], a[6] + b[6]
     if a[0] == 0 or b[0] == 0:
         full = b if a[0] == 0 else a
@@ -213,9 +208,8 @@ def _merged(a: _Numbers, b: _Numbers) -> _Numbers:
 
 def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
     """Sum up at most `_PIECE` cells, 1-D, by deviations from a shift."""
-    # The shift is a number in whose place gaps count nothing: 0, or the least cell. Where it is so
-    # far from the mean that digits of the spread would be lost, deviations are taken again, from
-    # the mean found.
+    # The shift, 0 or the least cell, replaces gaps, which then add nothing. If it is so far from
+    # the mean that digits of the spread would be lost, deviations are taken again, from the mean.
     if piece.dtype.kind == "f":
         piece = piece.astype(scratch.dtype, copy=False)
     low, high, gaps = scratch.range_of(piece)
@@ -225,25 +219,22 @@ def _of_piece(piece: NDArray[Any], scratch: _Scratch) -> _Numbers:
     count = piece.size - gaps
     if count == 0 or low == high:
         return count, low, 0.0, low, high, gaps, 0
-    # cells that vary about as much as they are large need no shift, which saves a pass
+    # cells whose range is about their size need no shift, which saves a pass
     shift = 0.0 if low >= 0 and high < 10 * (high - low) else low
     rest, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=True)
-    if math.isnan(rest):  # from signaling NaNs, which hold their own against a maximum
+    if math.isnan(rest):  # signaling NaNs survive a maximum
         return _of_piece(piece + 0, scratch)
     if not rest * rest <= 0.9999 * count * squares:
         shift += rest / count
         rest, squares = scratch.sums(piece, shift, gaps=gaps > 0, is_least=False)
     m2 = squares - rest * rest / count
     if not math.isfinite(m2):
-        raise InvalidValueError(
-            f"values from {low:g} to {high:g} are too large to be squared in float64; "
-            "is a fill value left undecoded?"
-        )
+        raise_too_large(low, high)
     return count, shift + rest / count, max(m2, 0.0), low, high, gaps, 0
 
 
 def _used(array: NDArray[Any], where: ArrayLike | None) -> NDArray[Any]:
-    """Cells to use, as one row."""
+    """Return the cells to use, 1-D."""
     if where is not None:
         flags = np.broadcast_to(np.asarray(where, bool), array.shape)
         if not flags.all():
@@ -252,41 +243,43 @@ def _used(array: NDArray[Any], where: ArrayLike | None) -> NDArray[Any]:
     return array.ravel(order="K")
 
 
+def check_dtype(dtype: np.dtype[Any]) -> None:
+    """Raise InvalidTypeError unless a dtype holds real numbers."""
+    if dtype.kind not in "fiub":
+        raise InvalidTypeError(
+            f"values must be real numbers, got dtype {dtype}; leave the variable out or convert it"
+        )
+
+
+def raise_too_large(low: float, high: float) -> NoReturn:
+    """Raise InvalidValueError for values whose squares exceed float64."""
+    raise InvalidValueError(
+        f"values from {low:g} to {high:g} are too large to be squared in float64; "
+        "is a fill value not decoded?"
+    )
+
+
 def check_exact(least: int, greatest: int) -> None:
-    """Refuse integers that float64 rounds: their spread may be less than the rounding.
-
-    Taking an offset off first would mend one block, but not the means by which blocks are merged.
-
-    Parameters
-    ----------
-    least, greatest : int
-        Range of the integers.
-
-    Raises
-    ------
-    InvalidValueError
-        If one is beyond 2**53.
-    """
+    """Raise for integers that float64 rounds: their spread may be less than the rounding."""
     if least < -_EXACT or greatest > _EXACT:
         raise InvalidValueError(
-            f"integers as large as {max(-least, greatest)} are rounded by float64, which holds "
-            "them up to 2**53; is a fill value left undecoded? Else take an offset off "
-            "(values - values.min()), or convert them with astype('float64') if the last digits "
-            "mean nothing"
+            f"integers must be at most 2**53 to be exact in float64, got {max(-least, greatest)}; "
+            "is a fill value not decoded? Otherwise subtract an offset (values - values.min()), "
+            "or convert with astype('float64') if the last digits do not matter"
         )
 
 
 class _Scratch:
-    """Buffers that all parts share, and all blocks that a thread sums up."""
+    """Buffers that are reused for all parts and all blocks of a thread."""
 
-    # Fresh memory costs a page fault every 4 KiB, which together took longer than the sums. They
-    # are asked for in one, large enough for numpy to ask for a huge page, which saves more.
+    # New memory costs a page fault every 4 KiB, which together took longer than the sums. All
+    # buffers are one allocation, large enough for numpy to request a huge page, which saves more.
 
     _kept = threading.local()
 
     @classmethod
     def of(cls, flat: NDArray[Any]) -> _Scratch:
-        """Return this thread's buffers, made anew where they are of another dtype."""
+        """Return this thread's buffers, or new ones if the dtype differs."""
         native = flat.dtype.newbyteorder("=")
         dtype = np.dtype(np.float32 if native == np.float32 else np.float64)
         kept: _Scratch | None = getattr(cls._kept, "scratch", None)
@@ -295,38 +288,38 @@ class _Scratch:
         return kept
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
-        """Make room for a part, and for the sums of a piece's rows."""
+        """Allocate buffers for a part, and for the sums of a piece's rows."""
         room = np.empty(3 * _HUGE_PAGE, np.uint8)
         room = room[-room.ctypes.data % _HUGE_PAGE :]
         ends = np.cumsum([8, dtype.itemsize, 1]) * _PART
-        x, stand_in, flags, _ = np.split(room, ends)
+        x, filler, flags, _ = np.split(room, ends)
         self.dtype = dtype
         self.x = x.view(np.float64)
         self.rows = self.x.reshape(-1, _ROW)
         self.flags = flags.view(bool)
-        self.stand_in: NDArray[Any] = stand_in.view(dtype)
-        self.stand_in.fill(0)
+        self.filler: NDArray[Any] = filler.view(dtype)
+        self.filler.fill(0)
         self.totals = np.empty(_PIECE // _ROW)
         self.squares = np.empty(_PIECE // _ROW)
-        # only spares a pass: with either value the results are the same
+        # only saves a pass: the results are the same with either value
         self.gaps_expected = True
 
     def range_of(self, piece: NDArray[Any]) -> tuple[float, float, int]:
-        """Least and greatest number, NaN where there is none, and the number of gaps."""
+        """Return the least and greatest number, NaN if there is none, and the number of gaps."""
         if piece.size == 0:
             return _NO_RANGE
         if piece.dtype.kind != "f":
             least, greatest = int(piece.min()), int(piece.max())
             check_exact(least, greatest)
             return float(least), float(greatest), 0
-        # + 0.0 turns -0.0, which may or may not come out beside 0.0, into 0.0
+        # + 0.0 turns -0.0, which minimum and maximum may return instead of 0.0, into 0.0
         if not self.gaps_expected:
             high = float(np.maximum.reduce(piece)) + 0.0
             if not math.isnan(high):
                 return float(np.minimum.reduce(piece)) + 0.0, high, 0
         gaps, lows, highs = 0, [], []
         for part in _parts(piece):
-            # + 0 makes NaNs quiet: beside signaling ones (R's NA), fmin may forget numbers
+            # + 0 makes NaNs quiet: next to signaling ones (R's NA), fmin may miss numbers
             quiet = np.add(part, 0, out=self.x.view(self.dtype)[: part.size])
             gaps += int(np.count_nonzero(np.isnan(quiet, out=self.flags[: part.size])))
             lows.append(np.fmin.reduce(quiet))
@@ -337,13 +330,13 @@ class _Scratch:
     def sums(
         self, piece: NDArray[Any], shift: float, *, gaps: bool, is_least: bool
     ) -> tuple[float, float]:
-        """Sum up the cells less `shift`, and their squares; gaps count nothing."""
-        # `is_least` says that `shift` is a number of the piece's dtype and no more than any cell:
-        # it may stand in for gaps, by a maximum, which is far cheaper than picking them out. The
-        # bits are the same on any number of cores.
-        stand_in, pick = gaps and is_least, gaps and not is_least
-        if stand_in and self.stand_in[0] != shift:
-            self.stand_in.fill(shift)
+        """Return the sums of the cells less `shift`, and of their squares, without gaps."""
+        # With `is_least`, `shift` is a number of the piece's dtype and at most the least cell, so a
+        # maximum with it replaces gaps, which is far cheaper than selecting them. The bits are the
+        # same on any number of cores.
+        filler, pick = gaps and is_least, gaps and not is_least
+        if filler and self.filler[0] != shift:
+            self.filler.fill(shift)
         done = 0
         for part in _parts(piece):
             x, rows = self.x, self.rows
@@ -351,8 +344,8 @@ class _Scratch:
                 rows = rows[: -(-part.size // _ROW)]
                 x[part.size : rows.size] = 0.0
                 x = x[: part.size]
-            if stand_in:
-                np.fmax(part, self.stand_in[: part.size], out=x)
+            if filler:
+                np.fmax(part, self.filler[: part.size], out=x)
             else:
                 x[:] = part
             if shift:
@@ -370,6 +363,6 @@ _NO_RANGE = (math.nan, math.nan, 0)
 
 
 def _parts(piece: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Cut a piece into parts that stay in cache."""
+    """Cut a piece into parts that fit into cache."""
     for start in range(0, piece.size, _PART):
         yield piece[start : start + _PART]

@@ -1,9 +1,10 @@
 """Histograms that merge exactly, and the quantiles read from them.
 
-Bins are as wide as a power of two, start at multiples of it, and only those that hold cells are
-kept; they are the finest of which not too many do. So a few values far out (a fill value left
-undecoded) cost a bin each and leave the others as fine as they were, bins of a part nest in those
-of the whole, and the histogram of merged parts is that of all cells, bit for bit, in any order.
+Bins are as wide as a power of two and start at multiples of it. Only bins that hold cells are kept,
+and they are the finest of which not more than `bins` hold cells. So a few outliers (a fill value
+left undecoded) cost a bin each and leave the others as fine as they were, bins of a part nest in
+those of the whole, and the histogram of merged parts is that of all cells, bit for bit, in any
+order.
 """
 
 from __future__ import annotations
@@ -29,41 +30,20 @@ _EXACT = -1022
 # Bins per histogram, and in all of them together: an edge and a count each, 128 MiB.
 _MOST_BINS, _FEWEST_BINS, _MOST_IN_ALL = 65_536, 256, 2**23
 _BYTES_PER_BIN = 16
-# Cells sorted together: first, to learn how wide bins must be, and from then on.
+# Cells sorted together: at first, to learn the width of bins, and after that.
 _FIRST_CELLS, _CELLS_AT_ONCE = 2**17, 2**20
-# Cells counted together without sorting, so few that what is made of them stays in cache; and how
-# many times as many counters they have as there may be bins.
+# Cells counted together without sorting, so few that temporaries stay in cache, and the number of
+# counters per bin.
 _CELLS_COUNTED, _DENSER = 2**17, 4
 
 
 def default_bins(places: int) -> int:
-    """Choose the number of bins for a field of histograms.
-
-    Parameters
-    ----------
-    places : int
-        Histograms there will be: 1 for a variable, levels times months, ...
-
-    Returns
-    -------
-    int
-        A power of two from 256 to 65536, fewer the more histograms there are.
-
-    Raises
-    ------
-    InvalidValueError
-        If even 256 bins each would take more than two gigabytes.
-
-    Examples
-    --------
-    >>> default_bins(1), default_bins(10_000)
-    (65536, 512)
-    """
+    """Return the number of bins for `places` histograms: a power of two from 256 to 65536."""
     gigabytes = places * _FEWEST_BINS * _BYTES_PER_BIN / 2**30
     if gigabytes > 2:
         raise InvalidValueError(
-            f"quantiles at {places} places would take {gigabytes:.1f} GB of counters; keep fewer "
-            "dims, or take them of a part of the cube at a time"
+            f"quantiles of {places} entries would need {gigabytes:.1f} GB of memory; keep fewer "
+            "dims, or compute them for a part of the cube at a time"
         )
     bins = _MOST_BINS
     while bins > _FEWEST_BINS and places * bins > _MOST_IN_ALL:
@@ -73,27 +53,12 @@ def default_bins(places: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """Cells per bin, at every place of a field.
+    """Cells per bin, for every entry of a field.
 
-    Parameters
-    ----------
-    exponent : ndarray of int64, shape (*field)
-        Bins are ``2**exponent`` wide; at the least exponent each holds one value.
-    edges : ndarray of float64, shape (*field, width)
-        Lower edge of each bin that holds a cell, rising; NaN after the last.
-    counts : ndarray of int64 or float64, shape (*field, width)
-        Cells in the bin, or their weights; 0 after the last.
-    bins : int
-        How many bins a place may have, at least 3.
-
-    Examples
-    --------
-    >>> x = np.append(np.linspace(270, 300, 100_000), 9.96921e36)
-    >>> h = Histogram.of(x, 65_536)
-    >>> float(h.width)
-    0.00048828125
-    >>> abs(h.quantile(0.5, x.min(), x.max()) - 285) < h.width
-    np.True_
+    Bins are ``2**exponent`` wide; at the least exponent each holds one value. `edges` (*field,
+    width) are the lower edges of the bins that hold a cell, rising, NaN after the last. `counts`
+    are the cells in each bin (int64) or their weights (float64), 0 after the last. `bins`, at least
+    3, is the most bins per entry.
     """
 
     exponent: Ints
@@ -103,42 +68,12 @@ class Histogram:
 
     @classmethod
     def empty(cls, field: tuple[int, ...], bins: int, dtype: Any = np.int64) -> Self:
-        """Histograms of no cells.
-
-        Parameters
-        ----------
-        field : tuple of int
-            Shape of the field.
-        bins : int
-            How many bins a place may have.
-        dtype : dtype
-            Of the counts: int64, or float64 for weights.
-
-        Returns
-        -------
-        Histogram
-            To merge others with.
-        """
+        """Return histograms of no cells."""
         return cls.gathered(field, bins, (), dtype)
 
     @classmethod
     def of(cls, values: Reals, bins: int, weights: Floats | None = None) -> Self:
-        """Count the cells of each place.
-
-        Parameters
-        ----------
-        values : ndarray of float32 or float64, shape (*field, cells)
-            Cells, finite; NaN is left out.
-        bins : int
-            How many bins a place may have.
-        weights : ndarray of float64, optional
-            Of the shape of `values`; not NaN where they are not.
-
-        Returns
-        -------
-        Histogram
-            The finest that `bins` allows.
-        """
+        """Count the cells of each entry of `values` (*field, cells); NaN is left out."""
         field, n = values.shape[:-1], values.shape[-1]
         flat = values.reshape(-1, n)
         weighed = None if weights is None else weights.reshape(-1, n)
@@ -167,24 +102,7 @@ class Histogram:
         parts: Sequence[tuple[tuple[Any, ...], Histogram]],
         dtype: Any = np.int64,
     ) -> Self:
-        """Put the histograms of parts of a field together.
-
-        Parameters
-        ----------
-        field : tuple of int
-            Shape of the field.
-        bins : int
-            How many bins a place may have.
-        parts : sequence of (tuple, Histogram)
-            An index into the field that ends in ``...``, and what lies there; each place once.
-        dtype : dtype
-            Of the counts.
-
-        Returns
-        -------
-        Histogram
-            Without cells at places that no part has.
-        """
+        """Join the histograms of parts of a field, each with its index, ending in ``...``."""
         width = max([part.edges.shape[-1] for _, part in parts], default=1)
         whole = cls(
             np.full(field, _EXACT, np.int64),
@@ -200,12 +118,12 @@ class Histogram:
         return whole
 
     def _with_rows(self, cells: Reals, weights: Floats | None) -> Self:
-        """Count the cells of each row, where none was counted before."""
+        """Count the cells of each row of an empty histogram."""
         # There is one row only where it is longer than `_FIRST_CELLS`.
         n, total = cells.shape[-1], self
         if n > _FIRST_CELLS:
-            # sorting takes several times as long as what is tried here
-            counted = self._side_by_side(cells[0], None if weights is None else weights[0])
+            # several times as fast as sorting, if it works
+            counted = self._by_counters(cells[0], None if weights is None else weights[0])
             if counted is not None:
                 return counted
         start = 0
@@ -221,7 +139,7 @@ class Histogram:
         return total
 
     def _with_cells(self, cells: Reals, weights: Floats | None) -> Self:
-        """Count more cells of each row, sorting them."""
+        """Count more cells of each row, by sorting them."""
         edges = _lower_edges(cells, self.exponent)
         if weights is None:
             edges = np.sort(edges, axis=-1)
@@ -231,8 +149,8 @@ class Histogram:
         return self._fitted(self.exponent, *_joined([(self.edges, self.counts), found]))
 
     def _with_near(self, values: Reals, weights: Floats | None) -> tuple[Self, NDArray[np.bool_]]:
-        """Count those more cells of a single row that lie near its median; say which do not."""
-        # Cells that are NaN are neither.
+        """Count the cells of a single row near its median; return which are not near."""
+        # NaN cells are neither counted nor returned.
         width = math.ldexp(1.0, int(self.exponent[0]))
         median = _bin_of(self.edges[0, _bin_of_quantile(self.counts, 0.5)[0][0]], width)
         if median is None:
@@ -247,11 +165,11 @@ class Histogram:
         near = _filled(counts[1:], first, width)
         return self._fitted(self.exponent, *_joined([(self.edges, self.counts), near])), far
 
-    def _side_by_side(self, values: Reals, weights: Floats | None) -> Self | None:
+    def _by_counters(self, values: Reals, weights: Floats | None) -> Self | None:
         """Count the cells of a single row without sorting them."""
-        # Counters from the least cell to the greatest are finer than bins need to be. Where more of
-        # them than there may be bins hold cells, they are joined in twos until they fit; where each
-        # holds one value, those are the bins. Else finer counters might do: None is returned.
+        # Counters from the least to the greatest cell are finer than bins need to be. If more of
+        # them hold cells than there may be bins, they are merged in pairs until they fit. If each
+        # holds one value, they are the bins. Otherwise finer counters might fit: return None.
         low, high = _range(values)
         if not 0 < high - low < math.inf:
             return None
@@ -261,26 +179,26 @@ class Histogram:
         if first is None or last is None:
             return None
         size = last - first + 1
-        counts, seen = np.zeros(size + 1, self.counts.dtype), _Seen(size + 1)
+        counts, counted = np.zeros(size + 1, self.counts.dtype), _CountedValues(size + 1)
         for part, counters in _counters(values, width, first, size):
             amounts = None if weights is None else weights[part]
             counts += np.bincount(counters, amounts, counts.size)
-            seen.add(counters, values[part])
+            counted.add(counters, values[part])
         counts = counts[1:]
-        if seen.one_each:
+        if counted.one_each:
             used = np.flatnonzero(counts)
-            exact = _lower_edges(seen.values[np.newaxis, 1:][:, used], self.exponent)
+            exact = _lower_edges(counted.values[np.newaxis, 1:][:, used], self.exponent)
             return self._fitted(self.exponent, *_collapsed(exact, counts[np.newaxis, used]))
         if np.count_nonzero(counts) <= self.bins:
             return None
         while np.count_nonzero(counts) > self.bins:
-            first, counts = _in_twos(first, counts)
+            first, counts = _in_pairs(first, counts)
             exponent += 1
         filled = _filled(counts, first, math.ldexp(1.0, exponent))
         return type(self)(np.full(1, exponent), *filled, self.bins)
 
     def _fitted(self, exponent: Ints, edges: Floats, counts: NDArray[Any]) -> Self:
-        """Widen bins where more hold cells than there may be, as little as that takes."""
+        """Double the width of bins until not too many hold cells."""
         field = exponent.shape
         exponent, edges = exponent.reshape(-1), edges.reshape(-1, edges.shape[-1])
         counts = counts.reshape(edges.shape)
@@ -288,10 +206,10 @@ class Histogram:
         if over.size:
             crowded = edges[over]
             fine = exponent[over]
-            # halves, which do not overflow
+            # halved, so that it does not overflow
             extent = np.nanmax(crowded, -1) / 2 - crowded[:, 0] / 2 + np.ldexp(0.5, fine)
             coarse = np.maximum(np.frexp(extent / (self.bins - 2))[1] + 1, fine + 1)
-            step = 1  # first by small steps: the widths wanted are hardly narrower
+            step = 1  # small steps first: the widths sought are only slightly narrower
             while (coarse - fine > 1).any():
                 middle = np.maximum((fine + coarse) // 2, coarse - step)
                 step *= 2
@@ -307,27 +225,11 @@ class Histogram:
 
     @property
     def width(self) -> Floats:
-        """Width of a bin: no quantile is farther off than that. 0 where quantiles are exact."""
+        """Width of a bin, which bounds the error of quantiles; 0 where they are exact."""
         return np.where(self.exponent == _EXACT, 0.0, np.ldexp(1.0, self.exponent))
 
     def merge(self, other: Histogram) -> Self:
-        """Combine with the histogram of other cells.
-
-        Parameters
-        ----------
-        other : Histogram
-            Of the same field, with as many bins.
-
-        Returns
-        -------
-        Histogram
-            That of all cells; with counts of cells the same bits in any order.
-
-        Raises
-        ------
-        InvalidValueError
-            If numbers of bins or shapes differ.
-        """
+        """Merge with the histogram of other cells; exact in any order if not weighted."""
         mine, theirs = (self.exponent.shape, self.bins), (other.exponent.shape, other.bins)
         if mine != theirs:
             raise InvalidValueError(f"cannot merge histograms of (shape, bins) {mine} and {theirs}")
@@ -340,49 +242,19 @@ class Histogram:
         return self._fitted(exponent, *_joined(both))
 
     def transposed(self, order: Sequence[int]) -> Self:
-        """Put the axes of the field in another order.
-
-        Parameters
-        ----------
-        order : sequence of int
-            As of `numpy.transpose`.
-
-        Returns
-        -------
-        Histogram
-            The same counts.
-        """
+        """Transpose the axes of the field."""
         edges, counts = (values.transpose(*order, -1) for values in (self.edges, self.counts))
         return type(self)(self.exponent.transpose(order), edges, counts, self.bins)
 
     def quantile(self, probability: float, low: ArrayLike, high: ArrayLike) -> Floats:
-        """Read a quantile, between the edges of the bin that holds it.
-
-        Parameters
-        ----------
-        probability : float
-            From 0 to 1.
-        low, high : float or ndarray
-            Range of the cells, which the result does not leave.
-
-        Returns
-        -------
-        ndarray of float64, shape (*field)
-            Less than a bin's width off a value that has a share `probability` of the cells at
-            or below it; NaN where there is no cell.
-
-        Raises
-        ------
-        InvalidValueError
-            If `probability` is not between 0 and 1.
-        """
+        """Return a quantile, interpolated in its bin and clipped to the range of the cells."""
         if not 0 <= probability <= 1:
-            raise InvalidValueError(f"a quantile of {probability!r}; give a number from 0 to 1")
+            raise InvalidValueError(f"probability must be from 0 to 1, got {probability!r}")
         columns = self.edges.shape[-1]
         edges, counts = self.edges.reshape(-1, columns), self.counts.reshape(-1, columns)
         width = self.width.reshape(-1)
         found = np.empty(len(edges))
-        # a few at a time: running sums take as much room as the counts
+        # a few at a time: cumulative sums need as much memory as the counts
         for start in range(0, len(edges), max(2**20 // columns, 1)):
             some = slice(start, start + max(2**20 // columns, 1))
             index, part = _bin_of_quantile(counts[some], probability)
@@ -390,16 +262,15 @@ class Histogram:
         return np.asarray(np.clip(found.reshape(self.exponent.shape), low, high))
 
 
-class _Seen:
-    """Value that each counter counts, as long as that is the same in all its cells."""
+class _CountedValues:
+    """The value that each counter counts, while all its cells have the same value."""
 
     def __init__(self, counters: int) -> None:
-        """Begin with counters that have not counted."""
         self.values = np.full(counters, np.nan)
         self.one_each = True
 
     def add(self, counters: NDArray[np.intp], cells: Reals) -> None:
-        """Take note of which counters count which cells."""
+        """Record which counters count which cells."""
         if not self.one_each:
             return
         other = (self.values[counters] != cells) & (counters > 0)
@@ -410,11 +281,11 @@ class _Seen:
 
 
 def _range(values: Reals) -> tuple[float, float]:
-    """Least and greatest number, NaN where there is none."""
+    """Return the least and greatest number, NaN if there is none."""
     lows, highs = [], []
     for start in range(0, values.size, _CELLS_COUNTED):
         with np.errstate(invalid="ignore"):
-            # + 0 makes NaNs quiet: beside signaling ones (R's NA), fmin may forget numbers
+            # + 0 makes NaNs quiet: next to signaling ones (R's NA), fmin may miss numbers
             quiet = values[start : start + _CELLS_COUNTED] + 0
         lows.append(np.fmin.reduce(quiet))
         highs.append(np.fmax.reduce(quiet))
@@ -422,18 +293,18 @@ def _range(values: Reals) -> tuple[float, float]:
 
 
 def _lower_edges(values: Reals, exponent: Ints) -> Floats:
-    """Lower edge of the bin of each value; exact, since scaling by a power of two is."""
+    """Return the lower edge of the bin of each value; exact, since widths are powers of two."""
     with np.errstate(over="ignore", invalid="ignore"):
         width = np.ldexp(1.0, exponent)[..., np.newaxis]
         edges = np.floor(values / width) * width
-        # except that what is below 0 by next to nothing comes out as -0.0
+        # except that tiny negative values give -0.0
         edges = np.where((edges == 0) & (values < 0), -width, edges)
-        # so far out, every float64 is a multiple of the width
+        # values so large are multiples of the width
         return np.asarray(np.where(np.abs(values) >= width * 2.0**53, values, edges) + 0.0)
 
 
 def _bin_of(value: float, width: float) -> int | None:
-    """Number of a value's bin, from that at 0; None where float64 may not tell it from others."""
+    """Return the number of a value's bin; None where float64 cannot tell it from its neighbours."""
     number = math.floor(float(value) / width) if abs(value) < 2**51 * width else None
     return -1 if number == 0 and value < 0 else number
 
@@ -441,7 +312,7 @@ def _bin_of(value: float, width: float) -> int | None:
 def _counters(
     values: Reals, width: float, first: int, size: int
 ) -> Iterator[tuple[slice, NDArray[np.intp]]]:
-    """Number the bin of every value, a part at a time: 1 to `size`, from bin `first` on."""
+    """Yield the bin number of every value, a part at a time: 1 to `size`, from bin `first` on."""
     # Values that lie in other bins, and NaN, get counter 0.
     for start in range(0, values.size, _CELLS_COUNTED):
         part = slice(start, start + _CELLS_COUNTED)
@@ -449,34 +320,34 @@ def _counters(
             numbers = np.multiply(values[part], 1.0 / width, dtype=np.float64)
         np.floor(numbers, out=numbers)
         if width > 1 and first <= 0:
-            # what is below 0 by next to nothing came out as -0.0
+            # tiny negative values gave -0.0
             numbers[(numbers == 0) & (values[part] < 0)] = -1
         numbers -= first - 1
         numbers[~((numbers > 0) & (numbers <= size))] = 0
         yield part, numbers.astype(np.intp)
 
 
-def _in_twos(first: int, counts: NDArray[Any]) -> tuple[int, NDArray[Any]]:
-    """Join bins to others twice as wide, which start at even numbers."""
+def _in_pairs(first: int, counts: NDArray[Any]) -> tuple[int, NDArray[Any]]:
+    """Merge bins in pairs; the wider bins start at even numbers."""
     counts = np.pad(counts, (first % 2, (first + counts.size) % 2))
     return first // 2, counts[::2] + counts[1::2]
 
 
 def _filled(counts: NDArray[Any], first: int, width: float) -> _Bins:
-    """Those bins that hold cells, of one row, of which number `first` is the first."""
+    """Return the bins of one row that hold cells; `first` is the number of the first bin."""
     used = np.flatnonzero(counts)
     edges = (used.astype(np.float64) + first) * width + 0.0
     return edges[np.newaxis], counts[np.newaxis, used]
 
 
 def _occupied(edges: Floats) -> Ints:
-    """Different edges in each row; rows rise, with NaN after the last."""
+    """Return the number of different edges in each row; rows rise, with NaN after the last."""
     new = (edges[:, 1:] != edges[:, :-1]) & ~np.isnan(edges[:, 1:])
     return np.asarray(new.sum(-1) + ~np.isnan(edges[:, 0]))
 
 
 def _joined(parts: Sequence[_Bins]) -> _Bins:
-    """Put bins of the same rows together."""
+    """Concatenate and merge bins of the same rows."""
     filled = [part for part in parts if not np.isnan(part[0]).all()]
     if len(filled) < 2:
         return _collapsed(*(filled or parts)[0])
@@ -485,7 +356,7 @@ def _joined(parts: Sequence[_Bins]) -> _Bins:
 
 
 def _sorted_and_collapsed(edges: Floats, counts: NDArray[Any]) -> _Bins:
-    """Sort each row by its edges, and add up the counts of equal ones."""
+    """Sort each row by its edges and add up the counts of equal ones."""
     order = np.argsort(edges, axis=-1, kind="stable")
     return _collapsed(np.take_along_axis(edges, order, -1), np.take_along_axis(counts, order, -1))
 
@@ -509,7 +380,7 @@ def _collapsed(edges: Floats, counts: NDArray[Any]) -> _Bins:
 
 
 def _bin_of_quantile(counts: NDArray[Any], probability: float) -> tuple[NDArray[np.intp], Floats]:
-    """Bin up to which a share of each row's cells lies, and the part of it that is needed."""
+    """Return the bin of a quantile in each row, and the fraction of the bin below it."""
     below = np.cumsum(counts, axis=1, dtype=np.float64)
     wanted = probability * below[:, -1:]
     # the first bin that is not empty and reaches the share wanted

@@ -1,4 +1,5 @@
-"""Zarr chunks on this machine's disk, decoded without zarr-python's cost per read.
+"""Zarr chunks on local disk, decoded without zarr-python's cost per read.
 
-`opened` says which arrays may be read so, `backend` and `disk` read them, `codecs` decode.
+`opened` finds the arrays for which this is possible, `backend` and `disk` read them, `codecs`
+decodes, and `blocks` chooses the blocks to read.
 """

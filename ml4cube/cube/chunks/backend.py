@@ -12,7 +12,7 @@ from ml4cube.cube.chunks.disk import DiskChunks
 
 
 class ChunksArray(BackendArray):
-    """Cells of a zarr array on disk, for xarray; picklable."""
+    """A zarr array on local disk, for xarray's lazy indexing."""
 
     def __init__(self, chunks: DiskChunks, shape: tuple[int, ...]) -> None:
         self.chunks = chunks
@@ -20,7 +20,7 @@ class ChunksArray(BackendArray):
         self.dtype = chunks.dtype
 
     def __getitem__(self, key: ExplicitIndexer) -> NDArray[Any]:
-        """Read cells; what is not made of integers and slices xarray picks from a box of them."""
+        """Read cells; xarray reduces other indexers to integers and slices."""
         cells: NDArray[Any] = explicit_indexing_adapter(
             key, self.shape, IndexingSupport.BASIC, self._read
         )
@@ -34,7 +34,7 @@ class ChunksArray(BackendArray):
 
 
 def _box_and_pick(key: int | slice, n: int) -> tuple[slice, int | slice]:
-    """The box to read along an axis of `n` cells, and what is wanted of it."""
+    """Return the box to read along an axis of `n` cells, and the index into it."""
     if not isinstance(key, slice):
         place = range(n)[key]
         return slice(place, place + 1), 0

@@ -1,7 +1,4 @@
-"""Blocks in which arrays are read that were opened without dask.
-
-xarray is imported for its types alone, as everywhere in these modules.
-"""
+"""Blocks in which arrays without dask chunks are read."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _BLOCK_CELLS = 2**21
 
 
 def block_shape(variable: xr.Variable) -> dict[str, int]:
-    """Choose the blocks in which an array without dask chunks is read."""
+    """Return the shape of the blocks in which an array without dask chunks is read."""
     sizes = {str(dim): n for dim, n in variable.sizes.items()}
     stored = _file_chunks(variable) or {}
     tile = {dim: min(stored.get(dim, 1), n) for dim, n in sizes.items()}
@@ -34,7 +31,7 @@ def block_shape(variable: xr.Variable) -> dict[str, int]:
 
 
 def _file_chunks(variable: xr.Variable) -> dict[str, int] | None:
-    """Chunks of the file that a variable was opened from."""
+    """Return the chunks of the file that a variable was opened from."""
     preferred = variable.encoding.get("preferred_chunks")
     if isinstance(preferred, Mapping):
         chunks: Mapping[Any, Any] = preferred
@@ -47,7 +44,7 @@ def _file_chunks(variable: xr.Variable) -> dict[str, int] | None:
 
 
 def read_in_blocks(array: V) -> V:
-    """Put an array that was opened without dask, and not read yet, into dask's hands."""
+    """Chunk an array that was opened without dask and is not loaded yet."""
     given: Any = array
     variable: xr.Variable = getattr(given, "variable", given)
     if variable.chunks is not None or variable._in_memory:
@@ -59,7 +56,7 @@ def read_in_blocks(array: V) -> V:
 
 
 def blocks(variable: xr.Variable) -> Iterator[dict[str, slice]]:
-    """Slices of the blocks in which an array without dask chunks is read, in fixed order."""
+    """Return the slices of the blocks in which an array without dask chunks is read."""
     sizes = {str(dim): n for dim, n in variable.sizes.items()}
     for block in Grid.blocks(sizes, block_shape(variable)):
         yield block.slices

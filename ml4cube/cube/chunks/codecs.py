@@ -1,4 +1,4 @@
-"""How the cells of a zarr chunk lie in its bytes, for the readers that decode them without zarr."""
+"""Codecs of zarr chunks, for readers that decode them without zarr."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ CHECKSUM = 4
 
 @dataclass(frozen=True)
 class ChunkCodecs:
-    """Little-endian cells, maybe compressed, maybe with a checksum at the end; picklable."""
+    """Codecs of little-endian cells, with an optional compressor and checksum."""
 
-    # What the cells are compressed with.
+    # Name of the compressor.
     compressor: str | None
     checksum: bool
 
     @classmethod
     def of_v3(cls, codecs: Sequence[Mapping[str, Any]]) -> ChunkCodecs | None:
-        """Read the codecs of a chunk in zarr v3."""
+        """Return the codecs of a zarr v3 array; None if they are not supported."""
         names = [codec["name"] for codec in codecs]
         if names[:1] != ["bytes"]:
             return None
@@ -38,7 +38,7 @@ class ChunkCodecs:
 
     @classmethod
     def of_v2(cls, metadata: Mapping[str, Any]) -> ChunkCodecs | None:
-        """Read the codecs of a chunk in zarr v2."""
+        """Return the codecs of a zarr v2 array; None if they are not supported."""
         compressor = metadata["compressor"]
         if compressor is not None and not isinstance(compressor, Mapping):
             compressor = compressor.get_config()
@@ -52,8 +52,8 @@ class ChunkCodecs:
         self.decompress(without_checksum(data) if self.checksum else data, out)
 
     def decompress(self, data: Bytes, out: NDArray[Any]) -> None:
-        """Decode a chunk whose checksum was looked at before."""
-        # sizes are checked first, since decoding into too much room leaves the rest as it was
+        """Decode a chunk without its checksum."""
+        # sizes are checked first, because decoding leaves the rest of a larger output unchanged
         try:
             if self.compressor == "blosc":
                 from numcodecs import blosc  # type: ignore[import-untyped]
@@ -73,48 +73,48 @@ class ChunkCodecs:
 
 
 def without_checksum(data: Bytes) -> Bytes:
-    """Check the CRC-32C at the end of some bytes."""
+    """Verify and remove the CRC-32C at the end."""
     import google_crc32c
 
-    # of arrays no copy is made, while a slice of bytes is one
+    # slices of arrays are views, slices of bytes are copies
     body, stored = data[:-CHECKSUM], data[-CHECKSUM:].tobytes()
     if len(stored) < CHECKSUM or google_crc32c.value(body) != int.from_bytes(stored, "little"):
-        raise ValueError("its checksum is wrong")
+        raise ValueError("wrong checksum")
     return body
 
 
 def _blosc_size(data: Bytes) -> int:
-    """Bytes that a blosc buffer declares to hold, by its header."""
+    """Return the decoded size that a blosc header declares."""
     header = data[:16].tobytes()
     if len(header) < 16 or len(data) < int.from_bytes(header[12:], "little"):
-        raise ValueError("it is cut off")
+        raise ValueError("it is truncated")
     return int.from_bytes(header[4:8], "little")
 
 
 def _zstd_size(data: Bytes, wanted: int) -> int:
-    """Bytes that zstd frames declare to hold together; `wanted` if one declares nothing."""
-    # Most chunks are one frame, whose header alone is read. Writers that compress in pieces make
-    # several, and skippable ones between them.
+    """Return the decoded size that zstd frames declare together, or `wanted` if one does not."""
+    # Most chunks are one frame, of which only the header is read. Writers that compress in pieces
+    # make several, with skippable ones between them.
     found, start = 0, 0
     while start < len(data):
         declared, blocks = _zstd_header(data, start)
-        # decoding stops where there is no more room
+        # decoding stops at the end of the output
         if declared is None or (not start and declared == wanted):
             return wanted
         found += declared
         start = _zstd_end(data, start, blocks)
     if start > len(data) or not len(data):
-        raise ValueError("it is cut off")
+        raise ValueError("it is truncated")
     return found
 
 
 def _zstd_header(data: Bytes, start: int) -> tuple[int | None, int]:
-    """Bytes that a frame declares to hold, and where its header ends (RFC 8878, 3.1)."""
+    """Return the decoded size that a frame declares, and the end of its header (RFC 8878, 3.1)."""
     header = data[start : start + 18].tobytes()
     if len(header) >= 8 and header[1:4] == b"\x2a\x4d\x18" and header[0] >> 4 == 5:
-        return 0, start + 8  # a frame to be skipped
+        return 0, start + 8  # a skippable frame
     if header[:4] != b"\x28\xb5\x2f\xfd" or len(header) < 6:
-        raise ValueError("it is no zstd frame, or cut off")
+        raise ValueError("it is not a zstd frame, or truncated")
     flags = header[4]
     single = bool(flags & 0x20)
     length = (int(single), 2, 4, 8)[flags >> 6]
@@ -124,7 +124,7 @@ def _zstd_header(data: Bytes, start: int) -> tuple[int | None, int]:
 
 
 def _zstd_end(data: Bytes, start: int, blocks: int) -> int:
-    """Where a frame ends, of which the place and that of its blocks are known."""
+    """Return the end of a frame, given its start and that of its blocks."""
     if data[start] != 0x28:
         return blocks + int.from_bytes(data[start + 4 : start + 8].tobytes(), "little")
     last = 0
@@ -137,4 +137,4 @@ def _zstd_end(data: Bytes, start: int, blocks: int) -> int:
 
 def _check_size(found: int, out: NDArray[Any]) -> None:
     if found != out.nbytes:
-        raise ValueError(f"it holds {found} bytes, {out.nbytes} are wanted")
+        raise ValueError(f"it holds {found} bytes instead of {out.nbytes}")

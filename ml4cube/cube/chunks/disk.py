@@ -1,7 +1,7 @@
-"""Chunks of a zarr array on this machine's disk, decoded without zarr-python's cost per read.
+"""Chunks of a zarr array on local disk, decoded without zarr-python's cost per read.
 
 A read through zarr-python has a fixed cost of milliseconds, as much as decoding a chunk, and a
-sampler reads every chunk twice. Layouts that are not known here are left to zarr.
+sampler reads every chunk twice. Layouts that are not supported are left to zarr.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from ml4cube.cube.chunks.codecs import Bytes, ChunkCodecs
 
 @dataclass(frozen=True)
 class DiskChunks:
-    """Reads boxes of an array; picklable. Make one with `DiskChunks.of`."""
+    """A reader of boxes of an array. Make one with `DiskChunks.of`."""
 
     folder: str
-    # What all chunks' names begin with.
+    # Start of all chunk names.
     prefix: str
-    # Between the positions in a chunk's name.
+    # Between the numbers of a chunk's name.
     separator: str
     # Cells of a chunk along each axis.
     chunks: tuple[int, ...]
     dtype: np.dtype[Any]
-    # What cells of a chunk are that is not there.
+    # Value of the cells of absent chunks.
     fill: Any
-    # How a chunk is encoded.
     codecs: ChunkCodecs
 
     @classmethod
     def of(cls, stored: Any) -> DiskChunks | None:
-        """Make a reader of a zarr array."""
+        """Make a reader of a zarr array; None if its layout is not supported."""
         from zarr.storage import LocalStore
 
-        # a user's own kind of LocalStore may do more than read files
+        # a subclass of LocalStore may do more than read files
         if type(stored.store) is not LocalStore or stored.shards is not None:
             return None
         dtype = np.dtype(stored.dtype)
@@ -62,7 +61,7 @@ class DiskChunks:
         ranges = [
             range(s.start // n, -(-s.stop // n)) for s, n in zip(box, self.chunks, strict=True)
         ]
-        room: NDArray[Any] | None = None
+        buffer: NDArray[Any] | None = None
         for chunk in itertools.product(*ranges):
             data = self._file(chunk)
             firsts = [c * n for c, n in zip(chunk, self.chunks, strict=True)]
@@ -70,26 +69,26 @@ class DiskChunks:
                 slice(max(s.start - first, 0), min(s.stop - first, n))
                 for s, first, n in zip(box, firsts, self.chunks, strict=True)
             )
-            place = tuple(
+            target = tuple(
                 slice(first + i.start - s.start, first + i.stop - s.start)
                 for s, first, i in zip(box, firsts, inside, strict=True)
             )
             if data is None:
-                cells[place] = self.fill
-            elif shape == self.chunks and cells[place].shape == shape:
+                cells[target] = self.fill
+            elif shape == self.chunks and cells[target].shape == shape:
                 self._decode(chunk, data, cells)
             else:
-                room = np.empty(self.chunks, self.dtype) if room is None else room
-                self._decode(chunk, data, room)
-                cells[place] = room[inside]
+                buffer = np.empty(self.chunks, self.dtype) if buffer is None else buffer
+                self._decode(chunk, data, buffer)
+                cells[target] = buffer[inside]
         return cells
 
     def key(self, chunk: tuple[int, ...]) -> str:
-        """Name a chunk."""
+        """Return the name of a chunk."""
         return self.prefix + self.separator.join(map(str, chunk))
 
     def has(self, chunk: tuple[int, ...]) -> bool:
-        """Tell whether a chunk is there; one that is not reads as the fill value."""
+        """Tell whether a chunk exists; others read as the fill value."""
         return os.path.exists(self._path(chunk))
 
     def _path(self, chunk: tuple[int, ...]) -> str:
@@ -110,7 +109,7 @@ class DiskChunks:
 
 
 def _layout_v3(metadata: dict[str, Any]) -> tuple[str, str, ChunkCodecs] | None:
-    """Beginning of the chunks' names, their separator and codecs; None if unknown here."""
+    """Return prefix and separator of chunk names, and the codecs; None if not supported."""
     codecs = ChunkCodecs.of_v3(metadata["codecs"])
     keys = metadata["chunk_key_encoding"]
     known = keys["name"] in ("default", "v2") and not metadata.get("storage_transformers")

@@ -1,7 +1,7 @@
-"""What lies behind a variable that was opened and not read, and a shorter way to its cells.
+"""The zarr array behind a variable that was opened and not loaded.
 
-xarray is imported where it is needed and nowhere else, so that a worker process that only reads a
-zarr array stays small.
+xarray is imported only where it is needed, so that a worker process that only reads a zarr array
+stays small.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Opened:
-    """What one of xarray's lazily indexed file arrays reads from. Make one with `Opened.of`."""
+    """The source of one of xarray's lazily indexed file arrays. Make one with `Opened.of`."""
 
-    # The zarr array that is read; None if it is another kind of file.
+    # The zarr array; None for other kinds of files.
     zarr: Any
-    # Whether xarray only indexes it: nothing is scaled, masked or converted.
+    # Whether xarray only indexes it, without scaling, masking or conversion.
     plain: bool
-    # How it is indexed, if that is a box of cells.
+    # The index, if it is a box of cells.
     box: tuple[slice | int, ...] | None
-    # Whether every cell is there, in its place.
+    # Whether all cells are used, without indexing.
     whole: bool
-    # Whether it lies in the memory of this process, where no other finds it.
+    # Whether it is in the memory of this process, so that others cannot read it.
     here_only: bool
 
     @classmethod
     def of(cls, array: Any, dtype: np.dtype[Any]) -> Opened:
-        """Look behind an array."""
+        """Find the source of an array."""
         from xarray.backends.zarr import ZarrArrayWrapper
         from xarray.core.indexing import (
             CopyOnWriteArray,
@@ -67,26 +67,26 @@ class Opened:
 
     @property
     def stored(self) -> Any:
-        """The zarr array whose cells these are, one by one; None if unsure, or out of reach."""
+        """The zarr array with exactly these cells; None if unknown, or not accessible elsewhere."""
         return self.zarr if self.whole and not self.here_only else None
 
     @property
     def hides_chunks(self) -> bool:
-        """Whether the cells come from zarr, but `stored` does not tell from which chunks."""
+        """Whether the cells come from zarr, but it is unknown from which chunks."""
         return self.zarr is not None and self.stored is None
 
 
 def _is_run(key: Any) -> bool:
-    """Whether cells side by side are asked for."""
+    """Tell whether a key selects contiguous cells."""
     return isinstance(key, int | np.integer) or (isinstance(key, slice) and key.step in (None, 1))
 
 
 def file_behind(array: Any) -> Any:
-    """Find the lazily indexed file that a dask array shows unchanged, as `open_zarr` makes it."""
-    # Reading it directly spares a graph per region: the same cells at a fraction of the cost.
+    """Return the lazily indexed file that a dask array shows unchanged, as from `open_zarr`."""
+    # Reading it directly avoids a graph per region, at a fraction of the cost.
     from xarray.core.indexing import ImplicitToExplicitIndexingAdapter
 
-    # dask's array expressions have none
+    # dask's array expressions have no layers
     layers: Any = getattr(array.dask, "layers", {})
     original = f"original-{array.name}"
     # dask.array.from_array, and nothing else, makes exactly these two layers
@@ -101,15 +101,15 @@ def file_behind(array: Any) -> Any:
 
 
 def straight(variable: xr.Variable) -> xr.Variable:
-    """Read a variable's chunks without zarr-python, where they lie on this machine's disk."""
-    # It is to be read box by box: cells picked from it would cost all those between them.
+    """Return a variable that reads its chunks without zarr-python, if they are on local disk."""
+    # Only for reading box by box: selecting single cells would read all cells between them.
     from dask.base import is_dask_collection
     from xarray import Variable
     from xarray.core.indexing import BasicIndexer, LazilyIndexedArray
 
     from ml4cube.cube.chunks.backend import ChunksArray
 
-    # `_data`, since asking for `data` would load a lazily indexed file
+    # `_data`, because `data` would load a lazily indexed file
     given: Any = variable._data
     of_dask = is_dask_collection(given)
     if variable._in_memory and not of_dask:
@@ -125,5 +125,5 @@ def straight(variable: xr.Variable) -> xr.Variable:
     quick = Variable(variable.dims, data, variable.attrs, variable.encoding)
     if not of_dask:
         return quick
-    # named after the array given, so that nobody's cache takes one state of a file for another
+    # named after the given array, so that no cache confuses two states of a file
     return quick.chunk(variable.chunksizes, name=f"straight-{given.name}")

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
-from ml4cube.core.shares import Ints, Tour
+from ml4cube.core.shares import ChunkSchedule, Ints
 from ml4cube.loading.ring.gathering import Gatherers
 from ml4cube.loading.ring.slots import Array, Field, Room
 
@@ -89,7 +89,7 @@ class Ring:
 
     def batches(
         self,
-        tour: Tour,
+        tour: ChunkSchedule,
         positions: Iterable[Ints],
         take: Callable[[int], list[Array]],
     ) -> Generator[list[Array]]:
@@ -115,7 +115,7 @@ class Ring:
             # not reached where the user interrupts this, too
             self._resting = True
 
-    def load(self, tour: Tour, chunk: int, slot: int) -> None:
+    def load(self, tour: ChunkSchedule, chunk: int, slot: int) -> None:
         """Decode a chunk into a slot; runs in a decode thread."""
         inside = tour.order.chunk_permutation(tour.epoch, chunk)
         begin = slot * self._width
@@ -133,7 +133,7 @@ class Ring:
             room.gather(rows, target)
 
 
-def _located(tour: Tour, batches: Iterable[Ints]) -> Iterator[tuple[Ints, Ints, Ints]]:
+def _located(tour: ChunkSchedule, batches: Iterable[Ints]) -> Iterator[tuple[Ints, Ints, Ints]]:
     """Positions of each batch with their visits and offsets, found for many batches at once."""
     waiting: list[Ints] = []
     coming = iter(batches)
@@ -157,7 +157,7 @@ class _Trip:
     """One epoch through a ring: which visit is in which slot. Lives in one thread only."""
 
     def __init__(
-        self, ring: Ring, tour: Tour, readers: ThreadPoolExecutor, gatherers: Gatherers
+        self, ring: Ring, tour: ChunkSchedule, readers: ThreadPoolExecutor, gatherers: Gatherers
     ) -> None:
         self._ring, self._tour = ring, tour
         self._readers, self._gatherers = readers, gatherers

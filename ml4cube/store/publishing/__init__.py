@@ -1,5 +1,6 @@
-"""How a store comes to its path complete, or not at all.
+"""Publish a store: it appears at its path complete, or not at all.
 
-`targets` says where stores will stand, `draft` what a store under way is, `drafts` which kind is
-for which place (`local`, `remote`, `in_zarr`), `overwriting` what may be replaced.
+`targets` checks where stores will be, `overwriting` what may be replaced there. `draft` is the
+interface of an unfinished store, which is on disk (`local`), behind a URL (`remote`) or goes into a
+zarr store (`in_zarr`). `opening` opens the right one.
 """

@@ -1,8 +1,8 @@
-"""A sample store under way: what a draft does, wherever it grows.
+"""Unfinished sample stores: the interface, and the files of a work folder.
 
-Nothing stands at the path itself before the store is complete. Until then its files, the call that
-makes them, finished tasks and a lock are in ``<path>.partial/`` beside it, the work folder. That
-outlives the step to the path, until all parts of a call have made it.
+Nothing appears at the target before the store is complete. Until then its files, the call that
+makes them, the journal of finished tasks and a lock are in the work folder ``<path>.partial/``. It
+is kept until all parts of a call are published.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ml4cube.store.locations import Place
 
 logger = logging.getLogger(__name__)
 
-#: Under this key the work folder, and what stands where a copying was cut off, tell whose they are.
+#: Key of the owner in the files of a work folder, and of an interrupted copy.
 KEY = "ml4cube_draft"
-#: Warning that a draft is thrown away; takes the work folder.
-OTHER_CALL = "%s was left by another call, or its cube or callback has changed; starting over"
+#: Warning that a draft is discarded, with the work folder.
+OTHER_CALL = "%s belongs to another call, or its cube or callback has changed; starting over"
 
 
 class Draft(ABC):
-    """A store under way, held by one run at a time; a context manager."""
+    """An unfinished store, locked by one run; a context manager."""
 
     target: Place
     root: Folder
@@ -35,7 +35,7 @@ class Draft(ABC):
 
     @property
     def files(self) -> Files:
-        """Everything that recorded tasks wrote."""
+        """All files of recorded tasks."""
         return {name: entry for files in self.done.values() for name, entry in files.items()}
 
     def root_of_workers(self, elsewhere: bool) -> Folder:
@@ -46,26 +46,25 @@ class Draft(ABC):
 
     @abstractmethod
     def begin(self, resume: bool = True) -> None:
-        """Find out what is done; throw away what another call has left, or all unless `resume`."""
+        """Read the finished tasks; start over if another call made them, or unless `resume`."""
 
     @abstractmethod
     def record(self, task: int, files: Files) -> None:
-        """Note durably that a task is finished, and what it wrote."""
+        """Record durably that a task is finished, with its files."""
 
     @abstractmethod
     def publish(self, overwrite: bool = False) -> None:
-        """Put the finished store at its place; only if told to, in place of what stands there."""
+        """Move the finished store to its target, which is replaced only with `overwrite`."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Remove the work folder and all that is in it, and give the lock back."""
+        """Remove the work folder and release the lock."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give the lock back; what is done stays, for the next run to resume."""
+        """Release the lock; finished tasks are kept for the next run."""
 
     def __enter__(self) -> Draft:
-        """Hold the draft."""
         return self
 
     def __exit__(
@@ -74,26 +73,26 @@ class Draft(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close; that this fails hides no error of the work, nor does it undo what is published."""
+        """Close; a failure to do so does not hide an error of the run."""
         try:
             self.close()
-        except Exception as failure:  # of any kind: file systems raise what they like
-            logger.warning("the work folder of %s is left as it is: %s", self.target, failure)
+        except Exception as failure:  # file systems raise any exception
+            logger.warning("could not close the work folder of %s: %s", self.target, failure)
 
 
 def work_place(target: Path | str) -> Path | str:
-    """Return the work folder of a place."""
+    """Return the work folder of a target."""
     folder = f"{target}.partial"
     return Path(folder) if isinstance(target, Path) else folder
 
 
 def store_name(call: str) -> str:
-    """Name the folder inside a work folder in which a store grows."""
+    """Return the name of the unfinished store inside a work folder."""
     return f"store-{call[:12]}"
 
 
 def call_of(folder: Folder) -> str | None:
-    """Tell which call a work folder belongs to."""
+    """Return the id of the call that made a work folder."""
     try:
         found: str = json.loads(folder.read("call.json"))[KEY]
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
@@ -102,13 +101,13 @@ def call_of(folder: Folder) -> str | None:
 
 
 def journal_entry(note: bytes, place: str) -> tuple[int, Files]:
-    """Read what was noted of a finished task."""
+    """Parse the journal entry of a finished task."""
     try:
         entry = json.loads(note)
         files = {str(n): (int(size), str(hash)) for n, (size, hash) in entry["files"].items()}
         return int(entry["task"]), files
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
-            f"{place} is damaged ({type(error).__name__}: {error}), so what is finished is not "
-            "known; run again with resume=False to start over"
+            f"{place} is damaged ({type(error).__name__}: {error}), so the finished tasks are "
+            "unknown; run again with resume=False to start over"
         ) from error

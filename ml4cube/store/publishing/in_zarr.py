@@ -1,4 +1,4 @@
-"""A sample store under way that will go into a zarr store of the user's."""
+"""Unfinished stores that will be written into a user's zarr store."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from ml4cube.store.publishing.overwriting import check_free, noted_in, ours_at
 
 
 class ZarrDraft(Draft):
-    """A store under way that goes into a zarr store of the user, such as an Icechunk session."""
+    """An unfinished store that goes into a user's zarr store, such as an Icechunk session."""
 
-    # Workers write files to a temporary folder of this machine, and this process puts them into the
-    # zarr store when all are there. So nothing is resumed; what a stopped run had done is gone.
+    # Workers write files to a temporary folder of this machine, and this process copies them into
+    # the zarr store at the end. So a stopped run cannot be resumed.
 
     def __init__(self, target: ZarrFolder) -> None:
-        """Make the temporary folder."""
         self.target: ZarrFolder = target
         self._temporary = tempfile.TemporaryDirectory(prefix="ml4cube-")
         self.root: LocalFolder = LocalFolder(Path(self._temporary.name))
         self.done = {}
 
     def begin(self, resume: bool = True) -> None:
-        """Do nothing: nothing is done."""
+        """Do nothing: there are no finished tasks."""
 
     def record(self, task: int, files: Files) -> None:
-        """Note that a task is finished."""
+        """Record that a task is finished."""
         self.done[task] = files
 
     def publish(self, overwrite: bool = False) -> None:
-        """Put the finished store at its place: arrays before their chunks, its group last."""
-        # Until then a group is there that notes what is ours, for a run after one that was cut off.
+        """Copy the finished store: arrays before their chunks, its group last."""
+        # Until then its group records our files, for a run after an interrupted one.
         if not overwrite:
             check_free(self.target)
         names = self.root.list()
         there = ours_at(self.target, noted_in(self.target))
         self._make_groups_above()
-        if self.target.store.supports_deletes:  # a zip file keeps both notes, or is lost as a whole
+        if self.target.store.supports_deletes:  # a zip file would keep both versions of the group
             self._write_group(self.target, {KEY: sorted(there | set(names))})
         for child in sorted({name.partition("/")[0] for name in there} - {"zarr.json"}):
             self.target.remove(child)
@@ -50,7 +49,7 @@ class ZarrDraft(Draft):
             self.target.write(name, self.root.read(name))
 
     def _make_groups_above(self) -> None:
-        """Make the groups on the way to the store, without which readers do not find it."""
+        """Make missing groups above the store, without which readers do not find it."""
         for above in self.target.way()[:-1]:
             if above.size("zarr.json") is None:
                 self._write_group(above, {})
@@ -61,7 +60,6 @@ class ZarrDraft(Draft):
         folder.write("zarr.json", json.dumps(group).encode())
 
     def discard(self) -> None:
-        """Remove the temporary folder."""
         self._temporary.cleanup()
 
     def close(self) -> None:

@@ -1,8 +1,7 @@
-"""A sample store under way on disk, and the one rename that puts it to its path.
+"""Unfinished stores on disk, published by one rename.
 
-The work folder holds the files in ``store-<call>/``, the call that makes them in ``call.json``,
-finished tasks in ``journal.jsonl`` and a lock; while a store is replaced, the old one is there too,
-in ``replaced/``.
+The work folder holds the files in ``store-<call>/``, the call in ``call.json``, finished tasks in
+``journal.jsonl`` and a lock. While a store is replaced, the old one is in ``replaced/``.
 """
 
 from __future__ import annotations
@@ -32,15 +31,14 @@ from ml4cube.store.publishing.overwriting import check_free, check_overwritable
 
 logger = logging.getLogger(__name__)
 
-# What the lock of a work folder holds: a folder is ours by that alone, so it is removed last.
+# Content of the lock file, which marks a work folder as ours, so it is removed last.
 _LOCK_MARK = b"work folder of an ml4cube sample store\n"
 
 
 class LocalDraft(Draft):
-    """A store under way on disk."""
+    """An unfinished store on disk."""
 
     def __init__(self, target: Path, fingerprint: str) -> None:
-        """Take the lock."""
         self.target: Path = target
         self.folder = Path(work_place(target))
         self.root: LocalFolder = LocalFolder(self.folder / store_name(fingerprint))
@@ -54,13 +52,13 @@ class LocalDraft(Draft):
 
     def begin(self, resume: bool = True) -> None:
         """Read the journal, or start over."""
-        # what is still moved aside has been replaced
+        # a store that is still aside has been replaced
         shutil.rmtree(_aside(self.target), ignore_errors=True)
         found = call_of(LocalFolder(self.folder))
         ours = found == self._fingerprint
         if resume and found is not None and not ours:
             logger.warning(OTHER_CALL, self.folder)
-        # without a store that grows, the last one was published
+        # without an unfinished store, the last one was published
         if not (resume and ours and self.root.root.exists()):
             self._start_over()
         self._read_journal()
@@ -74,13 +72,13 @@ class LocalDraft(Draft):
         write_file(self.folder / "call.json", json.dumps({KEY: self._fingerprint}).encode())
 
     def _remove_stores(self) -> None:
-        """Remove the stores of all calls, but for what tasks of stopped runs still write."""
+        """Remove the stores of all calls, except files that tasks of stopped runs still write."""
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
 
     def _read_journal(self) -> None:
-        """Believe every whole line whose files are there with their sizes."""
+        """Accept every complete line whose files exist with their sizes."""
         path = self.folder / "journal.jsonl"
         lines = path.read_bytes().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
@@ -88,11 +86,11 @@ class LocalDraft(Draft):
             task, files = journal_entry(line, f"{path}, line {number}")
             if all(self.root.size(name) == size for name, (size, _) in files.items()):
                 self.done[task] = files
-        # a line that a crash cut off would run into the next one
+        # the next line must not be appended to one that a crash left incomplete
         self._journal.truncate(sum(map(len, whole)))
 
     def record(self, task: int, files: Files) -> None:
-        """Note in the journal, durably, that a task is finished; before, wait for its files."""
+        """Sync the files of a finished task, then record it durably in the journal."""
         self.root.sync(files)
         self.done[task] = files
         self._journal.write((json.dumps({"task": task, "files": files}) + "\n").encode())
@@ -100,7 +98,7 @@ class LocalDraft(Draft):
         os.fsync(self._journal.fileno())
 
     def publish(self, overwrite: bool = False) -> None:
-        """Put the finished store at its path in one step."""
+        """Rename the finished store to its path."""
         if not overwrite:
             check_free(self.target)
         elif self.target.exists():
@@ -115,11 +113,11 @@ class LocalDraft(Draft):
         shutil.rmtree(_aside(self.target), ignore_errors=True)
 
     def discard(self) -> None:
-        """Remove the work folder and all that is in it, the lock last: by that it is ours."""
+        """Remove the work folder, the lock last, because it marks the folder as ours."""
         try:
             _put_back(self.target)
             with contextlib.suppress(OSError):
-                # first: a call without a store counts as published
+                # first, because a call without a store counts as published
                 (self.folder / "call.json").unlink(missing_ok=True)
                 self._remove_stores()
                 for path in sorted(self.folder.iterdir(), key=lambda path: path.name == "lock"):
@@ -129,8 +127,8 @@ class LocalDraft(Draft):
             self._release()
 
     def close(self) -> None:
-        """Give the lock back; a work folder in which no task is finished is removed."""
-        # The kernel gives the lock back too if this process dies.
+        """Release the lock; remove a work folder without finished tasks."""
+        # The kernel also releases the lock if this process dies.
         if self._lock.closed:
             return
         if os.fstat(self._journal.fileno()).st_size:
@@ -139,24 +137,24 @@ class LocalDraft(Draft):
             self.discard()
 
     def _release(self) -> None:
-        # a line that had no room is tried again, and is cut off when the journal is read
+        # closing retries a line that did not fit on the disk; reading ignores it
         with contextlib.suppress(OSError):
             self._journal.close()
-        # a process that was forked meanwhile has the lock open, too
+        # a process forked in the meantime also has the lock open
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
 
 
 def put_back(target: Place) -> None:
-    """Put a store back that a killed run had moved aside to replace it."""
+    """Restore a store that a killed run had moved aside to replace it."""
     if isinstance(target, Path) and _moved_aside(target):
-        # a run that holds the lock is just replacing it
+        # a run that holds the lock is replacing the store right now
         with contextlib.suppress(RunError), _lock_folder(target):
             _put_back(target)
 
 
 def _lock_folder(target: Path) -> IO[bytes]:
-    """Lock a file in the work folder of a place; the kernel drops it when this process ends."""
+    """Lock the work folder of a target; the kernel releases it when this process ends."""
     folder = Path(work_place(target))
     path = folder / "lock"
     _refuse_foreign(folder)
@@ -165,7 +163,7 @@ def _lock_folder(target: Path) -> IO[bytes]:
         lock = undo.enter_context(path.open("ab"))
         if not _takes(lock, path):
             raise RunError(
-                f"another run is writing {target} (it holds {folder}); wait for it to end"
+                f"another run is writing {target} (it has locked {folder}); wait for it to end"
             )
         if not os.fstat(lock.fileno()).st_size:
             os.write(lock.fileno(), _LOCK_MARK)
@@ -180,14 +178,14 @@ def _takes(lock: IO[bytes], path: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        # another path is to be chosen, so nobody would come back for them
+        # the user will choose another path, so remove them now
         if not os.fstat(lock.fileno()).st_size:
             with contextlib.suppress(OSError):
                 path.unlink()
                 path.parent.rmdir()
         raise StoreError(
-            f"{path} cannot be locked: {error}; choose a path on a file system that knows locks "
-            "(flock), or have this one mounted with them (Lustre: -o flock)"
+            f"cannot lock {path}: {error}; choose a path on a file system with locks (flock), or "
+            "mount this one with them (Lustre: -o flock)"
         ) from error
     try:
         return os.fstat(lock.fileno()).st_ino == path.stat().st_ino
@@ -199,22 +197,22 @@ def _refuse_foreign(folder: Path) -> None:
     if not folder.exists():
         return
     lock = folder / "lock"
-    # a run that was killed while it took the lock has left an empty one, and nothing else
+    # a run that was killed while locking leaves only an empty lock file
     bare = folder.is_dir() and all(path == lock for path in folder.iterdir())
     mark = lock.read_bytes() if lock.is_file() else b""
     if mark != _LOCK_MARK and not (bare and not mark):
         raise StoreExistsError(
-            f"{folder} is needed as work folder, but holds something else; move it away"
+            f"{folder} is needed as work folder, but has other content; move it away"
         )
 
 
 def _aside(target: Path) -> Path:
-    """Where a store is moved to until the one that replaces it is in its place."""
+    """Return the path of the old store while it is being replaced."""
     return Path(work_place(target)) / "replaced"
 
 
 def _moved_aside(target: Path) -> bool:
-    """Whether a store was moved aside, and the one that replaces it not yet to its place."""
+    """Tell whether the old store was moved aside, and the new one is not at its path yet."""
     folder = Path(work_place(target))
     if target.exists() or not _aside(target).exists():
         return False

@@ -1,4 +1,4 @@
-"""Where the stores of a call will stand: places that a user gives, checked before any work."""
+"""Targets of the stores of a call, checked before any work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ml4cube.store.publishing.draft import work_place
 
 
 def targets_of(given: Mapping[str, Any], here: bool) -> dict[str, Place]:
-    """Find the places that a user has given for the stores of a call."""
+    """Return the target of every part."""
     targets: dict[str, Place] = {}
     for part, path in given.items():
         if path is None and part == "val":
@@ -26,7 +26,7 @@ def targets_of(given: Mapping[str, Any], here: bool) -> dict[str, Place]:
         store, _ = store_and_path(path)
         if store is not None and store.read_only:
             raise InvalidValueError(
-                f"{part}_cube: the {type(store).__name__} is read-only; give a writable one (of "
+                f"{part}_cube: the {type(store).__name__} is read-only; give a writable one (for "
                 "Icechunk: the store of repository.writable_session(branch))"
             )
         place = _place(f"{part}_cube", place_of(f"{part}_cube", path), here)
@@ -37,26 +37,25 @@ def targets_of(given: Mapping[str, Any], here: bool) -> dict[str, Place]:
 
 
 def _check_apart(part: str, place: Place, other: Place) -> None:
-    """Refuse the place of another part, and places that would grow into one another."""
+    """Raise if two targets are equal, or one is inside the other or its work folder."""
     paths = _paths_in_common(place, other)
     if paths is None:
         return
     if paths[0] == paths[1]:
         raise InvalidValueError(
-            f"{part}_cube={str(place)!r} is another part's place too; give each its own"
+            f"{part}_cube={str(place)!r} is also the target of another part; give each part its own"
         )
-    # the root of a store holds all others; beside each is its work folder
+    # the root of a zarr store contains all others; each target has its work folder next to it
     first, second = [[f"{path}/".lstrip("/"), f"{work_place(path)}/".lstrip("/")] for path in paths]
     if any(a.startswith(b) or b.startswith(a) for a in first for b in second):
         raise InvalidValueError(
-            f"{part}_cube={str(place)!r} and another part's place {str(other)!r}, or the folders "
-            "<place>.partial in which they grow, lie one inside the other; a store holds nothing "
-            "but its own files"
+            f"{part}_cube={str(place)!r} and another part's target {str(other)!r}, or their work "
+            "folders <path>.partial, are inside one another; give each part a folder of its own"
         )
 
 
 def _paths_in_common(one: Place, other: Place) -> tuple[str, str] | None:
-    """Paths of two places in the same zarr store or file system; None if they share none."""
+    """Return the paths of two targets in the same zarr store or file system, else None."""
     one, other = _beneath(one), _beneath(other)
     if isinstance(one, ZarrFolder) and isinstance(other, ZarrFolder):
         return (one.path, other.path) if one.shares_store_with(other) else None
@@ -79,12 +78,12 @@ def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
     if isinstance(place, ZarrFolder):
         if (array := place.array_above()) is not None:
             raise InvalidValueError(
-                f"{argument}: {place} lies inside the array {array!r}; give a path in a group"
+                f"{argument}: {place} is inside the array {array!r}; give a path in a group"
             )
         if (group := place.v2_group_above()) is not None:
             raise InvalidValueError(
-                f"{argument}: {place} lies inside the group {group!r}, which is zarr v2; samples "
-                "are written as v3, which would hide what is in it: give another place"
+                f"{argument}: {place} is inside the group {group!r} of zarr v2, which samples in "
+                "zarr v3 would hide; give another path"
             )
         return place
     if "://" not in place:
@@ -92,23 +91,23 @@ def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
     try:
         fs, root = filesystem(place)
     except (ImportError, ValueError, OSError) as error:
-        raise InvalidValueError(f"{argument}={place!r} cannot be reached: {error}") from error
+        raise InvalidValueError(f"{argument}: cannot reach {place!r}: {error}") from error
     if "memory" in fs.protocol and not here:
         raise InvalidValueError(
-            f"{argument}={place!r} lives in this process only; write it with nproc=1"
+            f"{argument}={place!r} exists in this process only; write it with nproc=1"
         )
     if isinstance(fs, LocalFileSystem):
         return _outside_arrays(argument, _path(root))
     if glob.has_magic(root):
         raise InvalidValueError(
-            f"{argument}={place!r} has one of '*', '?' and '[', which file systems behind URLs "
-            "take for wildcards, so that other stores could be meant; choose another name"
+            f"{argument}={place!r} has one of '*', '?' and '[', which file systems of URLs read as "
+            "wildcards; choose another name"
         )
     return place.rstrip("/")
 
 
 def is_in_memory(target: Place) -> bool:
-    """Tell whether a place is known to this process only."""
+    """Tell whether only this process can see a target."""
     return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
 
 
@@ -116,7 +115,7 @@ def _outside_arrays(argument: str, path: Path) -> Path:
     for above in path.parents:
         if os.path.exists(above / ".zarray") or _is_array(above / "zarr.json"):
             raise InvalidValueError(
-                f"{argument}={str(path)!r} lies inside the array {str(above)!r}; give another path"
+                f"{argument}={str(path)!r} is inside the array {str(above)!r}; give another path"
             )
     return path
 
@@ -129,5 +128,5 @@ def _is_array(metadata: Path) -> bool:
 
 
 def _path(path: str) -> Path:
-    """Where a path leads: a store replaces what a link leads to, not the link."""
+    """Return a path with a final link resolved: a store replaces the link's target."""
     return Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))

@@ -1,4 +1,4 @@
-"""Drafts by the places of their stores: on disk, behind a URL, in a zarr store."""
+"""Open, find and remove the drafts of targets of all kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_draft(target: Place, fingerprint: str) -> Draft:
-    """Take hold of the store under way at a place; what is there stays until `Draft.begin`."""
+    """Open and lock the draft of a target; its content is kept until `Draft.begin`."""
     if isinstance(target, ZarrFolder):
         return ZarrDraft(target)
     if isinstance(target, Path):
@@ -25,7 +25,7 @@ def open_draft(target: Place, fingerprint: str) -> Draft:
 
 
 def sweep(target: Place, fingerprint: str) -> None:
-    """Remove the work folder of a store that stands."""
+    """Remove the work folder of a published store."""
     if isinstance(target, ZarrFolder):
         return
     place = work_place(target)
@@ -34,13 +34,13 @@ def sweep(target: Place, fingerprint: str) -> None:
         if there and call_of(folder_of(place)) in (None, fingerprint):
             with open_draft(target, fingerprint) as draft:
                 draft.discard()
-    except Exception as error:  # of any kind: file systems raise what they like
-        # it may be in use, none of ours, or nothing that this user may touch
-        logger.debug("%s stays: %s", place, error)
+    except Exception as error:  # file systems raise any exception
+        # it may be in use, not ours, or not writable for this user
+        logger.debug("could not remove %s: %s", place, error)
 
 
 def was_published(target: Place, fingerprint: str) -> bool:
-    """Tell whether a run that was cut off later has put its store to a place."""
+    """Tell whether an interrupted run has published its store."""
     if isinstance(target, ZarrFolder):
         return False
     place = work_place(target)
