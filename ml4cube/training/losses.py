@@ -210,7 +210,5 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
 def _checked(weights: Any) -> torch.Tensor:
     tensor = torch.as_tensor(np.asarray(weights), dtype=torch.float32)
     if not bool((tensor >= 0).all()) or not bool((tensor > 0).any()):
-        raise InvalidValueError(
-            "weights must be 0 or more, and at least one positive, and not NaN"
-        )
+        raise InvalidValueError("weights must be 0 or more, and at least one positive, and not NaN")
     return tensor
