@@ -1,7 +1,7 @@
 """Train scikit-learn estimators batch by batch from a loader, or at once on arrays.
 
-History, early stopping and loggers are those of the other trainers. The loop is a separate one,
-because estimators have no parameters that torch could train.
+History and loggers are those of the other trainers. The loop is a separate one, because estimators
+have no parameters that torch could train.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.joining import check_joined
 from ml4cube.progress import write_line
-from ml4cube.training.callbacks import EarlyStopping, LoggerCallback, is_better
+from ml4cube.training.callbacks import LoggerCallback, is_better
 from ml4cube.training.files.checkpoint import write_bytes
 from ml4cube.training.measure.scores import check_metrics
 from ml4cube.training.ranks.dist import World
@@ -142,8 +142,9 @@ class Trainer:
         check_choice("mode", mode, ["min", "max"])
         self._by_batch = not _is_arrays(train_data) if batch_training is None else batch_training
         _check_model(model, by_batch=self._by_batch)
-        for name, value in (("epochs", epochs), ("max_samples", max_samples)):
-            check_count(name, value, optional=name == "max_samples")
+        check_count("epochs", epochs)
+        check_count("max_samples", max_samples, optional=True)
+        check_count("patience", patience, optional=True)
         if self._by_batch:
             check_loader("train_data", train_data)
         check_joined({"train_data": train_data, "test_data": test_data})
@@ -171,10 +172,8 @@ class Trainer:
         self._path = None if model_path is None else Path(model_path)
         self._classes: Any = classes
         self._max_samples, self._mlflow = max_samples, mlflow_run
-        stopping: list[Any] = []
-        if patience is not None and self._monitor is not None:
-            stopping.append(EarlyStopping(patience, mode, self._monitor))
-        self._callbacks: list[Any] = [*stopping, LoggerCallback(loggers)]
+        self._patience = patience
+        self._loggers: Any = LoggerCallback(loggers)  # which expects the loop of torch
 
     def train(self) -> BaseEstimator:
         """Train for all epochs, or until `patience` runs out.
@@ -192,23 +191,22 @@ class Trainer:
             If there are more samples than `max_samples`.
         """
         run = _Run(World.single("cpu"), TrainState())
-        best, value = copy.deepcopy(self.model), None
+        best, best_value, best_epoch = copy.deepcopy(self.model), None, 0
         try:
-            for callback in self._callbacks:
-                callback.on_train_start(run)
-            while run.state.epoch < self._epochs and run.reason is None:
+            self._loggers.on_train_start(run)
+            for epoch in range(1, self._epochs + 1):
                 row = self._run_epoch(run)
-                watched = None if self._monitor is None else row[self._monitor]
-                if watched is None or is_better(watched, value, self._mode):
-                    best, value, self.best_epoch = copy.deepcopy(self.model), watched, row["epoch"]
+                value = None if self._monitor is None else row[self._monitor]
+                if value is None or is_better(value, best_value, self._mode):
+                    best, best_value, best_epoch = copy.deepcopy(self.model), value, epoch
+                    self.best_epoch = epoch
                     if self._path is not None:
                         save_model(self._path, best)
-                for callback in self._callbacks:
-                    callback.on_check(run, row)
-                    callback.on_epoch_end(run, row)
+                self._loggers.on_epoch_end(run, row)
+                if self._patience is not None and epoch - best_epoch >= self._patience:
+                    break
         finally:
-            for callback in self._callbacks:
-                callback.on_close(run)
+            self._loggers.on_close(run)
         self.model = best
         if self._path is not None and hasattr(self._mlflow, "log_artifact"):
             self._mlflow.log_artifact(str(self._path), self._path.name)
@@ -432,15 +430,10 @@ class Batch(NamedTuple):
 
 @dataclass
 class _Run:
-    """The state of a run, with the attributes that callbacks use."""
+    """The state of a run, with the attributes that `LoggerCallback` uses."""
 
     world: World
     state: TrainState
-    reason: str | None = None
-    resumed: bool = False
-
-    def stop(self, reason: str) -> None:
-        self.reason = reason
 
 
 def _column(part: str, name: str) -> str:

@@ -320,6 +320,7 @@ def test_without_skops_a_path_is_refused_at_once(tmp_path, monkeypatch):
         ({"model_path": 3}, InvalidTypeError, "model_path=3 is no path"),
         ({"train_data": None}, InvalidTypeError, "train_data=None"),
         ({"batch_training": False, "epochs": 2}, InvalidTypeError, "epochs must be 1"),
+        ({"patience": 0}, InvalidValueError, "patience"),
         ({"mlflow_run": 3}, InvalidTypeError, "log_metric"),
         ({"monitor": "mae"}, InvalidValueError, "got 'mae'"),
         ({"metrics": {"epoch": r2_score}}, InvalidValueError, "epoch"),
@@ -340,7 +341,11 @@ def test_arguments_that_cannot_work(arguments, error, said):
         ([], EmptyPartError, "train_data must not be empty"),
         ([np.ones((2, 3))], InvalidTypeError, "X alone"),
         ([(np.ones((2, 3)), np.ones(3))], InvalidValueError, "got 3 and 2"),
-        ([(np.ones((2, 3)), np.ones(2), np.ones((2, 3)))], InvalidTypeError, "one value per sample"),
+        (
+            [(np.ones((2, 3)), np.ones(2), np.ones((2, 3)))],
+            InvalidTypeError,
+            "one value per sample",
+        ),
         ([(1, 2, 3, 4)], InvalidTypeError, "4 items"),
     ],
 )
