@@ -90,7 +90,7 @@ class _State:
 
     def save_model(self, filename: str | Path) -> None:
         """Write the weights in the format of the file's suffix; every rank."""
-        _check_suffix(Path(filename))
+        _check_format("the suffix of filename", Path(filename).suffix)
         weights = self.weights_now()
         if self._world.is_main:
             write_weights(Path(filename), weights)
@@ -98,7 +98,7 @@ class _State:
 
     def load_model(self, filename: str | Path, strict: bool = True) -> None:
         """Load weights from a file in the format of its suffix."""
-        _check_suffix(Path(filename))
+        _check_format("the suffix of filename", Path(filename).suffix)
         self._load_weights(read_weights(Path(filename)), str(filename), strict)
 
 
@@ -179,8 +179,7 @@ def _folder_and_name(save_path: Any, save_format: str | None) -> tuple[Path, str
         )
     path, name = Path(save_path), "model"
     suffix = ".ckpt" if save_format is None else f".{save_format.removeprefix('.')}"
-    if suffix not in FORMATS:
-        raise _unknown("save_format", save_format)
+    _check_format("save_format", suffix)
     if path.suffix in FORMATS:
         if save_format is not None and suffix != path.suffix:
             raise InvalidTypeError(
@@ -199,13 +198,9 @@ def _folder_and_name(save_path: Any, save_format: str | None) -> tuple[Path, str
     return path, f"{name}{suffix}"
 
 
-def _check_suffix(path: Path) -> None:
-    if path.suffix not in FORMATS:
-        raise _unknown("the suffix of filename", path.suffix)
-
-
-def _unknown(what: str, value: str | None) -> InvalidValueError:
-    return InvalidValueError(f"{what} must be one of {', '.join(FORMATS)}, got {value!r}")
+def _check_format(what: str, suffix: str) -> None:
+    if suffix not in FORMATS:
+        raise InvalidValueError(f"{what} must be one of {', '.join(FORMATS)}, got {suffix!r}")
 
 
 def _safetensors() -> Any:

@@ -62,15 +62,6 @@ class World:
         """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return the numbers of all ranks."""
-        mine = torch.tensor(list(values), dtype=torch.float64, device=self._transfer_device)
-        if self.size == 1:
-            return [mine.tolist()]
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine)
-        return [part.tolist() for part in parts]
-
     def maximum(self, values: Sequence[float]) -> list[float]:
         """Return the maximum over ranks of each number."""
         return self._reduce(values, dist.ReduceOp.MAX)
