@@ -1,11 +1,10 @@
-"""Parts for loops of your own: wrap a model for several GPUs or ranks, accumulate gradients."""
+"""Tools for your own training loop: several GPUs or ranks, gradient accumulation."""
 
 from __future__ import annotations
 
 import logging
-import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,27 @@ logger = logging.getLogger(__name__)
 
 
 class _Wrapped:
-    """A model, wrapped, whose checkpoints know nothing of the wrapper."""
+    """A wrapped model, saved without the prefix of the wrapper."""
 
     model: nn.Module
+    world: World
     _raw: nn.Module
 
-    def _content(self, epoch: int | None, optimizer: Optimizer | None) -> Mapping[str, Any]:
-        return {
-            "model": self._raw.state_dict(),
-            "optimizer": None if optimizer is None else optimizer.state_dict(),
-            "epoch": epoch,
-        }
+    def save_checkpoint(
+        self, path: str | Path, epoch: int | None = None, optimizer: Optimizer | None = None
+    ) -> None:
+        """Write model, optimizer and epoch to a file, replaced atomically; every rank."""
+        if self.world.is_main:
+            content = {
+                "model": self._raw.state_dict(),
+                "optimizer": None if optimizer is None else optimizer.state_dict(),
+                "epoch": epoch,
+            }
+            write_file(path, content)
+        self.world.wait()
 
     def load_checkpoint(self, path: str | Path, optimizer: Optimizer | None = None) -> int | None:
-        """Take weights, and the optimizer's state, from a file of `save_checkpoint`."""
+        """Load model and optimizer from a file of `save_checkpoint`, and return the epoch."""
         content = read_file(path)
         self._raw.load_state_dict(content["model"])
         if optimizer is not None and content["optimizer"] is not None:
@@ -49,23 +55,25 @@ class _Wrapped:
 
 
 class MultiGPUTrainer(_Wrapped):
-    """Spread each batch over the GPUs of this process.
+    """Distribute each batch over the GPUs of this process.
 
-    On one GPU, or without any, the model is used as it is. `DistributedTrainer` is faster.
+    With one GPU or none, the model is used as it is. `DistributedTrainer` is faster.
+    ``save_checkpoint(path, epoch, optimizer)`` and ``load_checkpoint(path, optimizer)`` write and
+    read a file with the keys ``model``, ``optimizer`` and ``epoch``.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model.
     gpu_ids : sequence of int, optional
-        Which GPUs; default all. On a machine without GPU they are ignored, with a warning.
+        The GPUs to use. Default: all. Without any GPU, a warning says that the CPU is used.
 
     Raises
     ------
     InvalidTypeError
-        If `model` is none.
+        If `model` is not a module.
     InvalidValueError
-        If there are GPUs, but not those.
+        If the machine has GPUs, but not those in `gpu_ids`.
 
     Examples
     --------
@@ -82,42 +90,30 @@ class MultiGPUTrainer(_Wrapped):
                 logger.warning("gpu_ids=%s, but this machine has no GPU; using the CPU", ids)
             self.device = torch.device("cpu")
         elif not ids or any(i not in range(count) for i in ids):
-            raise InvalidValueError(f"gpu_ids={ids}, this machine has GPUs {list(range(count))}")
+            raise InvalidValueError(f"gpu_ids must be among {list(range(count))}, got {ids}")
         else:
             self.device = torch.device("cuda", ids[0])
+        self.world = World.single(self.device)
         self._raw = model.to(self.device)
         several = self.device.type == "cuda" and len(ids) > 1
         self.model = DataParallel(self._raw, device_ids=ids) if several else self._raw
 
-    def save_checkpoint(
-        self, path: str | Path, epoch: int | None = None, optimizer: Optimizer | None = None
-    ) -> None:
-        """Write ``model`` (without the wrapper's prefix), ``optimizer`` and ``epoch``.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file; an old one is replaced once the new one is whole.
-        epoch : int, optional
-            To be saved with it.
-        optimizer : torch.optim.Optimizer, optional
-            To save its state too.
-        """
-        write_file(path, self._content(epoch, optimizer))
-
 
 class DistributedTrainer(_Wrapped):
-    """Keep the model of all ranks equal: wrap it for the process group, and share the data.
+    """Wrap a model for the process group, and share data out over its ranks.
+
+    ``save_checkpoint(path, epoch, optimizer)``, to be called on every rank, lets rank 0 write a
+    file with the keys ``model``, ``optimizer`` and ``epoch``, which is complete when the call
+    returns. ``load_checkpoint(path, optimizer)`` reads it.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model; it is moved to this rank's device.
     rank : int, optional
-        Which rank this process is, to be checked against what torchrun or your own process
-        group says.
+        The rank of this process, compared with that of torchrun or your own process group.
     world_size : int, optional
-        How many there are, checked likewise.
+        The number of ranks, compared likewise.
     device : str or torch.device, optional
         Default: the GPU of this rank, else the CPU.
 
@@ -149,8 +145,7 @@ class DistributedTrainer(_Wrapped):
         if any(a is not None and a != f for a, f in zip(asked, found, strict=True)):
             raise InvalidValueError(
                 f"rank={rank}, world_size={world_size}, but this process is rank {found[0]} of "
-                f"{found[1]}; start it under torchrun, or make the process group first"
-                + ("" if "RANK" in os.environ or dist.is_initialized() else " (there is none)")
+                f"{found[1]}; start it with torchrun, or initialize the process group first"
             )
         self._raw = model.to(self.world.device)
         self.model = self._raw
@@ -169,7 +164,7 @@ class DistributedTrainer(_Wrapped):
         train: bool | None = None,
         **arguments: Any,
     ) -> Any:
-        """Return a loader that gives this rank its share of every epoch.
+        """Return a loader of this rank's share of the samples.
 
         Parameters
         ----------
@@ -178,15 +173,15 @@ class DistributedTrainer(_Wrapped):
         batch_size : int
             Samples per batch and rank.
         shuffle : bool
-            Whether each epoch has an order of its own; call ``set_epoch`` to choose it.
+            Whether to shuffle in every epoch; call ``set_epoch`` with its number.
         train : bool, optional
-            True: every rank gets as many batches, of as many samples, so that it can be trained
-            on; of samples that cannot be shared out evenly, fewer than one per rank are left
-            out. False: every sample comes exactly once over all ranks, in order, so that ranks
-            may differ in their batches: run them through the model that was given, since `model`
-            may wait for other ranks. Default: what `shuffle` says.
+            True: all ranks get batches of equal number and size, and the few samples that cannot
+            be divided evenly are left out. False: every sample comes exactly once over all ranks,
+            in order, so ranks may get different numbers of batches; evaluate these with the model
+            that you passed, because `model` may wait for other ranks. Default: as `shuffle`.
         **arguments : Any
-            As of `ml4cube.datasets.pytorch.prep_dataloader`; ``drop_last`` is False.
+            Further arguments of `ml4cube.datasets.pytorch.prep_dataloader`; ``drop_last`` is
+            False by default.
 
         Returns
         -------
@@ -196,55 +191,36 @@ class DistributedTrainer(_Wrapped):
         Raises
         ------
         InvalidTypeError
-            If samples are to be shuffled and evaluated.
+            If ``shuffle=True`` and ``train=False``.
         """
         train = shuffle if train is None else train
         if shuffle and not train:
-            raise InvalidTypeError("shuffle=True and train=False contradict; give one of them")
+            raise InvalidTypeError("shuffle must be False with train=False")
         arguments = {"drop_last": False, "parallel": self.world.size > 1, **arguments}
         name = "train_ds" if train else "test_ds"
         return prep_dataloader(
             **{name: dataset}, batch_size=batch_size, shuffle=shuffle, **arguments
         )
 
-    def save_checkpoint(
-        self, path: str | Path, epoch: int | None = None, optimizer: Optimizer | None = None
-    ) -> None:
-        """Write ``model``, ``optimizer`` and ``epoch``, on rank 0; every rank must call this.
-
-        Parameters
-        ----------
-        path : str or Path
-            The file; on return it is whole, on every rank's view of it.
-        epoch : int, optional
-            To be saved with it.
-        optimizer : torch.optim.Optimizer, optional
-            To save its state too.
-        """
-        if self.world.is_main:
-            write_file(path, self._content(epoch, optimizer))
-        self.world.maximum([0.0])  # nobody goes on before it is there
-
 
 class GradientAccumulator:
     """Take one optimizer step over several batches, each weighted by its samples.
 
-    On several ranks, with a model wrapped by DistributedDataParallel, a step is over the batches
-    of all ranks: every sample counts alike, also where ranks have batches of unequal sizes, or
-    unequal numbers of them. Gradients travel between ranks once a step; as long as the accumulator
-    lives, backward passes of the model leave them on their rank. Every rank calls `flush` at the
-    end of its epoch.
+    With a model wrapped by DistributedDataParallel, a step is over the batches of all ranks. Every
+    sample has the same weight, even if ranks have batches of different sizes or numbers. Gradients
+    are reduced once per step; as long as the accumulator exists, backward passes do not reduce
+    them. Every rank must call `flush` at the end of its epoch.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The model that is trained, as it is called.
+        The model to train, including its wrapper.
     optimizer : torch.optim.Optimizer
-        What takes the step.
+        The optimizer.
     accumulation_steps : int
         Batches per step.
     max_grad_norm : float, optional
-        Largest norm of the gradients.
+        Norm to which gradients are clipped.
 
     Raises
     ------
@@ -271,26 +247,29 @@ class GradientAccumulator:
     ) -> None:
         check_count("accumulation_steps", accumulation_steps)
         if max_grad_norm is not None and not above_zero(max_grad_norm):
-            raise InvalidValueError(f"max_grad_norm={max_grad_norm!r} is not positive; or use None")
+            raise InvalidValueError(
+                f"max_grad_norm must be positive or None, got {max_grad_norm!r}"
+            )
         self.model, self.optimizer = model, optimizer
         self.accumulation_steps, self.max_grad_norm = accumulation_steps, max_grad_norm
         self._batches, self._samples = 0, 0
-        self._ranks = _ranks_of(model)
+        self._group: Any = None
         if isinstance(model, DistributedDataParallel):
-            # What `no_sync` does: whichever batch is the last of a step is only known afterwards.
+            self._group = model.process_group
+            # As `no_sync` does, because the last batch of a step is not known in advance.
             model.require_backward_grad_sync = False
-            model.require_forward_param_sync = False  # buffers travel with the gradients
+            model.require_forward_param_sync = False  # buffers are synchronized after each step
             weakref.finalize(self, setattr, model, "require_backward_grad_sync", True)
 
     def step(self, loss: torch.Tensor, samples: int = 1) -> bool:
-        """Take in the mean loss of a batch, and step if the window is full.
+        """Add the mean loss of a batch, and take a step after `accumulation_steps` batches.
 
         Parameters
         ----------
         loss : torch.Tensor
             Scalar, with its graph.
         samples : int
-            Samples it is the mean of.
+            Samples in the batch.
 
         Returns
         -------
@@ -300,7 +279,7 @@ class GradientAccumulator:
         Raises
         ------
         InvalidTypeError, InvalidValueError
-            If `loss` is nothing to learn from: no tensor, no scalar, or without a graph.
+            If `loss` is not a scalar tensor that requires a gradient.
         """
         if not isinstance(loss, torch.Tensor) or loss.ndim or not loss.requires_grad:
             raise bad_loss(loss)
@@ -312,10 +291,10 @@ class GradientAccumulator:
         return self._finish(ended=False)[0] if self._batches == self.accumulation_steps else False
 
     def flush(self) -> bool:
-        """Step over what was taken in, if anything: the last, shorter window of an epoch.
+        """Take a step over the remaining batches of an epoch, if there are any.
 
-        With a model on several ranks, every rank must call this once its batches are used up; it
-        waits for ranks that have more, and takes their steps with them.
+        On several ranks, every rank must call this after its last batch. It takes part in the
+        steps of ranks that have more batches.
 
         Returns
         -------
@@ -329,56 +308,51 @@ class GradientAccumulator:
         return stepped
 
     def _finish(self, *, ended: bool) -> tuple[bool, bool]:
-        """Take a step with all ranks; whether there was anything, and whether all have ended."""
-        if self._batches == 0 and self._ranks is None:
+        """Take a step with all ranks; return whether it had samples, and whether all have ended."""
+        if self._batches == 0 and self._group is None:
             return False, True
         if self._batches == 0:
             self.optimizer.zero_grad(set_to_none=True)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        held = [p.grad is not None for p in parameters]
-        samples, going, *used = _added_up([self._samples, not ended, *held], self._ranks)
+        has_grad = [p.grad is not None for p in parameters]
+        samples, going_on, *used = _sum([self._samples, not ended, *has_grad], self._group)
         stepped = samples > 0
         if stepped:
-            for parameter, anywhere in zip(parameters, used, strict=True):
-                if anywhere:
-                    self._share(parameter, samples)
+            for parameter, used_anywhere in zip(parameters, used, strict=True):
+                if used_anywhere:
+                    self._average(parameter, samples)
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
             self.optimizer.step()
-            self._share_buffers()
+            self._synchronize_buffers()
         self._batches, self._samples = 0, 0
-        return stepped, not going
+        return stepped, not going_on
 
-    def _share(self, parameter: nn.Parameter, samples: float) -> None:
-        """Give a parameter the gradient of all samples, on all ranks."""
+    def _average(self, parameter: nn.Parameter, samples: float) -> None:
+        """Average the gradient of a parameter over the samples of all ranks."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        if self._ranks is not None:
-            wire = parameter.grad.contiguous()
-            dist.all_reduce(wire, group=self._ranks)
-            parameter.grad.copy_(wire)
+        if self._group is not None:
+            gradient = parameter.grad.contiguous()
+            dist.all_reduce(gradient, group=self._group)
+            parameter.grad.copy_(gradient)
         parameter.grad.div_(samples)
 
-    def _share_buffers(self) -> None:
-        """Give all ranks the buffers of the first, as the model would when it is called."""
+    def _synchronize_buffers(self) -> None:
+        """Copy the buffers of the first rank to all, as the model itself does without `no_sync`."""
         if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
-            first = dist.get_global_rank(self._ranks, 0)
+            first = dist.get_global_rank(self._group, 0)
             for buffer in self.model.buffers():
-                dist.broadcast(buffer, src=first, group=self._ranks)
+                dist.broadcast(buffer, src=first, group=self._group)
 
 
-def _ranks_of(model: nn.Module) -> Any:
-    """The process group over which a model is spread; None for one on its own."""
-    several = isinstance(model, DistributedDataParallel)
-    return model.process_group if several else None
-
-
-def _added_up(numbers: Sequence[float], ranks: Any) -> list[float]:
-    if ranks is None:
+def _sum(numbers: Sequence[float], group: Any) -> list[float]:
+    """Sum numbers over the ranks of a group; None is a group of this rank alone."""
+    if group is None:
         return [float(number) for number in numbers]
-    on_gpu = dist.get_backend(ranks) == "nccl"
+    on_gpu = dist.get_backend(group) == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    wire = torch.tensor([float(number) for number in numbers], dtype=torch.float64, device=device)
-    dist.all_reduce(wire, group=ranks)
-    added: list[float] = wire.tolist()
-    return added
+    summed = torch.tensor([float(n) for n in numbers], dtype=torch.float64, device=device)
+    dist.all_reduce(summed, group=group)
+    result: list[float] = summed.tolist()
+    return result

@@ -1,11 +1,9 @@
-"""Where a run's numbers go: files, TensorBoard, MLflow, Weights & Biases, Neptune.
+"""Log the numbers of a run to files, TensorBoard, MLflow, Weights & Biases or Neptune.
 
-Each logger has ``log(values, step)`` and ``close()``; any object with these will do as well. A
-Trainer calls them on rank 0 only, once an epoch, with the optimizer steps taken so far as
-``step``. Nothing is opened before the run starts, so that making a logger on every rank, or
-sending it to another process, does no harm.
-
-Packages are imported when their logger is made.
+A logger is any object with ``log(values, step)`` and ``close()``. A Trainer calls it on rank 0
+after every epoch; ``step`` is the number of optimizer steps taken. Nothing is opened before the
+run starts, so a logger may be made on every rank and sent to other processes. Packages are imported
+when their logger is made.
 """
 
 from __future__ import annotations
@@ -17,13 +15,14 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.training.files.checkpoint import write_bytes
 from ml4cube.training.run.options import check_path
+from ml4cube.training.state import nonfinite_to_none
 
 __all__ = [
     "CSVLogger",
@@ -37,7 +36,7 @@ __all__ = [
 
 
 class Logger:
-    """Base of the loggers here: opened once, by `start` or by the first `log`.
+    """Base class of the loggers, opened by `start` or by the first `log`.
 
     Parameters
     ----------
@@ -47,17 +46,17 @@ class Logger:
     Raises
     ------
     InvalidTypeError
-        If `params` is no mapping.
+        If `params` is not a mapping.
     """
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         if params is not None and not isinstance(params, Mapping):
-            raise InvalidTypeError(f"params={params!r} is no mapping {{name: value}}")
+            raise InvalidTypeError(f"params must be a mapping {{name: value}}, got {params!r}")
         self.params = dict(params or {})
-        self._target: Any = None  # whatever is open
+        self._target: Any = None  # the open file, writer or run
 
     def start(self, step: int = 0) -> None:
-        """Open the log for a run that stands at a step; what it holds of later ones is forgotten.
+        """Open the log for a run, without the entries of later steps.
 
         Parameters
         ----------
@@ -78,10 +77,12 @@ class Logger:
             Optimizer steps taken; not less than in the call before.
         """
         self.start(step - 1)
-        self._write({name: _number(value) for name, value in values.items()}, int(step))
+        # integers stay integers; tensors and numpy scalars become floats
+        numbers = {n: v if type(v) in (int, float) else float(v) for n, v in values.items()}
+        self._write(numbers, int(step))
 
     def close(self) -> None:
-        """Finish what is open; a later `start` or `log` goes on with it."""
+        """Close the log; a later `start` or `log` opens it again."""
         target, self._target = self._target, None
         if target is not None:
             self._close(target)
@@ -99,24 +100,24 @@ class Logger:
         raise NotImplementedError
 
     def _close(self, target: Any) -> None:
-        """Nothing to do, for those that keep nothing open."""
+        """Close the target; loggers that keep nothing open need not override this."""
 
 
 class _FileLogger(Logger):
-    """A file of one row per `log`, opened only to write it."""
+    """A text file with a line per `log`, opened only to write it."""
 
     def __init__(self, path: str | Path, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
         check_path("path", path, optional=False)
         self.path = Path(path)
         if self.path.is_dir():
-            raise InvalidValueError(f"path={str(path)!r} is a folder; give the path of a file")
+            raise InvalidValueError(f"path must be a file, got the folder {str(path)!r}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
 
     def _replace(self, lines: Iterable[str]) -> None:
-        """Write the whole file anew; whoever reads it meanwhile sees the old or the new one."""
+        """Replace the file atomically."""
         write_bytes(self.path, "".join(lines).encode())
 
     def _append(self, line: str) -> None:
@@ -124,32 +125,30 @@ class _FileLogger(Logger):
             file.write(line)
 
     def _whole_lines(self) -> list[str]:
-        """The lines there are, without one that a kill cut short."""
-        if not self.path.exists():
-            return []
-        text = self.path.read_bytes().decode("utf-8", errors="replace")
+        """Return the lines of the file, without a last one that was cut off by a kill."""
+        text = self._content().decode("utf-8", errors="replace")
         return list(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
 
-    def _is_filled(self) -> bool:
-        return self.path.exists() and self.path.stat().st_size > 0
+    def _content(self) -> bytes:
+        return self.path.read_bytes() if self.path.exists() else b""
 
-    def _refuse(self) -> StoreExistsError:
+    def _foreign(self) -> StoreExistsError:
         return StoreExistsError(
             f"{self.path} was not written by {type(self).__name__}; give another path, or delete it"
         )
 
 
 class CSVLogger(_FileLogger):
-    """Write numbers as a table: a column ``step``, then one per name.
+    """Write a CSV table: a column ``step``, then one per name.
 
-    A name that appears later gets a column of its own, empty in the rows before. A resumed run
-    goes on in the same file: rows of steps that it takes again are replaced. A new run replaces
-    the rows of an older one.
+    A name that first appears later gets a new column, empty in earlier rows. A resumed run
+    continues the file and replaces the rows of steps that it repeats. A new run starts the file
+    anew.
 
     Parameters
     ----------
     path : str or Path
-        The file; folders are made.
+        The file; missing folders are created.
 
     Raises
     ------
@@ -174,13 +173,13 @@ class CSVLogger(_FileLogger):
 
     def _open(self, step: int) -> list[str]:
         rows = list(csv.reader(self._whole_lines()))
-        if self._is_filled() and (not rows or rows[0][:1] != ["step"]):
-            raise self._refuse()
+        if self._content() and (not rows or rows[0][:1] != ["step"]):
+            raise self._foreign()
         columns = rows[0] if rows and step > 0 else ["step"]
         try:
             kept = [row for row in rows[1:] if row and int(row[0]) <= step]
         except ValueError:
-            raise self._refuse() from None
+            raise self._foreign() from None
         self._replace(map(_csv_line, [columns, *kept]))
         return columns
 
@@ -197,17 +196,17 @@ class CSVLogger(_FileLogger):
 
 
 class JSONLLogger(_FileLogger):
-    """Write one JSON object per line: ``step`` and the numbers; NaN and infinities as null.
+    """Write one JSON object per line with ``step`` and the numbers; NaN and infinities as null.
 
-    A resumed run goes on in the same file: lines of steps that it takes again are replaced. A
-    new run replaces the lines of an older one.
+    A resumed run continues the file and replaces the lines of steps that it repeats. A new run
+    starts the file anew.
 
     Parameters
     ----------
     path : str or Path
-        The file; folders are made.
+        The file; missing folders are created.
     params : mapping, optional
-        Hyperparameters: the first line, ``{"params": {...}}``.
+        Hyperparameters, written as first line ``{"params": {...}}``.
 
     Raises
     ------
@@ -227,10 +226,9 @@ class JSONLLogger(_FileLogger):
 
     def _open(self, step: int) -> bool:
         rows = [self._read(line) for line in self._whole_lines()]
-        # Without a whole line it may be a first line of ours that a kill cut short.
-        head = self.path.read_bytes()[:8] if self._is_filled() and not rows else b""
-        if not b'{"step":'.startswith(head):
-            raise self._refuse()
+        # A file without a whole line may be our own, killed while it wrote the first one.
+        if not rows and not b'{"step":'.startswith(self._content()[:8]):
+            raise self._foreign()
         kept = [row for row in rows if row.get("step", math.inf) <= step]
         old = [row for row in rows if "params" in row and step > 0]
         params = [{"params": self.params}] if self.params else old[:1]
@@ -244,22 +242,22 @@ class JSONLLogger(_FileLogger):
         try:
             row = json.loads(line)
         except ValueError:
-            raise self._refuse() from None
+            raise self._foreign() from None
         if not isinstance(row, dict) or not row.keys() & {"step", "params"}:
-            raise self._refuse()
+            raise self._foreign()
         return row
 
 
 class TensorBoardLogger(Logger):
     """Write event files for TensorBoard.
 
-    A resumed run adds a file to the same folder that makes TensorBoard hide what the first had
-    logged of steps that are taken again.
+    A resumed run adds a file to the same folder; TensorBoard then hides the earlier values of the
+    steps that are repeated.
 
     Parameters
     ----------
     log_dir : str or Path
-        Folder of the event files; it is made.
+        Folder of the event files, created if missing.
     params : mapping, optional
         Hyperparameters, shown as a table under TEXT.
 
@@ -296,12 +294,12 @@ class TensorBoardLogger(Logger):
 
 
 class _Service(Logger):
-    """A logger of a service that knows runs by an id, which snapshots keep."""
+    """A logger of a service whose runs have an id, which is part of the snapshot."""
 
     run_id: str | None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on with the same run of the service."""
+        """Return the id of the run, so that a resumed training continues it."""
         return {"run_id": self.run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -315,20 +313,20 @@ class _Service(Logger):
 class WandBLogger(_Service):
     """Send numbers to Weights & Biases.
 
-    A resumed run continues the same W&B run, which keeps what it has of steps taken again.
+    A resumed run continues the same W&B run, which keeps its first values of repeated steps.
 
     Parameters
     ----------
     project : str, optional
-        Default: as W&B, from the environment.
+        Default: taken from the environment by W&B.
     name : str, optional
         Name of the run.
     dir : str or Path, optional
-        Folder for W&B's own files. Default: as W&B, ``./wandb`` or ``WANDB_DIR``.
+        Folder for W&B's own files. Default: ``WANDB_DIR``, else ``./wandb``.
     run_id : str, optional
-        A run to continue. Default: a new one, or the one a snapshot names.
+        A run to continue. Default: that of the snapshot, else a new one.
     params : mapping, optional
-        Hyperparameters: the run's config.
+        Hyperparameters, the config of the run.
     **init : Any
         Further arguments of ``wandb.init``, such as ``entity``, ``group``, ``mode="offline"``.
 
@@ -337,7 +335,7 @@ class WandBLogger(_Service):
     ModuleNotFoundError
         If wandb is not installed.
     InvalidTypeError
-        If `init` sets what is set here.
+        If `init` has an argument that the logger sets itself.
     """
 
     def __init__(
@@ -359,7 +357,7 @@ class WandBLogger(_Service):
 
     def _open(self, step: int) -> Any:
         self.run_id = self.run_id or uuid.uuid4().hex[:8]
-        if self._init["dir"] is not None:  # W&B goes elsewhere if it is not there
+        if self._init["dir"] is not None:  # without the folder, W&B would use a temporary one
             Path(self._init["dir"]).mkdir(parents=True, exist_ok=True)
         wandb = importlib.import_module("wandb")
         config = self.params or None
@@ -375,19 +373,19 @@ class WandBLogger(_Service):
 class MLflowLogger(_Service):
     """Send numbers to MLflow.
 
-    A resumed run continues the same MLflow run and leaves out steps that it has already.
+    A resumed run continues the same MLflow run and logs no step twice.
 
     Parameters
     ----------
     experiment : str
-        Name of the experiment; it is made if there is none.
+        Name of the experiment, created if missing.
     tracking_uri : str, optional
-        The server or store. Default: what ``mlflow.set_tracking_uri`` or MLFLOW_TRACKING_URI
-        says; MLflow's own default, a store in the current folder, is not used.
+        The server or store. Default: as set by ``mlflow.set_tracking_uri`` or
+        MLFLOW_TRACKING_URI. MLflow's own default, a store in the current folder, is not used.
     run_name : str, optional
         Name of the run.
     run_id : str, optional
-        A run to continue. Default: a new one, or the one a snapshot names.
+        A run to continue. Default: that of the snapshot, else a new one.
     params : mapping, optional
         Hyperparameters.
 
@@ -396,7 +394,7 @@ class MLflowLogger(_Service):
     ModuleNotFoundError
         If mlflow is not installed.
     InvalidTypeError
-        If nothing says where MLflow should write.
+        If no tracking URI is given or set.
     """
 
     def __init__(
@@ -411,12 +409,12 @@ class MLflowLogger(_Service):
         super().__init__(params)
         self.experiment, self.tracking_uri = experiment, tracking_uri
         self.run_name, self.run_id = run_name, run_id
-        self._last = -1  # the last step MLflow has
+        self._last = -1  # the last step in the run
         mlflow = _load("mlflow", self, "mlflow-skinny")
         if tracking_uri is None and not mlflow.is_tracking_uri_set():
             raise InvalidTypeError(
-                "tracking_uri is missing, and neither mlflow.set_tracking_uri nor "
-                "MLFLOW_TRACKING_URI says where to write; give tracking_uri"
+                "tracking_uri must be given, or set by mlflow.set_tracking_uri or "
+                "MLFLOW_TRACKING_URI"
             )
 
     def _open(self, step: int) -> Any:
@@ -453,20 +451,20 @@ class MLflowLogger(_Service):
 class NeptuneLogger(_Service):
     """Send numbers to Neptune.
 
-    A resumed run continues the same Neptune run, which keeps what it has of steps taken again.
+    A resumed run continues the same Neptune run, which keeps its first values of repeated steps.
 
     Parameters
     ----------
     project : str, optional
-        ``"workspace/project"``. Default: as Neptune, from the environment.
+        ``"workspace/project"``. Default: taken from the environment by Neptune.
     api_token : str, optional
-        Default: as Neptune, from the environment.
+        Default: taken from the environment by Neptune.
     name : str, optional
         Name of the run.
     run_id : str, optional
-        The custom id of a run to continue. Default: a new one, or the one a snapshot names.
+        Custom id of a run to continue. Default: that of the snapshot, else a new one.
     params : mapping, optional
-        Hyperparameters: the field ``parameters``.
+        Hyperparameters, the field ``parameters``.
     **init : Any
         Further arguments of ``neptune.init_run``, such as ``tags`` or ``mode="offline"``.
 
@@ -475,7 +473,7 @@ class NeptuneLogger(_Service):
     ModuleNotFoundError
         If neptune is not installed.
     InvalidTypeError
-        If `init` sets what is set here.
+        If `init` has an argument that the logger sets itself.
     """
 
     def __init__(
@@ -499,27 +497,26 @@ class NeptuneLogger(_Service):
         self.run_id = self.run_id or uuid.uuid4().hex
         run = importlib.import_module("neptune").init_run(custom_run_id=self.run_id, **self._init)
         if self.params and not continued:
-            # Neptune takes numbers, strings and booleans only.
-            plain = importlib.import_module("neptune.utils").stringify_unsupported(self.params)
-            run["parameters"] = plain
+            utils = importlib.import_module("neptune.utils")
+            run["parameters"] = utils.stringify_unsupported(self.params)
         return run
 
     def _write(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
-            if math.isfinite(value):  # Neptune takes no others
+            if math.isfinite(value):  # Neptune refuses others
                 self._target[name].append(value, step=step)
 
     def _close(self, target: Any) -> None:
         target.stop()
 
 
-def _load(module: str, asker: Logger, package: str) -> Any:
-    """Import a module, or say what to install."""
+def _load(module: str, logger: Logger, package: str) -> Any:
+    """Import a module; if it is missing, raise an error that names the package to install."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{type(asker).__name__} needs {package}, which is not installed "
+            f"{type(logger).__name__} needs {package}, which is not installed "
             f"(no module {error.name!r}); run `pip install {package}`",
             name=error.name,
         ) from error
@@ -531,29 +528,11 @@ def _check_free(init: Mapping[str, Any], taken: Mapping[str, str]) -> None:
             raise InvalidTypeError(f"{name} is set by the logger; use {ours}= instead")
 
 
-def _number(value: Any) -> float:
-    """A plain Python number, also of a tensor or a numpy scalar."""
-    return value if type(value) in (int, float) else float(value)
-
-
 def _csv_line(row: Iterable[Any]) -> str:
-    box: list[str] = []
-    csv.writer(_Sink(box)).writerow(list(row))
-    return "".join(box)
-
-
-class _Sink:
-    """What csv writes into."""
-
-    def __init__(self, box: list[str]) -> None:
-        self.write = box.append
+    line = io.StringIO(newline="")
+    csv.writer(line).writerow(row)
+    return line.getvalue()
 
 
 def _json_line(row: Mapping[str, Any]) -> str:
-    return json.dumps(dict(_finite(row)), default=str) + "\n"
-
-
-def _finite(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in row.items():
-        lost = isinstance(value, float) and not math.isfinite(value)
-        yield name, None if lost else value
+    return json.dumps(nonfinite_to_none(row), default=str) + "\n"

@@ -1,13 +1,13 @@
-"""Losses for cubes: over the cells that have a value, each weighted, exact over any batches.
+"""Losses over the cells of a cube that have a value, weighted, independent of the batches.
 
 The formula, for cells c with loss l, weight w and mask m (0 where the target has a gap)::
 
     loss = sum(w * m * l) / sum(w * m)
 
-A batch then counts in an epoch, in an accumulated step and among the batches of other ranks by
-its ``sum(w * m)``, and not by its samples; so the loss of all of them is the same formula over all
-their cells, however they are cut into batches and ranks. Weights of classes, which torch's losses
-have in l, are in w as well below the line, as torch divides.
+A batch has the weight ``sum(w * m)``, not its number of samples, when batches are averaged over
+an epoch, an accumulated step or several ranks. So the result is this formula over all cells,
+however they are divided into batches and ranks. The class weights of torch's losses, which l
+contains already, are part of w in the denominator, as in torch.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ml4cube.training.run.checks import check_loss
 class MaskedLoss:
     """The mean of a loss over the cells whose target has a value.
 
-    Where the target is NaN (or a loss's own ``ignore_index``), prediction and target count
-    nothing, and no gradient reaches the prediction, not even one of 0 × NaN. A batch without a
-    single value has loss 0.
+    Cells whose target is NaN or infinite (or the loss's own ``ignore_index``) are left out, and
+    no gradient reaches their predictions, not even one of 0 × NaN. A batch without a single value
+    has loss 0.
 
     Parameters
     ----------
@@ -37,15 +37,15 @@ class MaskedLoss:
         A loss of torch, module or function, or your own ``loss(pred, target)`` that returns one
         value per cell of the target.
     weights : array, optional
-        What cells weigh, 0 or more; broadcast to the target as numpy does, from the right, such
-        as `area_weights`. Weights that a batch brings are multiplied with them.
+        Weights of the cells, 0 or more, broadcast to the target as numpy does, from the right;
+        for example `area_weights`. They are multiplied by the weights in a batch.
 
     Raises
     ------
     InvalidTypeError
-        If `loss` cannot be called.
+        If `loss` is not callable.
     InvalidValueError
-        If a weight is negative or no number, or none is positive.
+        If a weight is negative or NaN, or none is positive.
 
     Examples
     --------
@@ -67,56 +67,55 @@ class MaskedLoss:
     def __call__(
         self, pred: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the mean over the cells that count."""
+        """Return the weighted mean over the cells that have a value."""
         mask = self._mask(target)
         if mask is not None:
             target = torch.where(mask, target, torch.zeros_like(target))
             if pred.shape == target.shape:
-                # Twice masked: what the loss does with these cells reaches no gradient.
+                # Masked here as well as below, so that 0 * NaN reaches no gradient.
                 pred = torch.where(mask, pred, torch.zeros_like(pred))
         values = self._cellwise(pred, target)
         if not isinstance(values, torch.Tensor) or values.shape != target.shape:
             shape = tuple(getattr(values, "shape", ()))
             raise InvalidValueError(
-                f"the loss {self.loss!r} gives shape {shape} for targets of shape "
-                f"{tuple(target.shape)}; give one that returns a value per cell, or takes "
-                "reduction='none'"
+                f"the loss {self.loss!r} must return one value per cell of the target "
+                f"{tuple(target.shape)}, or take reduction='none'; got shape {shape}"
             )
         values = values if values.dtype == torch.float64 else values.float()
-        counts = self._counts(target, mask, weights).to(values.dtype)
+        counts = self._cell_weights(target, mask, weights).to(values.dtype)
         if mask is not None:
             values = torch.where(mask, values, torch.zeros_like(values))
         total = self._total(counts, target).clamp_min(torch.finfo(values.dtype).tiny)
         return (values * counts).sum() / total
 
     def weigh(self, target: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-        """Return what a batch counts among others: the weights of its cells that have a value.
+        """Return the weight of a batch: the sum of the weights of its cells that have a value.
 
         Parameters
         ----------
         target : torch.Tensor
-            Its targets.
+            The targets of the batch.
         weights : torch.Tensor, optional
-            Its own weights.
+            The weights in the batch.
 
         Returns
         -------
         torch.Tensor
-            A scalar, which is not read from the device.
+            A scalar on the device of the target.
         """
-        return self._total(self._counts(target, self._mask(target), weights), target)
+        return self._total(self._cell_weights(target, self._mask(target), weights), target)
 
     def _total(self, counts: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """What the mean divides by; the values of a loss have the weights of classes already."""
+        """Return the denominator of the mean; only here are class weights still missing."""
         classes = None if self._classes is None else self._classes(target)
         return (counts if classes is None else counts * classes).sum()
 
     def _mask(self, target: torch.Tensor) -> torch.Tensor | None:
         if target.is_floating_point():
-            return ~target.isnan()
+            return target.isfinite()
         return None if self._ignored is None else target != self._ignored
 
-    def _counts(
+    def _cell_weights(
         self, target: torch.Tensor, mask: torch.Tensor | None, weights: torch.Tensor | None
     ) -> torch.Tensor:
         counts = torch.ones(target.shape, device=target.device)
@@ -128,24 +127,24 @@ class MaskedLoss:
             counts = counts * weights.reshape(*weights.shape, *(1,) * (target.ndim - weights.ndim))
         if counts.shape != target.shape:
             raise InvalidValueError(
-                f"weights do not fit targets of shape {tuple(target.shape)}; together they have "
-                f"shape {tuple(counts.shape)}"
+                f"weights must broadcast to the target's shape {tuple(target.shape)}, "
+                f"got {tuple(counts.shape)}"
             )
         return counts if mask is None else torch.where(mask, counts, torch.zeros_like(counts))
 
 
 def masked(loss: Callable[..., Any]) -> MaskedLoss:
-    """Return the mean of a loss over the cells whose target has a value.
+    """Return `MaskedLoss` of a loss, without weights.
 
     Parameters
     ----------
     loss : callable
-        As of `MaskedLoss`.
+        As in `MaskedLoss`.
 
     Returns
     -------
     MaskedLoss
-        Usable as ``loss=`` and in ``metrics=`` of every trainer.
+        For ``loss=`` and ``metrics=`` of every trainer.
 
     Examples
     --------
@@ -156,32 +155,32 @@ def masked(loss: Callable[..., Any]) -> MaskedLoss:
 
 
 def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.Tensor:
-    """Return what the cells of a grid weigh: their area, up to a factor.
+    """Return the relative areas of the cells of a grid, for `MaskedLoss`.
 
-    Of one latitude per row, it is the area of the row's band between its bounds, which without
-    `bounds` lie halfway to the next rows and never beyond a pole; of a latitude per cell, its
-    cosine. Cells of a target of shape ``(sample, ..., lat, lon)`` then weigh their area, if every
-    sample has these latitudes. For windows from all over a cube, let the batch bring the weights.
+    With one latitude per row, the area is that of the latitude band between the row's bounds.
+    Without `bounds` these lie halfway to the next rows, and never beyond a pole. With one latitude
+    per cell, it is the cosine. All samples must have these latitudes; where windows come from
+    different latitudes, put the weights into the batches.
 
     Parameters
     ----------
     latitude : array, shape (rows,) or (rows, columns)
-        Degrees north; those of a DataArray may be radians, if its ``units`` say so.
+        Degrees north, or radians if the ``units`` of a DataArray say so.
     axis : int
-        Which axis of the target the rows are, counted from its end.
+        The axis of the rows in the target, counted from its end.
     bounds : array, shape (rows, 2), optional
-        Edges of each row, in the same units.
+        Bounds of each row, in the same units.
 
     Returns
     -------
     torch.Tensor
-        float32, of shape ``(rows, 1, ...)`` or ``(rows, columns, 1, ...)``; for `MaskedLoss`.
+        float32, of shape ``(rows, 1, ...)`` or ``(rows, columns, 1, ...)``.
 
     Raises
     ------
     InvalidValueError
-        If a latitude is beyond a pole or no number, all rows lie at one latitude and have no
-        bounds, bounds are none of these rows, or `axis` does not leave room for the columns.
+        If a latitude is NaN or beyond a pole, all rows have the same latitude and no bounds,
+        the bounds do not fit the rows, or `axis` leaves no axis for the columns.
 
     Examples
     --------
@@ -194,16 +193,16 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
     dims = np.ndim(latitude)
     if dims not in (1, 2):
         raise InvalidValueError(
-            f"latitude has shape {np.shape(latitude)}; give one per row, or one per cell"
+            f"latitude must have one value per row or per cell, got shape {np.shape(latitude)}"
         )
     if -axis < dims:
         raise InvalidValueError(
-            f"axis={axis} must be at most {-dims} for latitudes of shape {np.shape(latitude)}: "
-            "rows are counted from the end, e.g. -2 for (..., lat, lon)"
+            f"axis must be at most {-dims} for latitudes of shape {np.shape(latitude)}, for "
+            f"example -2 for (..., lat, lon); got {axis}"
         )
     units = getattr(latitude, "attrs", {}).get("units")
     weights = cell_areas(latitude, units, "latitude", bounds)
-    # sin of a pole is not 1 to the last digit
+    # the sine of a pole is not exactly 1
     weights = weights.round(12).reshape(*weights.shape, *(1,) * (-axis - dims))
     return torch.from_numpy(weights).float()
 
@@ -211,7 +210,5 @@ def area_weights(latitude: Any, axis: int = -2, *, bounds: Any = None) -> torch.
 def _checked(weights: Any) -> torch.Tensor:
     tensor = torch.as_tensor(np.asarray(weights), dtype=torch.float32)
     if not bool((tensor >= 0).all()) or not bool((tensor > 0).any()):
-        raise InvalidValueError(
-            "weights must be 0 or more, and one at least above 0; look for NaN and negative ones"
-        )
+        raise InvalidValueError("weights must be 0 or more, and at least one positive, and not NaN")
     return tensor

@@ -1,4 +1,4 @@
-"""Train on many ranks, with or without torchrun, on GPUs or CPUs: one world wider."""
+"""Train on many ranks, with or without torchrun, on GPUs or CPUs."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ __all__ = ["Trainer", "ddp_init", "dist_train"]
 
 
 class Trainer(pytorch.Trainer):
-    """Train on all ranks of the process group; the same arguments as on one device.
+    """Train on all ranks of the process group, with the same arguments as on one device.
 
-    Where `ddp_init` was not called, it is called here. Without torchrun there is one rank.
+    `ddp_init` is called if you have not done so. Without torchrun there is one rank.
 
-    Validation is exact: every sample counts once, however many ranks there are. A loader that
-    is sharded without padding is evaluated as it is; a `DistributedSampler`, which pads, is
-    replaced for validation by an exact one; a loader that gives every rank all samples is
-    evaluated in full by every rank, which is exact as well.
+    Validation is exact: every sample counts once, on any number of ranks. A `DistributedSampler`,
+    which pads, is replaced in validation by an exact one. A loader of all samples is evaluated in
+    full on every rank, which gives the same result.
 
-    Training samples are shared out: a loader of `prep_dataloader` made without ``parallel=True`` is
-    made to share, where all ranks hold the same data. Any other loader is used as it is; where
-    ranks train on the same samples, a warning names it. An epoch ends for all ranks when one of
-    them has no batch left.
+    Training samples are shared out. A loader of `prep_dataloader` made without ``parallel=True``
+    is shared out, with a warning, if all ranks have the same data. Any other loader is used as it
+    is, and a warning names it if ranks train on the same samples. An epoch ends on all ranks when
+    one of them has no batch left.
 
     Parameters
     ----------
     *args : Any
-        As of `ml4cube.training.pytorch.Trainer`.
+        As for `ml4cube.training.pytorch.Trainer`.
     **kwargs : Any
-        As of `ml4cube.training.pytorch.Trainer`; `device` defaults to the GPU of this rank.
+        As for `ml4cube.training.pytorch.Trainer`; `device` defaults to the GPU of this rank.
 
     Examples
     --------
@@ -55,14 +54,14 @@ class Trainer(pytorch.Trainer):
     def train(self) -> nn.Module:
         """Train on all ranks; every rank must call this.
 
-        Called again, it goes on as that of `ml4cube.training.pytorch.Trainer` does.
+        A second call continues training, as in `ml4cube.training.pytorch.Trainer`.
 
         Returns
         -------
         torch.nn.Module
             The model with the weights of the best epoch, the same on every rank.
         """
-        # torchrun reports the error of the first rank that failed; this is how it learns of it.
+        # With this decorator, torchrun reports the error of the rank that failed first.
         return cast(nn.Module, record(super().train)())
 
     def _make_world(self, device: str | torch.device | None) -> World:
@@ -83,29 +82,29 @@ def dist_train(
     Parameters
     ----------
     target : Trainer or callable
-        A trainer: it trains, and the process group that `ddp_init` made is taken down. A
-        function: it is run on `nproc` fresh local processes that form one group; write the
-        loaders, the model and the Trainer inside it. It may be a lambda or stand in a notebook.
+        A trainer: call its `train`, and destroy the process group that `ddp_init` made. A
+        function: run it on `nproc` new local processes that form one group; create loaders, model
+        and Trainer inside it. It may be a lambda, or be defined in a notebook.
     nproc : int, optional
         Number of ranks; only with a function.
     *args : Any
-        Passed to the function.
+        Arguments of the function.
     backend : {"gloo", "nccl"}, optional
         As for `ddp_init`; only with a function.
     timeout : float or timedelta
         As for `ddp_init`; only with a function.
     **kwargs : Any
-        Passed to the function.
+        Keyword arguments of the function.
 
     Returns
     -------
     object
-        The trained model, or what the function returned on rank 0.
+        The trained model, or the result of the function on rank 0.
 
     Raises
     ------
     InvalidTypeError
-        If `target` is neither, or arguments do not go with it.
+        If `target` is neither, or the other arguments do not fit it.
     RunError
         If a rank failed.
 
@@ -117,15 +116,14 @@ def dist_train(
     if isinstance(target, pytorch.Trainer):
         if nproc is not None or args or kwargs or backend is not None:
             raise InvalidTypeError(
-                "dist_train(trainer) takes nothing else: the trainer holds its world already; "
-                "give a function to start ranks from here"
+                "dist_train(trainer) takes no other arguments; use a function to start processes"
             )
         try:
             return target.train()
         finally:
             ddp_cleanup()
     if not callable(target):
-        raise InvalidTypeError(f"target={target!r} is neither a Trainer nor a function")
+        raise InvalidTypeError(f"target must be a Trainer or a function, got {target!r}")
     if nproc is None:
-        raise InvalidTypeError("dist_train(fn) needs nproc, the number of ranks; give e.g. nproc=2")
+        raise InvalidTypeError("dist_train(fn) needs nproc, the number of ranks, such as nproc=2")
     return launch(target, nproc, *args, backend=backend, timeout=timeout, **kwargs)

@@ -1,8 +1,8 @@
-"""Learning rates as functions of the iteration, over the schedulers of torch.
+"""Learning-rate schedulers for a fixed number of iterations.
 
 An iteration is one call of ``step()``: an epoch, or an optimizer step with
-``scheduler_step_on_batch=True``. Every rate is computed from the iteration's number alone, so a
-resumed run has the same rates as an uninterrupted one, bit for bit.
+``scheduler_step_on_batch=True``. Every rate depends on the iteration number alone, so a resumed
+run has exactly the rates of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.training.run.options import above_zero
+from ml4cube.training.run.options import above_zero, check_count
 
 __all__ = [
     "CosineAnnealingScheduler",
@@ -30,23 +30,23 @@ __all__ = [
 
 
 class SchedulerBase(LRScheduler, ABC):
-    """Base of schedulers of your own: override `get_lr`.
+    """Base class for your own schedulers: override `get_lr`.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Whose rates are set; what they are now is what they start from.
+        The optimizer; its current rates are the initial ones.
     total_iters : int
-        Iterations until the end of the curve.
+        Length of the schedule in iterations.
     eta_min : float
         Lowest rate.
     last_epoch : int
-        The iteration before the first one; -1 starts at the beginning.
+        Number of the last iteration taken; -1 starts anew.
 
     Raises
     ------
     InvalidTypeError
-        If `optimizer` is none.
+        If `optimizer` is not a torch optimizer.
     InvalidValueError
         If `total_iters` is below 1, or `eta_min` negative or not finite.
 
@@ -67,15 +67,10 @@ class SchedulerBase(LRScheduler, ABC):
         self, optimizer: Optimizer, total_iters: int, eta_min: float = 0.0, last_epoch: int = -1
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise InvalidTypeError(f"optimizer={optimizer!r} is no torch.optim.Optimizer")
-        if isinstance(total_iters, bool) or not isinstance(total_iters, int) or total_iters < 1:
-            raise InvalidValueError(
-                f"total_iters={total_iters!r} is not a number of iterations; use 1 or more"
-            )
+            raise InvalidTypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+        check_count("total_iters", total_iters)
         if eta_min == math.inf or not (eta_min == 0 or above_zero(eta_min)):
-            raise InvalidValueError(
-                f"eta_min={eta_min!r} is not a learning rate; use 0 or a positive number"
-            )
+            raise InvalidValueError(f"eta_min must be 0 or a positive number, got {eta_min!r}")
         self.total_iters, self.eta_min = total_iters, float(eta_min)
         super().__init__(optimizer, last_epoch)
 
@@ -86,25 +81,25 @@ class SchedulerBase(LRScheduler, ABC):
         Returns
         -------
         list of float
-            Computed from `base_lrs`, `last_epoch`, `total_iters` and `eta_min`.
+            One rate per parameter group, computed from `base_lrs`.
         """
 
 
 class _Curve(SchedulerBase):
-    """A curve between `eta_min` (height 0) and the optimizer's rate (height 1)."""
+    """A scheduler between `eta_min` (factor 0) and the initial rate (factor 1)."""
 
     @abstractmethod
-    def _height(self, share: float) -> float:
-        """Height of the curve after a share, 0 to 1, of all iterations."""
+    def _factor(self, progress: float) -> float:
+        """Return the factor after a fraction, 0 to 1, of all iterations."""
 
     def get_lr(self) -> list[Any]:
-        """Return the rate of every parameter group; past the end, that of the end."""
-        height = self._height(min(self.last_epoch, self.total_iters) / self.total_iters)
-        return [self.eta_min + (base - self.eta_min) * height for base in self.base_lrs]
+        """Return the rate of every parameter group; it stays constant after the end."""
+        factor = self._factor(min(self.last_epoch, self.total_iters) / self.total_iters)
+        return [self.eta_min + (base - self.eta_min) * factor for base in self.base_lrs]
 
 
 class CosineAnnealingScheduler(_Curve):
-    """From the optimizer's rate down to `eta_min` along half a cosine, where it stays.
+    """Decrease the rate to `eta_min` along half a cosine, then keep it.
 
     The rate at iteration t of T is ``eta_min + (lr - eta_min) (1 + cos(π t/T)) / 2``
     (Loshchilov and Hutter 2017, SGDR, eq. 5, one cycle).
@@ -112,13 +107,13 @@ class CosineAnnealingScheduler(_Curve):
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Whose rates are set.
+        The optimizer; its current rates are the initial ones.
     total_iters : int
         T.
     eta_min : float
-        The rate from iteration T on.
+        Lowest rate.
     last_epoch : int
-        The iteration before the first one.
+        Number of the last iteration taken; -1 starts anew.
 
     Examples
     --------
@@ -133,23 +128,23 @@ class CosineAnnealingScheduler(_Curve):
     [1.0, 0.5, 0.0, 0.0]
     """
 
-    def _height(self, share: float) -> float:
-        return (1 + math.cos(math.pi * share)) / 2
+    def _factor(self, progress: float) -> float:
+        return (1 + math.cos(math.pi * progress)) / 2
 
 
 class LinearScheduler(_Curve):
-    """From the optimizer's rate down to `eta_min` along a straight line, where it stays.
+    """Decrease the rate to `eta_min` linearly, then keep it.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Whose rates are set.
+        The optimizer; its current rates are the initial ones.
     total_iters : int
         Iterations until `eta_min` is reached.
     eta_min : float
-        The last rate.
+        Lowest rate.
     last_epoch : int
-        The iteration before the first one.
+        Number of the last iteration taken; -1 starts anew.
 
     Examples
     --------
@@ -161,25 +156,25 @@ class LinearScheduler(_Curve):
     0.8
     """
 
-    def _height(self, share: float) -> float:
-        return 1 - share
+    def _factor(self, progress: float) -> float:
+        return 1 - progress
 
 
 class PolynomialScheduler(_Curve):
-    """From the optimizer's rate down to `eta_min` along ``(1 - t/T)**power``, where it stays.
+    """Decrease the rate to `eta_min` as ``(1 - t/T)**power``, then keep it.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Whose rates are set.
+        The optimizer; its current rates are the initial ones.
     total_iters : int
         T.
     eta_min : float
-        The last rate.
+        Lowest rate.
     power : float
-        Above 1 falls fast at first, below 1 fast at last.
+        Exponent; above 1 the rate decreases fastest at the beginning.
     last_epoch : int
-        The iteration before the first one.
+        Number of the last iteration taken; -1 starts anew.
 
     Raises
     ------
@@ -205,31 +200,31 @@ class PolynomialScheduler(_Curve):
         last_epoch: int = -1,
     ) -> None:
         if not above_zero(power) or power == math.inf:
-            raise InvalidValueError(f"power={power!r} is not positive; use e.g. 2.0")
+            raise InvalidValueError(f"power must be a positive number, got {power!r}")
         self.power = float(power)
         super().__init__(optimizer, total_iters, eta_min, last_epoch)
 
-    def _height(self, share: float) -> float:
-        return float((1 - share) ** self.power)
+    def _factor(self, progress: float) -> float:
+        return float((1 - progress) ** self.power)
 
 
 class CosineRestartScheduler(_Curve):
-    """Several cosine cycles of equal length, each from the optimizer's rate to `eta_min`.
+    """Repeat `CosineAnnealingScheduler` in cycles of equal length.
 
-    Loshchilov and Hutter (2017), SGDR, with cycles that do not grow.
+    These are the warm restarts of Loshchilov and Hutter (2017, SGDR) with a constant period.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Whose rates are set.
+        The optimizer; its current rates are the initial ones.
     total_iters : int
         Iterations of all cycles together.
     eta_min : float
-        The rate that every cycle falls towards, and from the last one's end on.
+        Lowest rate, reached at the end of the last cycle and kept.
     cycles : int
-        How many.
+        Number of cycles.
     last_epoch : int
-        The iteration before the first one.
+        Number of the last iteration taken; -1 starts anew.
 
     Raises
     ------
@@ -257,36 +252,36 @@ class CosineRestartScheduler(_Curve):
         cycles: int = 4,
         last_epoch: int = -1,
     ) -> None:
-        if isinstance(cycles, bool) or not isinstance(cycles, int) or cycles < 1:
-            raise InvalidValueError(f"cycles={cycles!r} is not a count; use 1 or more")
-        if isinstance(total_iters, int) and cycles > total_iters:
+        for name, value in (("cycles", cycles), ("total_iters", total_iters)):
+            check_count(name, value)
+        if cycles > total_iters:
             raise InvalidValueError(
-                f"cycles={cycles} is more than total_iters={total_iters}; use fewer cycles"
+                f"cycles must be at most total_iters={total_iters}, got {cycles}"
             )
         self.cycles = cycles
         super().__init__(optimizer, total_iters, eta_min, last_epoch)
 
-    def _height(self, share: float) -> float:
-        within = 1.0 if share >= 1 else share * self.cycles % 1.0
+    def _factor(self, progress: float) -> float:
+        within = 1.0 if progress >= 1 else progress * self.cycles % 1.0
         return (1 + math.cos(math.pi * within)) / 2
 
 
 class WarmUpScheduler(_Curve):
-    """From near `eta_min` up to the optimizer's rate along a straight line, where it stays.
+    """Increase the rate from `eta_min` to the initial one linearly, then keep it.
 
-    The first iteration has a T-th of the way behind it, so that no step is wasted on a rate of
-    zero, and the last of the T has it all.
+    The first iteration already has 1/T of the increase, so that no step has a rate of zero; the
+    T-th iteration has all of it.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Whose rates are set.
+        The optimizer; its current rates are the initial ones.
     total_iters : int
         T.
     eta_min : float
-        Where the line starts.
+        Rate before the first iteration.
     last_epoch : int
-        The iteration before the first one.
+        Number of the last iteration taken; -1 starts anew.
 
     Examples
     --------
@@ -297,25 +292,26 @@ class WarmUpScheduler(_Curve):
     [0.25]
     """
 
-    def _height(self, share: float) -> float:
-        return min(1.0, share + 1 / self.total_iters)
+    def _factor(self, progress: float) -> float:
+        return min(1.0, progress + 1 / self.total_iters)
 
 
 class SchedulerChain(SequentialLR):
-    """One scheduler after the other, each for its own `total_iters`.
+    """Run schedulers one after the other, each for its `total_iters`.
 
     Parameters
     ----------
     *schedulers : LRScheduler
-        Of one optimizer. All but the last must say how long they last (``total_iters``); those
-        of torch may take part.
+        Schedulers of one optimizer, of this module or of torch. All but the last must have
+        ``total_iters``.
 
     Raises
     ------
     InvalidTypeError
-        If one is no scheduler.
+        If one of them is not a scheduler.
     InvalidValueError
-        If there is none, they have several optimizers, or one but the last has no end.
+        If there is none, they have different optimizers, or one before the last has no
+        ``total_iters``.
 
     Examples
     --------
@@ -336,18 +332,18 @@ class SchedulerChain(SequentialLR):
     def __init__(self, *schedulers: LRScheduler) -> None:
         links = list(itertools.chain.from_iterable(map(_links, schedulers)))
         if not links:
-            raise InvalidValueError("SchedulerChain() has nothing to chain; give schedulers")
+            raise InvalidValueError("SchedulerChain() needs at least one scheduler")
         if len({id(link.optimizer) for link in links}) > 1:
             raise InvalidValueError(
-                "SchedulerChain got schedulers of several optimizers; give each chain one"
+                "the schedulers of a SchedulerChain must have the same optimizer"
             )
         lengths: list[int] = []
         for number, link in enumerate(links[:-1], start=1):
             length = getattr(link, "total_iters", None)
             if not isinstance(length, int):
                 raise InvalidValueError(
-                    f"scheduler {number} of the chain, {type(link).__name__}, has no total_iters, "
-                    "so nobody knows when the next one's turn is; put it last"
+                    f"scheduler {number} of the chain, {type(link).__name__}, has no total_iters; "
+                    "only the last one may have none"
                 )
             lengths.append(length)
         self.total_iters = sum(lengths) + getattr(links[-1], "total_iters", 0)
@@ -355,10 +351,10 @@ class SchedulerChain(SequentialLR):
 
 
 def _links(scheduler: Any) -> list[LRScheduler]:
-    """Return what a scheduler consists of: a chain is as long as its links."""
+    """Return the schedulers of a chain, or the scheduler itself."""
     if not isinstance(scheduler, LRScheduler):
         raise InvalidTypeError(
-            f"SchedulerChain got {scheduler!r}, which is no scheduler; give them one by one, as in "
-            "SchedulerChain(first, second)"
+            f"SchedulerChain takes schedulers one by one, as in SchedulerChain(first, second); "
+            f"got {scheduler!r}"
         )
     return list(scheduler._schedulers) if isinstance(scheduler, SchedulerChain) else [scheduler]

@@ -1,4 +1,4 @@
-"""Seeding everything at once: the one place of this package that sets global generators."""
+"""Seed global random generators; nothing else in this package does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ml4cube.core.errors import InvalidValueError
 def seed_everything(seed: int) -> int:
     """Seed the global generators of Python, numpy and torch, on all devices.
 
-    Nothing else in ml4cube sets global random state: results do not need this. It is for a script
-    of your own that draws from those generators, for example to initialize a model.
+    Nothing else in ml4cube changes global random state, and its results do not depend on it. Use
+    this in your own script, for example before you initialize a model.
 
     Parameters
     ----------
     seed : int
-        From 0 to 2³² - 1, which is what numpy takes.
+        From 0 to 2³² - 1, the range of numpy.
 
     Returns
     -------
@@ -29,7 +29,7 @@ def seed_everything(seed: int) -> int:
     Raises
     ------
     InvalidValueError
-        If it is outside.
+        If `seed` is outside this range.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def seed_everything(seed: int) -> int:
     True
     """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**32:
-        raise InvalidValueError(f"seed={seed!r} is no seed; use an int from 0 to 2**32 - 1")
+        raise InvalidValueError(f"seed must be an integer from 0 to 2**32 - 1, got {seed!r}")
     number = int(seed)
     random.seed(number)
     np.random.seed(number)  # noqa: NPY002 - the global generator is what is asked for

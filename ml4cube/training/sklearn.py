@@ -1,14 +1,13 @@
-"""Train scikit-learn estimators: batch by batch from a loader, or at once on arrays.
+"""Train scikit-learn estimators batch by batch from a loader, or at once on arrays.
 
-The History, early stopping and loggers are those of the other trainers; the weights of an
-estimator are its attributes, so there is no loop of torch underneath.
+History and loggers are those of the other trainers. The loop is a separate one, because estimators
+have no parameters that torch could train.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.joining import check_joined
 from ml4cube.progress import write_line
-from ml4cube.training.callbacks import EarlyStopping, LoggerCallback, is_better
+from ml4cube.training.callbacks import LoggerCallback, is_better
 from ml4cube.training.files.checkpoint import write_bytes
 from ml4cube.training.measure.scores import check_metrics
 from ml4cube.training.ranks.dist import World
@@ -41,18 +40,16 @@ from ml4cube.training.state import History, TrainState
 
 __all__ = ["Trainer", "load_model", "save_model"]
 
-logger = logging.getLogger(__name__)
-
 Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]
 
 
 class Trainer:
-    """Train an estimator, look at it after every epoch, and keep the best.
+    """Train an estimator, evaluate it after every epoch, and keep the best.
 
-    Samples are flattened: a window of 3 variables on 8 × 8 cells becomes 192 features. What is
-    measured is computed over all samples of a part at once, never as a mean of batches, so any
-    metric of scikit-learn is exact.
+    Samples are flattened: a window of 3 variables on 8 × 8 cells becomes 192 features. Metrics are
+    computed over all samples of a part at once, never as a mean over batches, so every metric of
+    scikit-learn is exact.
 
     Parameters
     ----------
@@ -60,9 +57,9 @@ class Trainer:
         The estimator; it is trained in place, and `train` returns a copy from the best epoch.
     train_data : iterable or tuple of arrays
         A loader of batches ``(X, y)`` (tensors or arrays, samples first), or arrays ``(X, y)``.
-        Without supervision X alone will do.
+        If unsupervised, X alone is enough.
     test_data : iterable or tuple of arrays, optional
-        What to validate on; without, the training data decides.
+        Validation data. Default: the training data chooses the best epoch.
     metrics : mapping of str to callable or object, optional
         ``metric(y_true, y_pred)`` as in `sklearn.metrics`, or objects with ``update(pred, true)``
         and ``compute()`` such as those of `ml4cube.evaluation.metrics`.
@@ -72,39 +69,39 @@ class Trainer:
         True: ``partial_fit`` on every batch, epoch by epoch. False: ``fit`` once on all samples,
         which must fit into memory. Default: True for a loader, False for arrays.
     mlflow_run : object, optional
-        MLflow itself, or anything with ``log_metric(name, value, step=)``; scores are logged as
-        ``training_<name>`` and ``validation_<name>``, and the model with ``log_artifact``.
+        The mlflow module, or any object with ``log_metric(name, value, step=)``. Scores are logged
+        as ``training_<name>`` and ``validation_<name>``, and the model with ``log_artifact``.
     task_type : {"supervised", "unsupervised"}
-        Without supervision the targets are the inputs: an estimator that predicts is scored on
-        ``metric(X, predict(X))``, another on what ``inverse_transform`` gives back.
+        If unsupervised, the targets are the inputs: the score is ``metric(X, predict(X))``, or for
+        transformers that of ``inverse_transform(transform(X))``.
     epochs : int
         Passes over `train_data` with ``partial_fit``.
     loss : callable, optional
-        ``loss(y_true, y_pred)`` → number, the columns ``train_loss`` and ``val_loss``. Default:
-        the share of wrong classes for classifiers, none for clusterers, else the mean squared
-        error.
+        ``loss(y_true, y_pred)`` → number, for the columns ``train_loss`` and ``val_loss``.
+        Default: the misclassified fraction for classifiers, none for clusterers, else the mean
+        squared error.
     monitor : str, optional
-        Which column of the History decides what is best. Default ``val_loss``, or ``train_loss``
-        without `test_data`.
+        Column of the History that chooses the best epoch. Default: ``val_loss``, or
+        ``train_loss`` without `test_data`.
     mode : {"min", "max"}
-        Which way is better.
+        Whether lower or higher values are better.
     patience : int, optional
-        Epochs without improvement after which to stop; None never stops.
+        Epochs without improvement after which to stop. Default: never.
     classes : sequence, optional
-        All classes there are. Default: those of `train_data`, read once before the first epoch.
+        All classes. Default: those in `train_data`, which is read once before the first epoch.
     max_samples : int, optional
-        With ``fit`` on a loader, how many samples to hold in memory at most.
+        Most samples to hold in memory for ``fit`` on a loader.
     score_train : bool
-        Whether to measure on `train_data` too, in one more pass per epoch.
+        Whether to evaluate on `train_data` too, in another pass per epoch.
     loggers : object or iterable of object
-        Each with ``log(values, step)``; see `ml4cube.training.loggers`. A step is a batch.
+        Objects with ``log(values, step)``, see `ml4cube.training.loggers`. A step is a batch.
     progress : bool
-        Whether to write a line to stderr for every epoch.
+        Whether to write a line per epoch to stderr.
 
     Raises
     ------
     InvalidTypeError, InvalidValueError
-        If an argument cannot work, before anything is read.
+        If an argument is not usable, before any data are read.
     ModuleNotFoundError
         If `model_path` is given and skops is not installed.
 
@@ -145,17 +142,20 @@ class Trainer:
         check_choice("mode", mode, ["min", "max"])
         self._by_batch = not _is_arrays(train_data) if batch_training is None else batch_training
         _check_model(model, by_batch=self._by_batch)
-        for name, value in (("epochs", epochs), ("max_samples", max_samples)):
-            check_count(name, value, optional=name == "max_samples")
+        check_count("epochs", epochs)
+        check_count("max_samples", max_samples, optional=True)
+        check_count("patience", patience, optional=True)
         if self._by_batch:
             check_loader("train_data", train_data)
         check_joined({"train_data": train_data, "test_data": test_data})
         if not self._by_batch and epochs > 1:
             raise InvalidTypeError(
-                f"epochs={epochs} and batch_training=False contradict: fit() sees all samples once"
+                f"epochs must be 1 with batch_training=False, which fits once; got {epochs}"
             )
         if mlflow_run is not None and not callable(getattr(mlflow_run, "log_metric", None)):
-            raise InvalidTypeError(f"mlflow_run={mlflow_run!r} has no log_metric(name, value)")
+            raise InvalidTypeError(
+                f"mlflow_run must have log_metric(name, value), got {mlflow_run!r}"
+            )
         check_path("model_path", model_path)
         if model_path is not None:
             _skops()
@@ -165,67 +165,63 @@ class Trainer:
         self._supervised = task_type == "supervised"
         self._data = {"train": train_data} | ({} if test_data is None else {"val": test_data})
         self._parts = [p for p in self._data if p == "val" or score_train or test_data is None]
-        self._loss = _default_loss(model) if loss is None else loss
+        loss = _default_loss(model) if loss is None else loss
+        self._scores = ({} if loss is None else {"loss": loss}) | self.metrics
         self._monitor = self._pick_monitor(monitor, patience)
         self._mode, self._epochs, self._progress = mode, epochs, progress
         self._path = None if model_path is None else Path(model_path)
         self._classes: Any = classes
         self._max_samples, self._mlflow = max_samples, mlflow_run
-        stopping: list[Any] = []
-        if patience is not None and self._monitor is not None:
-            stopping.append(EarlyStopping(patience, mode, self._monitor))
-        self._callbacks: list[Any] = [*stopping, LoggerCallback(loggers)]
+        self._patience = patience
+        self._loggers: Any = LoggerCallback(loggers)  # which expects the loop of torch
 
     def train(self) -> BaseEstimator:
-        """Train to the end.
+        """Train for all epochs, or until `patience` runs out.
 
         Returns
         -------
         sklearn.base.BaseEstimator
-            The estimator as it was after the best epoch; where nothing is monitored, after the
-            last.
+            The estimator after the best epoch, or after the last if nothing is monitored.
 
         Raises
         ------
         EmptyPartError
-            If `train_data` or `test_data` gives no sample.
+            If `train_data` or `test_data` is empty.
         InvalidValueError
             If there are more samples than `max_samples`.
         """
         run = _Run(World.single("cpu"), TrainState())
-        best, value = copy.deepcopy(self.model), None
+        best, best_value, best_epoch = copy.deepcopy(self.model), None, 0
         try:
-            for callback in self._callbacks:
-                callback.on_train_start(run)
-            while run.state.epoch < self._epochs and run.reason is None:
+            self._loggers.on_train_start(run)
+            for epoch in range(1, self._epochs + 1):
                 row = self._run_epoch(run)
-                watched = None if self._monitor is None else row[self._monitor]
-                if watched is None or is_better(watched, value, self._mode):
-                    best, value, self.best_epoch = copy.deepcopy(self.model), watched, row["epoch"]
+                value = None if self._monitor is None else row[self._monitor]
+                if value is None or is_better(value, best_value, self._mode):
+                    best, best_value, best_epoch = copy.deepcopy(self.model), value, epoch
+                    self.best_epoch = epoch
                     if self._path is not None:
                         save_model(self._path, best)
-                for callback in self._callbacks:
-                    callback.on_check(run, row)
-                    callback.on_epoch_end(run, row)
+                self._loggers.on_epoch_end(run, row)
+                if self._patience is not None and epoch - best_epoch >= self._patience:
+                    break
         finally:
-            for callback in self._callbacks:
-                callback.on_close(run)
+            self._loggers.on_close(run)
         self.model = best
         if self._path is not None and hasattr(self._mlflow, "log_artifact"):
             self._mlflow.log_artifact(str(self._path), self._path.name)
         return best
 
     def _pick_monitor(self, monitor: str | None, patience: int | None) -> str | None:
-        """Return the column that decides, or say that there is none."""
-        names = [*([] if self._loss is None else ["loss"]), *self.metrics]
-        known = [_column(part, name) for part in self._parts for name in names]
+        """Return the column that chooses the best epoch, if there is one."""
+        known = [_column(part, name) for part in self._parts for name in self._scores]
         default = _column("val" if "val" in self._parts else "train", "loss")
         if monitor is None and default not in known and patience is None:
             return None
         if (monitor or default) not in known:
             raise InvalidValueError(
-                f"monitor={monitor or default!r} is no column of the History, which will have "
-                f"{known}; give loss= or metrics=, or another monitor"
+                f"monitor must be one of the columns {known}, got {monitor or default!r}; give "
+                "loss= or metrics=, or another monitor"
             )
         return monitor or default
 
@@ -235,7 +231,7 @@ class Trainer:
         samples = self._partial_fit(run) if self._by_batch else self._fit(run)
         row: dict[str, Any] = {"epoch": run.state.epoch + 1}
         for part in self._parts:
-            row |= self._score(part)
+            row |= self._evaluate(self._data[part], part)
         row |= {"samples": samples, "seconds": time.perf_counter() - started}
         run.state.epoch += 1
         self.history.append(row)
@@ -243,52 +239,51 @@ class Trainer:
             self._log_scores(row, run.state.epoch)
         if self._progress:
             scores = {name: value for name, value in row.items() if isinstance(value, float)}
-            told = ", ".join(f"{name} {value:.6g}" for name, value in scores.items())
-            write_line(f"epoch {row['epoch']}/{self._epochs}: {told}")
+            text = ", ".join(f"{name} {value:.6g}" for name, value in scores.items())
+            write_line(f"epoch {row['epoch']}/{self._epochs}: {text}")
         return row
 
     def _log_scores(self, row: Mapping[str, Any], epoch: int) -> None:
-        names = [*([] if self._loss is None else ["loss"]), *self.metrics]
-        for part, long in (("train", "training"), ("val", "validation")):
-            for name in names if part in self._parts else ():
-                self._mlflow.log_metric(f"{long}_{name}", row[_column(part, name)], step=epoch)
+        prefixes = {"train": "training", "val": "validation"}
+        for part in self._parts:
+            for name in self._scores:
+                value = row[_column(part, name)]
+                self._mlflow.log_metric(f"{prefixes[part]}_{name}", value, step=epoch)
 
     def _partial_fit(self, run: _Run) -> int:
-        """One pass over the training data, a batch at a time."""
+        """Train on all batches once, and return the number of samples."""
         if self._classes is None and self._supervised and is_classifier(self.model):
             found = [np.unique(batch.y) for batch in self._batches(self._data["train"], "train")]
-            self._classes = np.unique(np.concatenate(found)) if found else None
-        known = {} if self._classes is None else {"classes": self._classes}
+            self._classes = np.unique(np.concatenate(found))
+        is_first = run.state.epoch == 0 and self._classes is not None
+        more = {"classes": self._classes} if is_first else {}
         samples = 0
         for batch in self._batches(self._data["train"], "train"):
-            first = known if samples == 0 and run.state.epoch == 0 else {}
-            self.model.partial_fit(batch.x, *self._rest(batch), **self._weighted(batch), **first)
+            self._learn(self.model.partial_fit, batch, **more)
+            more = {}
             samples += len(batch.x)
             run.state.step += 1
         return samples
 
     def _fit(self, run: _Run) -> int:
-        """Fit once, on all samples."""
-        whole = _joined(self._batches(self._data["train"], "train"), self._max_samples)
-        self.model.fit(whole.x, *self._rest(whole), **self._weighted(whole))
+        """Fit on all samples at once, and return their number."""
+        whole = _concatenate(self._batches(self._data["train"], "train"), self._max_samples)
+        self._learn(self.model.fit, whole)
         run.state.step += 1
         return len(whole.x)
 
-    def _rest(self, batch: Batch) -> tuple[Array, ...]:
-        return (batch.y,) if self._supervised else ()
-
-    def _weighted(self, batch: Batch) -> dict[str, Array]:
-        if batch.weights is None:
-            return {}
-        method = self.model.partial_fit if self._by_batch else self.model.fit
-        if "sample_weight" not in inspect.signature(method).parameters:
-            raise InvalidTypeError(
-                f"batches bring weights, but {type(self.model).__name__} takes no sample_weight"
-            )
-        return {"sample_weight": batch.weights}
+    def _learn(self, method: Callable[..., Any], batch: Batch, **more: Any) -> None:
+        if batch.weights is not None:
+            if "sample_weight" not in inspect.signature(method).parameters:
+                raise InvalidTypeError(
+                    f"batches have weights, but {type(self.model).__name__} takes no sample_weight"
+                )
+            more["sample_weight"] = batch.weights
+        targets = (batch.y,) if self._supervised else ()
+        method(batch.x, *targets, **more)
 
     def evaluate(self, data: Any) -> dict[str, float]:
-        """Measure loss and metrics over all samples of other data.
+        """Return loss and metrics over all samples of other data.
 
         Parameters
         ----------
@@ -303,26 +298,21 @@ class Trainer:
         Raises
         ------
         EmptyPartError
-            If it gives no sample.
+            If `data` is empty.
         """
-        return self._measure(data, "val")
+        return self._evaluate(data, "val")
 
-    def _score(self, part: str) -> dict[str, float]:
-        return self._measure(self._data[part], part)
-
-    def _measure(self, data: Any, part: str) -> dict[str, float]:
-        """Loss and metrics over all samples, by the names that they have for a part."""
-        streamed = {n: copy.deepcopy(m) for n, m in self.metrics.items() if hasattr(m, "update")}
-        plain = {n: m for n, m in self.metrics.items() if n not in streamed}
-        if self._loss is not None:
-            plain = {"loss": self._loss, **plain}
+    def _evaluate(self, data: Any, part: str) -> dict[str, float]:
+        """Return loss and metrics over all samples, by column."""
+        streamed = {n: copy.deepcopy(m) for n, m in self._scores.items() if hasattr(m, "update")}
+        plain = {n: m for n, m in self._scores.items() if n not in streamed}
         truths, preds = [], []
         for batch in self._batches(data, part):
             pred = self._predict(batch.x)
             truth = batch.y if self._supervised else batch.x
             for metric in streamed.values():
                 metric.update(pred, truth)
-            if plain:  # targets are small beside inputs, and a metric may need them all
+            if plain:  # these metrics need all targets at once
                 truths.append(truth)
                 preds.append(pred)
         whole = (np.concatenate(truths), np.concatenate(preds)) if truths else ((), ())
@@ -336,12 +326,12 @@ class Trainer:
         if not self._supervised and hasattr(self.model, "inverse_transform"):
             return np.asarray(self.model.inverse_transform(self.model.transform(x)))
         raise InvalidTypeError(
-            f"{type(self.model).__name__} neither predicts nor gives its inputs back; there is "
-            "nothing to measure"
+            f"{type(self.model).__name__} cannot be evaluated: it has no predict or "
+            "inverse_transform"
         )
 
     def _batches(self, data: Any, part: str) -> Iterator[Batch]:
-        """Batches as arrays of one row per sample."""
+        """Yield batches as arrays with one row per sample."""
         seen = 0
         for batch in [data] if _is_arrays(data) else data:
             found = _as_batch(batch, supervised=self._supervised)
@@ -350,16 +340,16 @@ class Trainer:
                 yield found
         if not seen:
             name = {"train": "train_data", "val": "test_data"}[part]
-            raise EmptyPartError(f"{name} gave no sample; give a part that is not empty")
+            raise EmptyPartError(f"{name} must not be empty")
 
 
 def save_model(path: str | Path, model: BaseEstimator) -> None:
-    """Write an estimator so that loading it runs no code of the file: the format of skops.
+    """Write an estimator in the format of skops, which can be loaded without executing code.
 
     Parameters
     ----------
     path : str or Path
-        The file; folders are made, an old one is replaced once the new one is whole.
+        The file, replaced atomically; missing folders are created.
     model : sklearn.base.BaseEstimator
         The estimator.
 
@@ -384,14 +374,14 @@ def save_model(path: str | Path, model: BaseEstimator) -> None:
 
 
 def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:
-    """Read what `save_model` wrote.
+    """Read an estimator from a file of `save_model`.
 
     Parameters
     ----------
     path : str or Path
         The file.
     trusted : sequence of str
-        Full names of types outside of scikit-learn and numpy that the file may hold.
+        Full names of further types that may be loaded, besides those of scikit-learn and numpy.
 
     Returns
     -------
@@ -401,7 +391,7 @@ def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:
     Raises
     ------
     StoreError
-        If the file is missing, of another format, or holds types that are not trusted.
+        If the file is missing, damaged, of another format, or has types that are not trusted.
     ModuleNotFoundError
         If skops is not installed.
 
@@ -418,23 +408,19 @@ def load_model(path: str | Path, trusted: Sequence[str] = ()) -> BaseEstimator:
     """
     file, skops = Path(path), _skops()
     if not file.is_file():
-        raise StoreError(f"{file} does not exist; give the path of a file of save_model")
+        raise StoreError(f"{file} does not exist")
     try:
-        strange = sorted(set(skops.get_untrusted_types(file=file)) - set(trusted))
-        if strange:
-            raise StoreError(
-                f"{file} holds types that are not trusted: {strange}; if you know them, name them "
-                "in trusted="
-            )
-        return skops.load(file, trusted=list(trusted))
-    except StoreError:
-        raise
-    except Exception as error:  # skops has no errors of its own for what it cannot read
-        raise StoreError(f"{file} is damaged or not of save_model: {error}") from error
+        unknown = sorted(set(skops.get_untrusted_types(file=file)) - set(trusted))
+        model = None if unknown else skops.load(file, trusted=list(trusted))
+    except Exception as error:  # skops raises errors of many types for damaged files
+        raise StoreError(f"{file} is damaged or not written by save_model: {error}") from error
+    if unknown:
+        raise StoreError(f"{file} has untrusted types {unknown}; if you know them, use trusted=")
+    return model
 
 
 class Batch(NamedTuple):
-    """Samples as scikit-learn takes them."""
+    """Samples as arrays for scikit-learn."""
 
     x: Array
     # Shape ``(samples,)`` or ``(samples, targets)``.
@@ -444,73 +430,63 @@ class Batch(NamedTuple):
 
 @dataclass
 class _Run:
-    """What callbacks of the other trainers see of a run."""
+    """The state of a run, with the attributes that `LoggerCallback` uses."""
 
     world: World
     state: TrainState
-    reason: str | None = None
-    resumed: bool = False
-
-    def stop(self, reason: str) -> None:
-        self.reason = reason
 
 
 def _column(part: str, name: str) -> str:
-    """Name a value in the History: a metric is of the validation data unless it says otherwise."""
+    """Return the column of a score; metrics without prefix are of the validation data."""
     return f"{part}_{name}" if part == "train" or name == "loss" else name
 
 
 def _as_batch(batch: Any, *, supervised: bool) -> Batch:
-    if isinstance(batch, Mapping):  # variables, to be stacked and given back
+    if isinstance(batch, Mapping):  # variables are stacked as channels
         batch = as_pair(batch)
     items = batch if isinstance(batch, tuple | list) else (batch,)
     arrays = [np.asarray(i.numpy(force=True) if isinstance(i, torch.Tensor) else i) for i in items]
     if len(arrays) not in (1, 2, 3):
         raise InvalidTypeError(
-            f"a batch has {len(arrays)} items; give (X, y), (X, y, weights), or X alone"
+            f"a batch must be (X, y), (X, y, weights) or X, got {len(arrays)} items"
         )
     if supervised and len(arrays) == 1:
         raise InvalidTypeError(
-            "a batch holds X alone; give (X, y), or task_type='unsupervised' to learn without y"
+            "a batch must be (X, y), got X alone; use task_type='unsupervised' to train without y"
         )
-    x, y = _rows(arrays[0]), _rows(arrays[min(1, len(arrays) - 1)])
+    x, y = (array.reshape(len(array), -1) for array in (arrays[0], arrays[:2][-1]))
     weights = arrays[2] if len(arrays) == 3 else None
     if len(x) != len(y):
-        raise InvalidValueError(f"a batch has {len(x)} samples and {len(y)} targets")
-    if weights is not None and weights.ndim != 1:
-        raise InvalidTypeError(
-            f"weights have shape {weights.shape}; an estimator takes one per sample"
+        raise InvalidValueError(
+            f"a batch must have as many targets as samples, got {len(y)} and {len(x)}"
         )
+    if weights is not None and weights.ndim != 1:
+        raise InvalidTypeError(f"weights must have one value per sample, got shape {weights.shape}")
     flat = y[:, 0] if y.shape[1] == 1 else y
     return Batch(x, flat, weights)
 
 
-def _rows(array: Array) -> Array:
-    """One row per sample, whatever shape a sample has."""
-    return array.reshape(len(array), -1)
-
-
-def _joined(batches: Iterator[Batch], most: int | None) -> Batch:
-    held: list[Batch] = []
+def _concatenate(batches: Iterator[Batch], max_samples: int | None) -> Batch:
+    read: list[Batch] = []
     samples = 0
     for batch in batches:
-        held.append(batch)
+        read.append(batch)
         samples += len(batch.x)
-        if most is not None and samples > most:
+        if max_samples is not None and samples > max_samples:
             raise InvalidValueError(
-                f"train_data has more than max_samples={most}; raise it, or take an estimator "
-                "with partial_fit and batch_training=True"
+                f"train_data has more than max_samples={max_samples}; increase it, or use an "
+                "estimator with partial_fit and batch_training=True"
             )
-    weights = [batch.weights for batch in held if batch.weights is not None]
+    weights = [batch.weights for batch in read if batch.weights is not None]
     return Batch(
-        np.concatenate([batch.x for batch in held]),
-        np.concatenate([batch.y for batch in held]),
+        np.concatenate([batch.x for batch in read]),
+        np.concatenate([batch.y for batch in read]),
         np.concatenate(weights) if weights else None,
     )
 
 
 def _is_arrays(data: Any) -> bool:
-    """Whether this is ``(X, y)`` or X in memory, and not a loader of batches."""
+    """Return whether the data are arrays and not a loader of batches."""
     items = data if isinstance(data, tuple) else (data,)
     return len(items) in (1, 2, 3) and all(hasattr(item, "shape") for item in items)
 
@@ -524,12 +500,12 @@ def _default_loss(model: BaseEstimator) -> Metric | None:
 def _check_model(model: Any, *, by_batch: bool) -> None:
     name = type(model).__name__
     if isinstance(model, type) or not hasattr(model, "fit"):
-        raise InvalidTypeError(f"model={model!r} is no estimator of scikit-learn; give an object")
+        raise InvalidTypeError(f"model must be an estimator object of scikit-learn, got {model!r}")
     if by_batch and not hasattr(model, "partial_fit"):
         raise InvalidTypeError(
-            f"{name} has no partial_fit, so it cannot learn batch by batch; take one that has "
-            "(SGDRegressor, MLPClassifier, MiniBatchKMeans ...), or set batch_training=False to "
-            "fit it once on all samples, held in memory"
+            f"{name} has no partial_fit, so it cannot be trained batch by batch; use another "
+            "estimator (SGDRegressor, MLPClassifier, MiniBatchKMeans ...), or "
+            "batch_training=False to fit all samples at once, in memory"
         )
 
 
@@ -538,8 +514,7 @@ def _skops() -> Any:
         import skops.io
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "saving estimators needs skops, which is not installed; run `pip install skops`, or "
-            "leave model_path out and save the returned estimator yourself",
+            "saving estimators needs skops, which is not installed; run `pip install skops`",
             name=error.name,
         ) from error
     return skops.io

@@ -1,4 +1,4 @@
-"""Where a training run stands: counters, the History, and the random state it depends on."""
+"""Counters, History and random state of a training run."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from ml4cube.core.errors import InvalidValueError
 from ml4cube.training.files.checkpoint import to_plain
 from ml4cube.training.ranks.dist import World
 
+__all__ = ["History", "TrainState"]
+
 
 @dataclass
 class TrainState:
@@ -28,15 +30,15 @@ class TrainState:
     Parameters
     ----------
     epoch : int
-        Epochs finished, validation included.
+        Epochs finished, including validation.
     batch : int
-        Batches of the epoch under way that this rank has trained on.
+        Batches of the current epoch that this rank has trained on.
     step : int
         Optimizer steps taken.
     checked : int
-        Steps taken when the run was last validated inside an epoch.
+        Steps taken at the last validation inside an epoch.
     sums : dict
-        What this rank has measured in the epoch under way, by the name of the quantity.
+        Sums measured by this rank in the current epoch, by quantity.
 
     Examples
     --------
@@ -51,7 +53,7 @@ class TrainState:
     sums: dict[str, Any] = field(default_factory=dict)
 
     def start_epoch(self) -> None:
-        """Forget what was counted inside the last epoch."""
+        """Reset the counters of the last epoch."""
         self.batch, self.sums = 0, {}
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,19 +68,19 @@ class TrainState:
 
 
 class History:
-    """What every epoch gave, column by column.
+    """Results of every epoch, column by column.
 
     Columns are ``epoch`` (from 1), ``train_loss``, ``val_loss``, one per metric, ``lr``,
     ``seconds`` and ``ranks`` (per epoch a list of rows ``rank, device, host, train_n,
     train_loss, val_n, val_loss, seconds, data_wait, communicate, compute``). Losses are means over
-    samples, over all ranks. The last three are shares of the training time, which add up to 1:
-    waiting for data, waiting for other ranks (timed on every 50th step; None where no step was),
+    the samples of all ranks. The last three are fractions of the training time that add up to 1:
+    waiting for data, waiting for other ranks (timed on every 50th step; None if none was timed)
     and the rest.
 
     Parameters
     ----------
     columns : mapping of str to sequence, optional
-        Columns of equal length; none gives an empty history.
+        Columns of equal length. Default: an empty history.
 
     Raises
     ------
@@ -99,17 +101,15 @@ class History:
         self._columns = {name: list(values) for name, values in (columns or {}).items()}
         lengths = {name: len(values) for name, values in self._columns.items()}
         if len(set(lengths.values())) > 1:
-            raise InvalidValueError(
-                f"columns of a History have {lengths} rows; give one per epoch to each"
-            )
+            raise InvalidValueError(f"columns of a History must have equal lengths, got {lengths}")
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one epoch; a column it lacks, or one that is new, gets None where unknown.
+        """Add one epoch; missing values become None.
 
         Parameters
         ----------
         row : mapping of str to value
-            One value per column.
+            Values by column; new columns may be added.
         """
         rows = len(self)
         for name in row:
@@ -143,7 +143,7 @@ class History:
         Returns
         -------
         list of str
-            Names in the order they came.
+            Names in order of appearance.
         """
         return list(self._columns)
 
@@ -158,9 +158,9 @@ class History:
         return {name: list(values) for name, values in self._columns.items()}
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return the columns as JSON, and write them to `path` when one is given.
+        """Return the columns as JSON, and write them to `path` if given.
 
-        Values that JSON cannot hold (NaN, infinities) become null.
+        NaN and infinities become null.
 
         Parameters
         ----------
@@ -172,14 +172,14 @@ class History:
         str
             The JSON text.
         """
-        text = json.dumps(_finite(self._columns))
+        text = json.dumps(nonfinite_to_none(self._columns))
         if path is not None:
             Path(path).write_text(text)
         return text
 
     @classmethod
     def from_json(cls, text: str) -> History:
-        """Rebuild a history from `to_json`.
+        """Read a history from the text of `to_json`.
 
         Parameters
         ----------
@@ -189,34 +189,24 @@ class History:
         Returns
         -------
         History
-            An equal history (a NaN comes back as None).
+            An equal history, with None in place of NaN.
         """
         return cls(json.loads(text))
 
 
-def _finite(value: Any) -> Any:
+def nonfinite_to_none(value: Any) -> Any:
+    """Replace NaN and infinities by None, because JSON cannot hold them."""
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: nonfinite_to_none(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [nonfinite_to_none(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
 def copy_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a model's state dict to main memory, with what `get_extra_state` put into it.
-
-    Parameters
-    ----------
-    weights : mapping of str to Any
-        Tensors, mostly.
-
-    Returns
-    -------
-    dict
-        Shares nothing with the model.
-    """
+    """Copy a model's state dict to main memory, including extra state."""
     return {
         name: value.detach().to("cpu", copy=True)
         if isinstance(value, torch.Tensor)
@@ -226,15 +216,7 @@ def copy_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spread_weights(model: nn.Module, world: World) -> None:
-    """Give the model of every rank the state of rank 0's; every rank.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        The same on every rank, but for its state.
-    world : World
-        The ranks.
-    """
+    """Copy the model state of rank 0 to all ranks; every rank."""
     state = model.state_dict()
     extra = {name: v for name, v in state.items() if not isinstance(v, torch.Tensor)}
     world.spread(state[name] for name in state if name not in extra)
@@ -243,19 +225,8 @@ def spread_weights(model: nn.Module, world: World) -> None:
 
 
 def capture_rng(device: torch.device) -> dict[str, Any]:
-    """Return the state of every generator that training may draw from, as tensors and numbers.
-
-    Parameters
-    ----------
-    device : torch.device
-        The device trained on; a GPU has a generator of its own.
-
-    Returns
-    -------
-    dict
-        What `restore_rng` takes.
-    """
-    # Transforms inside a user's dataset draw from these two; torch alone is not enough.
+    """Return the state of the global generators of torch, numpy and Python."""
+    # Transforms in a user's dataset may draw from numpy and Python.
     kind, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
     version, internal, gauss_next = random.getstate()
     state: dict[str, Any] = {
@@ -275,15 +246,7 @@ def capture_rng(device: torch.device) -> dict[str, Any]:
 
 
 def restore_rng(state: Mapping[str, Any], device: torch.device) -> None:
-    """Put every generator back to where `capture_rng` found it.
-
-    Parameters
-    ----------
-    state : mapping
-        From `capture_rng`.
-    device : torch.device
-        The device trained on.
-    """
+    """Restore the generators from `capture_rng`."""
     torch.set_rng_state(state["torch"])
     kind, keys, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))  # noqa: NPY002
@@ -295,26 +258,7 @@ def restore_rng(state: Mapping[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def kept_rng(device: torch.device) -> Iterator[None]:
-    """Leave all generators as they were, whatever the body draws.
-
-    Parameters
-    ----------
-    device : torch.device
-        The device trained on.
-
-    Yields
-    ------
-    None
-        Nothing; the body runs.
-
-    Examples
-    --------
-    >>> before = torch.get_rng_state()
-    >>> with kept_rng(torch.device("cpu")):
-    ...     _ = torch.rand(3)
-    >>> bool((torch.get_rng_state() == before).all())
-    True
-    """
+    """Restore the generators after the body."""
     state = capture_rng(device)
     try:
         yield
@@ -324,20 +268,7 @@ def kept_rng(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int | None, world: World) -> Iterator[None]:
-    """Seed torch's global generators, which dropout reads, and give them back afterwards.
-
-    Parameters
-    ----------
-    seed : int or None
-        Rank r gets ``seed + r``; None leaves them as they are.
-    world : World
-        The ranks.
-
-    Yields
-    ------
-    None
-        Nothing; the body runs.
-    """
+    """Seed torch's global generators during the body, and restore them afterwards."""
     if seed is None:
         yield
         return

@@ -186,13 +186,15 @@ def test_what_is_no_add_on_is_refused():
         def apply(cls, base_cls):
             return None
 
-    with pytest.raises(InvalidTypeError, match=r"Nothing\.apply\(\) returned None, no subclass"):
+    with pytest.raises(
+        InvalidTypeError, match=r"Nothing\.apply\(\) must return a subclass .* got None"
+    ):
         Trainer.add_on(Nothing)
-    with pytest.raises(InvalidTypeError, match="got Linear, which is no add-on"):
+    with pytest.raises(InvalidTypeError, match=r"takes subclasses of AddOnBase, got .*Linear"):
         Trainer.add_on(nn.Linear)
-    with pytest.raises(InvalidTypeError, match="which is no class"):
+    with pytest.raises(InvalidTypeError, match="takes subclasses of AddOnBase"):
         Trainer.add_on(Diary.apply)
-    with pytest.raises(InvalidTypeError, match="which is no class"):
+    with pytest.raises(InvalidTypeError, match="takes subclasses of AddOnBase"):
         Trainer.add_on("diary")
 
 
@@ -276,19 +278,21 @@ def test_the_path_may_name_the_file_and_so_the_format(tmp_path):
 
 
 def test_unknown_formats_and_paths_are_refused(tmp_path):
-    with pytest.raises(InvalidValueError, match=r"save_format='h5' names no known .* \.ckpt, \.sa"):
+    with pytest.raises(
+        InvalidValueError, match=r"save_format must be one of \.ckpt, \.sa.* got '\.h5'"
+    ):
         make(StateManagerAddon, save_path=tmp_path, save_format="h5")
     run = make(StateManagerAddon, save_path=tmp_path)
-    with pytest.raises(InvalidValueError, match=r"a\.pth' names no known"):
+    with pytest.raises(InvalidValueError, match=r"suffix of filename must .* got '\.pth'"):
         run.save_model("a.pth")
-    with pytest.raises(InvalidValueError, match="names no known"):
+    with pytest.raises(InvalidValueError, match="suffix of filename must"):
         run.load_model(tmp_path / "a.onnx")
-    with pytest.raises(InvalidTypeError, match="save_path=None"):
+    with pytest.raises(InvalidTypeError, match="save_path must be given"):
         make(StateManagerAddon)
-    with pytest.raises(InvalidTypeError, match="contradict"):
+    with pytest.raises(InvalidTypeError, match="save_format must be"):
         make(StateManagerAddon, save_path="a.ckpt", save_format="safetensors")
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidValueError, match="is a file; give a folder"):
+    with pytest.raises(InvalidValueError, match="save_path must be a folder"):
         make(StateManagerAddon, save_path=tmp_path / "file")
     with pytest.raises(StoreError, match=r"state\.ckpt does not exist"):
         run.load_state()
@@ -337,9 +341,9 @@ def test_a_save_cut_off_anywhere_leaves_a_state_that_loads(tmp_path, monkeypatch
     save(0, 10**9)
     save(1, 10**9)
     steps = calls["count"]
-    assert steps >= 5
+    assert steps >= 4
     for number in range(2, 60):
-        save(number, number % steps)
+        save(number, number % (steps + 1))
         reader = make(StateManagerAddon, save_path=tmp_path, save_format=kind)
         epoch = reader.load_state()
         assert set(reader.model[0].bias.tolist()) == {float(epoch)}
@@ -363,18 +367,19 @@ def test_damaged_and_planted_files_are_refused(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     run = make(StateManagerAddon, save_path=tmp_path, save_format=kind)
     run.run(1, loader())
-    model = tmp_path / f"model.{kind.removeprefix('.')}"
-    whole = model.read_bytes()
+    model, state = tmp_path / f"model.{kind.removeprefix('.')}", tmp_path / "state.ckpt"
+    whole = state.read_bytes()
     for place in (12, len(whole) // 2, len(whole) - 100):
-        model.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(StoreError, match=r"model\..* is missing, damaged, or of another save"):
+        state.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(StoreError, match=r"state\.ckpt (is damaged|is cut short)"):
             run.load_state()
-    model.unlink()
-    with pytest.raises(StoreError, match="missing"):
-        run.load_state()
+    state.write_bytes(model.read_bytes())
+    if kind == "ckpt":  # a file of ours, but of weights alone
+        with pytest.raises(StoreError, match="was not written by save_state"):
+            run.load_state()
 
     mark = str(tmp_path / "executed")
-    for name in (model, tmp_path / "state.ckpt"):
+    for name in (model, state):
         torch.save({"model": Planted(mark)}, name)
     with pytest.raises(StoreError):
         run.load_model(model)
@@ -385,7 +390,7 @@ def test_damaged_and_planted_files_are_refused(tmp_path, monkeypatch, kind):
 
 def test_a_state_of_another_make_is_refused(tmp_path):
     make(StateManagerAddon, save_path=tmp_path, schedule=True).run(1, loader())
-    with pytest.raises(InvalidValueError, match="has a scheduler, this Trainer the contrary"):
+    with pytest.raises(InvalidValueError, match="has a scheduler, this Trainer has none"):
         make(StateManagerAddon, save_path=tmp_path).load_state()
     other = make(StateManagerAddon, save_path=tmp_path, schedule=True, model=nn.Linear(3, 1))
     with pytest.raises(InvalidValueError, match="weights of another model"):
@@ -473,7 +478,7 @@ def test_loaders_are_shared_out_without_doubles():
 
     world = World(0, 2, torch.device("cpu"))
     picks = DataLoader(Numbers(), sampler=WeightedRandomSampler([1.0] * 13, 13))
-    with pytest.raises(InvalidTypeError, match="DataLoader with a WeightedRandomSampler cannot be"):
+    with pytest.raises(InvalidTypeError, match="got DataLoader with WeightedRandomSampler"):
         share_loader(picks, world, exact=False)
     assert share_loader(picks, world, exact=True) is picks
 
@@ -481,16 +486,16 @@ def test_loaders_are_shared_out_without_doubles():
         def __iter__(self):
             return iter(range(4))
 
-    with pytest.raises(InvalidTypeError, match="cannot be shared out to 2 processes"):
+    with pytest.raises(InvalidTypeError, match="shared out over processes"):
         share_loader(DataLoader(Stream()), world, exact=False)
 
 
 def test_devices_and_addresses_are_looked_at_before_anything_starts(caplog):
-    with pytest.raises(InvalidValueError, match=r"device=\[\] names no device"):
+    with pytest.raises(InvalidValueError, match=r"device must be a list .* got \[\]"):
         make(MultiGPUAddon, device=[])
-    with pytest.raises(InvalidValueError, match="on another machine"):
+    with pytest.raises(InvalidValueError, match="must be an address on this machine"):
         make(MultiGPUAddon, device=["cpu"] * 2, init_method="tcp://10.0.0.1:1234")
-    with pytest.raises(InvalidValueError, match="init_method='12355' is no address"):
+    with pytest.raises(InvalidValueError, match=r"must be an address .* got '12355'"):
         make(MultiGPUAddon, device=["cpu"] * 2, init_method="12355")
     run = make(MultiGPUAddon, device="cpu")
     assert "one device, cpu, so one process trains" in caplog.text
@@ -527,9 +532,9 @@ def test_precisions_are_chosen_and_computed_in():
         make(PrecisionMixerAddon, precision="bf61")
     with pytest.raises(InvalidValueError, match=r"precision must be .* got 'half'"):
         make(PrecisionMixerAddon, precision=["half"])
-    with pytest.raises(InvalidValueError, match="computes in none of these"):
+    with pytest.raises(InvalidValueError, match="supports none of"):
         make(PrecisionMixerAddon, precision=[])
-    with pytest.raises(InvalidTypeError, match="contradict"):
+    with pytest.raises(InvalidTypeError, match="must not be 'fp32'"):
         make(PrecisionMixerAddon, precision="fp32", use_amp=True)
 
 
@@ -598,7 +603,7 @@ def test_services_without_add_on_or_package_are_named(monkeypatch):
         make(WandBLoggerAddon, web_logger={"wandb": {"project": "a"}})
     with pytest.raises(InvalidValueError, match="did you mean 'wandb'"):
         make(WandBLoggerAddon, web_logger={"wandbb": {}})
-    with pytest.raises(InvalidTypeError, match="is no mapping"):
+    with pytest.raises(InvalidTypeError, match="must be a mapping"):
         make(WandBLoggerAddon, web_logger={"wandb": "project"})
     with pytest.raises(InvalidTypeError, match="is no mapping"):
         make(web_logger="wandb")
@@ -639,5 +644,5 @@ def test_a_model_cut_over_two_ranks_is_saved_whole(tmp_path):
     for name, value in single.model.state_dict().items():
         torch.testing.assert_close(torch.tensor(first[name]), value)
         torch.testing.assert_close(alone.model.state_dict()[name], single.best_weights[name])
-    with pytest.raises(InvalidTypeError, match="do not go together"):
+    with pytest.raises(InvalidTypeError, match="does not support"):
         make(MultiGPUAddon, device=["cpu"] * 2, strategy="fsdp")

@@ -247,7 +247,10 @@ def test_bad_parts_are_refused():
         (lambda: TensorBoardLogger(None), "log_dir=None is no path"),
         (lambda: MaskedLoss(nn.MSELoss), "loss=MSELoss is a class"),
         (lambda: GradientAccumulator(model, optimizer, "2"), "accumulation_steps='2' is not a"),
-        (lambda: GradientAccumulator(model, optimizer, 2, "1"), "max_grad_norm='1' is not"),
+        (
+            lambda: GradientAccumulator(model, optimizer, 2, "1"),
+            "max_grad_norm must be positive .* got '1'",
+        ),
         (lambda: GradientAccumulator(model, optimizer).step(0.5), "the loss is a float"),
         (lambda: GradientAccumulator(model, optimizer).step(torch.ones(())), "does not depend"),
         (lambda: MultiGPUTrainer("model"), "model='model' is no torch.nn.Module"),
@@ -319,7 +322,7 @@ def test_a_model_on_several_gpus_is_saved_unwrapped(tmp_path, monkeypatch):
     assert several.model.calls == 1
     several.save_checkpoint(tmp_path / "a.pt", epoch=3)
     assert set(read_file(tmp_path / "a.pt")["model"]) == {"weight", "bias"}
-    with pytest.raises(InvalidValueError, match=r"gpu_ids=\[0, 2\], this machine has GPUs \[0, 1"):
+    with pytest.raises(InvalidValueError, match=r"gpu_ids must be among \[0, 1\], got \[0, 2"):
         MultiGPUTrainer(Here(3, 1), gpu_ids=[0, 2])
 
 
@@ -354,7 +357,7 @@ def test_ranks_get_equal_batches_to_train_on_and_every_sample_to_evaluate():
     assert sorted(chain(*first[1], *second[1])) == sorted(there)
     assert len(first[2]) + len(second[2]) == 1
     assert [len(b) for b in first[3]] == [len(b) for b in second[3]] == [4]
-    with pytest.raises(InvalidTypeError, match="shuffle=True and train=False contradict"):
+    with pytest.raises(InvalidTypeError, match="shuffle must be False"):
         DistributedTrainer(network()).create_dataloader(dataset(9), 4, train=False)
     with pytest.raises(InvalidTypeError, match="give train_ds, test_ds or val_ds"):
         prep_dataloader()

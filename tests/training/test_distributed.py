@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SubsetRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import Metric, R2Score
 from torchmetrics.classification import BinaryAUROC
@@ -27,7 +27,7 @@ from ml4cube.training.callbacks import Callback
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
 from ml4cube.training.pytorch_distributed import Trainer, dist_train
 from ml4cube.training.ranks.dist import World, ddp_init
-from ml4cube.training.ranks.sharing import whole_of
+from ml4cube.training.ranks.sharing import unshared
 from ml4cube.training.run import loop
 from ml4cube.training.run.batches import exact_loader, fixed_sizes
 from tests.distributed_runner import on_ranks
@@ -529,6 +529,16 @@ def test_our_loaders_train_validate_and_resume_on_ranks(two_ranks):
     assert one == two
 
 
+class Stream(IterableDataset):
+    """The items of a data set, one after the other."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        return iter([self.data[i] for i in range(len(self.data))])
+
+
 def shared_out(folder):
     """By what kind of loader: the weights, what each rank trained on, and what was warned of."""
     found = {}
@@ -544,6 +554,8 @@ def shared_out(folder):
         ("plain, of its own", DataLoader(own, batch_size=4, shuffle=True), None),
         ("sampler", DataLoader(data, batch_size=4, sampler=DistributedSampler(data)), None),
         ("list", [tuple(data[:4])], None),
+        ("stream", DataLoader(Stream(data), batch_size=4), None),
+        ("stream, of its own", DataLoader(Stream(own), batch_size=4), None),
     ):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -562,17 +574,20 @@ def shared_out(folder):
 def test_loaders_that_are_not_shared_out_are_shared_or_warned_of(two_ranks):
     for rank, found in enumerate(found["shared out"] for found in two_ranks[1]):
         model, counts, told = found["ours"]
-        assert (model, counts, told) == found["ours, told"]
+        assert (model, counts, []) == found["ours, told"]
         assert found["parallel"] == (True, True)
         assert counts == [16, 16]  # whole batches of 4, of 37 samples, one for each rank
-        assert not told
-        for kind, counts in (("ours", [16, 16]), ("plain", [19, 18])):
+        # its length has changed, and with it how long a scheduler must be
+        said = ["9 batches are now shared out over 2 ranks, 4 each" in message for message in told]
+        assert said == [True] * (rank == 0)
+        for kind, counts in (("ours", [16, 16]), ("plain", [19, 18]), ("stream", [19, 18])):
             assert found[f"{kind}, of its own"][1:] == (counts, [])
         assert found["sampler"][1:] == ([19, 19], [])
         for kind, count, text in (
             ("plain", 37, "train_data (DataLoader of TensorDataset, 37 samples)"),
             ("ours, validated too", 36, "train_data (MapLoader of TensorDataset, 36 samples)"),
             ("list", 4, "train_data (list, 1 batches)"),
+            ("stream", 37, "train_data (DataLoader of Stream)"),
         ):
             _, counts, told = found[kind]
             assert counts == [count, count]
@@ -592,12 +607,25 @@ class Drawn(Dataset):
 GENERATOR = torch.Generator()
 
 
+class Once(Stream):
+    """Can be read only once."""
+
+    def __init__(self, data):
+        self.items = iter(data)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return next(self.items)
+
+
 def test_what_a_rank_takes_is_told_apart_by_its_content():
     """Without ranks: the same is equal, other data, choices and sizes are not, shared is None."""
     x = torch.arange(12.0).reshape(6, 2)
 
     def of(data, **more):
-        return whole_of(DataLoader(data, batch_size=2, **more))
+        return unshared(DataLoader(data, batch_size=2, **more))
 
     assert of(x) == of(x.clone()) == of(x, shuffle=True)
     assert of(Drawn()) == of(Drawn())
@@ -605,12 +633,16 @@ def test_what_a_rank_takes_is_told_apart_by_its_content():
         assert of(x) != of(other)
     chosen = [of(x, sampler=SubsetRandomSampler(c)) for c in ([0, 1, 2], [3, 4, 5], [0, 1, 2])]
     assert chosen[0] == chosen[2] != chosen[1]
-    assert whole_of([(x, x)]) == whole_of([(x.clone(), x)]) != whole_of([(x, x + 1)])
+    assert unshared([(x, x)]) == unshared([(x.clone(), x)]) != unshared([(x, x + 1)])
     shared = DistributedSampler(x, 2, 0)
     assert of(x, sampler=shared) is None
-    assert whole_of(DataLoader(x, batch_sampler=BatchSampler(shared, 2, False))) is None
-    assert whole_of(prep_dataloader(x, parallel=True)) is None
-    assert whole_of(prep_dataloader(x)) is not None
+    assert unshared(DataLoader(x, batch_sampler=BatchSampler(shared, 2, False))) is None
+    assert unshared(prep_dataloader(x, parallel=True)) is None
+    assert unshared(prep_dataloader(x)) is not None
+    assert of(Stream(x)) == of(Stream(x.clone())) != of(Stream(x + 1))
+    assert of(Stream(Drawn())) is None  # nothing can be said about its first sample
+    assert of(Once(x)) is None
+    assert torch.equal(next(Once(x)), x[0])
 
 
 def other_topology(path):
@@ -728,18 +760,18 @@ def test_dist_train_spawns_what_stands_in_an_unguarded_script(tmp_path):
 def test_dist_train_refuses_what_does_not_fit():
     with pytest.raises(InvalidTypeError, match="needs nproc"):
         dist_train(print)
-    with pytest.raises(InvalidTypeError, match="neither a Trainer nor a function"):
+    with pytest.raises(InvalidTypeError, match="must be a Trainer or a function"):
         dist_train(3, 2)
-    with pytest.raises(InvalidTypeError, match="takes nothing else"):
+    with pytest.raises(InvalidTypeError, match="takes no other arguments"):
         dist_train(trainer(), 2)
-    with pytest.raises(InvalidValueError, match="nproc=0"):
+    with pytest.raises(InvalidValueError, match="nproc must be a positive integer, got 0"):
         dist_train(print, 0)
     with pytest.raises(InvalidValueError, match="did you mean 'gloo'"):
         ddp_init(backend="glo")
-    with pytest.raises(InvalidValueError, match="timeout=-1"):
+    with pytest.raises(InvalidValueError, match=r"timeout must be .* got -1"):
         ddp_init(timeout=-1)
     for timeout in ("x", None, math.nan, math.inf, True):
-        with pytest.raises(InvalidValueError, match="is no time to wait"):
+        with pytest.raises(InvalidValueError, match="timeout must be a positive number"):
             ddp_init(timeout=timeout)
 
 

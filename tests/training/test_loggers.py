@@ -145,7 +145,7 @@ def test_a_file_of_someone_else_is_left_alone(tmp_path, kind, text):
 
 @pytest.mark.parametrize("kind", [CSVLogger, JSONLLogger])
 def test_a_folder_is_no_file(tmp_path, kind):
-    with pytest.raises(InvalidValueError, match="is a folder"):
+    with pytest.raises(InvalidValueError, match="path must be a file"):
         kind(tmp_path)
 
 

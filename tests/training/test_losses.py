@@ -32,7 +32,7 @@ def slow_mean(pred, target, weight, one_loss):
     """The formula, cell by cell."""
     above = below = 0.0
     for p, t, w in zip(pred.ravel(), target.ravel(), weight.ravel(), strict=True):
-        if not math.isnan(t):
+        if math.isfinite(t):
             above += w * one_loss(p, t)
             below += w
     return above / below if below else 0.0
@@ -52,7 +52,7 @@ def square(p, t):
 def test_loss_is_the_formula_over_cells_with_a_value(shape, seed, gaps, per):
     rng = np.random.default_rng(seed)
     pred, target = rng.normal(size=shape), rng.normal(size=shape)
-    target[rng.random(shape) < gaps] = NAN
+    target[rng.random(shape) < gaps] = rng.choice([NAN, math.inf, -math.inf])
     rows = np.array([0.5, 1.0, 2.0])[: shape[1]].reshape(-1, 1)
     own = {"sample": rng.random(shape[0]), "cell": rng.random(shape), None: np.ones(shape[0])}[per]
     full = own.reshape(own.shape + (1,) * (3 - own.ndim)) * rows * np.ones(shape)
@@ -63,7 +63,7 @@ def test_loss_is_the_formula_over_cells_with_a_value(shape, seed, gaps, per):
     found = loss(*arguments).item()
     assert found == pytest.approx(slow_mean(pred, target, full, square), rel=1e-5, abs=1e-12)
     weight = loss.weigh(*arguments[1:]).item()
-    assert weight == pytest.approx((full * ~np.isnan(target)).sum(), rel=1e-5, abs=1e-12)
+    assert weight == pytest.approx((full * np.isfinite(target)).sum(), rel=1e-5, abs=1e-12)
 
 
 class Squares(nn.Module):
@@ -156,12 +156,16 @@ def test_weighted_by_area():
         (lambda: MaskedLoss(3), InvalidTypeError, "loss=3"),
         (lambda: MaskedLoss(nn.MSELoss(), weights=[1.0, -1.0]), InvalidValueError, "0 or more"),
         (lambda: MaskedLoss(nn.MSELoss(), weights=[1.0, NAN]), InvalidValueError, "0 or more"),
-        (lambda: MaskedLoss(nn.MSELoss(), weights=[0.0]), InvalidValueError, "above 0"),
+        (
+            lambda: MaskedLoss(nn.MSELoss(), weights=[0.0]),
+            InvalidValueError,
+            "at least one positive",
+        ),
         (lambda: area_weights([91.0]), InvalidValueError, "-90 to 90"),
         (lambda: area_weights([NAN]), InvalidValueError, "-90 to 90"),
-        (lambda: area_weights([[[1.0]]]), InvalidValueError, "one per row, or one per cell"),
-        (lambda: area_weights([1.0, 2.0], axis=2), InvalidValueError, "axis=2"),
-        (lambda: area_weights([[1.0, 2.0]], axis=-1), InvalidValueError, "axis=-1"),
+        (lambda: area_weights([[[1.0]]]), InvalidValueError, "one value per row or per cell"),
+        (lambda: area_weights([1.0, 2.0], axis=2), InvalidValueError, "axis must be at most -1"),
+        (lambda: area_weights([[1.0, 2.0]], axis=-1), InvalidValueError, "axis must be at most -2"),
         (lambda: area_weights([1.0]), InvalidValueError, "bounds"),
         (
             lambda: MaskedLoss(lambda p, t: (p - t).mean())(torch.ones(3), torch.ones(3)),
@@ -171,7 +175,7 @@ def test_weighted_by_area():
         (
             lambda: MaskedLoss(nn.MSELoss(), weights=[1.0, 1.0])(torch.ones(1), torch.ones(1)),
             InvalidValueError,
-            "weights do not fit",
+            "weights must broadcast",
         ),
     ],
 )

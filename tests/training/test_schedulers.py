@@ -141,27 +141,27 @@ def test_chain_takes_schedulers_of_torch():
 
 def test_bad_arguments_are_refused():
     opt = optimizer(1.0)
-    with pytest.raises(InvalidValueError, match="total_iters=0"):
+    with pytest.raises(InvalidValueError, match=r"total_iters.*0"):
         CosineAnnealingScheduler(opt, 0)
-    with pytest.raises(InvalidValueError, match=r"total_iters=2\.5"):
+    with pytest.raises(InvalidValueError, match=r"total_iters.*2\.5"):
         CosineAnnealingScheduler(opt, 2.5)
-    with pytest.raises(InvalidValueError, match="eta_min=-1"):
+    with pytest.raises(InvalidValueError, match=r"eta_min must .* got -1"):
         WarmUpScheduler(opt, 5, eta_min=-1)
-    with pytest.raises(InvalidValueError, match="eta_min='low'"):
+    with pytest.raises(InvalidValueError, match=r"eta_min must .* got 'low'"):
         WarmUpScheduler(opt, 5, eta_min="low")
-    with pytest.raises(InvalidValueError, match="power='2'"):
+    with pytest.raises(InvalidValueError, match=r"power must .* got '2'"):
         PolynomialScheduler(opt, 3, power="2")
-    with pytest.raises(InvalidTypeError, match="optimizer='adam'"):
+    with pytest.raises(InvalidTypeError, match=r"optimizer must .* got 'adam'"):
         LinearScheduler("adam", 5)
-    with pytest.raises(InvalidValueError, match="cycles=4 is more than total_iters=3"):
+    with pytest.raises(InvalidValueError, match="cycles must be at most total_iters=3, got 4"):
         CosineRestartScheduler(opt, 3)
-    with pytest.raises(InvalidValueError, match="power=0"):
+    with pytest.raises(InvalidValueError, match=r"power must .* got 0"):
         PolynomialScheduler(opt, 3, power=0)
-    with pytest.raises(InvalidValueError, match="nothing to chain"):
+    with pytest.raises(InvalidValueError, match="at least one scheduler"):
         SchedulerChain()
     with pytest.raises(InvalidTypeError, match="one by one"):
         SchedulerChain([WarmUpScheduler(opt, 2)])
-    with pytest.raises(InvalidValueError, match="several optimizers"):
+    with pytest.raises(InvalidValueError, match="same optimizer"):
         SchedulerChain(WarmUpScheduler(opt, 2), WarmUpScheduler(optimizer(1.0), 2))
     with pytest.raises(TypeError, match="abstract"):
         SchedulerBase(opt, 5)

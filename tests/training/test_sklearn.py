@@ -269,7 +269,7 @@ executed = []
 def test_a_planted_pickle_is_never_executed(tmp_path):
     plain = tmp_path / "plain"
     plain.write_bytes(pickle.dumps(Planted()))
-    with pytest.raises(StoreError, match="damaged or not of save_model"):
+    with pytest.raises(StoreError, match="damaged or not written by save_model"):
         load_model(plain)
     save_model(tmp_path / "zip", LinearRegression())
     with zipfile.ZipFile(tmp_path / "zip", "a") as archive:
@@ -312,16 +312,17 @@ def test_without_skops_a_path_is_refused_at_once(tmp_path, monkeypatch):
     ("arguments", "error", "said"),
     [
         ({"model": RandomForestRegressor()}, InvalidTypeError, "has no partial_fit"),
-        ({"model": SGDRegressor}, InvalidTypeError, "give an object"),
+        ({"model": SGDRegressor}, InvalidTypeError, "model must be an estimator object"),
         ({"task_type": "supervized"}, InvalidValueError, "did you mean 'supervised'"),
         ({"mode": "best"}, InvalidValueError, "mode must be 'min' or 'max', got 'best'"),
         ({"epochs": 0}, InvalidValueError, "epochs=0"),
         ({"epochs": "x"}, InvalidValueError, "epochs='x'"),
         ({"model_path": 3}, InvalidTypeError, "model_path=3 is no path"),
         ({"train_data": None}, InvalidTypeError, "train_data=None"),
-        ({"batch_training": False, "epochs": 2}, InvalidTypeError, "sees all samples once"),
+        ({"batch_training": False, "epochs": 2}, InvalidTypeError, "epochs must be 1"),
+        ({"patience": 0}, InvalidValueError, "patience"),
         ({"mlflow_run": 3}, InvalidTypeError, "log_metric"),
-        ({"monitor": "mae"}, InvalidValueError, "monitor='mae'"),
+        ({"monitor": "mae"}, InvalidValueError, "got 'mae'"),
         ({"metrics": {"epoch": r2_score}}, InvalidValueError, "epoch"),
         ({"metrics": [r2_score]}, InvalidTypeError, "mapping"),
         ({"loggers": [3]}, InvalidTypeError, "loggers"),
@@ -337,10 +338,14 @@ def test_arguments_that_cannot_work(arguments, error, said):
 @pytest.mark.parametrize(
     ("batches", "error", "said"),
     [
-        ([], EmptyPartError, "train_data gave no sample"),
+        ([], EmptyPartError, "train_data must not be empty"),
         ([np.ones((2, 3))], InvalidTypeError, "X alone"),
-        ([(np.ones((2, 3)), np.ones(3))], InvalidValueError, "2 samples and 3 targets"),
-        ([(np.ones((2, 3)), np.ones(2), np.ones((2, 3)))], InvalidTypeError, "one per sample"),
+        ([(np.ones((2, 3)), np.ones(3))], InvalidValueError, "got 3 and 2"),
+        (
+            [(np.ones((2, 3)), np.ones(2), np.ones((2, 3)))],
+            InvalidTypeError,
+            "one value per sample",
+        ),
         ([(1, 2, 3, 4)], InvalidTypeError, "4 items"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What can be added to a `ml4cube.training.trainer.Trainer`, and the base of your own."""
+"""Add-ons for `ml4cube.training.trainer.Trainer`, and the base class of your own."""
 
 from ml4cube.training.addons.core import AddOnBase
 from ml4cube.training.addons.mpu import MultiGPUAddon

@@ -1,4 +1,4 @@
-"""Add-ons: classes that turn a Trainer class into one that can do more."""
+"""Base class of add-ons, and how they are applied to a Trainer class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ml4cube.core.errors import InvalidTypeError
 
 
 class AddOnBase(ABC):
-    """Base of add-ons: `apply` takes a Trainer class and returns a subclass of it.
+    """Base class of add-ons: `apply` takes a Trainer class and returns a subclass of it.
 
     Examples
     --------
@@ -37,38 +37,40 @@ class AddOnBase(ABC):
         Parameters
         ----------
         base_cls : type
-            A Trainer class, with the add-ons there are already.
+            A Trainer class, perhaps with other add-ons.
 
         Returns
         -------
         type
-            A subclass; its ``__init__`` takes what it needs out of the keyword arguments and
-            passes on the others.
+            A subclass whose ``__init__`` takes its own keyword arguments and passes on the others.
         """
 
 
-class Combinable(type):
-    """The type of Trainer classes: those that add-ons made can be pickled too."""
+class MixinAddOn(AddOnBase):
+    """An add-on that puts a mixin in front of the Trainer class."""
 
-    # Such a class has no name that an import would find. It is pickled as what it was made of, and
-    # made of that again elsewhere.
+    mixin: type
+
+    @classmethod
+    def apply(cls, base_cls: Any) -> Any:
+        """Return a subclass of the mixin and the Trainer class."""
+        name = f"TrainerWith{cls.mixin.__name__.strip('_')}"
+        return type(base_cls)(name, (cls.mixin, base_cls), {})
+
+
+class Combinable(type):
+    """Metaclass of Trainer classes, so that classes made by add-ons can be pickled."""
+
+    # Such a class cannot be imported by name, so it is pickled as its base class and its add-on.
 
     add_ons: tuple[type[AddOnBase], ...] = ()
 
 
 def combine(base: type, add_ons: tuple[type[AddOnBase], ...]) -> Any:
-    """Apply add-ons to a class, one after the other; one that is there already is left out."""
+    """Apply add-ons to a class, one after the other, each at most once."""
     for add_on in add_ons:
-        if not isinstance(add_on, type):
-            raise InvalidTypeError(
-                f"add_on() got {add_on!r}, which is no class; give the add-on's class itself, not "
-                "an object of it"
-            )
-        if not issubclass(add_on, AddOnBase):
-            raise InvalidTypeError(
-                f"add_on() got {add_on.__name__}, which is no add-on; derive it from AddOnBase and "
-                "give it a classmethod apply(cls, base_cls)"
-            )
+        if not isinstance(add_on, type) or not issubclass(add_on, AddOnBase):
+            raise InvalidTypeError(f"add_on() takes subclasses of AddOnBase, got {add_on!r}")
         if add_on not in getattr(base, "add_ons", ()):
             base = _apply(base, add_on)
     return base
@@ -77,10 +79,10 @@ def combine(base: type, add_ons: tuple[type[AddOnBase], ...]) -> Any:
 @functools.cache
 def _apply(base: Any, add_on: type[AddOnBase]) -> Any:
     made: Any = add_on.apply(base)
-    if not _is_subclass(made, base):
+    is_subclass = isinstance(made, type) and issubclass(made, base)
+    if not is_subclass:
         raise InvalidTypeError(
-            f"{add_on.__name__}.apply() returned {made!r}, no subclass of {base.__name__}; define "
-            "class ...(base_cls) in it and return that"
+            f"{add_on.__name__}.apply() must return a subclass of {base.__name__}, got {made!r}"
         )
     if made is base:
         return base
@@ -89,12 +91,8 @@ def _apply(base: Any, add_on: type[AddOnBase]) -> Any:
     return made
 
 
-def _is_subclass(made: Any, base: type) -> bool:
-    return isinstance(made, type) and issubclass(made, base)
-
-
 def _reduce_class(cls: Any) -> Any:
-    # Only the class itself: one that a user derives from it has a name of its own.
+    # A class that a user derives from it can be imported by name.
     made_of = cls.__dict__.get("_made_of")
     return cls.__qualname__ if made_of is None else (_apply, made_of)
 

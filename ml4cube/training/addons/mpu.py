@@ -1,4 +1,4 @@
-"""An add-on that trains on several devices of this machine: a process for each."""
+"""An add-on that trains on several devices of this machine, with a process for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.training.addons.core import AddOnBase
+from ml4cube.training.addons.core import MixinAddOn
 from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch, local_rank
 
 logger = logging.getLogger(__name__)
@@ -27,64 +27,8 @@ logger = logging.getLogger(__name__)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class MultiGPUAddon(AddOnBase):
-    """Train on all devices of a list, with a process for each.
-
-    The Trainer takes ``device``, a list such as ``["cuda:0", "cuda:1"]``; on a machine without
-    GPU every entry is a process on the CPU. Without a list it is all GPUs. `run` and `run_epoch`
-    start the processes, share the data out, and give the trained weights, optimizer, scheduler,
-    logs and History back to this Trainer, so that the model you passed is trained.
-
-    The processes are neither forked nor do they run your script again, so no
-    ``if __name__ == "__main__"`` is needed. They meet through a file; ``init_method`` is
-    understood, but no port is opened, so none can be in use. Under torchrun, which has started
-    processes already, nothing more is started.
-
-    Of a DataLoader, each process is given its part, with the batch size it has: batches are
-    together as many times larger as there are processes. Every sample is used at most once an
-    epoch in training, and exactly once in validation. Loaders of
-    `ml4cube.datasets.pytorch.prep_dataloader` share themselves out with ``parallel=True``.
-
-    Attributes that your methods set on the Trainer stay in the processes, and so does what a
-    callback does not put into its ``state_dict``.
-
-    Examples
-    --------
-    >>> from torch.utils.data import DataLoader, TensorDataset
-    >>> from ml4cube.training.trainer import Trainer
-    >>> x = torch.linspace(0, 1, 32).reshape(-1, 1)
-    >>> loader = DataLoader(TensorDataset(x, 2 * x), batch_size=8)
-    >>> model = nn.Linear(1, 1)
-    >>> trainer = Trainer.add_on(MultiGPUAddon)(
-    ...     model,
-    ...     device=["cpu", "cpu"],
-    ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-    ...     loss=nn.MSELoss(),
-    ... )
-    >>> history = trainer.run(n_epoch=1, loader=loader)
-    >>> [row["train_n"] for row in history["ranks"][0]]
-    [16, 16]
-    """
-
-    @classmethod
-    def apply(cls, base_cls: Any) -> Any:
-        """Return a subclass that starts processes.
-
-        Parameters
-        ----------
-        base_cls : type
-            A Trainer class.
-
-        Returns
-        -------
-        type
-            The subclass.
-        """
-        return type(base_cls)("TrainerOnDevices", (_OnDevices, base_cls), {})
-
-
-class _OnDevices:
-    """Comes before a Trainer class."""
+class _Devices:
+    """Mixin that runs the Trainer's methods in processes."""
 
     model: nn.Module
     optimizer: Any
@@ -104,8 +48,8 @@ class _OnDevices:
         _check_init_method(init_method)
         if kwargs.get("strategy") == "fsdp":
             raise InvalidTypeError(
-                "strategy='fsdp' and MultiGPUAddon do not go together, since the trained model "
-                "comes back whole; start the script with torchrun, without the add-on"
+                "MultiGPUAddon does not support strategy='fsdp'; start the script with torchrun, "
+                "without the add-on"
             )
         self.devices = _devices(device)
         self._timeout = timeout
@@ -114,23 +58,23 @@ class _OnDevices:
         super().__init__(model, own, *args, **kwargs)  # type: ignore[call-arg]
 
     def run(self, n_epoch: int, loader: Any, valid_loader: Any = None) -> Any:
-        """As `Trainer.run`, on all devices."""
-        if self._stays_here():
+        """Run `Trainer.run` on all devices."""
+        if self._runs_here():
             return super().run(n_epoch, loader, valid_loader)  # type: ignore[misc]
         return self._on_devices("run", n_epoch, loader, valid_loader)
 
     def run_epoch(self, loader: Any) -> Any:
-        """As `Trainer.run_epoch`, on all devices."""
-        if self._stays_here():
+        """Run `Trainer.run_epoch` on all devices."""
+        if self._runs_here():
             return super().run_epoch(loader)  # type: ignore[misc]
         return self._on_devices("run_epoch", loader)
 
-    def _stays_here(self) -> bool:
+    def _runs_here(self) -> bool:
         return self._is_rank or self._world.size > 1 or len(self.devices) == 1
 
     def _on_devices(self, method: str, *args: Any) -> Any:
         home = self.device
-        self._move(torch.device("cpu"))  # how a model travels
+        self._move(torch.device("cpu"))  # to be pickled
         try:
             returned, packed = launch(
                 _run_rank,
@@ -147,7 +91,7 @@ class _OnDevices:
         return returned
 
     def enter_rank(self) -> None:
-        """Become one of the processes: the Trainer of its device."""
+        """Turn this copy into the Trainer of one process."""
         self._is_rank = True
         self._world = World.current(self.devices[local_rank()])
         self._move(self._world.device)
@@ -155,15 +99,56 @@ class _OnDevices:
     def _move(self, device: torch.device) -> None:
         self.model.to(device)
         if self.optimizer is not None:
-            # Loading brings the state to where the parameters are.
+            # Loading moves the state to the device of the parameters.
             self.optimizer.load_state_dict(self.optimizer.state_dict())
 
 
+class MultiGPUAddon(MixinAddOn):
+    """Train on several devices of this machine, with a process for each.
+
+    The Trainer takes ``device``, a list such as ``["cuda:0", "cuda:1"]``; without a GPU, every
+    entry is a process on the CPU. Default: all GPUs. `run` and `run_epoch` start the processes,
+    share the data out, and copy the trained weights, optimizer, scheduler, logs and History back to
+    this Trainer, so that the model you passed is trained.
+
+    The processes are not forked and do not run your script again, so no
+    ``if __name__ == "__main__"`` is needed. They find one another through a file;
+    ``init_method`` is accepted, but no port is opened. Under torchrun no processes are started.
+
+    Each process gets its part of a DataLoader with the same batch size, so the total batch is
+    larger by the number of processes. Every sample is used at most once per epoch in training, and
+    exactly once in validation. Loaders of `ml4cube.datasets.pytorch.prep_dataloader` need
+    ``parallel=True``.
+
+    Attributes that your methods set on the Trainer, and state of callbacks that is not in their
+    ``state_dict``, are lost with the processes.
+
+    Examples
+    --------
+    >>> from torch.utils.data import DataLoader, TensorDataset
+    >>> from ml4cube.training.trainer import Trainer
+    >>> x = torch.linspace(0, 1, 32).reshape(-1, 1)
+    >>> loader = DataLoader(TensorDataset(x, 2 * x), batch_size=8)
+    >>> model = nn.Linear(1, 1)
+    >>> trainer = Trainer.add_on(MultiGPUAddon)(
+    ...     model,
+    ...     device=["cpu", "cpu"],
+    ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    ...     loss=nn.MSELoss(),
+    ... )
+    >>> history = trainer.run(n_epoch=1, loader=loader)
+    >>> [row["train_n"] for row in history["ranks"][0]]
+    [16, 16]
+    """
+
+    mixin = _Devices
+
+
 def _run_rank(trainer: Any, method: str, args: tuple[Any, ...], seed: int) -> Any:
-    """What one process does; rank 0's answer goes back."""
+    """Run a Trainer's method in one process; rank 0 returns the result."""
     trainer.enter_rank()
     world = trainer._world
-    # As the process that started this one was seeded, but for the rank.
+    # Seeded like the parent process, but differently on each rank.
     torch.manual_seed((seed + world.rank) % 2**63)
     *counts, train, val = args if method == "run" else (*args, None)
     testing = trainer.mode == "test"
@@ -175,8 +160,8 @@ def _run_rank(trainer: Any, method: str, args: tuple[Any, ...], seed: int) -> An
 
 
 def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> Any:
-    """Return a loader that gives a rank its part of another one."""
-    if getattr(loader, "parallel", False):  # shares itself out
+    """Return a loader of a rank's part of the batches of another one."""
+    if getattr(loader, "parallel", False):  # shared out already
         return loader
     if isinstance(loader, Mapping):  # several validation sets
         sets = loader.items()
@@ -185,21 +170,22 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
         whole = len(loader) if exact else len(loader) // world.size * world.size
         return list(loader[world.rank : whole : world.size])
     if not isinstance(loader, DataLoader) or not _is_plain(loader):
-        if exact:  # every rank evaluates all of it, which is exact as well
+        if exact:  # if every rank evaluates all samples, the result is the same
             return loader
+        kind = type(loader).__name__
+        kind += f" with {type(loader.sampler).__name__}" if isinstance(loader, DataLoader) else ""
         raise InvalidTypeError(
-            f"loader={_describe(loader)} cannot be shared out to {world.size} processes; give a "
-            "DataLoader with a map-style dataset and no sampler of its own, a list of batches, "
-            "or prep_dataloader(..., parallel=True)"
+            f"loader must be a DataLoader of a map-style dataset without its own sampler, a list "
+            "of batches, or prep_dataloader(..., parallel=True), to be shared out over processes; "
+            f"got {kind}"
         )
-    shuffled = isinstance(loader.sampler, RandomSampler)
-    if isinstance(loader.sampler, DistributedSampler):
-        shuffled = loader.sampler.shuffle
+    sampler = loader.sampler
+    shuffled = getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))
     workers = loader.num_workers
     return DataLoader(
         loader.dataset,
         batch_size=loader.batch_size,
-        # The loop replaces this one in validation, by one that leaves nothing out.
+        # In validation, the loop replaces this sampler by one that leaves no sample out.
         sampler=DistributedSampler(
             loader.dataset,
             world.size,
@@ -231,16 +217,10 @@ def _is_plain(loader: DataLoader[Any]) -> bool:
     )
 
 
-def _describe(loader: Any) -> str:
-    if isinstance(loader, DataLoader):
-        return f"a DataLoader with a {type(loader.sampler).__name__}"
-    return f"a {type(loader).__name__}"
-
-
 def _devices(device: Any) -> list[torch.device]:
-    """Return the devices to train on; on a machine without GPU, the CPU as often."""
+    """Return the devices to train on; without a GPU, the CPU as many times."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device is None or (isinstance(device, str | torch.device) and str(device) == "cuda"):
+    if device is None or str(device) == "cuda":
         asked = [torch.device("cuda", i) for i in range(gpus)] or [torch.device("cpu")]
     elif isinstance(device, str | torch.device):
         asked = [torch.device(device)]
@@ -248,8 +228,7 @@ def _devices(device: Any) -> list[torch.device]:
         asked = [torch.device(entry) for entry in device]
     else:
         raise InvalidValueError(
-            f"device={device!r} names no device; give a list such as ['cuda:0', 'cuda:1'], or "
-            "['cpu', 'cpu']"
+            f"device must be a list such as ['cuda:0', 'cuda:1'] or ['cpu', 'cpu'], got {device!r}"
         )
     if gpus == 0 and any(entry.type == "cuda" for entry in asked):
         logger.warning("device=%s, but this machine has no GPU; using the CPU", device)
@@ -260,17 +239,11 @@ def _devices(device: Any) -> list[torch.device]:
 
 
 def _check_init_method(init_method: str | None) -> None:
-    """Accept an address on this machine; it is not needed, since ranks meet through a file."""
-    if init_method is None:
-        return
-    place = urlsplit(init_method) if isinstance(init_method, str) else None
-    if place is None or place.scheme not in ("tcp", "env", "file"):
+    """Refuse an address on another machine; one on this machine is not needed."""
+    url = urlsplit(init_method or "env://")
+    is_local = url.scheme in ("env", "file") or (url.scheme == "tcp" and url.hostname in _LOOPBACK)
+    if not is_local:
         raise InvalidValueError(
-            f"init_method={init_method!r} is no address; give e.g. 'tcp://localhost:12355', or "
-            "leave it out"
-        )
-    if place.scheme == "tcp" and place.hostname not in _LOOPBACK:
-        raise InvalidValueError(
-            f"init_method={init_method!r} is on another machine; MultiGPUAddon starts processes on "
-            "this one, torchrun starts them on several"
+            "init_method must be an address on this machine such as 'tcp://localhost:12355', or "
+            f"be left out, got {init_method!r}; use torchrun for several machines"
         )

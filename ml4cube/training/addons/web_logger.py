@@ -1,60 +1,56 @@
-"""Add-ons that log to services: thin over `ml4cube.training.loggers`."""
+"""Add-ons that log to the services of `ml4cube.training.loggers`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError
-from ml4cube.training.addons.core import AddOnBase
+from ml4cube.training.addons.core import MixinAddOn
 from ml4cube.training.events import listed
 from ml4cube.training.loggers import NeptuneLogger, WandBLogger
 
 
 class _WandB:
-    """Comes before a Trainer class."""
+    """Mixin that logs to Weights & Biases."""
 
-    def __init__(
-        self, *args: Any, web_logger: Any = None, loggers: Iterable[Any] = (), **kwargs: Any
-    ) -> None:
-        rest, mine = _take(web_logger, "wandb", WandBLogger, {"id": "run_id", "config": "params"})
-        both = [*listed(loggers), *mine]
-        super().__init__(*args, web_logger=rest, loggers=both, **kwargs)  # type: ignore[call-arg]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        names = {"id": "run_id", "config": "params"}
+        super().__init__(*args, **_with_logger(kwargs, "wandb", WandBLogger, names))
 
 
 class _Neptune:
-    """Comes before a Trainer class."""
+    """Mixin that logs to Neptune."""
 
-    def __init__(
-        self, *args: Any, web_logger: Any = None, loggers: Iterable[Any] = (), **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         names = {"project_name": "project", "api_tkn": "api_token", "custom_run_id": "run_id"}
-        rest, mine = _take(web_logger, "neptune", NeptuneLogger, names)
-        both = [*listed(loggers), *mine]
-        super().__init__(*args, web_logger=rest, loggers=both, **kwargs)  # type: ignore[call-arg]
+        super().__init__(*args, **_with_logger(kwargs, "neptune", NeptuneLogger, names))
 
 
-def _take(
-    web_logger: Any, service: str, kind: Callable[..., Any], names: Mapping[str, str]
-) -> tuple[Any, list[Any]]:
-    """Take one service out of `web_logger`, and leave the others to other add-ons."""
-    if not isinstance(web_logger, Mapping) or service not in web_logger:
-        return web_logger, []
-    given = web_logger[service]
+def _with_logger(
+    kwargs: Mapping[str, Any], service: str, logger: Callable[..., Any], names: Mapping[str, str]
+) -> dict[str, Any]:
+    """Move one service from the argument `web_logger` to `loggers`."""
+    services = kwargs.get("web_logger")
+    if not isinstance(services, Mapping) or service not in services:
+        return dict(kwargs)
+    given = services[service]
     if not isinstance(given, Mapping):
         raise InvalidTypeError(
-            f"web_logger[{service!r}]={given!r} is no mapping; write "
-            f"{{{service!r}: {{'project': 'name'}}}}"
+            f"web_logger[{service!r}] must be a mapping, such as {{'project': 'name'}}, "
+            f"got {given!r}"
         )
-    rest = {name: value for name, value in web_logger.items() if name != service}
-    return rest, [kind(**{names.get(name, name): value for name, value in given.items()})]
+    made = logger(**{names.get(name, name): value for name, value in given.items()})
+    others = {name: value for name, value in services.items() if name != service}
+    loggers = [*listed(kwargs.get("loggers", ())), made]
+    return {**kwargs, "web_logger": others, "loggers": loggers}
 
 
-class WandBLoggerAddon(AddOnBase):
+class WandBLoggerAddon(MixinAddOn):
     """Log every epoch to Weights & Biases.
 
     The Trainer takes ``web_logger={"wandb": {...}}`` with the arguments of
-    `ml4cube.training.loggers.WandBLogger`, or those of ``wandb.init``. It goes together with
+    `ml4cube.training.loggers.WandBLogger` or ``wandb.init``. It can be combined with
     `NeptuneLoggerAddon`.
 
     Examples
@@ -64,29 +60,15 @@ class WandBLoggerAddon(AddOnBase):
     'TrainerWithWandB'
     """
 
-    @classmethod
-    def apply(cls, base_cls: Any) -> Any:
-        """Return a subclass that logs.
-
-        Parameters
-        ----------
-        base_cls : type
-            A Trainer class.
-
-        Returns
-        -------
-        type
-            The subclass.
-        """
-        return type(base_cls)("TrainerWithWandB", (_WandB, base_cls), {})
+    mixin = _WandB
 
 
-class NeptuneLoggerAddon(AddOnBase):
+class NeptuneLoggerAddon(MixinAddOn):
     """Log every epoch to Neptune.
 
     The Trainer takes ``web_logger={"neptune": {...}}`` with the arguments of
-    `ml4cube.training.loggers.NeptuneLogger`; ``project_name`` and ``api_tkn`` are understood
-    too. It goes together with `WandBLoggerAddon`.
+    `ml4cube.training.loggers.NeptuneLogger`; ``project_name`` and ``api_tkn`` are accepted too.
+    It can be combined with `WandBLoggerAddon`.
 
     Examples
     --------
@@ -95,18 +77,4 @@ class NeptuneLoggerAddon(AddOnBase):
     'TrainerWithNeptune'
     """
 
-    @classmethod
-    def apply(cls, base_cls: Any) -> Any:
-        """Return a subclass that logs.
-
-        Parameters
-        ----------
-        base_cls : type
-            A Trainer class.
-
-        Returns
-        -------
-        type
-            The subclass.
-        """
-        return type(base_cls)("TrainerWithNeptune", (_Neptune, base_cls), {})
+    mixin = _Neptune

@@ -1,5 +1,5 @@
-"""What an epoch and a validation measure, exact on any number of ranks.
+"""Measure epochs and validation passes, exactly on any number of ranks.
 
-`means` knows what a loss divides by, `scores` holds means and metrics, `validation` a pass, `rows`
-an epoch's row.
+`means` weights batches, `scores` sums losses and metrics, `validation` collects those of an epoch
+or a pass, `rows` reduces them to a row of the History.
 """

@@ -1,4 +1,4 @@
-"""What a loss or a metric of a batch is the mean of, so that batches and ranks add up exactly."""
+"""Weights of batch means, so that means over batches and ranks are exact."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from torch.overrides import TorchFunctionMode
 
 from ml4cube.core.errors import InvalidValueError
 
-# Torch's losses whose targets are classes: they divide by the weights of the classes that count.
-# One of them is younger than the oldest torch that we run with.
+# Torch's losses over classes, which divide by the weights of the classes that are not ignored. The
+# last one exists only in recent versions of torch.
 _CLASS_MODULES = tuple(
     getattr(nn, name)
     for name in ("CrossEntropyLoss", "NLLLoss", "LinearCrossEntropyLoss")
     if hasattr(nn, name)
 )
 _CLASS_FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
-# Torch's losses that are computed value by value, and broadcast where shapes differ.
-_VALUE_BY_VALUE = (
+# Torch's elementwise losses, which broadcast where shapes differ.
+_ELEMENTWISE = (
     functional.binary_cross_entropy,
     functional.binary_cross_entropy_with_logits,
     functional.gaussian_nll_loss,
@@ -43,20 +43,20 @@ _VALUE_BY_VALUE = (
 
 
 class Classes:
-    """What torch's losses over classes divide by, target by target."""
+    """The weight of each target in a loss over classes."""
 
     def __init__(self, loss: Callable[..., Any]) -> None:
         ignored = setting(loss, "ignore_index")
         self.ignored: int = -100 if ignored is None else ignored  # as torch does
-        # The weights of a module may still be moved to another device.
-        self._holder = loss if isinstance(loss, nn.Module) else None
+        # The weights of a module may be moved to another device later.
+        self._module = loss if isinstance(loss, nn.Module) else None
         self._weight = setting(loss, "weight")
 
     def __call__(self, target: Any) -> torch.Tensor | None:
-        """Return the weights of the classes, 0 where one is ignored."""
+        """Return the class weight of each target, 0 where it is ignored."""
         if not isinstance(target, torch.Tensor) or target.is_floating_point():
             return None
-        weight = self._weight if self._holder is None else self._holder.weight
+        weight = self._weight if self._module is None else self._module.weight
         counted = target != self.ignored
         if not isinstance(weight, torch.Tensor):
             return counted.float()
@@ -66,21 +66,21 @@ class Classes:
 
 
 class Mean:
-    """A loss or a metric as a mean, and what that mean weighs beside those of other batches."""
+    """A loss or metric as a mean over a batch, and the weight of the batch."""
 
-    # The mean over all batches is the sum of ``mean * weight`` over the sum of ``weight``, and it
-    # equals the loss of all of them in one batch: a loss of torch over classes divides by the
-    # weights of the classes that are not ignored, and so weighs that; any other loss divides by a
-    # number in proportion to its samples. One that sums is divided by its samples here.
+    # The sum of ``mean * weight`` over batches, divided by the sum of ``weight``, equals the loss
+    # of all of them in one batch. A loss of torch over classes divides by the weights of the
+    # classes that are not ignored, so this is its weight. The weight of any other loss is its
+    # number of samples. A loss that sums is divided by its samples here.
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         reduction = setting(function, "reduction")
         self._weigh = getattr(function, "weigh", None)
-        self._sums = reduction == "sum"  # which would weigh large batches twice
+        self._sums = reduction == "sum"
         self._function = Paired(name, function)
         self._classes = self._summed = None
         if reduction == "mean" and is_over_classes(function):
-            # The sum is 0 where every target of a batch is ignored, and the mean NaN.
+            # If all targets of a batch are ignored, the sum is 0, but the mean is NaN.
             self._classes, self._summed = Classes(function), Paired(name, reduced(function, "sum"))
 
     def __call__(self, pred: Any, target: Any, samples: int) -> Any:
@@ -93,7 +93,7 @@ class Mean:
         return value / samples if self._sums else value
 
     def weigh(self, target: Any) -> torch.Tensor | None:
-        """Return what the mean of a batch weighs."""
+        """Return the weight of a batch; None means its number of samples."""
         if self._weigh is not None:
             weight: torch.Tensor = self._weigh(target)
             return weight
@@ -102,30 +102,30 @@ class Mean:
 
 
 class Paired:
-    """Call a loss, and refuse predictions that would be broadcast against their targets."""
+    """A loss that refuses predictions that would be broadcast against their targets."""
 
-    # The first batch of each pair of shapes is looked at; later ones cost a comparison.
+    # Only the first batch of each pair of shapes is checked.
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name, self._function = name, function
         self._seen: set[tuple[torch.Size, torch.Size]] = set()
 
     def __call__(self, pred: Any, target: Any) -> Any:
-        """Return what the function returns."""
+        """Return the loss."""
         if not isinstance(pred, torch.Tensor) or not isinstance(target, torch.Tensor):
             return self._function(pred, target)
         if pred.shape == target.shape or (pred.shape, target.shape) in self._seen:
             return self._function(pred, target)
-        with _Watch(self._name, self._function, pred, target):
+        with _BroadcastCheck(self._name, self._function, pred, target):
             value = self._function(pred, target)
         self._seen.add((pred.shape, target.shape))
         return value
 
 
-class _Watch(TorchFunctionMode):
-    """Looks at what torch is told to do with a prediction and a target of another shape."""
+class _BroadcastCheck(TorchFunctionMode):
+    """Raise an error where torch broadcasts a prediction against a target."""
 
-    # What a loss reshapes itself is another tensor, and its own affair.
+    # A tensor that the loss has reshaped itself is not checked.
 
     def __init__(
         self, name: str, loss: Callable[..., Any], pred: torch.Tensor, target: torch.Tensor
@@ -133,23 +133,24 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self._name, self._loss, self._pred, self._target = name, loss, pred, target
         try:
-            self._together = np.broadcast_shapes(pred.shape, target.shape)
+            self._broadcast = np.broadcast_shapes(pred.shape, target.shape)
         except ValueError:
-            self._together = pred.shape  # nothing can be broadcast
+            self._broadcast = pred.shape  # torch raises an error itself
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given = [*args, *(kwargs or {}).values()]
         both = any(g is self._pred for g in given) and any(g is self._target for g in given)
-        if both and any(func is own for own in _VALUE_BY_VALUE):
+        if both and any(func is own for own in _ELEMENTWISE):
             raise self._refusal()
         value = func(*args, **(kwargs or {}))
-        # Quantiles may be subtracted from one target; here each sample meets those of others.
+        # Several quantiles may be compared with one target, which has the prediction's shape. A new
+        # shape means that samples were compared with other samples.
         if (
             both
             and isinstance(value, torch.Tensor)
-            and value.shape == self._together
+            and value.shape == self._broadcast
             and value.shape not in (self._pred.shape, self._target.shape)
         ):
             raise self._refusal()
@@ -158,27 +159,26 @@ class _Watch(TorchFunctionMode):
     def _refusal(self) -> InvalidValueError:
         return InvalidValueError(
             f"{self._name}={called(self._loss)}: the prediction must have the shape of the target, "
-            f"{tuple(self._target.shape)}, got {tuple(self._pred.shape)}, which would be "
-            "broadcast; let the model return that shape, or reshape one of them in the loss"
+            f"{tuple(self._target.shape)}, got {tuple(self._pred.shape)}; reshape it in the model "
+            "or in the loss"
         )
 
 
 def warn_if_unknown(name: str, function: Callable[..., Any]) -> None:
-    """Warn where what a loss or a metric divides by is not known, and likely is not its samples."""
+    """Warn of a loss or metric that ignores targets in a way of its own."""
     known = hasattr(function, "weigh") or is_over_classes(function)
     if not known and setting(function, "ignore_index") is not None:
         warnings.warn(
-            f"{name}={called(function)} has an ignore_index, but computes in a way of its own, so "
-            "what it divides by is not known: batches count by their samples, and its mean "
-            "depends on how samples are cut into batches and ranks. Give it a method "
-            "weigh(target) that returns what it divides by",
+            f"{name}={called(function)} has an ignore_index, but is not a loss of torch, so its "
+            "denominator is unknown. Batches are weighted by their samples, and the mean depends "
+            "on the batches and ranks. Give it a method weigh(target) that returns the denominator",
             UserWarning,
             stacklevel=4,
         )
 
 
 def setting(loss: Callable[..., Any], name: str) -> Any:
-    """Return what a loss is set to."""
+    """Return a setting of a loss: an attribute or the default of a parameter."""
     if hasattr(loss, name):
         return getattr(loss, name)
     taken = _parameters(loss).get(name)
@@ -186,16 +186,16 @@ def setting(loss: Callable[..., Any], name: str) -> Any:
 
 
 def reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
-    """Return the same loss, reduced in another way, where it knows of that."""
+    """Return the loss with another reduction, if it has one."""
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
-        alike = copy.copy(loss)  # the user's own keeps its reduction
-        alike.reduction = reduction  # type: ignore[assignment]
-        return alike
+        copied = copy.copy(loss)  # the user's own keeps its reduction
+        copied.reduction = reduction  # type: ignore[assignment]
+        return copied
     return partial(loss, reduction=reduction) if "reduction" in _parameters(loss) else loss
 
 
 def is_over_classes(loss: Callable[..., Any]) -> bool:
-    """Whether a loss is one of torch's over classes, computed as torch does."""
+    """Return whether a loss is one of torch's over classes, with torch's own forward."""
     function = loss.func if isinstance(loss, partial) else loss
     if isinstance(function, _CLASS_MODULES):
         return any(type(function).forward is kind.forward for kind in _CLASS_MODULES)
@@ -203,14 +203,14 @@ def is_over_classes(loss: Callable[..., Any]) -> bool:
 
 
 def called(loss: Callable[..., Any]) -> str:
-    """Return what a loss is called in messages."""
+    """Return the name of a loss for messages."""
     function = loss.func if isinstance(loss, partial) else loss
     return getattr(function, "__name__", repr(function))
 
 
 def _parameters(loss: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
-        # What calls a module takes anything; its forward says what.
+        # A module's __call__ takes any arguments, its forward names them.
         call = loss.forward if isinstance(loss, nn.Module) else loss
         return inspect.signature(call).parameters
     except (TypeError, ValueError):  # builtins have no signature

@@ -1,4 +1,4 @@
-"""One epoch's row of the History: what the ranks measured, brought together once."""
+"""The row of an epoch in the History, reduced over all ranks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,33 @@ from ml4cube.training.ranks.dist import World
 
 
 class Effort(NamedTuple):
-    """What the training of one epoch took on one rank."""
+    """The time that one rank spent on training in an epoch."""
 
-    # From its start to its last step.
+    # From the start of the epoch to its last step.
     seconds: float
-    # Share of it spent waiting for the loader, 0 to 1.
+    # Fraction of it spent waiting for the loader, 0 to 1.
     data_wait: float
-    # Share of it spent waiting for other ranks and the wire; NaN where it is not known.
+    # Fraction of it spent waiting for other ranks; NaN if unknown.
     communicate: float
+
+
+class Sums(NamedTuple):
+    """The sums of a loss on one rank."""
+
+    samples: int = 0
+    total: float = 0.0
+    weight: float = 0.0
+
+    @classmethod
+    def of(cls, meter: Meter) -> Sums:
+        """Return the sums of a meter."""
+        meter.flush()
+        return cls(meter.samples, meter.total, meter.weight)
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the loss; None without samples that count."""
+        return self.total / self.weight if self.weight else None
 
 
 def make_row(
@@ -33,29 +52,21 @@ def make_row(
     effort: Effort,
 ) -> dict[str, Any]:
     """Reduce an epoch to one row; every rank must call this."""
-    seen = Meter() if val is None else val
-    mine = [*_numbers(train), *_numbers(seen), *effort]
-    gathered = world.gather(mine)
-    places = world.gather_objects((str(world.device), _host()))
-    _check_seen(gathered, "test_data", trains=True, validates=val is not None)
-    row: dict[str, Any] = {"epoch": epoch, "train_loss": _mean(gathered, 0)}
+    own = (Sums.of(train), Sums() if val is None else Sums.of(val), effort)
+    gathered = world.gather_objects((str(world.device), _host(), *own))
+    _, _, trains, vals, efforts = zip(*gathered, strict=True)
+    row: dict[str, Any] = {"epoch": epoch, "train_loss": _mean("train_data", trains)}
     if val is not None:
-        row["val_loss"] = _mean(gathered, 3)
+        row["val_loss"] = _mean("test_data", vals)
     row |= values()
-    row["seconds"] = max(numbers[6] for numbers in gathered)
-    row["ranks"] = [
-        _rank_row(rank, place, numbers)
-        for rank, (place, numbers) in enumerate(zip(places, gathered, strict=True))
-    ]
+    row["seconds"] = max(each.seconds for each in efforts)
+    row["ranks"] = [_rank_row(rank, *numbers) for rank, numbers in enumerate(gathered)]
     return world.share(row)
 
 
 def mean_over_ranks(world: World, meter: Meter, name: str = "test_data") -> float:
-    """Reduce one mean; every rank must call this."""
-    meter.flush()
-    gathered = world.gather([0.0, 0.0, 0.0, *_numbers(meter)])
-    _check_seen(gathered, name, trains=False, validates=True)
-    return _mean(gathered, 3)
+    """Reduce one mean over all ranks; every rank must call this."""
+    return _mean(name, world.gather_objects(Sums.of(meter)))
 
 
 @cache
@@ -63,46 +74,38 @@ def _host() -> str:
     return socket.gethostname()
 
 
-def _numbers(meter: Meter) -> list[float]:
-    return [float(meter.samples), meter.total, meter.weight]
-
-
-def _mean(gathered: list[list[float]], start: int) -> float:
-    return sum(g[start + 1] for g in gathered) / sum(g[start + 2] for g in gathered)
-
-
-def _rank_row(rank: int, place: tuple[str, str], numbers: Sequence[float]) -> dict[str, Any]:
-    train_n, train_sum, train_weight, val_n, val_sum, val_weight, *effort = numbers
-    seconds, wait, communicate = effort
-    known = not math.isnan(communicate)
-    return {
-        "rank": rank,
-        "device": place[0],
-        "host": place[1],
-        "train_n": int(train_n),
-        "train_loss": train_sum / train_weight if train_weight else None,
-        "val_n": int(val_n),
-        "val_loss": val_sum / val_weight if val_weight else None,
-        "seconds": seconds,
-        "data_wait": wait,
-        "communicate": communicate if known else None,
-        "compute": max(0.0, 1 - wait - communicate) if known else None,
-    }
-
-
-def _check_seen(
-    gathered: list[list[float]], val_name: str, *, trains: bool, validates: bool
-) -> None:
-    if trains and not sum(g[0] for g in gathered):
+def _mean(name: str, ranks: Sequence[Sums]) -> float:
+    """Return the mean over ranks, or raise an error if no sample counts."""
+    samples, total, weight = (sum(values) for values in zip(*ranks, strict=True))
+    if not samples and name == "train_data":
         raise EmptyPartError(
             "train_data gave no batch; it is empty, or drop_last dropped its only batch: use a "
             "smaller batch_size"
         )
-    if validates and not sum(g[3] for g in gathered):
-        raise EmptyPartError(f"{val_name} gave no sample; give a part that is not empty, or None")
-    for name, start in (("train_data", 0), (val_name, 3)):
-        if sum(g[start] for g in gathered) and not sum(g[start + 2] for g in gathered) > 0:
-            raise EmptyPartError(
-                f"{name} gave samples, but not one value that counts in the loss; look at the "
-                "gaps of the target and at the weights"
-            )
+    if not samples:
+        raise EmptyPartError(f"{name} gave no sample; give a part that is not empty, or None")
+    if not weight > 0:
+        raise EmptyPartError(
+            f"{name} gave samples, but not one value that counts in the loss; check the gaps of "
+            "the target and the weights"
+        )
+    return float(total / weight)
+
+
+def _rank_row(
+    rank: int, device: str, host: str, train: Sums, val: Sums, effort: Effort
+) -> dict[str, Any]:
+    known = not math.isnan(effort.communicate)
+    return {
+        "rank": rank,
+        "device": device,
+        "host": host,
+        "train_n": train.samples,
+        "train_loss": train.mean,
+        "val_n": val.samples,
+        "val_loss": val.mean,
+        "seconds": effort.seconds,
+        "data_wait": effort.data_wait,
+        "communicate": effort.communicate if known else None,
+        "compute": max(0.0, 1 - effort.data_wait - effort.communicate) if known else None,
+    }

@@ -1,4 +1,4 @@
-"""Losses and metrics as sums over samples, exact on any number of ranks."""
+"""Sums of losses and metrics, exact on any number of ranks."""
 
 from __future__ import annotations
 
@@ -29,24 +29,22 @@ _RESERVED = {
     "seconds",
     "ranks",
 }
-Bad = tuple[int, float, bool]  # number of a batch, its loss, whether its target has gaps
-_ROOM = 512  # values kept before they are summed, so that memory stays flat
+# Number of the batch, its loss, and whether its target has gaps.
+Bad = tuple[int, float, bool]
+_BUFFERED = 512  # values to buffer at most, so that memory stays constant
 
 
 class Meter:
-    """A weighted mean that reads the device only when asked."""
+    """A weighted mean of batch means."""
 
-    # Values stay where they were computed until `flush`, because reading one makes the device wait.
+    # Values stay on the device until `flush`, because reading one makes the host wait.
 
     def __init__(self) -> None:
         self.total = self.weight = 0.0
         self.samples = 0
-        self._seen = 0
+        self._summed = 0
         self._bad: Bad | None = None
-        self._gaps: list[torch.Tensor | None] = []
-        self._values: list[torch.Tensor] = []
-        self._samples: list[int] = []
-        self._weights: list[float | torch.Tensor] = []
+        self._batches: list[tuple[torch.Tensor, float | torch.Tensor, torch.Tensor | None]] = []
 
     def add(
         self,
@@ -55,29 +53,23 @@ class Meter:
         weight: float | torch.Tensor | None = None,
         gaps: torch.Tensor | None = None,
     ) -> None:
-        """Take in the mean of one batch."""
-        self._values.append(value)
-        self._gaps.append(gaps)
-        self._samples.append(samples)
-        self._weights.append(samples if weight is None else weight)
-        if len(self._values) >= _ROOM:
+        """Add the mean of one batch."""
+        self.samples += samples
+        self._batches.append((value, samples if weight is None else weight, gaps))
+        if len(self._batches) >= _BUFFERED:
             self.flush()
 
     def flush(self) -> Bad | None:
-        """Sum what was taken in."""
-        if self._values:
-            rows = zip(_read(self._values), _read(self._weights), self._gaps, strict=True)
-            for value, weight, gaps in rows:
+        """Sum the buffered batches; return the first batch whose mean is not finite."""
+        if self._batches:
+            values, weights, gaps = zip(*self._batches, strict=True)
+            for value, weight, gap in zip(_read(values), _read(weights), gaps, strict=True):
                 self.total += value * weight
                 self.weight += weight
                 if self._bad is None and not math.isfinite(value):
-                    self._bad = (self._seen, value, gaps is not None and bool(gaps.isnan()))
-                self._seen += 1
-            self.samples += sum(self._samples)
-            self._values.clear()
-            self._gaps.clear()
-            self._samples.clear()
-            self._weights.clear()
+                    self._bad = (self._summed, value, gap is not None and bool(gap.isnan()))
+                self._summed += 1
+            self._batches.clear()
         return self._bad
 
     def state_dict(self) -> dict[str, Any]:
@@ -86,28 +78,70 @@ class Meter:
         return {"total": self.total, "weight": self.weight, "samples": self.samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back the sums."""
+        """Restore the sums."""
         self.total, self.weight = state["total"], state["weight"]
         self.samples = state["samples"]
 
 
-class Norms:
-    """Mean and largest of one number per step, read from the device only when asked."""
+class Means:
+    """Weighted means of several quantities, by name."""
 
-    # Values that are not finite are left out: in fp16 they mark steps that were skipped.
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._meters: dict[str, Meter] = {}
+
+    def add(
+        self, name: str, value: torch.Tensor, samples: int, weight: torch.Tensor | None = None
+    ) -> None:
+        """Add the mean of one quantity over a batch."""
+        self._meters.setdefault(name, Meter()).add(value, samples, weight)
+
+    def add_all(self, values: Mapping[str, Any], samples: int) -> None:
+        """Add the means of several quantities over a batch."""
+        for name, value in values.items():
+            self.add(name, torch.as_tensor(value).detach(), samples)
+
+    def compute(self, world: World) -> dict[str, float]:
+        """Reduce over all ranks, whose quantities may differ; every rank must call this."""
+        total: dict[str, float] = {}
+        weight: dict[str, float] = {}
+        for states in world.gather_objects(self.state_dict()):
+            for name, state in states.items():
+                total[name] = total.get(name, 0.0) + state["total"]
+                weight[name] = weight.get(name, 0.0) + state["weight"]
+        return {
+            self._prefix + name: total[name] / weight[name] if weight[name] else math.nan
+            for name in total
+        }
+
+    def state_dict(self) -> dict[str, dict[str, float]]:
+        """Return the sums, by name."""
+        return {name: meter.state_dict() for name, meter in self._meters.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Restore the sums."""
+        for name, sums in state.items():
+            self._meters[name] = Meter()
+            self._meters[name].load_state_dict(sums)
+
+
+class Norms:
+    """Mean and maximum of the gradient norms of an epoch."""
+
+    # Values that are not finite are left out, because fp16 skips such steps.
 
     def __init__(self) -> None:
         self._total, self._steps, self._highest = 0.0, 0, 0.0
         self._values: list[torch.Tensor] = []
 
     def add(self, value: torch.Tensor) -> None:
-        """Take in a step's number."""
+        """Add the norm of one step."""
         self._values.append(value)
-        if len(self._values) >= _ROOM:
+        if len(self._values) >= _BUFFERED:
             self._flush()
 
     def columns(self) -> dict[str, float | None]:
-        """Return what the History keeps of an epoch."""
+        """Return the columns for the History."""
         self._flush()
         if not self._steps:
             return {"grad_norm": None, "grad_norm_max": None}
@@ -119,22 +153,21 @@ class Norms:
         return {"total": self._total, "steps": self._steps, "highest": self._highest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back the sums."""
+        """Restore the sums."""
         self._total, self._steps = state["total"], state["steps"]
         self._highest = state["highest"]
 
     def _flush(self) -> None:
-        if self._values:
-            for value in filter(math.isfinite, _read(self._values)):
-                self._total += value
-                self._steps += 1
-                self._highest = max(self._highest, value)
-            self._values.clear()
+        for value in filter(math.isfinite, _read(self._values)):
+            self._total += value
+            self._steps += 1
+            self._highest = max(self._highest, value)
+        self._values.clear()
 
 
 def _read(values: Sequence[float | torch.Tensor]) -> list[float]:
-    """Bring scalars to the host, those of a device all at once."""
-    if not isinstance(values[0], torch.Tensor):
+    """Read scalars from the device, all at once."""
+    if not values or not isinstance(values[0], torch.Tensor):
         return [float(value) for value in values]
     stacked = torch.stack([torch.as_tensor(value) for value in values])
     numbers: list[float] = stacked.to("cpu", torch.float64).tolist()
@@ -145,33 +178,31 @@ class Scores:
     """The metrics of one validation pass."""
 
     def __init__(self, metrics: Mapping[str, Any], device: torch.device) -> None:
-        self._plain = {
-            name: (Mean(f"metrics[{name!r}]", m), Meter())
-            for name, m in metrics.items()
-            if not _is_object(m)
+        self._functions = {
+            name: Mean(f"metrics[{name!r}]", m) for name, m in metrics.items() if not _is_object(m)
         }
-        # Copies, so that what the user passed keeps the state it had.
+        self._means = Means()
+        # Copies, so that the user's own objects are not changed.
         self._objects = {n: _fresh(m, device) for n, m in metrics.items() if _is_object(m)}
         self._updated = False
 
     def update(self, pred: Any, target: Any, samples: int) -> None:
-        """Take in one batch."""
+        """Add one batch."""
         if not self._updated:
-            self._look_for_logits(pred)
+            self._check_probabilities(pred)
         self._updated = True
-        for name, (metric, meter) in self._plain.items():
-            value = _one_number(name, metric(pred, target, samples))
-            meter.add(value, samples, metric.weigh(target))
+        for name, function in self._functions.items():
+            value = _one_number(name, function(pred, target, samples))
+            self._means.add(name, value, samples, function.weigh(target))
         for name, metric in self._objects.items():
-            if _merges(metric):
-                _refuse_structures(name, pred, target)
-                metric.update(pred.detach().cpu().numpy(), target.detach().cpu().numpy())
+            if hasattr(metric, "merge"):
+                metric.update(_to_numpy(name, pred), _to_numpy(name, target))
             else:
                 metric.update(pred, target)
 
-    def _look_for_logits(self, pred: Any) -> None:
-        """Say so where torchmetrics would squash some batches and leave others as they are."""
-        names = [name for name, metric in self._objects.items() if _squashes(metric)]
+    def _check_probabilities(self, pred: Any) -> None:
+        """Warn where torchmetrics would apply a sigmoid to some batches only."""
+        names = [name for name, metric in self._objects.items() if _applies_sigmoid(metric)]
         if not names or not isinstance(pred, torch.Tensor) or not pred.is_floating_point():
             return
         if bool(((pred < 0) | (pred > 1)).any()):
@@ -179,12 +210,7 @@ class Scores:
 
     def compute(self, world: World) -> dict[str, float]:
         """Reduce over all ranks; every rank must call this."""
-        result = {}
-        for name, (_, meter) in self._plain.items():
-            meter.flush()
-            parts = world.gather([meter.total, meter.weight])
-            weight = sum(part[1] for part in parts)
-            result[name] = sum(part[0] for part in parts) / weight if weight else math.nan
+        result = self._means.compute(world)
         for name, metric in self._objects.items():
             value = _reduce(metric, self._updated, world)
             if isinstance(value, Mapping):
@@ -195,67 +221,64 @@ class Scores:
 
 
 def check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the metrics as a dict, or say which of them cannot work."""
+    """Return the metrics as a dict, or raise an error that names an invalid one."""
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
         raise InvalidTypeError(
-            f"metrics={metrics!r} is no mapping; write {{'mae': torch.nn.functional.l1_loss}}"
+            "metrics must be a mapping such as {'mae': torch.nn.functional.l1_loss}, "
+            f"got {metrics!r}"
         )
     for name, metric in metrics.items():
         if not isinstance(name, str):
-            raise InvalidTypeError(f"metrics has the name {name!r}; name each by a text")
+            raise InvalidTypeError(f"names of metrics must be strings, got {name!r}")
         refuse_class(f"metrics[{name!r}]", metric)
         if not callable(metric) and not _is_object(metric):
             raise InvalidTypeError(
-                f"metrics[{name!r}]={metric!r} is neither a function of (pred, target) nor an "
-                "object with update and compute"
+                f"metrics[{name!r}] must be a function of (pred, target) or an object with update "
+                f"and compute, got {metric!r}"
             )
         if name in _RESERVED:
-            raise InvalidValueError(
-                f"metrics has the name {name!r}, a column of the History; choose another name"
-            )
+            raise InvalidValueError(f"a metric must not be named {name!r}, a column of the History")
         if not _is_object(metric):
             warn_if_unknown(f"metrics[{name!r}]", metric)
     return dict(metrics)
 
 
 def _one_number(name: str, value: Any) -> torch.Tensor:
-    """Return a batch's score as a scalar, without reading it from the device."""
+    """Return the score of a batch as a scalar on its device."""
     try:
         tensor = torch.as_tensor(value).detach()
     except (TypeError, ValueError, RuntimeError):
         raise InvalidTypeError(
-            f"metrics[{name!r}] returned {value!r}; return one number per batch"
+            f"metrics[{name!r}] must return one number per batch, got {value!r}"
         ) from None
     if tensor.numel() != 1:
         raise InvalidValueError(
-            f"metrics[{name!r}] returned shape {tuple(tensor.shape)} for a batch; return one "
-            "number, such as its mean, or give each part a metric of its own"
+            f"metrics[{name!r}] must return one number per batch, such as a mean, got shape "
+            f"{tuple(tensor.shape)}"
         )
     return tensor.reshape(())
 
 
-def _refuse_structures(name: str, pred: Any, target: Any) -> None:
-    """Refuse predictions and targets that are no tensors, for metrics that take arrays."""
-    for what, value in (("prediction", pred), ("target", target)):
-        if not isinstance(value, torch.Tensor):
-            held = f" of {list(value)}" if isinstance(value, Mapping) else ""
-            raise InvalidTypeError(
-                f"metrics[{name!r}] compares tensors, but the {what} is a "
-                f"{type(value).__name__}{held}; give a function metric(pred, target) that picks "
-                "what to compare, such as lambda pred, target: l1_loss(pred['a'], target)"
-            )
+def _to_numpy(name: str, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        names = f" of {list(value)}" if isinstance(value, Mapping) else ""
+        raise InvalidTypeError(
+            f"metrics[{name!r}] compares tensors, got a {type(value).__name__}{names}; use a "
+            "function that selects one, such as lambda pred, target: l1_loss(pred['a'], target)"
+        )
+    return value.detach().cpu().numpy()
 
 
 def _number(name: str, value: Any) -> float:
-    """Return what a metric object computed, if it is one number."""
+    """Return the result of a metric object, which must be one number."""
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         raise InvalidTypeError(
-            f"metrics[{name!r}].compute() gave a {type(value).__name__}, which the History cannot "
-            "hold; give a metric of one number, of a vector, or a dict of numbers"
+            f"metrics[{name!r}].compute() must return a number, a vector or a dict of numbers, "
+            f"got a {type(value).__name__}"
         ) from None
 
 
@@ -263,8 +286,8 @@ def _is_object(metric: Any) -> bool:
     return hasattr(metric, "update") and hasattr(metric, "compute")
 
 
-def _squashes(metric: Any) -> bool:
-    """Whether a metric of torchmetrics puts a batch through a sigmoid if it looks like logits."""
+def _applies_sigmoid(metric: Any) -> bool:
+    """Return whether a metric of torchmetrics applies a sigmoid to batches outside 0 to 1."""
     members = metric.values() if hasattr(metric, "items") else [metric]
     return any(
         type(member).update.__module__.startswith("torchmetrics.classification")
@@ -276,15 +299,11 @@ def _squashes(metric: Any) -> bool:
 @functools.cache
 def _warn_of_logits(names: str) -> None:
     logger.warning(
-        "metrics %s of torchmetrics get numbers beyond 0 to 1: torchmetrics squashes each batch "
-        "that has such numbers and no other, so the result depends on how samples are cut into "
-        "batches; give probabilities, for example by a metric whose update() takes pred.sigmoid()",
+        "metrics %s of torchmetrics get predictions outside 0 to 1: torchmetrics applies a sigmoid "
+        "to each batch with such numbers and to no other, so the result depends on the batches; "
+        "pass probabilities, for example by a metric whose update() takes pred.sigmoid()",
         names,
     )
-
-
-def _merges(metric: Any) -> bool:
-    return hasattr(metric, "merge")
 
 
 def _fresh(metric: Any, device: torch.device) -> Any:
@@ -297,26 +316,26 @@ def _fresh(metric: Any, device: torch.device) -> Any:
 def _reduce(metric: Any, updated: bool, world: World) -> Any:
     if world.size == 1:
         return _scalar(metric.compute())
-    if _merges(metric):
+    if hasattr(metric, "merge"):
         first, *others = world.gather_objects(metric)
         for other in others:
             merged = first.merge(other)
             first = first if merged is None else merged
         return first.compute()
-    if hasattr(metric, "items"):  # a collection: its members may share state, so one by one
+    if hasattr(metric, "items"):  # a collection, whose members may share state
         members = dict(metric.items(keep_base=False, copy_state=True))
         return {name: _reduce(member, updated, world) for name, member in members.items()}
     if not hasattr(metric, "metric_state"):
         raise InvalidTypeError(
-            f"metric {metric!r} cannot be reduced over {world.size} ranks; give it a method "
-            "merge(other), or use a torchmetrics object"
+            f"metric {metric!r} must have merge(other) or be of torchmetrics, to be reduced over "
+            f"{world.size} ranks"
         )
-    # Not torchmetrics' own sync: it hangs when a rank has had no sample.
+    # The sync of torchmetrics hangs if a rank has no sample.
     states = [s for s in world.gather_objects(_state(metric) if updated else None) if s]
     for name, parts in zip(states[0], zip(*(s.values() for s in states), strict=True), strict=True):
         setattr(metric, name, _merge(parts, metric._reductions[name]))
     metric._update_count = max(metric._update_count, 1)
-    # The states are those of all ranks now: compute() would gather and add them up once more.
+    # The states are reduced already; compute() would reduce them once more.
     metric.sync_on_compute = metric._to_sync = False
     return _scalar(metric.cpu().compute())
 

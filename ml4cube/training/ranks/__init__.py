@@ -1,6 +1,6 @@
-"""How ranks work together.
+"""Train on several ranks.
 
-`dist` knows the process group, `strategy` and `sharding` lay the model out, `polling` says when
-ranks ask one another, `sharing` who trains on what, `clock` and `signals` measure time and notice
-SIGTERM.
+`dist` starts ranks and communicates, `strategy` and `sharding` distribute the model, `sharing` the
+training data. `polling` decides when ranks communicate, `clock` measures how long they wait,
+`signals` catches SIGTERM.
 """

@@ -1,9 +1,9 @@
-"""How long steps wait for other ranks: timed on few of them, without making a device wait.
+"""Measure how long steps wait for other ranks, without slowing training down.
 
-In a backward pass gradients travel while others are still computed. What is left when the last
-gradient of this rank is there is waiting: for the wire, and for ranks that are not as far. That
-tail is timed on every 50th step, from the third on, by hooks that exist only then. On a GPU it is
-timed by events in its own stream, which are read when the epoch has ended.
+In a backward pass, gradients are reduced while others are still computed. The time from the last
+gradient of this rank to the end of the pass is spent waiting for communication and other ranks. It
+is measured on every 50th step, from the third on, by hooks that exist only in these steps. On a GPU
+it is measured by events, which are read at the end of the epoch.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from torch import nn
 from ml4cube.training.ranks.dist import World
 
 _EVERY = 50
-_FIRST = 2  # the first two steps also set up what later ones use
+_FIRST = 2  # the first two steps include setup
 
 Span = tuple[Any, Any]
 
 
 class StepClock:
-    """The share of its steps that this rank spends waiting for others."""
+    """The fraction of its steps that this rank spends waiting for others."""
 
     def __init__(self, world: World, *, active: bool = True) -> None:
         self._world, self._active = world, active
         self._events = world.device.type == "cuda"
-        self._timed = False  # the step under way
+        self._timed = False  # whether the current step is timed
         self._last: Any = None
         self._steps: list[Span] = []
         self._waits: list[Span] = []
 
     def is_due(self, steps: int) -> bool:
-        """Whether to time a step."""
+        """Return whether to time a step."""
         return steps % _EVERY == _FIRST and self._world.size > 1 and self._active
 
     @contextmanager
@@ -49,7 +49,7 @@ class StepClock:
         ]
         began = self._last = self._now()
         if any(True for _ in model.buffers()):
-            # What comes before the model's own forward pass is rank 0's buffers travelling.
+            # DDP broadcasts buffers before the forward pass of the model.
             hooks.append(model.register_forward_pre_hook(self._end_wait))
         self._timed = True
         try:
@@ -61,12 +61,12 @@ class StepClock:
         self._steps.append((began, self._now()))
 
     def end_backward(self) -> None:
-        """Say that a backward pass has returned, which it does when gradients have arrived."""
+        """End the waiting time, after a backward pass."""
         if self._timed:
             self._end_wait()
 
     def share(self) -> float | None:
-        """Return the share of the timed steps spent waiting for other ranks."""
+        """Return the fraction of the timed steps spent waiting for other ranks."""
         if self._world.size == 1:
             return 0.0
         total = sum(map(self._seconds, self._steps))

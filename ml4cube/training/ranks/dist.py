@@ -1,4 +1,4 @@
-"""Process groups, devices and decisions that all ranks share."""
+"""Process groups, devices and collective operations."""
 
 from __future__ import annotations
 
@@ -30,58 +30,48 @@ from ml4cube.sampling.engines import watch_parent
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 600.0
-_LONGEST_S = 1e9  # what a timedelta and gloo can hold
-_GRACE_S = 2.0  # what the other ranks get to say goodbye after one has failed
+_LONGEST_S = 1e9  # the limit of timedelta and gloo
+_GRACE_S = 2.0  # time for the other ranks to end after one has failed
 _FAILED = "ml4cube/failed"
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks that train together, seen from one of them."""
+    """All ranks that train together, and the rank and device of this process."""
 
-    # A world of one asks for no process group: every method then returns at once.
+    # With one rank, no method communicates, and no process group is needed.
 
     rank: int
     size: int
-    # What this rank computes on.
     device: torch.device
 
     @classmethod
     def single(cls, device: str | torch.device | None = None) -> World:
-        """Return a world of one process, whatever process group there is."""
+        """Return a world of this process alone, even if there is a process group."""
         return cls(0, 1, pick_device(device))
 
     @classmethod
     def current(cls, device: str | torch.device | None = None) -> World:
-        """Return the world of the process group, or one of one when there is none."""
+        """Return the world of the process group, or of this process alone if there is none."""
         if not dist.is_initialized():
             return cls.single(device)
         return cls(dist.get_rank(), dist.get_world_size(), pick_device(device))
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes and talks for all."""
+        """Whether this is rank 0, which writes files and logs."""
         return self.rank == 0
 
-    def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Give every rank the numbers of all."""
-        mine = torch.tensor(list(values), dtype=torch.float64, device=self._wire)
-        if self.size == 1:
-            return [mine.tolist()]
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(parts, mine)
-        return [part.tolist() for part in parts]
-
     def maximum(self, values: Sequence[float]) -> list[float]:
-        """Give every rank the largest of each number."""
+        """Return the maximum over ranks of each number."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Give every rank the sum of each number."""
+        """Return the sum over ranks of each number."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def gather_objects(self, value: T) -> list[T]:
-        """Give every rank the objects of all."""
+        """Return the objects of all ranks."""
         if self.size == 1:
             return [value]
         parts: list[Any] = [None] * self.size
@@ -89,11 +79,11 @@ class World:
         return parts
 
     def share(self, value: T) -> T:
-        """Give every rank the object of rank 0."""
+        """Return the object of rank 0."""
         if self.size == 1:
             return value
         box: list[Any] = [value if self.is_main else None]
-        dist.broadcast_object_list(box, src=0, device=self._wire)
+        dist.broadcast_object_list(box, src=0, device=self._transfer_device)
         shared: T = box[0]
         return shared
 
@@ -102,38 +92,42 @@ class World:
         if self.size == 1:
             return
         for tensor in tensors:
-            wire = tensor.detach().to(self._wire).contiguous()
-            dist.broadcast(wire, src=0)
+            received = tensor.detach().to(self._transfer_device).contiguous()
+            dist.broadcast(received, src=0)
             with torch.no_grad():
-                tensor.copy_(wire)
+                tensor.copy_(received)
 
     def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over the ranks, without reading it on the host."""
         if self.size == 1:
             return tensor
-        wire = tensor.detach().to(self._wire, copy=True)
-        dist.all_reduce(wire)
-        return wire.to(tensor.device)
+        summed = tensor.detach().to(self._transfer_device, copy=True)
+        dist.all_reduce(summed)
+        return summed.to(tensor.device)
+
+    def wait(self) -> None:
+        """Wait until all ranks are here."""
+        self.maximum([0.0])
 
     def raise_alarm(self, message: str | None) -> None:
-        """Leave a message that ranks busy on their own can find with `alarm`."""
+        """Set a message that other ranks can read with `alarm`; None removes it."""
         if self.size > 1:
             _set_alarm(message)
 
     def alarm(self) -> str | None:
-        """Return the message a rank left, without waiting for anyone."""
+        """Return the message set by a rank, without waiting for other ranks."""
         return _get_alarm() if self.size > 1 else None
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
-        tensor = torch.tensor(list(values), dtype=torch.float64, device=self._wire)
+        tensor = torch.tensor(list(values), dtype=torch.float64, device=self._transfer_device)
         if self.size > 1:
             dist.all_reduce(tensor, op=op)
         result: list[float] = tensor.tolist()
         return result
 
     @property
-    def _wire(self) -> torch.device:
-        """Where tensors must lie to travel: nccl moves GPU memory only."""
+    def _transfer_device(self) -> torch.device:
+        """The device for tensors to send: nccl needs GPU memory."""
         if self.size > 1 and "nccl" in dist.get_backend() and self.device.type == "cuda":
             return self.device
         return torch.device("cpu")
@@ -147,7 +141,7 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
         found = torch.device(device)
     except (RuntimeError, TypeError):
         raise InvalidValueError(
-            f"device={device!r} is no torch device; use e.g. 'cpu' or 'cuda:0'"
+            f"device must be a torch device such as 'cpu' or 'cuda:0', got {device!r}"
         ) from None
     if found.type != "cuda":
         return found
@@ -155,22 +149,19 @@ def pick_device(device: str | torch.device | None = None) -> torch.device:
     index = local_rank() % max(count, 1) if found.index is None else found.index
     if index >= count:
         raise InvalidValueError(
-            f"device={str(device)!r} asks for GPU {index}, this machine has {count}; "
-            "use device='cpu'"
+            f"device={str(device)!r}, but this machine has {count} GPUs; use device='cpu'"
         )
     return torch.device("cuda", index)
 
 
 def local_rank() -> int:
-    """Return which of the processes on this machine this is, from 0."""
+    """Return the number of this process among those on this machine."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TIMEOUT_S) -> World:
-    """Join the processes that torchrun started into one group."""
-    # Runs everywhere: without torchrun there is one process and nothing to join; a group that
-    # exists already, also one made by you, is left as it is. The rendezvous is keyed by run id and
-    # restart count, so that ``torchrun --max-restarts`` really rejoins. The group is taken down by
+    """Initialize the process group of torchrun, if this process was started by torchrun."""
+    # An existing group, such as one made by the user, is left as it is. The group is destroyed by
     # `dist_train` or at the end of the program.
     check_choice("backend", backend, ["gloo", "nccl", None])
     limit = _as_timedelta(timeout)
@@ -179,21 +170,21 @@ def ddp_init(backend: str | None = None, timeout: float | timedelta = DEFAULT_TI
         base = _rendezvous(os.environ.get("MASTER_ADDR", ""), rank, size, limit)
         _join(base, rank, size, _pick_backend(backend), limit)
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            end_with_parent()
+            watch_parent(os.getppid())  # a launcher that is killed cannot end its workers
     world = World.current()
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     return world
 
 
-# gloo's threads outlive the group (DistributedDataParallel keeps a reference for good) and may
-# still have to let go of the last collective's tensors, for which they need the interpreter. One
-# that asks for it while the interpreter shuts down aborts the process, so they get it here.
+# gloo's threads outlive the group (DistributedDataParallel keeps a reference) and need the
+# interpreter to free the tensors of the last collective. A thread that does so while the
+# interpreter shuts down aborts the process, so we wait here.
 _GLOO_GRACE_S = 0.25
 
 
 def ddp_cleanup() -> None:
-    """Take down the process group that `ddp_init` made; leave one that the caller made."""
+    """Destroy the process group that `ddp_init` made, but not one that the caller made."""
     if _Group.made is not None and dist.is_initialized() and dist.group.WORLD is _Group.made:
         gloo = dist.get_backend() == "gloo"
         dist.destroy_process_group()
@@ -210,16 +201,16 @@ def launch(
     timeout: float | timedelta = DEFAULT_TIMEOUT_S,
     **kwargs: Any,
 ) -> T:
-    """Run a function on several fresh local processes that form one group."""
-    # The processes are neither forked nor do they import the calling script again, so scripts
-    # without ``if __name__ == "__main__"``, notebooks and lambdas work. They meet through a file,
-    # no port is opened but on loopback, and they end with this process, whatever ends it.
+    """Run a function on several new local processes that form one group."""
+    # The processes are not forked and do not import the calling script again, so scripts without
+    # ``if __name__ == "__main__"``, notebooks and lambdas work. They find one another through a
+    # file, open ports only on loopback, and end with this process.
     if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
-        raise InvalidValueError(f"nproc={nproc!r} is not a number of processes; use 1 or more")
+        raise InvalidValueError(f"nproc must be a positive integer, got {nproc!r}")
     if not callable(fn):
-        raise InvalidTypeError(f"fn={fn!r} cannot be called; give a function")
+        raise InvalidTypeError(f"fn must be a function, got {fn!r}")
     check_choice("backend", backend, ["gloo", "nccl", None])
-    # Imported here: only those who spawn pay for it.
+    # Imported here, because it is slow.
     from loky import ProcessPoolExecutor
 
     folder = tempfile.mkdtemp(prefix="ml4cube-ranks-")
@@ -236,14 +227,8 @@ def launch(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def end_with_parent() -> None:
-    """End this process as soon as the one that started it is gone."""
-    # A launcher that is killed outright cannot take its workers along.
-    watch_parent(os.getppid())
-
-
 class _Group:
-    """The group this module made, and the store through which ranks leave messages."""
+    """The group made by this module, and the store for messages between ranks."""
 
     made: Any = None
     store: Store | None = None
@@ -252,37 +237,32 @@ class _Group:
 
 @functools.cache
 def _rendezvous(address: str, rank: int, size: int, timeout: timedelta) -> Store:
-    """Return torchrun's store; made once, since rank 0 may be the one that serves it."""
+    """Return torchrun's store; it is made once, because rank 0 may be its server."""
     found: tuple[Store, int, int] = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
     return found[0]
 
 
 def _join(base: Store, rank: int, size: int, backend: str, timeout: timedelta) -> None:
-    # Without this prefix, the workers of a restart read the addresses of dead ones.
+    # Without this prefix, restarted workers would read the addresses of dead ones.
     run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"ml4cube/{run}/{restart}/{next(_Group.count)}", base)
     with _loopback(size):
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     _Group.made, _Group.store = dist.group.WORLD, store
-    _at_exit()
-
-
-@functools.cache
-def _at_exit() -> None:
     atexit.register(ddp_cleanup)
 
 
 @contextmanager
 def _loopback(size: int) -> Iterator[None]:
-    """Keep gloo on the loopback interface when all ranks are on this machine."""
+    """Restrict gloo to the loopback interface if all ranks are on this machine."""
     name = "GLOO_SOCKET_IFNAME"
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size
-    loop = next((n for _, n in socket.if_nameindex() if n in ("lo", "lo0")), None)
-    if not local or loop is None or name in os.environ:
+    all_local = int(os.environ.get("LOCAL_WORLD_SIZE", 0)) == size
+    interface = next((n for _, n in socket.if_nameindex() if n in ("lo", "lo0")), None)
+    if not all_local or interface is None or name in os.environ:
         yield
         return
-    os.environ[name] = loop
+    os.environ[name] = interface
     try:
         yield
     finally:
@@ -296,8 +276,8 @@ def _pick_backend(backend: str | None) -> str:
         return "nccl" if gpus >= local and dist.is_nccl_available() else "gloo"
     if backend == "nccl" and gpus < local:
         raise InvalidValueError(
-            f"backend='nccl' needs a GPU for each of the {local} ranks of this machine, "
-            f"it has {gpus}; use backend='gloo'"
+            f"backend='nccl' needs a GPU for each of the {local} ranks on this machine, which "
+            f"has {gpus}; use backend='gloo'"
         )
     return backend
 
@@ -307,14 +287,14 @@ def _as_timedelta(timeout: float | timedelta) -> timedelta:
     number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     if not number or not 0 < seconds < _LONGEST_S:
         raise InvalidValueError(
-            f"timeout={timeout!r} is no time to wait; give seconds above 0, or a timedelta"
+            f"timeout must be a positive number of seconds or a timedelta, got {timeout!r}"
         )
     return timedelta(seconds=seconds)
 
 
 def _set_alarm(message: str | None) -> None:
     store = _Group.store
-    with suppress(RuntimeError, OSError):  # the process that served the store may be gone
+    with suppress(RuntimeError, OSError):  # the process that serves the store may have ended
         if store is not None and message is None:
             store.delete_key(_FAILED)
         elif store is not None:
@@ -325,7 +305,7 @@ def _get_alarm() -> str | None:
     store = _Group.store
     try:
         return store.get(_FAILED).decode() if store and store.check([_FAILED]) else None
-    except (RuntimeError, OSError):  # the process that served the store may be gone
+    except (RuntimeError, OSError):  # the process that serves the store may have ended
         return None
 
 
@@ -336,7 +316,7 @@ def _run_rank(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> T | None:
-    """One rank, in its own process: join, run, leave."""
+    """Run a function as one rank, in its own process."""
     folder, size, backend, timeout, parent = settings
     watch_parent(parent)
     os.environ.update(
@@ -349,7 +329,7 @@ def _run_rank(
         ddp_init()
         result = fn(*args, **kwargs)
     except BaseException as error:
-        # Others may be waiting in a collective: the alarm tells them why it broke.
+        # The alarm tells ranks that wait in a collective why it fails.
         if _get_alarm() is None:
             _set_alarm(f"rank {rank}: {type(error).__name__}: {error}")
         raise
@@ -365,7 +345,7 @@ def _first_result(futures: list[Future[Any]]) -> Any:
         return futures[0].result()
     wait(futures, timeout=_GRACE_S)
     errors = {r: f.exception() for r, f in enumerate(futures) if f.done() and f.exception()}
-    # The rank that failed of itself, not one that only noticed another was gone.
+    # Report the rank that failed first, not one that only lost its connection.
     rank, error = min(errors.items(), key=lambda item: is_broken_link(_root(item[1])))
     if isinstance(error, RunError):
         raise error
@@ -374,14 +354,14 @@ def _first_result(futures: list[Future[Any]]) -> Any:
 
 
 def _root(error: BaseException | None) -> BaseException | None:
-    """What an error was raised from, as far as it travelled between processes."""
+    """Return the first cause of an error that was passed on between processes."""
     while isinstance(error, RunError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def is_broken_link(error: BaseException | None) -> bool:
-    """Whether an error only says that other ranks cannot be reached."""
+    """Return whether an error only says that other ranks cannot be reached."""
     signs = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "timeout")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError)
@@ -392,16 +372,17 @@ def is_broken_link(error: BaseException | None) -> bool:
 
 @contextmanager
 def explained(world: World) -> Iterator[None]:
-    """Tell the other ranks of an error here, and say here what broke elsewhere."""
+    """Report an error of this rank to the others, and explain a lost connection by theirs."""
     try:
         yield
     except Exception as error:
         cause = world.alarm()
         if is_broken_link(error):
-            said = cause or "no rank said why: one was killed or froze"
-            said = f"rank {world.rank} lost the other ranks: {said}"
-            write_line(said)  # at once: a launcher may end this rank before its traceback is out
-            raise RunError(said) from error
+            reason = cause or "no rank reported an error: one was killed or froze"
+            message = f"rank {world.rank} lost the other ranks: {reason}"
+            # Written at once, because a launcher may end this rank before its traceback appears.
+            write_line(message)
+            raise RunError(message) from error
         if cause is None:
             world.raise_alarm(f"rank {world.rank}: {type(error).__name__}: {error}")
         raise

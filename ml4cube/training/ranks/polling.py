@@ -1,4 +1,4 @@
-"""When ranks ask one another: at agreed steps, about once a second."""
+"""Decide at which steps ranks communicate about stopping and saving: about once a second."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import time
 
 from ml4cube.training.ranks.dist import World
 
-PERIOD_S = 1.0  # how long ranks may run without asking one another
+PERIOD_S = 1.0  # time between polls
 _MAX_STEPS = 256
 
 
 class Pulse:
-    """The step at which all ranks meet next."""
+    """The next step at which all ranks exchange requests to stop or save."""
 
-    # Every rank takes the same number of steps, so a step number is a meeting that needs no
-    # message. How many steps a second has is known from the slowest rank of the last meeting.
+    # All ranks take the same number of steps, so they need not communicate to agree on a step. The
+    # interval follows from the pace of the slowest rank since the last poll.
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -22,15 +22,15 @@ class Pulse:
         self._since = self.asked = 0.0
 
     def start(self, step: int) -> None:
-        """Count anew, as an epoch does; the next meeting is after one step."""
+        """Restart at the beginning of an epoch; the next poll is after one step."""
         self._next, self._step, self._since = step + 1, step, time.perf_counter()
 
     def is_due(self, step: int) -> bool:
-        """Whether the ranks meet after this step."""
+        """Return whether ranks poll after this step."""
         return step >= self._next
 
     def ask(self, step: int, questions: list[bool]) -> list[bool]:
-        """Meet now; every rank must call this."""
+        """Return for each question whether any rank says yes; every rank must call this."""
         pace = (time.perf_counter() - self._since) / max(step - self._step, 1)
         began = time.perf_counter()
         *answers, slowest = self._world.maximum([*questions, pace])

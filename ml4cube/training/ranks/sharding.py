@@ -1,10 +1,8 @@
-"""Models that outgrow one GPU: every rank holds a share of each parameter (FSDP2).
+"""Shard models that do not fit on one GPU: every rank holds a part of each parameter (FSDP2).
 
-The user's own model stays whole, in main memory; a copy of it is cut into shares and trained,
-and what came of it is brought back at the end. A share is a run of rows of the first dim, as
-torch's `fully_shard` cuts them.
-
-Snapshots are then written by all ranks, see `ml4cube.training.files.shard_files`.
+The user's own model stays whole, in main memory. A copy of it is sharded and trained, and its
+weights are copied back at the end. A shard is a range of rows along the first dim, as in torch's
+`fully_shard`. Snapshots are written by all ranks, see `ml4cube.training.files.shard_files`.
 """
 
 from __future__ import annotations
@@ -33,189 +31,183 @@ from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import Strategy
 from ml4cube.training.run.batches import to_device
 from ml4cube.training.run.feed import Portion
-from ml4cube.training.run.options import Options
+from ml4cube.training.run.options import Options, check_count
 from ml4cube.training.state import spread_weights
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_GROUP = 1_000_000  # parameters
+DEFAULT_GROUP = 1_000_000  # parameters per group
 
 
 def make_strategy(world: World, options: Options) -> Strategy:
-    """Return the strategy that the options name."""
-    if options.strategy == "fsdp":
-        return Sharded(world, shard_modules=options.shard_modules)
-    return Strategy(world, find_unused_parameters=options.find_unused_parameters)
+    """Return the strategy named in the options."""
+    if options.strategy == "ddp":
+        return Strategy(world, find_unused_parameters=options.find_unused_parameters)
+    _check_groups(options.shard_modules)
+    # A single rank has nothing to shard.
+    if world.size == 1:
+        return Strategy(world)
+    return Sharded(world, shard_modules=options.shard_modules)
 
 
 class Sharded(Strategy):
-    """Every rank holds a share of each parameter, of its gradient and of the optimizer's state."""
+    """Every rank holds a shard of each parameter, of its gradient and of the optimizer's state."""
 
-    # Parameters that are used together are fetched together: while one group of modules computes,
-    # it is whole on every rank, and given up again afterwards. So memory per rank is the model's
-    # divided by the ranks, plus the largest group.
-    # Every rank must use the same modules in every step.
+    # Modules are gathered in groups: while a group computes, it is whole on every rank, and freed
+    # afterwards. So a rank needs the memory of the model divided by the number of ranks, plus that
+    # of the largest group. Every rank must use the same modules in every step.
 
     lockstep = True
 
     def __init__(self, world: World, *, shard_modules: Any = None) -> None:
         super().__init__(world)
-        check_groups(shard_modules)
         _fully_shard()
         self.shard_modules = shard_modules
-        self._whole: nn.Module | None = None  # the user's own model
-        self._cut: list[Any] = []  # the modules of the copy that is trained, those of groups
-        self._shares: dict[str, Any] = {}  # its parameters
-        self._flags: tuple[bool, ...] = ()  # whether each is trained, as last seen
+        self._own_model: nn.Module | None = None  # the user's
+        self._groups: list[Any] = []  # modules of the sharded copy
+        self._parameters: dict[str, Any] = {}  # of the sharded copy
+        self._flags: tuple[bool, ...] = ()  # requires_grad of each parameter, when last checked
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Leave the model in main memory: it need not fit a device."""
-        self._check(model)
-        return model.cpu() if self.world.size > 1 else super().place(model)
+        """Leave the model in main memory, because it may not fit on a device."""
+        scalars = [name for name, p in model.named_parameters() if p.ndim == 0]
+        if scalars:
+            raise InvalidTypeError(
+                f"strategy='fsdp' cannot shard the scalar parameters {scalars}; use shape (1,)"
+            )
+        return model.cpu()
 
     def shard(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
-        """Cut a copy of the model into shares, and hand them to the optimizer; every rank."""
-        if self.world.size == 1 or self._whole is not None:
+        """Shard a copy of the model, and give its parameters to the optimizer; every rank."""
+        if self._own_model is not None:
             return model
-        spread_weights(model, self.world)  # as DDP does: rank 0's weights count
-        # Shares of a model that never was on this device: it may not fit there.
+        spread_weights(model, self.world)  # like DDP, start from the weights of rank 0
         mesh = init_device_mesh(self.world.device.type, (self.world.size,))
-        cut = copy.deepcopy(model)
+        sharded = copy.deepcopy(model)
         fully_shard = _fully_shard()
-        groups = pick_groups(cut, self.shard_modules)
-        for module in [*groups.values(), cut]:
+        groups = pick_groups(sharded, self.shard_modules)
+        self._groups = [*groups.values(), sharded]
+        for module in self._groups:
             fully_shard(module, mesh=mesh)
-        self._cut = [*groups.values(), cut]
-        self._shares = dict(cut.named_parameters())
-        logger.info("model cut into %d groups: %s", len(groups) + 1, [*groups, "the rest"])
+        self._parameters = dict(sharded.named_parameters())
+        logger.info("model sharded in %d groups: %s", len(groups) + 1, [*groups, "the rest"])
         if optimizer is not None:
-            _move_optimizer(optimizer, model, cut)
-        self._whole = model
-        return cut
+            _move_optimizer(optimizer, model, self._parameters)
+        self._own_model = model
+        return sharded
 
     def trainable(self, model: nn.Module) -> tuple[bool, ...]:
-        """Say which are trained, be they frozen or unfrozen in the user's own model or its copy."""
-        if self._whole is None:
+        """Return which parameters are trained, after copying changes between both models."""
+        if self._own_model is None:
             return super().trainable(model)
-        whole = super().trainable(self._whole)
-        changed = zip(model.parameters(), whole, self._flags or whole, strict=True)
-        for parameter, flag, before in changed:
+        own = super().trainable(self._own_model)
+        for parameter, flag, before in zip(
+            model.parameters(), own, self._flags or own, strict=True
+        ):
             if flag != before:
                 parameter.requires_grad_(flag)
         self._flags = super().trainable(model)
-        for parameter, flag in zip(self._whole.parameters(), self._flags, strict=True):
+        for parameter, flag in zip(self._own_model.parameters(), self._flags, strict=True):
             parameter.requires_grad_(flag)
         return self._flags
 
     def wrap(self, model: nn.Module, forward: nn.Module) -> nn.Module:
-        """Return the model: it fetches and averages by itself."""
+        """Return the model, which communicates by itself."""
         return forward
 
     @contextmanager
     def no_sync(self, module: nn.Module) -> Iterator[None]:
-        """Keep gradients of whole groups on their rank."""
-        for part in self._cut:
-            part.set_requires_gradient_sync(False, recurse=False)
+        """Do not reduce gradients over ranks in the body."""
+        for group in self._groups:
+            group.set_requires_gradient_sync(False, recurse=False)
         try:
             yield
         finally:
-            for part in self._cut:
-                part.set_requires_gradient_sync(True, recurse=False)
+            for group in self._groups:
+                group.set_requires_gradient_sync(True, recurse=False)
 
     def clip(self, model: nn.Module, norm: float) -> torch.Tensor:
-        """Shorten the gradients to a norm over the shares of all ranks; every rank."""
-        return _whole(nn.utils.clip_grad_norm_(model.parameters(), norm))
+        """Clip the gradients by their norm over all ranks; every rank."""
+        return _gather_shards(nn.utils.clip_grad_norm_(model.parameters(), norm))
 
     def in_step(
         self, portions: Iterable[Portion], is_called: Callable[[], bool]
     ) -> Iterator[Portion | None]:
-        """Yield as many portions on every rank, stand-ins of no samples where they have run out."""
-        if self.world.size == 1:
-            yield from super().in_step(portions, is_called)
-            return
+        """Yield equally many portions on every rank, filled up with portions of no samples."""
         source = (portion for portion in portions if portion.samples)
         try:
-            yield from self._together(source, is_called)
+            yield from self._in_lockstep(source, is_called)
         finally:
-            self._give_up()
+            for group in self._groups:  # gathered parameters will soon be out of date
+                group.reshard()
 
-    def _together(
+    def _in_lockstep(
         self, source: Iterator[Portion], is_called: Callable[[], bool]
     ) -> Iterator[Portion | None]:
-        spare: Portion | None = None
+        filler: Portion | None = None
         while True:
             portion = next(source, None)
-            here, missing, stop = self.world.maximum(
-                [portion is not None, portion is None and spare is None, is_called()]
+            any_left, needs_filler, stop = self.world.maximum(
+                [portion is not None, portion is None and filler is None, is_called()]
             )
             if stop:
                 yield None
-            if stop or not here:
+            if stop or not any_left:
                 return
-            if missing:
-                # A rank without any batch of its own needs one to run its part of the model on.
+            if needs_filler:
+                # A rank that never had a batch gets one of another rank to run the model on.
                 own = None if portion is None else to_device(portion.batch, torch.device("cpu"))
-                found = self.world.gather_objects(own)
-                lent = next(batch for batch in found if batch is not None)
-                spare = spare or Portion(to_device(lent, self.world.device), 0, 0.0)
+                batches = self.world.gather_objects(own)
+                batch = next(batch for batch in batches if batch is not None)
+                filler = filler or Portion(to_device(batch, self.world.device), 0, 0.0)
             if portion is not None:
-                spare = portion._replace(samples=0, weight=0.0)
-            yield portion or spare
+                filler = portion._replace(samples=0, weight=0.0)
+            yield portion or filler
 
     def grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """Return the norm of the gradients over the shares of all ranks; every rank."""
+        """Return the norm of the gradients over all ranks; every rank."""
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        return _whole(nn.utils.get_total_norm(gradients))
+        return _gather_shards(nn.utils.get_total_norm(gradients))
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Gather the model, one tensor after the other; rank 0 keeps them, in main memory."""
+        """Gather the model in main memory of rank 0, one tensor after the other."""
         return dict(self._gather(model.state_dict()))
 
     def optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-        """Gather the optimizer's state, one tensor after the other; rank 0 keeps it."""
+        """Gather the optimizer's state in main memory of rank 0, one tensor after the other."""
         _check_state(optimizer)
         return dict(self._gather(optimizer.state_dict()))
 
     def load_model(self, model: nn.Module, state: Mapping[str, Any]) -> None:
-        """Take this rank's shares out of whole tensors; every rank, with the same state."""
+        """Load this rank's shards of whole tensors; every rank, with the same state."""
         own = model.state_dict()
-        model.load_state_dict({name: _share(value, own.get(name)) for name, value in state.items()})
+        model.load_state_dict({name: _shard(value, own.get(name)) for name, value in state.items()})
 
     def load_optimizer(
         self, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> None:
-        """Take this rank's shares out of whole tensors; every rank, with the same state."""
+        """Load this rank's shards of whole tensors; every rank, with the same state."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        cut = {
-            index: {
-                name: _share(value, parameters[index])
-                if isinstance(value, torch.Tensor) and value.shape == parameters[index].shape
-                else value
-                for name, value in entry.items()
-            }
+        sharded = {
+            index: {name: _shard(value, parameters[index]) for name, value in entry.items()}
             for index, entry in state["state"].items()
         }
-        optimizer.load_state_dict({**state, "state": cut})
+        optimizer.load_state_dict({**state, "state": sharded})
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Gather tensors of which every rank holds its `parts`; every rank."""
-        named = {
-            name: _from_local(value, self._shares.get(name)) for name, value in tensors.items()
-        }
-        return dict(self._gather(named))
+        """Gather tensors of which every rank has its `parts`; every rank."""
+        shards = {n: _from_local(value, self._parameters.get(n)) for n, value in tensors.items()}
+        return dict(self._gather(shards))
 
     def parts(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return this rank's shares of tensors, whole ones or the model's own."""
+        """Return this rank's shards of tensors, which are whole or already sharded."""
         return {
-            name: _local(_share(value.detach(), self._shares.get(name)))
+            name: _local(_shard(value.detach(), self._parameters.get(name)))
             for name, value in tensors.items()
         }
 
     def share_model(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
-        """Give every rank its shares of what only rank 0 holds whole; every rank."""
-        if self.world.size == 1:
-            super().share_model(model, state)
-            return
+        """Load this rank's shards of a state that only rank 0 has; every rank."""
         own, extra = model.state_dict(), {}
         for name, target in own.items():
             if not isinstance(target, torch.Tensor):
@@ -225,30 +217,28 @@ class Sharded(Strategy):
             if self.world.is_main and state is not None:
                 value.copy_(state[name])
             self.world.spread([value])
-            _local(target).copy_(_local(_share(value, target)))
+            _local(target).copy_(_local(_shard(value, target)))
         if extra:
             model.load_state_dict({**own, **extra})
 
     def save_parts(
         self, path: str | Path, model: nn.Module, optimizer: Optimizer
     ) -> dict[str, Any]:
-        """Write what this rank holds into a file of its own, and say where all are; every rank."""
-        if self.world.size == 1:
-            return super().save_parts(path, model, optimizer)
+        """Write the shards of this rank to their own file; return the list of files; every rank."""
         _check_state(optimizer)
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         return {"shards": write_shards(path, self.world, _local(states), _rows(states))}
 
     def saved(self, path: str | Path) -> None:
-        """Remove the shards of earlier snapshots; every rank, once the main file is written."""
-        if self.world.is_main and self.world.size > 1:
+        """Remove the shards of earlier snapshots, after the main file is written; every rank."""
+        if self.world.is_main:
             remove_old(path)
 
     def load_parts(
         self, path: str | Path, content: Mapping[str, Any], model: nn.Module, optimizer: Optimizer
     ) -> None:
-        """Take this rank's shares from a snapshot of any number of ranks; every rank."""
-        if self.world.size == 1 or "shards" not in content:
+        """Load this rank's shards from a snapshot of any number of ranks; every rank."""
+        if "shards" not in content:
             super().load_parts(path, content, model, optimizer)
             return
         with agreed(self.world) as outcome:
@@ -268,62 +258,47 @@ class Sharded(Strategy):
         optimizer.load_state_dict({**found["optimizer"], "state": state})
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """Bring the weights back into the user's own model, whole, in main memory; every rank."""
-        if self._whole is None:
+        """Copy the weights to the user's own model in main memory; every rank."""
+        if self._own_model is None:
             return model
-        targets, extra = self._whole.state_dict(), {}
+        targets, extra = self._own_model.state_dict(), {}
         for name, value in model.state_dict().items():
             if isinstance(value, torch.Tensor):
-                targets[name].copy_(_whole(value))
+                targets[name].copy_(_gather_shards(value))
             else:
                 extra[name] = value
         if extra:
-            self._whole.load_state_dict({**targets, **extra})
-        return self._whole
-
-    def _give_up(self) -> None:
-        """Give up parameters fetched for a forward pass: they will not be what they were."""
-        for part in self._cut:
-            part.reshard()
+            self._own_model.load_state_dict({**targets, **extra})
+        return self._own_model
 
     def _gather(self, value: Any) -> Any:
-        """Whole tensors, in main memory, on rank 0; on the others nothing is kept."""
+        """Gather all tensors in main memory of rank 0; other ranks get None."""
         if isinstance(value, torch.Tensor):
-            whole = _whole(value.detach())
+            whole = _gather_shards(value.detach())
             return whole.to("cpu", copy=True) if self.world.is_main else None
         if isinstance(value, Mapping):
             return {key: self._gather(item) for key, item in value.items()}
         return value
 
-    def _check(self, model: nn.Module) -> None:
-        scalars = [name for name, p in model.named_parameters() if p.ndim == 0]
-        if scalars and self.world.size > 1:
-            raise InvalidTypeError(
-                f"strategy='fsdp' cannot cut the scalar parameters {scalars}; "
-                "give them the shape (1,)"
-            )
 
-
-def check_groups(shard_modules: Any) -> None:
-    """Refuse what `pick_groups` cannot read."""
+def _check_groups(shard_modules: Any) -> None:
+    if shard_modules is None:
+        return
     if isinstance(shard_modules, int) and not isinstance(shard_modules, bool):
-        if shard_modules < 1:
-            raise InvalidValueError(f"shard_modules={shard_modules} parameters; use 1 or more")
+        check_count("shard_modules", shard_modules)
         return
     classes = shard_modules if isinstance(shard_modules, Sequence) else [shard_modules]
-    fits = all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes)
-    if shard_modules is not None and not fits:
+    if not all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
         raise InvalidTypeError(
-            f"shard_modules={shard_modules!r} is neither a number of parameters nor a class of "
-            "modules nor a list of them"
+            "shard_modules must be a number of parameters, a class of modules or a list of them, "
+            f"got {shard_modules!r}"
         )
 
 
 def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Module]:
-    """Say which modules are fetched and given up on their own; what is left forms a last group."""
+    """Return the modules that are gathered on their own; the others form one more group."""
     if shard_modules is None or isinstance(shard_modules, int):
-        least = DEFAULT_GROUP if shard_modules is None else shard_modules
-        return _pick_by_size(model, least)
+        return _pick_by_size(model, shard_modules or DEFAULT_GROUP)
     classes = tuple(shard_modules) if isinstance(shard_modules, Sequence) else shard_modules
     found = {
         name: module
@@ -331,24 +306,23 @@ def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Mod
         if name and isinstance(module, classes)
     }
     if not found:
-        raise InvalidValueError(
-            f"shard_modules={shard_modules!r}: the model has no such module inside"
-        )
-    return {n: m for n, m in found.items() if not _shares(model, m)}
+        raise InvalidValueError(f"the model has no such module as shard_modules={shard_modules!r}")
+    return {n: m for n, m in found.items() if not _has_tied_parameters(model, m)}
 
 
-def _pick_by_size(model: nn.Module, least: int) -> dict[str, nn.Module]:
+def _pick_by_size(model: nn.Module, min_parameters: int) -> dict[str, nn.Module]:
     picked: dict[str, nn.Module] = {}
 
-    def visit(module: nn.Module, name: str, callable_: bool) -> int:
-        """Parameters of the module that belong to no group inside it."""
-        inside = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    def visit(module: nn.Module, name: str, may_be_group: bool) -> int:
+        """Return the number of parameters of a module that belong to no group inside it."""
+        is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
         left = sum(p.numel() for p in module.parameters(recurse=False))
         for key, child in module.named_children():
-            left += visit(child, f"{name}.{key}" if name else key, inside)
+            left += visit(child, f"{name}.{key}" if name else key, is_container)
         # Lists and dicts of modules are never called themselves.
-        is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
-        if callable_ and not is_list and left >= least and not _shares(model, module):
+        is_called = not isinstance(module, nn.ModuleList | nn.ModuleDict)
+        is_large = left >= min_parameters
+        if may_be_group and is_called and is_large and not _has_tied_parameters(model, module):
             picked[name] = module
             return 0
         return left
@@ -357,8 +331,8 @@ def _pick_by_size(model: nn.Module, least: int) -> dict[str, nn.Module]:
     return picked
 
 
-def _shares(model: nn.Module, module: nn.Module) -> bool:
-    """Whether a module has a parameter in common with what lies outside of it."""
+def _has_tied_parameters(model: nn.Module, module: nn.Module) -> bool:
+    """Return whether a module shares a parameter with modules outside of it."""
     mine = {id(p) for p in module.parameters()}
     inside = {id(m) for m in module.modules()}
     return any(
@@ -369,39 +343,36 @@ def _shares(model: nn.Module, module: nn.Module) -> bool:
     )
 
 
-def _move_optimizer(optimizer: Optimizer, model: nn.Module, cut: nn.Module) -> None:
-    """Let an optimizer of the whole model's parameters work on the shares of its copy."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    shares = dict(cut.named_parameters())
+def _move_optimizer(
+    optimizer: Optimizer, model: nn.Module, sharded: Mapping[str, nn.Parameter]
+) -> None:
+    """Replace the parameters of a model in its optimizer by those of the sharded copy."""
+    new: dict[torch.Tensor, nn.Parameter] = {
+        parameter: sharded[name] for name, parameter in model.named_parameters()
+    }
     for group in optimizer.param_groups:
-        olds = group["params"]
-        group["params"] = [shares[names[id(p)]] if id(p) in names else p for p in olds]
-        for old, new in zip(olds, group["params"], strict=True):
-            if old is not new and old in optimizer.state:
-                optimizer.state[new] = {
-                    name: _share(value, new)
-                    if isinstance(value, torch.Tensor) and value.shape == new.shape
-                    else value
-                    for name, value in optimizer.state.pop(old).items()
-                }
+        group["params"] = [new.get(parameter, parameter) for parameter in group["params"]]
+    for old in [parameter for parameter in optimizer.state if parameter in new]:
+        state = optimizer.state.pop(old)
+        optimizer.state[new[old]] = {n: _shard(value, new[old]) for n, value in state.items()}
 
 
 def _rows(state: Any) -> Any:
-    """How many rows each cut tensor has in whole; nothing for those that are not cut."""
+    """Return the total number of rows of each sharded tensor, leaving out all others."""
     if not isinstance(state, Mapping):
-        return state.shape[0] if _is_cut(state) else None
+        return state.shape[0] if _is_sharded(state) else None
     below = {key: _rows(item) for key, item in state.items()}
     return {key: rows for key, rows in below.items() if rows is not None} or None
 
 
 def _check_state(optimizer: Optimizer) -> None:
-    """Refuse state that is cut otherwise than its parameter, which could not be cut anew."""
+    """Refuse state of another shape than its parameter, which could not be sharded again."""
     for parameter, state in optimizer.state.items():
         for name, value in state.items():
-            if _is_cut(value) and value.shape != parameter.shape:
+            if _is_sharded(value) and value.shape != parameter.shape:
                 raise InvalidTypeError(
                     f"{type(optimizer).__name__} keeps {name!r} in another shape than its "
-                    "parameter, which strategy='fsdp' cannot save; take another optimizer"
+                    "parameter, which strategy='fsdp' cannot save; use another optimizer"
                 )
 
 
@@ -410,31 +381,31 @@ def _fully_shard() -> Any:
         from torch.distributed.fsdp import fully_shard
     except ImportError:
         raise InvalidValueError(
-            f"strategy='fsdp' needs torch 2.6 or newer, here is {torch.__version__}"
+            f"strategy='fsdp' needs torch 2.6 or newer, got {torch.__version__}"
         ) from None
     return fully_shard
 
 
-def _is_cut(value: Any) -> bool:
+def _is_sharded(value: Any) -> bool:
     return hasattr(value, "device_mesh") and hasattr(value, "full_tensor")
 
 
-def _whole(value: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor that lies on all ranks; collective."""
-    whole: torch.Tensor = value.full_tensor() if _is_cut(value) else value  # type: ignore[attr-defined]
+def _gather_shards(value: torch.Tensor) -> torch.Tensor:
+    """Return a whole tensor; every rank."""
+    whole: torch.Tensor = value.full_tensor() if _is_sharded(value) else value  # type: ignore[attr-defined]
     return whole
 
 
 def _local(value: Any) -> Any:
-    """What this rank holds of tensors."""
+    """Return this rank's shards as plain tensors."""
     if isinstance(value, Mapping):
         return {key: _local(item) for key, item in value.items()}
-    return value.to_local() if _is_cut(value) else value
+    return value.to_local() if _is_sharded(value) else value
 
 
-def _share(whole: Any, like: Any) -> Any:
-    """This rank's share of a whole tensor, cut like another."""
-    if _is_cut(whole) or not _is_cut(like) or not isinstance(whole, torch.Tensor):
+def _shard(whole: Any, like: Any) -> Any:
+    """Return this rank's shard of a whole tensor, if `like` is sharded and of the same shape."""
+    if _is_sharded(whole) or not _is_sharded(like) or not isinstance(whole, torch.Tensor):
         return whole
     if whole.shape != like.shape:
         return whole
@@ -444,11 +415,12 @@ def _share(whole: Any, like: Any) -> Any:
 
 
 def _from_local(local: Any, like: Any) -> Any:
-    if _is_cut(local) or not _is_cut(like) or not isinstance(local, torch.Tensor):
+    """Return a sharded tensor of this rank's shard, if `like` is sharded."""
+    if _is_sharded(local) or not _is_sharded(like) or not isinstance(local, torch.Tensor):
         return local
     from torch.distributed.tensor import DTensor
 
-    share = local.to(like.device, copy=True).contiguous()
+    shard = local.to(like.device, copy=True).contiguous()
     return DTensor.from_local(
-        share, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
     )

@@ -1,101 +1,116 @@
-"""Whether ranks share out what they train on: our loaders are made to, others are warned of."""
+"""Share a training loader out over the ranks, or warn that ranks train on the same samples."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import warnings
 from collections.abc import Mapping, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import kept_rng
 
-logger = logging.getLogger(__name__)
 
+class Unshared(NamedTuple):
+    """The data of a loader that takes no account of other ranks."""
 
-class Whole(NamedTuple):
-    """What a rank takes that knows nothing of the others."""
-
-    # Of what class it is, and what it loads.
     kind: str
-    # Samples, or batches of a list, that this rank takes in an epoch.
-    items: int
-    # Stands for what the first and the last of them hold, and for which are chosen: ranks with data
-    # of their own differ here.
+    # Digest of its first and last item and of the chosen indices: it differs between ranks that
+    # have data of their own.
     content: str
 
 
 def share_out(loader: Any, world: World, *, only_warn: bool = False) -> bool:
-    """Share a training loader out among ranks that hold the same data; every rank."""
+    """Share a training loader out over ranks that have the same data; every rank."""
     if world.size == 1:
         return False
     with kept_rng(world.device):
-        mine = whole_of(loader)
+        mine = unshared(loader)
     found = world.gather_objects(mine)
-    several = [whole for whole in set(found) if whole is not None and found.count(whole) > 1]
-    if not several:
-        return False
-    if found.count(mine) == world.size and hasattr(loader, "share_out") and not only_warn:
+    same_everywhere = mine is not None and found.count(mine) == world.size
+    if same_everywhere and hasattr(loader, "share_out") and not only_warn:
+        batches = len(loader)
         loader.share_out()
-        if world.is_main:
-            logger.info("train_data was made without parallel=True; its samples are shared out")
+        _warn(
+            world,
+            f"train_data was made without parallel=True; its {batches} batches are now shared "
+            f"out over {world.size} ranks, {len(loader)} each. A scheduler made for {batches} "
+            "steps is too long: use prep_dataloader(..., parallel=True)",
+        )
         return True
-    if world.is_main:
-        for whole in several:
-            warnings.warn(
-                f"train_data ({whole.kind}) is not shared out: {found.count(whole)} ranks each "
-                f"train on the same {whole.items} in every epoch. Make it by prep_dataloader(..., "
-                "parallel=True), give a DataLoader sampler=DistributedSampler(dataset), or give "
-                "each rank data of its own",
-                UserWarning,
-                stacklevel=2,
-            )
+    for same in {data for data in found if data is not None and found.count(data) > 1}:
+        _warn(
+            world,
+            f"train_data ({same.kind}) is not shared out: {found.count(same)} ranks train on the "
+            "same samples in every epoch. Use prep_dataloader(..., parallel=True), give a "
+            "DataLoader sampler=DistributedSampler(dataset), or give each rank its own data",
+        )
     return False
 
 
-def whole_of(loader: Any) -> Whole | None:
-    """Return what a rank takes, if nothing in its loader knows of other ranks."""
+def _warn(world: World, message: str) -> None:
+    if world.is_main:
+        warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def unshared(loader: Any) -> Unshared | None:
+    """Return the data of a loader, or None where it may differ between ranks."""
     if isinstance(loader, list | tuple):
-        return _whole(loader, loader, len(loader), "batches") if loader else None
+        return _describe(loader, loader, len(loader), "batches")
     dataset = getattr(loader, "dataset", None)
-    if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__") or not len(dataset):
+    if isinstance(dataset, IterableDataset):
+        return _describe_stream(loader, dataset)
+    if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         return None
     if hasattr(loader, "share_out"):
         if loader.parallel:
             return None
-        return _whole(loader, dataset, loader.num_samples, "samples")
+        return _describe(loader, dataset, loader.num_samples, "samples")
     batches = getattr(loader, "batch_sampler", None)
     if batches is not None and type(batches) is not BatchSampler:
         return None
     sampler = getattr(loader if batches is None else batches, "sampler", None)
     if isinstance(sampler, DistributedSampler) or not isinstance(sampler, Sized):
         return None
-    # Those of torch know of no ranks; one of a user's own, that takes as many as there are, shares
-    # nothing.
+    # A user's sampler may share out by itself, but not if it takes every sample.
     if type(sampler).__module__ != "torch.utils.data.sampler" and len(sampler) < len(dataset):
         return None
-    return _whole(loader, dataset, len(sampler), "samples", getattr(sampler, "indices", None))
+    return _describe(loader, dataset, len(sampler), "samples", getattr(sampler, "indices", None))
 
 
-def _whole(loader: Any, data: Any, count: int, unit: str, chosen: Any = None) -> Whole | None:
-    kind = type(loader).__name__
-    if data is not loader:
-        kind += f" of {type(data).__name__}"
+def _describe(loader: Any, data: Any, count: int, unit: str, chosen: Any = None) -> Unshared | None:
+    kind = type(loader).__name__ if data is loader else _kind(loader, data)
     try:
         content = [_item(data, 0), _item(data, len(data) - 1), _digest(chosen)]
-    except Exception:  # of a data set whose items are not asked for one by one
+    except Exception:  # an empty dataset, or one whose items cannot be read one by one
         return None
-    return Whole(f"{kind}, {count} {unit}", count, " ".join(content))
+    return Unshared(f"{kind}, {count} {unit}", " ".join(content))
+
+
+def _describe_stream(loader: Any, dataset: IterableDataset[Any]) -> Unshared | None:
+    """Compare streams by their first sample, if they start anew with each iteration."""
+    try:
+        first, second = iter(dataset), iter(dataset)
+        if first is second:  # reading a sample here would take it away from training
+            return None
+        contents = {_digest(next(first)), _digest(next(second))}
+    except Exception:  # an empty stream, or one that cannot be read here
+        return None
+    # In a stream that is shuffled anew each time, the first sample says nothing.
+    return Unshared(_kind(loader, dataset), contents.pop()) if len(contents) == 1 else None
+
+
+def _kind(loader: Any, dataset: Any) -> str:
+    return f"{type(loader).__name__} of {type(dataset).__name__}"
 
 
 def _item(data: Any, index: int) -> str:
-    """Stands for what an item holds; one that is drawn anew each time stands for none."""
+    """Return the digest of an item, or "drawn" if it differs from call to call."""
     first, second = _digest(data[index]), _digest(data[index])
     return first if first == second else "drawn"
 

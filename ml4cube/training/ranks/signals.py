@@ -1,4 +1,4 @@
-"""Signals of a scheduler or a user: save and stop, or save and go on."""
+"""Catch SIGTERM (save and stop) and SIGUSR1 (save and continue)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class Signals:
-    """Note SIGTERM and SIGUSR1 for as long as the block runs; act between steps."""
+    """A context that records SIGTERM and SIGUSR1, to be handled between steps."""
 
-    # Outside the main thread, where Python lets nobody set handlers, nothing is noted.
+    # Python allows signal handlers only in the main thread; elsewhere nothing is recorded.
 
     def __init__(self, *, active: bool = True) -> None:
         self.save = False
@@ -22,7 +22,7 @@ class Signals:
     def __enter__(self) -> Signals:
         if self._active:
             for number in _numbers():
-                self._previous[number] = signal.signal(number, self._note)
+                self._previous[number] = signal.signal(number, self._record)
         return self
 
     def __exit__(
@@ -31,19 +31,19 @@ class Signals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._give_back()
+        self._restore_handlers()
 
     def deliver(self) -> None:
-        """Let SIGTERM do what it would have done, if it came."""
+        """Raise SIGTERM again with its original handler, if it came."""
         if self.stop:
-            self._give_back()
+            self._restore_handlers()
             signal.raise_signal(signal.SIGTERM)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         self.save = True
         self.stop = self.stop or number == signal.SIGTERM
 
-    def _give_back(self) -> None:
+    def _restore_handlers(self) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()

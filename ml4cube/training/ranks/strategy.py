@@ -1,7 +1,7 @@
-"""How a model lies on the ranks: whole on each, its gradients averaged.
+"""Distribute a model over ranks: by default, each has the whole model (DDP).
 
-Everything that depends on it stands here, so another way of spreading a model is another class
-with these methods. Methods marked "every rank" are collective.
+`Strategy` contains everything that depends on it, so another way is another class with the same
+methods. Methods marked "every rank" are collective.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
 
 
 class Strategy:
-    """The model is whole on every rank, and gradients are averaged over the ranks."""
+    """Every rank has the whole model, and gradients are averaged over ranks."""
 
-    lockstep = False  # whether ranks must run the model equally often in every step
+    lockstep = False  # whether all ranks must call the model equally often in a step
 
     def __init__(self, world: World, *, find_unused_parameters: bool = False) -> None:
         self.world = world
         self.find_unused_parameters = find_unused_parameters
 
     def trainable(self, model: nn.Module) -> tuple[bool, ...]:
-        """Say which parameters are trained now, as far as this rank knows."""
+        """Return which parameters are trained on this rank."""
         return tuple(parameter.requires_grad for parameter in model.parameters())
 
     def agree(self, model: nn.Module) -> None:
-        """Let every rank train the parameters that rank 0 trains; every rank."""
+        """Train the same parameters as rank 0; every rank."""
         flags = self.world.share(self.trainable(model))
         for parameter, flag in zip(model.parameters(), flags, strict=True):
             parameter.requires_grad_(flag)
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Bring the model to the device, before anything is loaded into it."""
+        """Move the model to the device, before anything is loaded into it."""
         return model.to(self.world.device)
 
     def shard(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
-        """Return the model that is trained, before anything is loaded into it; every rank."""
+        """Return the model to train, before anything is loaded into it; every rank."""
         return model
 
     def finish(self, model: nn.Module) -> nn.Module:
-        """Return the user's own model with the weights that training came to; every rank."""
+        """Return the user's own model with the trained weights; every rank."""
         return model
 
     def wrap(self, model: nn.Module, forward: nn.Module) -> nn.Module:
-        """Return what training calls; every rank."""
+        """Return the module to call in training; every rank."""
         if self.world.size == 1 or not any(self.trainable(model)):
             return forward
         cuda = self.world.device.type == "cuda"
@@ -68,11 +68,11 @@ class Strategy:
         )
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward passes keep their gradients on their rank."""
+        """Return a context in which backward passes do not reduce gradients."""
         return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
     def clip(self, model: nn.Module, norm: float) -> torch.Tensor:
-        """Shorten the gradients to a norm; every rank."""
+        """Clip the gradients by their norm; every rank."""
         return nn.utils.clip_grad_norm_(model.parameters(), norm)
 
     def grad_norm(self, model: nn.Module) -> torch.Tensor:
@@ -82,13 +82,13 @@ class Strategy:
         return total
 
     def align(self, model: nn.Module) -> None:
-        """Give every rank the buffers of rank 0, before the model is evaluated; every rank."""
+        """Copy the buffers of rank 0 to all ranks, before evaluation; every rank."""
         self.world.spread(model.buffers())
 
     def in_step(
         self, portions: Iterable[Portion], is_called: Callable[[], bool]
     ) -> Iterator[Portion | None]:
-        """Yield what is to be evaluated; ranks may have unequal numbers of batches."""
+        """Yield the portions to evaluate, and None where the loop must stop."""
         for portion in portions:
             if portion.samples:
                 yield portion
@@ -97,33 +97,33 @@ class Strategy:
                     return
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
-        """Return the model's state dict; every rank, rank 0's answer is used."""
+        """Return the model's state dict on rank 0; every rank."""
         return model.state_dict()
 
     def optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the optimizer's state dict; every rank, rank 0's answer is used."""
+        """Return the optimizer's state dict on rank 0; every rank."""
         return optimizer.state_dict()
 
     def load_model(self, model: nn.Module, state: Mapping[str, Any]) -> None:
-        """Take back what `model_state` returned; every rank, with the same state."""
+        """Load a state of `model_state`; every rank, with the same state."""
         model.load_state_dict(state)
 
     def load_optimizer(
         self, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]
     ) -> None:
-        """Take back what `optimizer_state` returned; every rank, with the same state."""
+        """Load a state of `optimizer_state`; every rank, with the same state."""
         optimizer.load_state_dict(dict(state))
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return tensors laid out as the model's parameters in one piece each; every rank."""
+        """Return whole tensors of the `parts` on all ranks; every rank."""
         return dict(tensors)
 
     def parts(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return what this rank holds of tensors, whole ones or the model's own."""
+        """Return this rank's part of tensors, which are whole or the model's own."""
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def share_model(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
-        """Load a state that only rank 0 holds into the models of all ranks; every rank."""
+        """Load a state that only rank 0 has into the models of all ranks; every rank."""
         if self.world.is_main and state is not None:
             model.load_state_dict(state)
         spread_weights(model, self.world)
@@ -131,19 +131,19 @@ class Strategy:
     def save_parts(
         self, path: str | Path, model: nn.Module, optimizer: Optimizer
     ) -> dict[str, Any]:
-        """Return what a snapshot holds of model and optimizer; every rank, rank 0's is used."""
+        """Return the entries of a snapshot for model and optimizer; every rank."""
         return {
             "model": self.model_state(model),
             "optimizer": self.optimizer_state(model, optimizer),
         }
 
     def saved(self, path: str | Path) -> None:
-        """Tidy up once the snapshot is written; every rank."""
+        """Clean up after the snapshot is written; every rank."""
 
     def load_parts(
         self, path: str | Path, content: Mapping[str, Any], model: nn.Module, optimizer: Optimizer
     ) -> None:
-        """Load model and optimizer from a snapshot, whichever strategy wrote it; every rank."""
+        """Load model and optimizer from a snapshot of any strategy; every rank."""
         whole = read_shards(path, content["shards"]) if "shards" in content else content
         self.load_model(model, whole["model"])
         self.load_optimizer(model, optimizer, whole["optimizer"])
