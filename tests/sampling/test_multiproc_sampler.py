@@ -972,12 +972,12 @@ class TestTargets:
             (
                 {"callback": lambda samples: samples},
                 None,
-                r".*; callback: code, or what it uses\. Choose",
+                r".*; callback: code, values or version\. Choose",
             ),
             (
                 {},
                 lambda ds: ds.assign(a=ds.a.copy(data=ds.a + 1)),
-                r"source: cells of 'a' \(cells of a file opened lazily",
+                r"source: cells of 'a' \(a file that was opened lazily",
             ),
             (
                 {},
