@@ -74,7 +74,7 @@ def local_engine(nproc: int) -> Engine:
 
 
 def check_client(client: object) -> None:
-    """Refuse what gives no access to a cluster."""
+    """Refuse anything but a client or a scheduler's address."""
     if client is None or (isinstance(client, str) and client):
         return
     if not hasattr(client, "submit") or not hasattr(client, "scheduler_info"):
@@ -119,39 +119,39 @@ class _Workers(Engine):
         self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks."""
-        package = self._shared(_packed((fn, shared)))
+        package = self._send_shared(_packed((fn, shared)))
         queue = enumerate(tasks)
         running: dict[Any, int] = {}
         try:
-            with self._failures_named():
+            with self._named_failures():
                 while True:
-                    free = max(self._workers() * _AHEAD - len(running), 0)
+                    free = max(self._n_workers() * _AHEAD - len(running), 0)
                     for position, task in itertools.islice(queue, free):
                         running[self._submit(package, _packed(task))] = position
                     if not running:
                         return
-                    for future in self._ended(running):
+                    for future in self._wait(running):
                         position = running.pop(future)
                         yield position, future.result()
         finally:
             self._cancel(running)
 
-    def _shared(self, package: bytes) -> Any:
+    def _send_shared(self, package: bytes) -> Any:
         """Send what all tasks share, if that saves sending it with each task."""
         return package
 
     @abstractmethod
-    def _workers(self) -> int: ...
+    def _n_workers(self) -> int: ...
 
     @abstractmethod
     def _submit(self, package: Any, task: bytes) -> Any: ...
 
     @abstractmethod
-    def _ended(self, running: Iterable[Any]) -> Iterable[Any]:
+    def _wait(self, running: Iterable[Any]) -> Iterable[Any]:
         """Wait for at least one task to end."""
 
     @abstractmethod
-    def _failures_named(self) -> contextlib.AbstractContextManager[None]:
+    def _named_failures(self) -> contextlib.AbstractContextManager[None]:
         """Raise `RunError` where workers die or cannot be reached."""
 
     @abstractmethod
@@ -165,7 +165,7 @@ class LocalProcesses(_Workers):
         self.nproc = nproc
         self._executor: Any = None
 
-    def _workers(self) -> int:
+    def _n_workers(self) -> int:
         return self.nproc
 
     def _submit(self, package: bytes, task: bytes) -> Any:
@@ -180,13 +180,13 @@ class LocalProcesses(_Workers):
             )
         return self._executor.submit(_run_packed, package, task)
 
-    def _ended(self, running: Iterable[Any]) -> Iterable[Any]:
+    def _wait(self, running: Iterable[Any]) -> Iterable[Any]:
         from concurrent.futures import FIRST_COMPLETED, wait
 
         return wait(running, return_when=FIRST_COMPLETED).done
 
     @contextlib.contextmanager
-    def _failures_named(self) -> Iterator[None]:
+    def _named_failures(self) -> Iterator[None]:
         from concurrent.futures.process import BrokenProcessPool
 
         try:
@@ -227,7 +227,7 @@ class DaskCluster(_Workers):
         address = given if isinstance(given, str) else given.scheduler.address
         return str(address).startswith("inproc://")
 
-    def _shared(self, package: bytes) -> Any:
+    def _send_shared(self, package: bytes) -> Any:
         from distributed import as_completed
 
         # bound to this client's loop, because the client need not be the process's default one
@@ -235,7 +235,7 @@ class DaskCluster(_Workers):
         # a task, not data to scatter: if it is lost, the cluster makes it again
         return self._client.submit(bytes, package, pure=False)
 
-    def _workers(self) -> int:
+    def _n_workers(self) -> int:
         workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
         return max(1, sum(int(worker["nthreads"]) for worker in workers))
 
@@ -244,11 +244,11 @@ class DaskCluster(_Workers):
         self._futures.add(future)
         return future
 
-    def _ended(self, running: Iterable[Any]) -> Iterable[Any]:
+    def _wait(self, running: Iterable[Any]) -> Iterable[Any]:
         return [next(self._futures)]
 
     @contextlib.contextmanager
-    def _failures_named(self) -> Iterator[None]:
+    def _named_failures(self) -> Iterator[None]:
         from distributed import CancelledError, KilledWorker
 
         try:
@@ -320,19 +320,19 @@ def watch_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True, name="ml4cube-parent-watch").start()
 
 
-def _packed(what: Any) -> bytes:
+def _packed(value: Any) -> bytes:
     import cloudpickle
 
     try:
-        packed: bytes = cloudpickle.dumps(what)
+        packed: bytes = cloudpickle.dumps(value)
     except MemoryError:
         raise
     # whatever pickling a value raises
     except Exception as error:
         raise InvalidTypeError(
-            f"the cube, or what else the work needs, cannot be sent to other processes: {error}; "
-            "open the cube by its path, or of Icechunk from a read-only session, or work in this "
-            "process (nproc=1, without a dask client)"
+            f"the cube, or another argument, cannot be sent to other processes: {error}; open the "
+            "cube by its path, for Icechunk from a read-only session, or work in this process "
+            "(nproc=1, without a dask client)"
         ) from error
     return packed
 
@@ -355,7 +355,7 @@ def _run_packed(package: bytes, task: bytes) -> Any:
         if _can_be_sent(error):
             raise
         sent, raised = error, traceback.format_exc()
-    # its cause may be what cannot be sent
+    # perhaps only its cause cannot be sent
     sent.__cause__ = sent.__context__ = None
     if not _can_be_sent(sent):
         sent = RunError(
@@ -367,7 +367,7 @@ def _run_packed(package: bytes, task: bytes) -> Any:
 
 
 def _can_be_sent(error: BaseException) -> bool:
-    """Return whether an error reaches another process as it is; if not, it breaks the pool."""
+    """Return whether an error can be sent unchanged; one that cannot breaks the pool."""
     import cloudpickle
 
     try:

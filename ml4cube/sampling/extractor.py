@@ -71,7 +71,7 @@ class BlockChoice:
 class Extractor:
     """Classifies windows and makes samples, tile by tile; picklable."""
 
-    # How samples are cut, and what their gaps do.
+    # How samples are cut and gaps handled.
     spec: SampleSpec
     # Tiles over the positions of ``spec.windows``.
     tiles: Grid
@@ -293,10 +293,10 @@ class Extractor:
             result = {str(k): _in_date_units(v) for k, v in returned.items()} if known else {}
         # sys.exit() would end the run and the script as if everything had been written
         except (Exception, SystemExit) as error:
-            place = traceback.extract_tb(error.__traceback__)[-1]
+            frame = traceback.extract_tb(error.__traceback__)[-1]
             raise RunError(
                 f"the callback failed on {n} samples of tile {tile.id} (cells {where}): "
-                f"{type(error).__name__}: {error} (line {place.lineno} of {place.filename}); "
+                f"{type(error).__name__}: {error} (line {frame.lineno} of {frame.filename}); "
                 "fix it and run again"
             ) from error
         wrong: Any = {k: v.shape for k, v in result.items() if v.ndim == 0 or len(v) != n}

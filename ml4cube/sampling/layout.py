@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidValueError, check_whole
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import PLACES_ATTR, Scaling, encoded_places
@@ -119,16 +119,10 @@ def chunk_samples(chunk_size: Any, spec: SampleSpec) -> int | None:
         return None
     sizes = (chunk_size,) if isinstance(chunk_size, int | np.integer) else tuple(chunk_size)
     whole = all(s in (-1, n) for s, n in zip(sizes[1:], spec.window_shape, strict=False))
-    if (
-        not sizes
-        or not isinstance(sizes[0], int | np.integer)
-        or isinstance(sizes[0], bool)
-        or sizes[0] < 1
-        or not whole
-        or len(sizes) > 1 + len(spec.window_shape)
-    ):
+    if not sizes or not whole or len(sizes) > 1 + len(spec.window_shape):
         raise InvalidValueError(
             f"chunk_size must be a number of samples, got {chunk_size!r}; a chunk holds whole "
             f"windows, here of shape {spec.window_shape}"
         )
+    check_whole("chunk_size", sizes[0], 1)
     return int(sizes[0])

@@ -160,7 +160,7 @@ def make_plan(
 
 
 def makes_samples(sampling: Sampling) -> bool:
-    """Return whether planning needs samples: for statistics, or to see what a callback makes."""
+    """Return whether planning needs samples: for statistics, or the variables of a callback."""
     if sampling.extractor.callback is not None:
         return True
     return sampling.spec.scale_fn is not None and sampling.given is None
@@ -283,7 +283,7 @@ def _check_parts(
     counts: NDArray[np.int64],
     parts: tuple[str, ...],
 ) -> None:
-    """Refuse parts that are empty unintentionally, and samples of parts without a store."""
+    """Refuse empty parts that should have samples, and samples of parts without a store."""
     for part, label in PARTS.items():
         if part not in parts and counts[label]:
             raise InvalidValueError(
@@ -303,8 +303,8 @@ def refuse_empty(
     drops = {k: n for k, n in accounting.items() if n and k not in ("total", *parts)}
     raise EmptyPartError(
         f"the {' and the '.join(empty)} part would hold no sample: "
-        f"{sum(accounting[p] for p in parts)} of {accounting['total']} windows are left, dropped "
-        f"were {drops}; use smaller windows or more blocks, or change drop_nan, the mask or "
+        f"{sum(accounting[p] for p in parts)} of {accounting['total']} windows remain, dropped are "
+        f"{drops}; use smaller windows or more blocks, or change drop_nan, the mask or "
         "the split"
     )
 

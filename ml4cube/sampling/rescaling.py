@@ -48,19 +48,13 @@ def _metadata_of(given: Any) -> StoreMetadata:
     found = getattr(given, "metadata", given)  # of a PTXrDataset
     if isinstance(found, StoreMetadata):
         return found
-    if found is None or (isinstance(given, Mapping) and not hasattr(given, "attrs")):
-        raise _no_statistics(given)
     try:
         return StoreMetadata.of(given)
     except InvalidTypeError:
-        raise _no_statistics(given) from None
-
-
-def _no_statistics(given: Any) -> InvalidTypeError:
-    return InvalidTypeError(
-        "statistics must be Statistics (Statistics.from_cube), a fitted CubeScaler, or a sample "
-        f"store or its path, got a {type(given).__name__}"
-    )
+        raise InvalidTypeError(
+            "statistics must be Statistics (Statistics.from_cube), a fitted CubeScaler, or a "
+            f"sample store or its path, got a {type(given).__name__}"
+        ) from None
 
 
 def needed(given: Statistics, names: Iterable[str]) -> Statistics:

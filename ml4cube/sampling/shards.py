@@ -54,7 +54,7 @@ class ShardJob:
     layout: StoreLayout
     # By variable that is scaled.
     scaling: Mapping[str, Scaling]
-    # Whether samples are mixed inside a shard.
+    # Mix the samples inside a shard.
     mix: bool
     # How floats are rounded.
     precision: Precision

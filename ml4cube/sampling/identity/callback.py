@@ -36,10 +36,8 @@ class UnknownCallbackError(InvalidTypeError):
     """Nothing tells whether a callback is the same as an earlier one."""
 
 
-def checked_identity(
-    function: Callable[..., Any] | None, version: str | int | None, stacklevel: int = 3
-) -> str | None:
-    """Identify a callback by its version or its code; where neither tells, warn and start anew."""
+def checked_identity(function: Callable[..., Any] | None, version: str | int | None) -> str | None:
+    """Identify a callback by its version or code; if neither tells, warn and make up a new id."""
     if version is not None:
         if function is None:
             raise InvalidValueError(
@@ -58,7 +56,7 @@ def checked_identity(
             "starts anew: it resumes nothing and opens no store that exists. To allow both, give "
             "version=, a number or text that you change with the callback",
             UserWarning,
-            stacklevel=stacklevel,
+            stacklevel=3,
         )
         return f"unknown {uuid.uuid4()}"
 
