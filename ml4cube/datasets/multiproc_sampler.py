@@ -31,12 +31,11 @@ from ml4cube.progress import Stage
 from ml4cube.sampling.engines import (
     DaskCluster,
     Engine,
-    LocalProcesses,
     check_client,
     choose_engine,
 )
 from ml4cube.sampling.extractor import Callback, Extractor
-from ml4cube.sampling.identity.callback import copy_of, identity_of, name_of, staying_same
+from ml4cube.sampling.identity.callback import checked_identity, copy_of, name_of
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_tasks
 from ml4cube.sampling.plan import SamplePlan, check_missing_chunks, make_plan
@@ -160,11 +159,10 @@ class MultiProcSampler:
     callback : callable, optional
         Takes a dict of arrays ``(n, *window)`` and returns one; must treat each sample by itself.
         Variables that it adds are stored, those that it leaves out are not. It works as a copy,
-        with one process too: what it appends to a list of yours is not seen. But modules that can
-        be imported are not copied: with one process, what it sets there stays set; several import
-        them anew, from files that must be those you imported, without what you set by hand. The
-        call is another one once you have changed its code, or what it names in modules of yours;
-        installed libraries and what it imports when it is called are not looked into.
+        with one process too: what it appends to a list of yours is not seen. Modules are not
+        copied: several processes import them anew. The call is another one once you have changed
+        the callback's code, defaults or closure, or a function or value of yours that it names;
+        installed libraries are not looked into. See also `version`.
     block_size : mapping or pairs, optional
         Blocks for `data_split` and `data_fraq`, in cells by dim; a dim that is missing is not
         cut. By default `data_split` shares out few large blocks of whole windows, with a warning,
@@ -221,12 +219,18 @@ class MultiProcSampler:
         (``CubeScaler(per=("variable", "level"))``). Coordinates are matched by their values and
         dates by month, season or day. `scale_fn` says how ``Statistics`` scale; a scaler or store
         brings its own way.
+    version : str or int, optional
+        Version of `callback`, to be changed with it. By default its source code and what that
+        names tell whether the callback is the same as before. Where they do not (it uses objects
+        of your classes, a model, source that cannot be found), the call warns, resumes nothing and
+        opens no store that exists, unless `version` is given.
 
     Warns
     -----
     UserWarning
         If the cube has no split label and `block_size` is not given: which blocks were chosen,
-        and how to choose better ones.
+        and how to choose better ones. If nothing tells whether `callback` is that of an earlier
+        call.
 
     Raises
     ------
@@ -294,6 +298,7 @@ class MultiProcSampler:
         max_chunk_mb: float = MAX_CHUNK_MB,
         missing_chunks: str = "fill",
         statistics: Any = None,
+        version: str | int | None = None,
     ) -> None:
         """Check every argument against the cube; read none of its cells."""
         check_client(client)
@@ -311,8 +316,7 @@ class MultiProcSampler:
         )
         if val_split and val_cube is None:
             raise InvalidValueError(f"val_split={val_split!r} needs val_cube; give it a path")
-        self._callback = callback
-        self._identity = None if callback is None else identity_of(callback)
+        self._identity = checked_identity(callback, version)
         self.sampling = Sampling.of(
             ds,
             rand_chunk=rand_chunk,
@@ -322,7 +326,6 @@ class MultiProcSampler:
             data_split=data_split,
             val_split=val_split,
             wants_val=val_cube is not None,
-            # what it keeps from its calls must not make the same callback another one
             callback=None if callback is None else copy_of(callback),
             block_size=block_size,
             sample_size=sample_size,
@@ -390,7 +393,7 @@ class MultiProcSampler:
         RunError, StoreError
             If the callback fails, a worker dies, or cells cannot be read.
         """
-        with self._working() as engine:
+        with self._engine() as engine:
             return self._plan_on(engine, self._call())[1]
 
     def _check_val(self, *, read: bool) -> None:
@@ -543,7 +546,7 @@ class MultiProcSampler:
         """Write and publish; tell the plan and how many shards were there."""
         finished = []
         # stores are described and completed while workers write, the last while they stop
-        with ThreadPoolExecutor(1, "ml4cube-finish") as finisher, self._working() as engine:
+        with ThreadPoolExecutor(1, "ml4cube-finish") as finisher, self._engine() as engine:
             extractor, plan = self._plan_on(engine, call)
             # not before it is sure that this call has something to write
             for draft in drafts.values():
@@ -696,14 +699,6 @@ class MultiProcSampler:
         """
         self._run()
         return tuple(open_store(path) for path in self.targets.values())
-
-    @contextlib.contextmanager
-    def _working(self) -> Iterator[Engine]:
-        engine = self._engine()
-        # other processes change nothing here, so what changes meanwhile is the user's doing
-        called = None if isinstance(engine, LocalProcesses) else self._callback
-        with staying_same(called), engine:
-            yield engine
 
     def _engine(self) -> Engine:
         tiles = len(self.sampling.extractor.tiles)

@@ -1,6 +1,6 @@
-"""From a request to shards: request, plan, windows, shards.
+"""Cut samples from a cube and write them as shards.
 
-`request` checks what a user wants, `plan` counts (`counting`, `extractor`, `windows`), `layout` and
-`shards` write, `engines` run the tasks on processes or dask. `identity/` tells whether a call is
-that of an earlier store.
+Read in this order: `request` checks the arguments, `plan` counts windows (`counting`, `extractor`,
+`windows`), `layout` and `shards` write, `engines` runs the tasks in processes or on dask.
+`identity/` tells whether a call is the one that made a store.
 """

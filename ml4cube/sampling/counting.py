@@ -1,4 +1,4 @@
-"""Pass 1 in a worker: what becomes of the windows of some tiles, and the train statistics.
+"""Pass 1 in a worker: count the outcomes of windows and sum up the train statistics.
 
 Imports nothing that a worker does not need.
 """
@@ -24,53 +24,42 @@ Schema = dict[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True)
 class TileCount:
-    """What pass 1 learns of one tile."""
+    """The result of pass 1 for one tile."""
 
     id: int
-    # Windows of each of `OUTCOMES`.
+    # Number of windows by outcome, in the order of `OUTCOMES`.
     outcomes: tuple[int, ...]
-    # Of its train samples; None if it has none.
-    statistics: Statistics | None
-    # Of its samples; None if it has none.
-    schema: Schema | None
-    # Chunks that begin in the tile and are not in the source, by variable.
+    # Of the train samples; None if there are none.
+    statistics: Statistics | None = None
+    # Of the samples; None if there are none.
+    schema: Schema | None = None
+    # Chunks that start in the tile and are missing from the source, by variable.
     absent: Mapping[str, AbsentChunks] = field(default_factory=dict)
     # Variables whose gaps in the tile are filled.
     filled: tuple[str, ...] = ()
 
 
 def count_tiles(
-    shared: tuple[Extractor, CubeReader], tiles: list[tuple[int, CubeReader]]
+    shared: tuple[Extractor, CubeReader, bool], tiles: list[tuple[int, CubeReader]]
 ) -> list[TileCount]:
-    """Count what becomes of the windows of some tiles."""
-    extractor, common = shared
-    return [_count_tile(extractor, id, reader.joined(common)) for id, reader in tiles]
+    """Count the outcomes of the windows of some tiles; make their samples too, if `shared` asks."""
+    extractor, common, make_samples = shared
+    return [_count_tile(extractor, id, reader.joined(common), make_samples) for id, reader in tiles]
 
 
-def count_outcomes(
-    shared: tuple[Extractor, CubeReader], tiles: list[tuple[int, CubeReader]]
-) -> list[TileCount]:
-    """Count what becomes of the windows of some tiles, without making samples."""
-    extractor, common = shared
-    found = []
-    for id, reader in tiles:
-        tile = extractor.tiles.block(id)
-        codes = extractor.outcomes(reader.joined(common).read(extractor.cells_of(tile)), tile)
-        counts = np.bincount(codes, minlength=len(OUTCOMES))
-        found.append(TileCount(id, tuple(int(n) for n in counts), None, None))
-    return found
-
-
-def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> TileCount:
+def _count_tile(extractor: Extractor, id: int, reader: CubeReader, make_samples: bool) -> TileCount:
     tile = extractor.tiles.block(id)
     region = extractor.cells_of(tile)
     cells = reader.read(region)
-    absent = reader.absent(cells, region, extractor.owned_by(tile))
     codes = extractor.outcomes(cells, tile)
     counts = np.bincount(codes, minlength=len(OUTCOMES))
+    outcomes = tuple(int(n) for n in counts)
+    if not make_samples:
+        return TileCount(id, outcomes)
+    absent = reader.absent(cells, region, extractor.owned_by(tile))
     statistics, schema = None, None
     for part in PARTS.values():
-        # with a callback all parts are run through it now, so that it fails before writing
+        # the callback sees the samples of all parts, so that it fails before anything is written
         if counts[part] and (part == PARTS["train"] or extractor.callback or schema is None):
             samples = extractor.samples(cells, tile, np.flatnonzero(codes == part))
             schema = same_schema(
@@ -79,11 +68,11 @@ def _count_tile(extractor: Extractor, id: int, reader: CubeReader) -> TileCount:
             if part == PARTS["train"]:
                 statistics = float_statistics(samples)
     filled = extractor.filled_in(cells) if counts[: len(PARTS)].any() else ()
-    return TileCount(id, tuple(int(n) for n in counts), statistics, schema, absent, filled)
+    return TileCount(id, outcomes, statistics, schema, absent, filled)
 
 
 def same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
-    """Refuse samples that differ in variables, shapes or dtypes."""
+    """Return the schema of all samples; refuse variables, shapes or dtypes that differ."""
     if known is not None and found is not None and known != found:
         raise RunError(
             f"the callback returned {found} for some samples and {known} for others; return the "
@@ -94,7 +83,7 @@ def same_schema(known: Schema | None, found: Schema | None) -> Schema | None:
 
 def train_cells(
     shared: tuple[Extractor, CubeReader], boxes: list[tuple[Block, CubeReader]]
-) -> list[tuple[int, Statistics]]:
-    """Sum up the raw train cells of some boxes of cells."""
+) -> list[Statistics]:
+    """Return the statistics of the raw train cells of some boxes of cells."""
     extractor, common = shared
-    return [(box.id, extractor.train_cells(reader.joined(common), box)) for box, reader in boxes]
+    return [extractor.train_cells(reader.joined(common), box) for box, reader in boxes]

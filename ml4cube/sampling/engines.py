@@ -1,8 +1,8 @@
-"""Where tasks run: here, on local processes or on a dask cluster; nothing else knows which.
+"""Run tasks in this process, in local processes or on a dask cluster. Only this module knows which.
 
-Workers are started afresh (loky), never forked: zarr's event loop, dask's pools and native
-decoders hang in forked children. They do not import the user's script again, so calls at module
-level, notebooks and scripts without a main guard work, and functions travel by value.
+Local workers are started afresh (loky), never forked, because zarr's event loop, dask's pools and
+native decoders hang in forked children. They do not import the user's script again. So calls work
+at module level, in notebooks and in scripts without a main guard, and functions are sent by value.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ml4cube.core.errors import CubeError, InvalidTypeError, InvalidValueError, RunError
 
@@ -28,8 +28,8 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 Shared = TypeVar("Shared")
 
-# Tasks handed out per worker at a time: enough that none waits, few enough that payloads
-# (cells of in-memory cubes) do not pile up.
+# Tasks sent per worker at a time: enough that none waits, few enough that payloads (cells of
+# in-memory cubes) do not pile up.
 _AHEAD = 3
 
 # One thread per worker, and a malloc that keeps freed memory: page faults on fresh buffers cost
@@ -44,36 +44,28 @@ _WORKER_ENV = {
 }
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Runs one function over many tasks."""
 
+    @abstractmethod
     def run(
         self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
     ) -> Iterator[tuple[int, Result]]:
         """Yield position and result of each task as it ends, in any order."""
-        ...
 
     def __enter__(self) -> Self:
         """Start."""
-        ...
+        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop."""
-        ...
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:  # noqa: B027
+        """Stop; at once after an error."""
 
 
 def choose_engine(nproc: int, client: Any = None) -> Engine:
-    """Choose where to work."""
+    """Choose a cluster if one is given or active, else processes of this machine."""
     client = _active_client() if client is None else client
     check_client(client)
-    if client is not None:
-        return DaskCluster(client)
-    return local_engine(nproc)
+    return local_engine(nproc) if client is None else DaskCluster(client)
 
 
 def local_engine(nproc: int) -> Engine:
@@ -82,24 +74,24 @@ def local_engine(nproc: int) -> Engine:
 
 
 def check_client(client: object) -> None:
-    """Refuse what is no way to a cluster."""
+    """Refuse anything but a client or a scheduler's address."""
     if client is None or (isinstance(client, str) and client):
         return
     if not hasattr(client, "submit") or not hasattr(client, "scheduler_info"):
         raise InvalidTypeError(
-            f"client={client!r} is a {type(client).__name__}; give a dask.distributed Client or "
-            "a scheduler's address"
+            "client must be a dask.distributed Client or a scheduler's address, "
+            f"got client={client!r}"
         )
-    # whoever waits for it here keeps it from ever answering
+    # waiting for it here would keep its event loop from answering
     if getattr(client, "asynchronous", False):
         raise InvalidValueError(
-            f"the client {client!r}, given as client= or active in this process, is asynchronous; "
-            "make it with Client(..., asynchronous=False), or close it"
+            f"client {client!r}, given as client= or active in this process, is asynchronous; "
+            "create it with Client(..., asynchronous=False), or close it"
         )
 
 
 def _active_client() -> Any:
-    """The client that this process made before, if any; distributed is not imported for it."""
+    """Return the client that this process created before, if any, without importing distributed."""
     distributed = sys.modules.get("distributed")
     if distributed is None:
         return None
@@ -109,8 +101,8 @@ def _active_client() -> Any:
         return None
 
 
-class InProcess:
-    """Runs tasks one after the other, here."""
+class InProcess(Engine):
+    """Runs tasks one after the other in this process."""
 
     def run(
         self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
@@ -119,56 +111,62 @@ class InProcess:
         for position, task in enumerate(tasks):
             yield position, fn(shared, task)
 
-    def __enter__(self) -> Self:
-        """Start nothing."""
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop nothing."""
-
-
-class LocalProcesses:
-    """Runs tasks on worker processes of this machine, started at the first task."""
-
-    def __init__(self, nproc: int) -> None:
-        """Remember the number."""
-        self.nproc = nproc
-        self._executor: Any = None
+class _Workers(Engine):
+    """Runs tasks in other processes, a few per worker at a time."""
 
     def run(
         self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks."""
-        from concurrent.futures import FIRST_COMPLETED, wait
-
-        package = _packed((fn, shared))
+        package = self._send_shared(_packed((fn, shared)))
         queue = enumerate(tasks)
         running: dict[Any, int] = {}
         try:
-            while True:
-                for position, task in itertools.islice(queue, self._room(running)):
-                    payload = _packed(task)
-                    with _dead_workers_told():
-                        running[self._submit(package, payload)] = position
-                if not running:
-                    return
-                ended, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    position = running.pop(future)
-                    with _dead_workers_told():
-                        result = future.result()
-                    yield position, result
+            with self._named_failures():
+                while True:
+                    free = max(self._n_workers() * _AHEAD - len(running), 0)
+                    for position, task in itertools.islice(queue, free):
+                        running[self._submit(package, _packed(task))] = position
+                    if not running:
+                        return
+                    for future in self._wait(running):
+                        position = running.pop(future)
+                        yield position, future.result()
         finally:
-            for future in running:
-                future.cancel()
+            self._cancel(running)
 
-    def _room(self, running: dict[Any, int]) -> int:
-        return self.nproc * _AHEAD - len(running)
+    def _send_shared(self, package: bytes) -> Any:
+        """Send what all tasks share, if that saves sending it with each task."""
+        return package
+
+    @abstractmethod
+    def _n_workers(self) -> int: ...
+
+    @abstractmethod
+    def _submit(self, package: Any, task: bytes) -> Any: ...
+
+    @abstractmethod
+    def _wait(self, running: Iterable[Any]) -> Iterable[Any]:
+        """Wait for at least one task to end."""
+
+    @abstractmethod
+    def _named_failures(self) -> contextlib.AbstractContextManager[None]:
+        """Raise `RunError` where workers die or cannot be reached."""
+
+    @abstractmethod
+    def _cancel(self, running: Iterable[Any]) -> None: ...
+
+
+class LocalProcesses(_Workers):
+    """Runs tasks in worker processes of this machine, started at the first task."""
+
+    def __init__(self, nproc: int) -> None:
+        self.nproc = nproc
+        self._executor: Any = None
+
+    def _n_workers(self) -> int:
+        return self.nproc
 
     def _submit(self, package: bytes, task: bytes) -> Any:
         if self._executor is None:
@@ -182,117 +180,108 @@ class LocalProcesses:
             )
         return self._executor.submit(_run_packed, package, task)
 
-    def __enter__(self) -> Self:
-        """Start nothing yet."""
-        return self
+    def _wait(self, running: Iterable[Any]) -> Iterable[Any]:
+        from concurrent.futures import FIRST_COMPLETED, wait
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Stop the workers; at once if something went wrong."""
+        return wait(running, return_when=FIRST_COMPLETED).done
+
+    @contextlib.contextmanager
+    def _named_failures(self) -> Iterator[None]:
+        from concurrent.futures.process import BrokenProcessPool
+
+        try:
+            yield
+        # by a result, or by a pool that accepts no more tasks
+        except BrokenProcessPool as error:
+            raise RunError(
+                f"a worker process died: {_first_line(error)}; if memory ran out, use a smaller "
+                "nproc, then run again: finished work is kept"
+            ) from error
+
+    def _cancel(self, running: Iterable[Any]) -> None:
+        for future in running:
+            future.cancel()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Stop the workers."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, kill_workers=kind is not None)
             self._executor = None
 
 
-@contextlib.contextmanager
-def _dead_workers_told() -> Iterator[None]:
-    """Raise `RunError` where a pool lost a worker: by a result, or by taking no more tasks."""
-    from concurrent.futures.process import BrokenProcessPool
-
-    try:
-        yield
-    except BrokenProcessPool as error:
-        raise RunError(
-            f"a worker process died: {_first_line(error)}; if memory ran out, use a smaller "
-            "nproc, then run again: what is finished is kept"
-        ) from error
-
-
-class DaskCluster:
+class DaskCluster(_Workers):
     """Runs tasks as futures on a dask.distributed cluster."""
 
-    # A task that a lost worker had is run again elsewhere, so tasks must give the same however
-    # often they run. Their files must lie where all workers see them.
+    # Tasks of a lost worker run again elsewhere, so they must give the same however often they run.
+    # Their files must lie where all workers see them.
 
     def __init__(self, client: Any) -> None:
-        """Remember the client, connect to an address only when work starts."""
+        """Remember the client; connect to an address only when work starts."""
         self._given = client
         self._client: Any = None
-
-    def run(
-        self, fn: Callable[[Shared, Task], Result], shared: Shared, tasks: Iterable[Task]
-    ) -> Iterator[tuple[int, Result]]:
-        """Run tasks."""
-        from distributed import as_completed
-        from distributed.client import ClosedClientError
-
-        # a task of its own, not data to scatter: the cluster makes it again if it gets lost
-        package = self._client.submit(bytes, _packed((fn, shared)), pure=False)
-        running: dict[Any, int] = {}
-        # bound to this client's loop, since the client need not be the process's default one
-        ended: Any = as_completed(loop=self._client.loop)  # type: ignore[no-untyped-call]
-        queue = enumerate(tasks)
-
-        def top_up() -> None:
-            room = max(self._threads() * _AHEAD - len(running), 0)
-            for position, task in itertools.islice(queue, room):
-                future = self._client.submit(_run_packed, package, _packed(task), pure=False)
-                running[future] = position
-                ended.add(future)
-
-        try:
-            top_up()
-            for future in ended:
-                position = running.pop(future)
-                yield position, self._result(future)
-                top_up()
-        except CubeError:
-            raise
-        except Exception as error:
-            self._check_connected(error)
-            raise
-        finally:
-            # a closed client has nothing left to cancel
-            with contextlib.suppress(ClosedClientError):
-                self._client.cancel(list(running))
-
-    def _check_connected(self, error: BaseException | None = None) -> None:
-        """Say so if the client or its scheduler is gone; they fail in many ways."""
-        if self._client.status != "running":
-            raise RunError(
-                f"the dask client {self._client!r} is closed, or its scheduler is gone (it is "
-                f"{self._client.status!r}); connect to a running scheduler, then run again: what "
-                "is finished is kept"
-            ) from error
+        self._futures: Any = None
 
     def is_here(self) -> bool:
-        """Say whether the workers are threads of this process."""
+        """Return whether the workers are threads of this process."""
         given = self._given
         address = given if isinstance(given, str) else given.scheduler.address
         return str(address).startswith("inproc://")
 
-    def _threads(self) -> int:
+    def _send_shared(self, package: bytes) -> Any:
+        from distributed import as_completed
+
+        # bound to this client's loop, because the client need not be the process's default one
+        self._futures = as_completed(loop=self._client.loop)  # type: ignore[no-untyped-call]
+        # a task, not data to scatter: if it is lost, the cluster makes it again
+        return self._client.submit(bytes, package, pure=False)
+
+    def _n_workers(self) -> int:
         workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
         return max(1, sum(int(worker["nthreads"]) for worker in workers))
 
-    def _result(self, future: Any) -> Any:
+    def _submit(self, package: Any, task: bytes) -> Any:
+        future = self._client.submit(_run_packed, package, task, pure=False)
+        self._futures.add(future)
+        return future
+
+    def _wait(self, running: Iterable[Any]) -> Iterable[Any]:
+        return [next(self._futures)]
+
+    @contextlib.contextmanager
+    def _named_failures(self) -> Iterator[None]:
         from distributed import CancelledError, KilledWorker
 
         try:
-            return future.result()
-        except (KilledWorker, CancelledError) as error:
+            yield
+        except CubeError:
+            raise
+        except Exception as error:
             self._check_connected(error)
+            if not isinstance(error, KilledWorker | CancelledError):
+                raise
             raise RunError(
-                f"the cluster gave a task up: {_first_line(error)}; if its workers ran out of "
-                "memory, give them more, then run again: what is finished is kept"
+                f"the cluster gave up a task: {_first_line(error)}; if its workers ran out of "
+                "memory, give them more, then run again: finished work is kept"
             ) from error
 
+    def _check_connected(self, error: BaseException | None = None) -> None:
+        """Raise if the client or its scheduler is gone; they fail in many ways."""
+        if self._client.status != "running":
+            raise RunError(
+                f"the dask client {self._client!r} is closed, or its scheduler is gone (status "
+                f"{self._client.status!r}); connect to a running scheduler, then run again: "
+                "finished work is kept"
+            ) from error
+
+    def _cancel(self, running: Iterable[Any]) -> None:
+        from distributed.client import ClosedClientError
+
+        # a closed client has nothing left to cancel
+        with contextlib.suppress(ClosedClientError):
+            self._client.cancel(list(running))
+
     def __enter__(self) -> Self:
-        """Connect; say so if there is nobody to work yet."""
+        """Connect; warn if there are no workers yet."""
         from distributed import Client
 
         given = self._given
@@ -309,12 +298,7 @@ class DaskCluster:
             )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Disconnect, if the connection was made here."""
         if self._client is not self._given:
             self._client.close()
@@ -326,7 +310,7 @@ def _first_line(error: BaseException) -> str:
 
 @functools.cache
 def watch_parent(parent: int) -> None:
-    """End this process when its parent is gone, whatever killed it and however early."""
+    """End this process when its parent is gone, for any reason and however early."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -336,19 +320,19 @@ def watch_parent(parent: int) -> None:
     threading.Thread(target=watch, daemon=True, name="ml4cube-parent-watch").start()
 
 
-def _packed(what: Any) -> bytes:
+def _packed(value: Any) -> bytes:
     import cloudpickle
 
     try:
-        packed: bytes = cloudpickle.dumps(what)
+        packed: bytes = cloudpickle.dumps(value)
     except MemoryError:
         raise
-    # whatever a value's own way to be pickled raises
+    # whatever pickling a value raises
     except Exception as error:
         raise InvalidTypeError(
-            f"the cube, or what else the work needs, cannot be sent to other processes: {error}; "
-            "open the cube by its path, or of Icechunk from a read-only session, or work in this "
-            "process (nproc=1, without a dask client)"
+            f"the cube, or another argument, cannot be sent to other processes: {error}; open the "
+            "cube by its path, for Icechunk from a read-only session, or work in this process "
+            "(nproc=1, without a dask client)"
         ) from error
     return packed
 
@@ -368,26 +352,26 @@ def _run_packed(package: bytes, task: bytes) -> Any:
     try:
         return fn(shared, cloudpickle.loads(task))
     except BaseException as error:
-        if _travels(error):
+        if _can_be_sent(error):
             raise
-        told, raised = error, traceback.format_exc()
-    # its cause may be what cannot be sent
-    told.__cause__ = told.__context__ = None
-    if not _travels(told):
-        told = RunError(
-            f"{type(told).__name__}: {told} (raised in a worker; the error itself cannot be sent "
+        sent, raised = error, traceback.format_exc()
+    # perhaps only its cause cannot be sent
+    sent.__cause__ = sent.__context__ = None
+    if not _can_be_sent(sent):
+        sent = RunError(
+            f"{type(sent).__name__}: {sent} (raised in a worker; the error itself cannot be sent "
             "between processes)"
         )
-    told.add_note(raised)
-    raise told
+    sent.add_note(raised)
+    raise sent
 
 
-def _travels(error: BaseException) -> bool:
-    """Whether an error reaches another process as it is; one that does not breaks the pool."""
+def _can_be_sent(error: BaseException) -> bool:
+    """Return whether an error can be sent unchanged; one that cannot breaks the pool."""
     import cloudpickle
 
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
-    except BaseException:  # whatever its own way to be pickled raises
+    except BaseException:  # whatever pickling it raises
         return False
     return True

@@ -1,8 +1,8 @@
-"""What becomes of every window of a tile, and the samples made of those that stay.
+"""Classify the windows of a tile by part, mask and gaps, and make the samples.
 
-A *tile* is a box of neighbouring windows, the unit in which a cube is read here. The order of
-work is the same for every dataset: label, mask, drop, fill, callback; scaling comes after, when
-the statistics of all train samples are known.
+A *tile* is a box of neighbouring windows, the unit in which a cube is read. The order of work is
+the same for every dataset: label, mask, drop, fill, callback. Scaling comes later, when the
+statistics of all train samples are known.
 """
 
 from __future__ import annotations
@@ -30,49 +30,48 @@ from ml4cube.sampling.windows import arrange, cut, tile_cells
 Arrays = dict[str, NDArray[Any]]
 Callback = Callable[[Arrays], Mapping[str, Any]]
 
-#: What can become of a window, by code; a part's code is its label.
+#: Outcomes of windows, by code; the code of a part is its label.
 OUTCOMES = ("test", "train", "val", "straddle", "buffer", "mask", "gap", "unused")
 REASONS = OUTCOMES[3:]
 _CODE = {name: code for code, name in enumerate(OUTCOMES)}
 assert all(_CODE[part] == label for part, label in PARTS.items())
 
-
-# Windows in a row, from which on counting those that stay is faster than looking at each.
+# In runs of at least so many windows, counting the samples is faster than indexing each.
 _LONG_RUN = 8
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The coordinate along one dim of a cube, ready to be stored."""
+    """The coordinate along one dim of a cube, as it is stored."""
 
     # Name of the stored coordinate.
     name: str
-    # Value at every cell, dates as numbers.
+    # Value of every cell, dates as numbers.
     values: NDArray[Any]
-    # Attributes, with the encoding of dates.
+    # With the encoding of dates.
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """Which blocks of a cube are used at all."""
+    """The blocks of a cube that are used."""
 
-    # The blocks, dims in the order of the cube.
+    # With dims in the order of the cube.
     grid: Grid
-    # True where a block is used. A window belongs to the block in which it starts.
+    # By block. A window belongs to the block in which it starts.
     used: NDArray[np.bool_]
 
     def of_windows(self, starts: Sequence[NDArray[np.intp]]) -> NDArray[np.bool_]:
-        """Tell which windows of a tile start in a block that is used."""
+        """Return which windows of a tile start in a block that is used."""
         blocks = [s // n for s, n in zip(starts, self.grid.stride, strict=True)]
         return self.used[np.ix_(*blocks)]
 
 
 @dataclass(frozen=True)
 class Extractor:
-    """Decides about windows and makes samples, tile by tile; picklable."""
+    """Classifies windows and makes samples, tile by tile; picklable."""
 
-    # How samples are cut, and what their gaps do.
+    # How samples are cut and gaps handled.
     spec: SampleSpec
     # Tiles over the positions of ``spec.windows``.
     tiles: Grid
@@ -89,11 +88,11 @@ class Extractor:
     seed: int = 0
 
     def cells_of(self, tile: Block) -> dict[str, slice]:
-        """Cells that a tile's windows cover."""
+        """Return the cells that a tile's windows cover."""
         return tile_cells(self._windows, tile)
 
     def owned_by(self, tile: Block) -> dict[str, slice]:
-        """Cells that are a tile's own: each cell that any tile covers belongs to one."""
+        """Return the cells that belong to a tile; each covered cell belongs to exactly one."""
         owned = {}
         for (dim, cells), last, n, stride in zip(
             self.cells_of(tile).items(), tile.stop, self.tiles.shape, self.spec.stride, strict=True
@@ -103,7 +102,6 @@ class Extractor:
 
     @functools.cached_property
     def _windows(self) -> Grid:
-        """Made once: every tile needs it."""
         return self.spec.windows
 
     @property
@@ -120,33 +118,30 @@ class Extractor:
         return (*(name for name in drops if dtypes[name].kind in "fM"), self.label, *mask)
 
     def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Tell window shape and dtype of samples without making one."""
+        """Return window shape and dtype of samples that no callback changes."""
         return {name: (self.spec.window_shape, dtypes[name].str) for name in self.spec.variables}
 
     def only(self, names: Iterable[str]) -> Extractor:
-        """Return an extractor that makes samples of some variables, to spare reading others."""
+        """Return an extractor of some variables, if no callback needs the others."""
         chosen = tuple(name for name in self.spec.variables if name in set(names))
         if self.callback is not None or not chosen:
             return self
         return replace(self, spec=self.spec.replace(variables=chosen))
 
     def outcomes(self, cells: Arrays, tile: Block) -> NDArray[np.uint8]:
-        """Decide what becomes of each window of a tile."""
-        codes = self._parts(cells[self.label])
+        """Return the outcome code of each window of a tile."""
+        codes = self._parts(cells[self.label], tile)
         for reason, dropped in self._drops(cells):
             codes[dropped & (codes < len(PARTS))] = _CODE[reason]
         if self.choice is not None:
             codes[~self.choice.of_windows(self._starts(tile))] = _CODE["unused"]
         return codes.reshape(-1)
 
-    def _parts(self, label: NDArray[Any]) -> NDArray[np.uint8]:
-        """A window has the part that all its cells have, or none."""
+    def _parts(self, label: NDArray[Any], tile: Block) -> NDArray[np.uint8]:
+        """Return the part of each window, which is that of all its cells, or why it has none."""
         spec = self.spec
         labels = _as_labels(label, self.label)
-        counts = [
-            (n - size) // stride + 1
-            for n, size, stride in zip(labels.shape, spec.size, spec.stride, strict=True)
-        ]
+        counts = tuple(tile.shape.values())
         first = labels.flat[0]
         if (labels == first).all():
             return np.full(counts, _CODE["buffer"] if first == EXCLUDED else first, np.uint8)
@@ -157,7 +152,7 @@ class Extractor:
         return codes
 
     def _drops(self, cells: Arrays) -> list[tuple[str, NDArray[np.bool_]]]:
-        """Windows to drop for the mask and for gaps, the former first."""
+        """Return the windows to drop for the mask and for gaps, in order of precedence."""
         spec = self.spec
         drops = []
         mask = self._mask(cells)
@@ -165,7 +160,8 @@ class Extractor:
             drops.append(("mask", ~window_all(mask, spec.size, spec.stride)))
         if spec.drop_nan is None:
             return drops
-        gaps = [self._gaps(cells[name], mask) for name in self._with_gaps(cells)]
+        known = (cells[name] for name in spec.variables if name in cells)
+        gaps = [self._gaps(values, mask) for values in known if values.dtype.kind in "fM"]
         if spec.drop_nan == "masked":
             assert mask is not None
             drops.append(("mask", ~window_any(mask, spec.size, spec.stride)))
@@ -181,7 +177,7 @@ class Extractor:
 
     @property
     def _mask_drops(self) -> bool:
-        """Whether a masked cell drops its sample; "masked" has a rule of its own for windows."""
+        """Return whether a masked cell drops its sample; "masked" has its own rule for windows."""
         spec = self.spec
         if not spec.apply_mask:
             return False
@@ -190,25 +186,21 @@ class Extractor:
 
     @property
     def _mask_blanks(self) -> bool:
-        """Whether masked cells count as gaps in samples that stay."""
+        """Return whether masked cells are gaps in the samples."""
         return self.spec.apply_mask and not self._mask_drops
 
     def _mask(self, cells: Arrays) -> NDArray[np.bool_] | None:
-        """True in cells that count; a gap in the mask does not."""
+        """Return the mask, False where it has a gap."""
         if self.spec.filter_var is None:
             return None
         return flags_of(cells[self.spec.filter_var])
-
-    def _with_gaps(self, cells: Arrays) -> list[str]:
-        """Variables whose dtype knows gaps."""
-        return [n for n in self.spec.variables if n in cells and cells[n].dtype.kind in "fM"]
 
     def _gaps(self, values: NDArray[Any], mask: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
         gaps = find_gaps(values)
         return gaps | ~mask if mask is not None and self._mask_blanks else gaps
 
     def filled_in(self, cells: Arrays) -> tuple[str, ...]:
-        """Say in which variables gaps of a tile are filled, in those of its samples that stay."""
+        """Return the variables with gaps that are filled in a tile."""
         spec = self.spec
         if not spec.fill_method or spec.drop_nan == "auto":
             return ()
@@ -217,7 +209,7 @@ class Extractor:
         return tuple(name for name in names if self._gaps(cells[name], mask).any())
 
     def _starts(self, tile: Block) -> list[NDArray[np.intp]]:
-        """First cells of a tile's windows along each dim."""
+        """Return the first cells of a tile's windows along each dim."""
         return [
             np.arange(first, last) * stride
             for first, last, stride in zip(tile.start, tile.stop, self.spec.stride, strict=True)
@@ -225,11 +217,11 @@ class Extractor:
 
     @property
     def index_dtype(self) -> np.dtype[Any]:
-        """Dtype that cells along any dim of the cube are numbered in."""
+        """Dtype of cell indices along all dims."""
         return np.dtype(np.int32 if max(self.spec.shape) < 2**31 else np.int64)
 
     def origins(self, tile: Block, keep: NDArray[np.intp]) -> Arrays:
-        """Where samples begin along every dim, as value and as index."""
+        """Return the first cell of each sample along every dim, as value and as index."""
         result: Arrays = {}
         outer, inner = 1, math.prod(tile.shape.values())
         for axis, dim, starts in zip(self.axes, self.spec.dims, self._starts(tile), strict=True):
@@ -241,7 +233,7 @@ class Extractor:
         return result
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
-        """Make samples: cut, blank, fill, callback; not scaled yet."""
+        """Make samples: cut, mask, fill, callback; not scaled yet."""
         mask = self._mask(cells) if self._mask_blanks else None
         made = {}
         for name in self.spec.variables:
@@ -277,7 +269,7 @@ class Extractor:
         )
 
     def _cell_ids(self, tile: Block) -> NDArray[np.uint64]:
-        """Id of each cell of a tile: row-major over the dims in the order of their names."""
+        """Return the id of each cell of a tile, row-major with dims sorted by name."""
         spec = self.spec
         sizes = dict(zip(spec.dims, spec.shape, strict=True))
         factors: dict[str, int] = {}
@@ -299,27 +291,28 @@ class Extractor:
             returned = self.callback(samples)
             known = isinstance(returned, Mapping)
             result = {str(k): _in_date_units(v) for k, v in returned.items()} if known else {}
-        # sys.exit() would end the run, and a script, as if all had been written
+        # sys.exit() would end the run and the script as if everything had been written
         except (Exception, SystemExit) as error:
-            place = traceback.extract_tb(error.__traceback__)[-1]
+            frame = traceback.extract_tb(error.__traceback__)[-1]
             raise RunError(
-                f"the callback failed on {n} samples of block {tile.id} (cells {where}): "
-                f"{type(error).__name__}: {error} (line {place.lineno} of {place.filename}); "
-                "mend it and run again"
+                f"the callback failed on {n} samples of tile {tile.id} (cells {where}): "
+                f"{type(error).__name__}: {error} (line {frame.lineno} of {frame.filename}); "
+                "fix it and run again"
             ) from error
         wrong: Any = {k: v.shape for k, v in result.items() if v.ndim == 0 or len(v) != n}
         wrong |= {k: v.dtype.name for k, v in result.items() if not holds_dtype(v.dtype)}
         if wrong or not result:
             found = wrong or (f"no variable: {result}" if known else f"a {type(returned).__name__}")
             raise RunError(
-                f"the callback got {n} samples of block {tile.id} (cells {where}) and returned "
-                f"{found}; return a dict of arrays of numbers (of up to 8 bytes), booleans or "
-                "dates (up to nanoseconds) with the samples as first axis, as many as it got"
+                f"the callback must return a dict of arrays of numbers (of up to 8 bytes), "
+                "booleans or dates (up to nanoseconds), with as many samples along the first axis "
+                f"as it got; it got {n} samples of tile {tile.id} (cells {where}) and returned "
+                f"{found}"
             )
         return result
 
     def train_cells(self, reader: CubeReader, block: Block) -> Statistics:
-        """Sum up the raw train cells of a box of cells, for the fill methods that need them."""
+        """Return the statistics of the raw train cells in a box, which some fill methods need."""
         cells = reader.read(block.slices)
         where = _as_labels(cells[self.label], self.label) == PARTS["train"]
         mask = self._mask(cells)
@@ -330,7 +323,7 @@ class Extractor:
 
 
 def _in_date_units(values: Any) -> NDArray[Any]:
-    """Dates of days, months or any number of seconds in a unit of stores; all else as it is."""
+    """Convert dates of other units, such as days, to one that stores have."""
     array = np.asarray(values)
     if array.dtype.kind != "M":
         return array
@@ -340,15 +333,15 @@ def _in_date_units(values: Any) -> NDArray[Any]:
 
 
 def _as_labels(label: NDArray[Any], name: str) -> NDArray[np.uint8]:
-    """Labels as uint8; a gap in the label excludes its cell."""
+    """Return labels as uint8; a gap in the label excludes its cell."""
     if label.dtype == np.uint8 and label.size and label.min() == label.max() in PARTS.values():
         return label
     gaps = find_gaps(label)
     known = gaps | np.isin(label, (*PARTS.values(), EXCLUDED))
     if not known.all():
         raise InvalidValueError(
-            f"the split label {name!r} holds {label[~known].flat[0]!r}; it may hold 1 (train), "
-            "0 (test), 2 (val) and 255 (excluded)"
+            f"the split label {name!r} must be 1 (train), 0 (test), 2 (val) or 255 (excluded), got "
+            f"{label[~known].flat[0]!r}"
         )
     return np.where(gaps, EXCLUDED, label).astype(np.uint8)
 
@@ -356,24 +349,24 @@ def _as_labels(label: NDArray[Any], name: str) -> NDArray[np.uint8]:
 def _spread(
     keep: NDArray[np.intp], outer: int, n: int, inner: int
 ) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Give each sample of a tile the value of its place along one dim of `n` windows."""
-    # `outer` and `inner` are the tile's windows along the dims before and after, all together.
+    """Return a function that spreads values of windows along one dim over a tile's samples."""
 
+    # the tile has `n` windows along the dim, `outer` over all dims before and `inner` after it
     def everywhere(values: NDArray[Any]) -> NDArray[Any]:
         filled = np.empty((outer, n), values.dtype)
         filled[...] = values
         return filled.reshape(-1)
 
     if inner < _LONG_RUN:
-        places = keep if inner == 1 else keep // inner
-        return lambda values: everywhere(values).take(places)
+        positions = keep if inner == 1 else keep // inner
+        return lambda values: everywhere(values).take(positions)
     rows = np.arange(0, outer * n * inner + 1, inner)
     kept = np.diff(np.searchsorted(keep, rows))
     return lambda values: np.repeat(everywhere(values), kept)
 
 
 def float_statistics(samples: Arrays) -> Statistics:
-    """Sum up the variables that scaling applies to."""
+    """Return the statistics of the float variables, which are scaled."""
     floats = {name: values for name, values in samples.items() if values.dtype.kind == "f"}
     return Statistics.of(floats, part="train")
 
@@ -381,7 +374,7 @@ def float_statistics(samples: Arrays) -> Statistics:
 def tiling(
     spec: SampleSpec, chunks: Mapping[str, int], sample_bytes: int, target_bytes: int
 ) -> Grid:
-    """Choose the tiles in which a cube is read."""
+    """Return the tiles in which a cube is read, at least `target_bytes` of samples each."""
     windows = spec.windows
     counts = dict(zip(windows.dims, windows.counts, strict=True))
     stride = dict(zip(windows.dims, windows.stride, strict=True))
@@ -390,7 +383,7 @@ def tiling(
         growing = [d for d in counts if tile[d] < counts[d]]
         if not growing:
             break
-        # the dim with the most tiles doubles; the name decides between equals
+        # double the dim with the most tiles, of equals the one whose name comes last
         dim = max(growing, key=lambda d: (counts[d] / tile[d], d))
         tile[dim] = min(tile[dim] * 2, counts[dim])
     return Grid.blocks(counts, tile)

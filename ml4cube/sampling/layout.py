@@ -1,4 +1,4 @@
-"""Pass 2, planned: how a store is laid out, and which samples go into which shard."""
+"""Plan pass 2: the layout of a store, and which samples go into which shard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidValueError, check_whole
 from ml4cube.core.partition import hash_ids
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import PLACES_ATTR, Scaling, encoded_places
@@ -38,8 +38,8 @@ def layout_of(
     """Lay out the store of one part."""
     spec, n = sampling.spec, plan.samples[part]
     one = max(1, math.ceil(plan.nbytes[part] / max(n, 1)))
-    # of all parts alike: small shards of a small part would begin and end inside tiles, each of
-    # which is read for both
+    # the same for all parts: small shards of a small part would start and end inside tiles, which
+    # are then read twice
     target = max(1, shard_bytes(sum(plan.nbytes.values())) // one)
     if chunk is None:
         chunk = min(max(1, target // _CHUNKS_PER_SHARD), _MAX_CHUNK_SAMPLES)
@@ -64,7 +64,7 @@ def layout_of(
 
 
 def _dims(spec: SampleSpec, name: str, window: tuple[int, ...]) -> tuple[str, ...]:
-    """Dims of a stored variable; a callback may have given it a window of its own."""
+    """Return the dims of a stored variable; a callback may have changed its window."""
     if window == spec.window_shape:
         return spec.array_dims
     return (spec.array_dims[0], *spec.window_of(name, window))
@@ -78,7 +78,7 @@ def _variable_attrs(
         return attrs
     attrs = scaled_attrs(attrs)
     if scaling.places:
-        # with the dim of the samples that lies along it, if any, and its cells
+        # with the sample dim along it, if any, and its number of cells
         spec = sampling.spec
         stored = zip(
             _dims(spec, name, window)[1:], spec.window_of(name, window).items(), strict=True
@@ -87,13 +87,12 @@ def _variable_attrs(
         written = encoded_places(scaling.places)
         return attrs | {PLACES_ATTR: [[*one, *kept.get(one[0], ("", 1))] for one in written]}
     return attrs | {"ml4cube_offset": scaling.offset, "ml4cube_scale": scaling.scale}
-    return attrs
 
 
 def shard_tasks(
     sampling: Sampling, plan: SamplePlan, part: str, layout: StoreLayout, order: str
 ) -> Iterator[tuple[int, list[Piece]]]:
-    """Say for every shard of a part which samples of which tiles it holds."""
+    """Yield every shard of a part, with the samples of tiles that it holds."""
     counts = plan.tile_samples[:, plan.parts.index(part)]
     tiles = np.arange(len(counts))
     if order == "shuffled":
@@ -102,36 +101,28 @@ def shard_tasks(
     ends = np.cumsum(counts[tiles])
     for shard in range(layout.shards):
         first, last = layout.bounds(shard)
-        here = range(
+        pieces = []
+        for position in range(
             int(np.searchsorted(ends, first, side="right")),
             int(np.searchsorted(ends, last, side="left")) + 1,
-        )
-        pieces = []
-        for place in here:
-            tile, end = int(tiles[place]), int(ends[place])
-            begin = end - int(counts[tile])
-            pieces.append(
-                Piece(tile, max(first - begin, 0), min(last, end) - begin, int(counts[tile]))
-            )
+        ):
+            tile, end = int(tiles[position]), int(ends[position])
+            n = int(counts[tile])
+            start = end - n
+            pieces.append(Piece(tile, max(first - start, 0), min(last, end) - start, n))
         yield shard, pieces
 
 
 def chunk_samples(chunk_size: Any, spec: SampleSpec) -> int | None:
-    """Read the sampler's `chunk_size`."""
+    """Return the number of samples in a chunk that `chunk_size` asks for."""
     if chunk_size is None:
         return None
     sizes = (chunk_size,) if isinstance(chunk_size, int | np.integer) else tuple(chunk_size)
     whole = all(s in (-1, n) for s, n in zip(sizes[1:], spec.window_shape, strict=False))
-    if (
-        not sizes
-        or not isinstance(sizes[0], int | np.integer)
-        or isinstance(sizes[0], bool)
-        or sizes[0] < 1
-        or not whole
-        or len(sizes) > 1 + len(spec.window_shape)
-    ):
+    if not sizes or not whole or len(sizes) > 1 + len(spec.window_shape):
         raise InvalidValueError(
-            f"chunk_size={chunk_size!r} does not fit samples of shape {spec.window_shape}: give "
-            "the number of samples in a chunk, which holds whole windows"
+            f"chunk_size must be a number of samples, got {chunk_size!r}; a chunk holds whole "
+            f"windows, here of shape {spec.window_shape}"
         )
+    check_whole("chunk_size", sizes[0], 1)
     return int(sizes[0])

@@ -1,7 +1,4 @@
-"""What every part gets, what is dropped and why: the cube read once, and counted.
-
-The same steps serve the stores of `MultiProcSampler` and the arrays of `XrDataset`.
-"""
+"""Pass 1: read the cube once; count the samples of each part and the drops by reason."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.absent_chunks import AbsentChunks
 from ml4cube.cube.reader import CubeReader
 from ml4cube.preprocessing.cubes import check_no_fill_value
-from ml4cube.sampling.counting import Schema, count_outcomes, count_tiles, same_schema, train_cells
+from ml4cube.sampling.counting import Schema, count_tiles, same_schema, train_cells
 from ml4cube.sampling.engines import Engine
 from ml4cube.sampling.extractor import OUTCOMES, REASONS, Extractor
 from ml4cube.sampling.request import MIB, ORIGIN_BYTES, Sampling, check_targets, tile_bytes
@@ -39,30 +36,30 @@ _MAX_TASKS = 20_000
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """What sampling will give, known from reading the cube once; nothing is written."""
+    """The result of sampling, known before anything is written."""
 
     parts: tuple[str, ...]
     # ``total`` windows, samples of each part, and drops by reason: ``edge`` (would pass the cube's
     # end), ``straddle`` (in two parts), ``buffer`` (touches excluded cells), ``mask``, ``gap``,
-    # ``unused`` (in a block that is not used). Parts and reasons add up to the total.
+    # ``unused`` (in an unused block). Parts and reasons add up to the total.
     accounting: Mapping[str, int]
-    # Of the float variables: those that were given, or those of the train samples, before scaling.
+    # Of the float variables: those given, or those of the train samples before scaling.
     statistics: Statistics
     # Window shape and dtype of every stored variable.
     schema: Schema
     # Bytes of each part's samples before compression.
     nbytes: Mapping[str, int]
-    # Samples that each tile gives to each part.
+    # Samples by tile and part.
     tile_samples: NDArray[np.int64]
-    # Chunks that are not in the source and read as its fill value, by variable.
+    # Chunks that are missing from the source and read as its fill value, by variable.
     absent: Mapping[str, AbsentChunks]
     # Variables of the cube that are not sampled, with the reason.
     left_out: Mapping[str, str]
-    # Variables in which there were gaps that are filled, with the method.
+    # Variables with gaps that are filled, with the method.
     filled: Mapping[str, str] = field(default_factory=dict)
 
     def stored_as(self, precision: Precision, dims: int) -> SamplePlan:
-        """Tell what the same samples are on disk."""
+        """Return the plan with the dtypes that samples have on disk."""
         precision.check_names({name: dtype for name, (_, dtype) in self.schema.items()})
         schema = {n: (w, precision.dtype(n, d)) for n, (w, d) in self.schema.items()}
         return replace(self, schema=schema, nbytes=_nbytes(self.samples, schema, dims))
@@ -78,7 +75,7 @@ class SamplePlan:
         return {name: self.accounting[name] for name in ("edge", *REASONS)}
 
     def __str__(self) -> str:
-        """A table for people."""
+        """Return a table."""
         total = max(self.accounting["total"], 1)
         rows = [f"{self.accounting['total']:>14,} windows"]
         for part, n in self.samples.items():
@@ -89,7 +86,7 @@ class SamplePlan:
                 rows.append(f"{n:>14,} dropped: {reason} ({n / total:.1%})")
         for name, absent in self.absent.items():
             rows.append(
-                f"{absent.number:>14,} chunks of {name!r} are not in the source and read as "
+                f"{absent.number:>14,} chunks of {name!r} are missing from the source and read as "
                 f"{absent.reads_as}"
             )
         rows += [f"{'filled':>14}: gaps of {n!r} ({how!r})" for n, how in self.filled.items()]
@@ -107,48 +104,42 @@ def make_plan(
     missing_chunks: str = "fill",
     sparing: bool = False,
 ) -> tuple[Extractor, SamplePlan]:
-    """Read the cube and count what becomes of every window."""
+    """Read the cube and count the outcomes of all windows."""
     parts = tuple(parts)
     extractor = sampling.extractor
     if sampling.spec.fills_from_train:
         extractor = replace(extractor, fill=fill_statistics(sampling, engine, batch))
     sparing = sparing and not makes_samples(sampling)
+    dtypes = sampling.reader.dtypes
     if sparing:
-        rules = extractor.rules(sampling.reader.dtypes)
-        dtypes, sampling = (
-            sampling.reader.dtypes,
-            replace(sampling, reader=sampling.reader.only(rules)),
-        )
+        sampling = replace(sampling, reader=sampling.reader.only(extractor.rules(dtypes)))
     batches = _batches(len(extractor.tiles), sampling, batch)
     tasks = (list(sampling.tile_tasks(ids)) for ids in batches)
     counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
     merge = InOrder()
-    schemas: dict[int, Schema] = {}
+    schema: Schema | None = None
     absent: dict[str, AbsentChunks] = {}
     filled: set[str] = set()
-    shared = extractor, sampling.reader.common()
-    work = count_outcomes if sparing else count_tiles
-    for position, results in engine.run(work, shared, tasks):
+    shared = extractor, sampling.reader.common(), not sparing
+    for position, results in engine.run(count_tiles, shared, tasks):
         for result in results:
             counts[result.id] = result.outcomes
             filled.update(result.filled)
             if missing_chunks == "raise":
                 _refuse_absent(result.absent)
             absent |= {n: found.merge(absent.get(n)) for n, found in result.absent.items()}
-            if result.schema is not None:
-                schemas[0] = same_schema(schemas.get(0), result.schema) or {}
+            schema = same_schema(schema, result.schema)
         merge.add(position, [r.statistics for r in results if r.statistics is not None])
         note(len(results))
-    _tell_absent(absent)
+    _warn_of_absent(absent)
     accounting = _accounting(sampling.spec, counts, parts)
     warn_of_nothing_to_fill(sampling.spec, accounting)
     _check_parts(sampling, accounting, counts.sum(axis=0), parts)
-    schema = extractor.schema(dtypes) if sparing else schemas[0]
+    schema = extractor.schema(dtypes) if schema is None else schema
     check_targets(sampling.spec, schema)
     floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
-    none = Statistics.empty([] if sparing else floats, part="train")
-    statistics = merge.total or none
-    # attributes say what gaps are of the source's values, not of those that a callback makes
+    statistics = merge.total or Statistics.empty([] if sparing else floats, part="train")
+    # attributes name the gaps of the source's values, not of those that a callback makes
     for name in statistics if extractor.callback is None else ():
         if name in sampling.ds:
             check_no_fill_value(name, statistics[name], sampling.ds[name])
@@ -169,20 +160,20 @@ def make_plan(
 
 
 def makes_samples(sampling: Sampling) -> bool:
-    """Return whether planning needs samples: for statistics, or to see what a callback makes."""
+    """Return whether planning needs samples: for statistics, or the variables of a callback."""
     if sampling.extractor.callback is not None:
         return True
     return sampling.spec.scale_fn is not None and sampling.given is None
 
 
 def check_missing_chunks(missing_chunks: str, reader: CubeReader) -> None:
-    """Refuse an unknown choice, and one that cannot be kept."""
+    """Check `missing_chunks`; refuse "raise" where missing chunks cannot be found."""
     check_choice("missing_chunks", missing_chunks, ("fill", "raise"))
     hidden = [name for name, source in reader.sources.items() if source.hides_chunks]
     if missing_chunks == "raise" and hidden:
         raise InvalidValueError(
-            f"missing_chunks='raise' cannot be kept for {hidden}: only a cube just as it lies in "
-            "a zarr store can be looked into, not what dask computes or a selection of it; give "
+            f"missing_chunks='raise' is not possible for {hidden}: only in an unchanged zarr "
+            "store can missing chunks be found, not in what dask computes or in a selection; give "
             "the path of the store, or missing_chunks='fill'"
         )
 
@@ -190,20 +181,20 @@ def check_missing_chunks(missing_chunks: str, reader: CubeReader) -> None:
 def _refuse_absent(absent: Mapping[str, AbsentChunks]) -> None:
     for name, found in absent.items():
         raise StoreError(
-            f"variable {name!r}: chunk {found.first!r} is not in the source, its cells would "
-            f"read as {found.reads_as}; mend the source, or give missing_chunks='fill' if its "
-            "writer left out chunks of nothing but that value"
+            f"variable {name!r}: chunk {found.first!r} is missing from the source, its cells would "
+            f"read as {found.reads_as}; repair the source, or give missing_chunks='fill' if its "
+            "writer leaves out chunks that hold only this value"
         )
 
 
-def _tell_absent(absent: Mapping[str, AbsentChunks]) -> None:
-    """Warn of cells that look like values; gaps are counted as such anyway."""
+def _warn_of_absent(absent: Mapping[str, AbsentChunks]) -> None:
+    """Warn of missing chunks that read as values; those that read as gaps are counted as gaps."""
     for name, found in absent.items():
         if not found.is_gap:
             logger.warning(
-                "%d chunks of variable %r are not in the source (one is %r) and read as %s: right "
-                "if its writer left out chunks of nothing but that value, as zarr does, wrong if "
-                "files were lost; missing_chunks='raise' refuses them",
+                "%d chunks of variable %r are missing from the source (one is %r) and read as %s. "
+                "This is right if its writer leaves out chunks that hold only this value, as zarr "
+                "does, and wrong if files were lost; missing_chunks='raise' refuses them",
                 found.number,
                 name,
                 found.first,
@@ -212,12 +203,12 @@ def _tell_absent(absent: Mapping[str, AbsentChunks]) -> None:
 
 
 def warn_of_nothing_to_fill(spec: SampleSpec, accounting: Mapping[str, int]) -> None:
-    """Warn where samples were dropped for gaps that the user wanted to be filled."""
+    """Warn if samples were dropped for gaps that `fill_method` should fill."""
     dropped = accounting["gap"]
     if dropped and spec.fill_method and spec.drop_nan == "auto":
         warnings.warn(
-            f"fill_method fills nothing, since drop_nan='auto' drops every sample with a gap: "
-            f"{dropped} of {accounting['total']} windows; give drop_nan='if_all_nan' or None to "
+            f"fill_method fills nothing, because drop_nan='auto' drops every sample with a gap "
+            f"({dropped} of {accounting['total']} windows); give drop_nan='if_all_nan' or None to "
             "keep and fill them",
             stacklevel=3,
         )
@@ -233,13 +224,12 @@ class InOrder:
     """Merges statistics in the order of tasks, whatever the order in which they end."""
 
     def __init__(self) -> None:
-        """Nothing seen yet."""
         self.total: Statistics | None = None
         self._next = 0
         self._waiting: dict[int, list[Statistics]] = {}
 
     def add(self, position: int, statistics: list[Statistics]) -> None:
-        """Take the statistics of one task."""
+        """Add the statistics of one task."""
         self._waiting[position] = statistics
         while self._next in self._waiting:
             for found in self._waiting.pop(self._next):
@@ -248,7 +238,7 @@ class InOrder:
 
 
 def _batches(n: int, sampling: Sampling, batch: int | None) -> Iterator[range]:
-    """Cut `n` tiles into tasks: of some megabytes of samples, or as asked for."""
+    """Divide `n` tiles into tasks of `batch` tiles, by default some megabytes of samples."""
     if batch is None:
         one, target = tile_bytes(sampling.spec, sampling.ds)
         tile = math.prod(sampling.extractor.tiles.tile) * one
@@ -259,7 +249,7 @@ def _batches(n: int, sampling: Sampling, batch: int | None) -> Iterator[range]:
 
 
 def fill_statistics(sampling: Sampling, engine: Engine, batch: int | None) -> Statistics:
-    """Sum up the raw train cells, each once."""
+    """Return the statistics of the raw train cells, each counted once."""
     spec, tiles = sampling.spec, sampling.extractor.tiles
     shape = dict(zip(spec.dims, spec.shape, strict=True))
     size = {
@@ -273,8 +263,8 @@ def fill_statistics(sampling: Sampling, engine: Engine, batch: int | None) -> St
     )
     merge = InOrder()
     shared = sampling.extractor, sampling.reader.common()
-    for position, results in engine.run(train_cells, shared, tasks):
-        merge.add(position, [statistics for _, statistics in results])
+    for position, statistics in engine.run(train_cells, shared, tasks):
+        merge.add(position, statistics)
     assert merge.total is not None
     return merge.total
 
@@ -293,12 +283,12 @@ def _check_parts(
     counts: NDArray[np.int64],
     parts: tuple[str, ...],
 ) -> None:
-    """Refuse parts that come out empty unasked, and samples that no part takes."""
+    """Refuse empty parts that should have samples, and samples of parts without a store."""
     for part, label in PARTS.items():
         if part not in parts and counts[label]:
             raise InvalidValueError(
-                f"the split gives {int(counts[label])} samples to the {part} part, but "
-                f"{part}_cube is not given; give {part}_cube a path"
+                f"the split has {int(counts[label])} samples in the {part} part; give "
+                f"{part}_cube a path"
             )
     empty = [part for part in parts if not accounting[part]]
     missed = [part for part in empty if _is_wanted(sampling.recipe, part)]
@@ -309,17 +299,17 @@ def _check_parts(
 def refuse_empty(
     accounting: Mapping[str, int], empty: Sequence[str], parts: Sequence[str] = tuple(PARTS)
 ) -> NoReturn:
-    """Say why parts hold no sample."""
+    """Raise an error that says why parts hold no sample."""
     drops = {k: n for k, n in accounting.items() if n and k not in ("total", *parts)}
     raise EmptyPartError(
-        f"the {' and the '.join(empty)} part would hold no sample: of "
-        f"{accounting['total']} windows {sum(accounting[p] for p in parts)} are left, dropped "
-        f"were {drops}; use smaller windows or more blocks, or change drop_nan, the mask or "
+        f"the {' and the '.join(empty)} part would hold no sample: "
+        f"{sum(accounting[p] for p in parts)} of {accounting['total']} windows remain, dropped are "
+        f"{drops}; use smaller windows or more blocks, or change drop_nan, the mask or "
         "the split"
     )
 
 
 def _is_wanted(recipe: Mapping[str, Any], part: str) -> bool:
-    """Whether the split asks for a part; a label made by hand asks for every one."""
+    """Return whether the split should have a part; a label made by hand should have all."""
     fractions = recipe.get("plan", {}).get("fractions")
     return fractions is None or part in dict(fractions)

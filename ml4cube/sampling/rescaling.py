@@ -1,4 +1,4 @@
-"""What scales samples: statistics of their own, or those that a user gives."""
+"""Choose the statistics that scale samples: those of their train part, or given ones."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def given_statistics(given: Any, scale_fn: str | None) -> tuple[Statistics, str]:
-    """Read what a user gave as ``statistics=``."""
+    """Read the argument ``statistics=``; return the statistics and how they scale."""
     if scale_fn is None:
         raise InvalidValueError(
-            "statistics= is what samples are scaled by, and scale_fn=None asks for no scaling; "
-            "drop one of them"
+            "statistics= and scale_fn=None contradict each other: samples are scaled by the "
+            "statistics, or not at all; drop one of them"
         )
     if isinstance(given, Statistics):
         return given, scale_fn
@@ -31,36 +31,30 @@ def given_statistics(given: Any, scale_fn: str | None) -> tuple[Statistics, str]
         metadata = _metadata_of(given)
         if metadata.spec.scale_fn is None:
             raise InvalidValueError(
-                "statistics= is a store that was not scaled (scale_fn=None); give its "
+                "statistics= is a store that is not scaled (scale_fn=None); give its "
                 "StoreMetadata.of(...).statistics, or a CubeScaler"
             )
         found, how = metadata.statistics, metadata.spec.scale_fn
     if scale_fn not in (how, SCALE_FNS[0]):
         raise InvalidValueError(
-            f"scale_fn={scale_fn!r}, but what statistics= gives scales by {how!r}; drop scale_fn, "
-            "or give its Statistics alone"
+            f"scale_fn={scale_fn!r}, but statistics= scales by {how!r}; drop scale_fn, or give "
+            "only its Statistics"
         )
     return found, how
 
 
 def _metadata_of(given: Any) -> StoreMetadata:
-    """What a store says, however it was given."""
+    """Return the metadata of a store, given as a dataset, a path or its metadata."""
     found = getattr(given, "metadata", given)  # of a PTXrDataset
     if isinstance(found, StoreMetadata):
         return found
-    if found is None or (isinstance(given, Mapping) and not hasattr(given, "attrs")):
-        raise _no_statistics(given)
     try:
         return StoreMetadata.of(given)
     except InvalidTypeError:
-        raise _no_statistics(given) from None
-
-
-def _no_statistics(given: Any) -> InvalidTypeError:
-    return InvalidTypeError(
-        f"statistics is a {type(given).__name__}, which does not say by what samples are scaled; "
-        "give Statistics (Statistics.from_cube), a fitted CubeScaler, or a sample store or its path"
-    )
+        raise InvalidTypeError(
+            "statistics must be Statistics (Statistics.from_cube), a fitted CubeScaler, or a "
+            f"sample store or its path, got a {type(given).__name__}"
+        ) from None
 
 
 def needed(given: Statistics, names: Iterable[str]) -> Statistics:
@@ -68,8 +62,8 @@ def needed(given: Statistics, names: Iterable[str]) -> Statistics:
     names = list(names)
     if missing := [name for name in names if name not in given]:
         raise InvalidValueError(
-            f"statistics= knows {list(given)}, but the samples have {missing} too, which would not "
-            "be scaled; give statistics of them, or drop them from the cube"
+            f"statistics= has {list(given)}, but the samples also have {missing}; add statistics "
+            "of these, or drop them from the cube"
         )
     return Statistics({name: given[name] for name in names}, given.part)
 
@@ -80,7 +74,7 @@ def scaling_of(
     cube: xr.Dataset | None = None,
     dims: Sequence[str] = (),
 ) -> dict[str, Scaling]:
-    """Offset and scale of every variable that is scaled, in every cell of a cube."""
+    """Return offset and scale of every variable that is scaled, in every cell of a cube."""
     if scale_fn is None:
         return {}
     sizes: dict[str, int] = {}
@@ -99,5 +93,5 @@ def scaling_of(
 
 
 def places_of(scaling: Mapping[str, Scaling]) -> dict[str, Places]:
-    """Choose what a store says of variables that are not scaled alike everywhere."""
+    """Return the scaling of variables whose scaling differs between cells."""
     return {name: one.places for name, one in scaling.items() if one.places}

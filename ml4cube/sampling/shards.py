@@ -1,4 +1,4 @@
-"""Pass 2 in a worker: makes one shard and writes it.
+"""Pass 2 in a worker: make one shard and write it.
 
 Imports nothing that a worker does not need.
 """
@@ -37,35 +37,35 @@ class Piece:
     # Range among the tile's samples of the part.
     first: int
     last: int
-    # Samples of the part that the tile had when they were counted.
+    # Samples of the part in the tile, as counted in pass 1.
     expected: int
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """All that writing the shards of one part has in common; picklable."""
+    """The settings for writing the shards of one part; picklable."""
 
     extractor: Extractor
     part: str
-    # Folder of the store under way.
+    # Folder of the unfinished store.
     root: Folder
-    # How it is told that the folder cannot be written.
+    # Names the folder in errors of writing.
     errors: WriteErrors
     layout: StoreLayout
-    # Of every variable that is scaled.
+    # By variable that is scaled.
     scaling: Mapping[str, Scaling]
-    # Whether samples are mixed inside a shard.
+    # Mix the samples inside a shard.
     mix: bool
-    # What is kept of the samples.
+    # How floats are rounded.
     precision: Precision
-    # Reads what all tiles have in common.
+    # Reads the variables that are not sent with each task.
     common: CubeReader
 
 
 def make_shard(
     jobs: Mapping[str, ShardJob], task: tuple[str, int, list[Piece], list[CubeReader]]
 ) -> tuple[str, int, Files]:
-    """Make one shard and write it, in a worker; doing it again gives the same bytes."""
+    """Make one shard and write it; doing it again gives the same bytes."""
     part, shard, pieces, readers = task
     job = jobs[part]
     first, last = job.layout.bounds(shard)
@@ -95,14 +95,14 @@ def _piece_samples(job: ShardJob, piece: Piece, reader: CubeReader) -> Arrays:
     keep = np.flatnonzero(extractor.outcomes(cells, tile) == PARTS[job.part])
     if len(keep) != piece.expected:
         raise RunError(
-            f"block {piece.tile} gave {piece.expected} {job.part} samples when they were counted "
-            f"and {len(keep)} now: the cube changed meanwhile; run again with resume=False"
+            f"tile {piece.tile} has {len(keep)} {job.part} samples, but had {piece.expected} when "
+            "they were counted: the cube has changed since; run again with resume=False"
         )
     chosen = slice(piece.first, piece.last)
     if extractor.callback is None:
         samples = extractor.samples(cells, tile, keep[chosen])
     else:
-        # the callback sees the same samples together as when the statistics were made
+        # the callback gets the same samples at once as when the statistics were made
         made = extractor.samples(cells, tile, keep)
         samples = {name: values[chosen] for name, values in made.items()}
     origins = extractor.origins(tile, keep[chosen])
@@ -121,34 +121,34 @@ def _shard_seed(job: ShardJob, shard: int) -> int:
 
 @dataclass(frozen=True)
 class RunOrder:
-    """Mixes the samples of a shard by putting runs of neighbours into random order."""
+    """Mixes the samples of a shard by reordering runs of neighbouring samples."""
 
     run: int
-    # Where each run comes to lie, in runs; samples that are no whole run stay at the end.
-    place: NDArray[np.intp]
+    # Target position of each run, counted in runs; samples after the last whole run stay last.
+    target: NDArray[np.intp]
 
     @classmethod
     def of(cls, layout: StoreLayout, n: int, seed: int | None) -> RunOrder:
         """Draw the order of a shard."""
         one = sum(array.sample_bytes for array in layout.arrays if not array.coordinate)
         run = min(max(_RUN_BYTES // max(one, 1), 1), _MAX_RUN)
-        place = np.arange(n // run)
+        target = np.arange(n // run)
         if seed is not None:
-            place = np.argsort(hash_ids(seed, place), kind="stable")
-        return cls(run, place)
+            target = np.argsort(hash_ids(seed, target), kind="stable")
+        return cls(run, target)
 
     def put(self, shard: NDArray[Any], first: int, samples: NDArray[Any]) -> None:
-        """Put samples that follow each other to their places."""
-        run, whole, last = self.run, len(self.place), first + len(samples)
-        # the rest of a run, whole runs, and the beginning of one
+        """Write consecutive samples to their positions."""
+        run, whole, last = self.run, len(self.target), first + len(samples)
+        # the rest of a run, whole runs, and the start of one
         head = min(last, -(-first // run) * run)
         tail = max(head, min(last // run, whole) * run)
         for begin, end in ((first, head), (tail, last)):
             if begin < end:
                 stays = begin >= whole * run
-                to = begin if stays else int(self.place[begin // run]) * run + begin % run
+                to = begin if stays else int(self.target[begin // run]) * run + begin % run
                 shard[to : to + end - begin] = samples[begin - first : end - first]
         if head < tail:
             runs = shard[: whole * run].reshape(whole, run, *shard.shape[1:])
             moved = samples[head - first : tail - first].reshape(-1, *runs.shape[1:])
-            runs[self.place[head // run : tail // run]] = moved
+            runs[self.target[head // run : tail // run]] = moved

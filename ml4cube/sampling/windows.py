@@ -1,4 +1,4 @@
-"""Regions of a cube become samples: the one extractor behind every dataset and predictions."""
+"""Cut windows from a region of a cube."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ml4cube.core.grid import Block, Grid
 
 
 def tile_cells(windows: Grid, tile: Block) -> dict[str, slice]:
-    """Cells that the windows of a tile cover."""
+    """Return the cells that the windows of a tile cover."""
     return {
         dim: slice(first * stride, (last - 1) * stride + size)
         for dim, first, last, stride, size in zip(
@@ -28,7 +28,7 @@ def cut(
     stride: Sequence[int],
     keep: NDArray[np.intp] | None = None,
 ) -> NDArray[Any]:
-    """Cut windows from a region."""
+    """Cut windows from a region; all, or those at the positions in `keep`."""
     if math.prod(size) == 1:
         points = cells[tuple(slice(None, None, step) for step in stride)].reshape(-1)
         chosen = points.copy() if keep is None else points.take(keep)
@@ -42,7 +42,7 @@ def cut(
 
 
 def arrange(samples: NDArray[Any], dims: Sequence[str], window_dims: Sequence[str]) -> NDArray[Any]:
-    """Bring samples into stored form: drop the axes of one cell, order the others."""
+    """Drop the axes that have one cell, and order the others as stored."""
     kept = [1 + dims.index(dim) for dim in window_dims]
     dropped = [axis for axis in range(1, samples.ndim) if axis not in kept]
     moved = samples.transpose([0, *kept, *dropped])

@@ -83,7 +83,7 @@ def test_a_task_that_kills_every_worker(tmp_path: Path) -> None:
             n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1"
         ) as cluster,
         Client(cluster) as client,
-        pytest.raises(RunError, match=r"the cluster gave a task up.*run again"),
+        pytest.raises(RunError, match=r"the cluster gave up a task.*run again"),
     ):
         sample(tmp_path, deadly, client)
     assert not (tmp_path / "train.zarr").exists()

@@ -107,20 +107,21 @@ def test_a_missing_chunk_is_counted_and_told(
         plan = made.plan()
         made.run()
     assert {name: (f.number, f.reads_as) for name, f in plan.absent.items()} == {"a": (1, reads_as)}
-    assert f"1 chunks of 'a' are not in the source and read as {reads_as}" in str(plan)
+    assert f"1 chunks of 'a' are missing from the source and read as {reads_as}" in str(plan)
     told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     if reads_as == "nan":
         assert not told
         assert plan.dropped["gap"] == CHUNK_CELLS // 2
     else:
         assert len(told) == 1
-        assert f"1 chunks of variable 'a' are not in the source (one is '{key}')" in told[0]
+        assert f"1 chunks of variable 'a' are missing from the source (one is '{key}')" in told[0]
         found = all_samples(tmp_path / "out")
         assert (found == fill).sum() == CHUNK_CELLS
     attrs = open_store(tmp_path / "out/train.zarr").attrs
     assert attrs["provenance"]["absent_chunks"] == {"a": 1}
     with pytest.raises(
-        StoreError, match=f"variable 'a': chunk '{key}' is not in the source.*read as {reads_as}"
+        StoreError,
+        match=f"variable 'a': chunk '{key}' is missing from the source.*read as {reads_as}",
     ):
         sampler(cube, tmp_path / "strict", missing_chunks="raise").run()
     assert not list((tmp_path / "strict").glob("*"))
@@ -148,7 +149,9 @@ def test_a_whole_source_is_not_suspected(tmp_path: Path) -> None:
 
 def test_strictness_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     cube = xr.open_zarr(write_cube(tmp_path, "int32"), consolidated=False)
-    with pytest.raises(InvalidValueError, match=r"missing_chunks='raise' cannot be kept for \['a'"):
+    with pytest.raises(
+        InvalidValueError, match=r"missing_chunks='raise' is not possible for \['a'"
+    ):
         sampler(cube + 1, tmp_path / "out", missing_chunks="raise")
     with pytest.raises(CubeError, match=r"missing_chunks must be .* got 'drop'"):
         sampler(cube, tmp_path / "out", missing_chunks="drop")

@@ -227,7 +227,7 @@ def test_statistics_that_do_not_fit_are_refused_by_name(tmp_path):
     unscaled, paths = sampled(cube, tmp_path, "unscaled", scale_fn=None)
     unscaled.run()
     for statistics, more, words in [
-        (CubeScaler().fit(cube[["t", "split"]]), {}, r"have \['u'\] too"),
+        (CubeScaler().fit(cube[["t", "split"]]), {}, r"also have \['u'\]"),
         (CubeScaler(per=("level",)).fit(cube.isel(level=[0])), {}, r"'t' at level \[850\]"),
         (
             CubeScaler(climatology="month").fit(made_cube().isel(time=slice(6))),
@@ -236,9 +236,9 @@ def test_statistics_that_do_not_fit_are_refused_by_name(tmp_path):
         ),
         (CubeScaler(climatology="month").fit(cube), {"drop": "time"}, "needs one dim with dates"),
         (CubeScaler(), {}, "not fitted"),
-        ({"t": [0, 1]}, {}, "statistics is a dict"),
+        ({"t": [0, 1]}, {}, "statistics must be Statistics .*got a dict"),
         (3, {}, "statistics|store"),
-        (per_level, {"scale_fn": None}, "scale_fn=None asks for no scaling"),
+        (per_level, {"scale_fn": None}, "scale_fn=None contradict each other"),
         (per_level, {"scale_fn": "normalize"}, "scale_fn='normalize', but"),
         (paths["train_cube"], {}, "not scaled"),
         (str(tmp_path / "none.zarr"), {}, "none.zarr"),

@@ -1,4 +1,4 @@
-"""Engines: the same results from one process or many, and plain words when something dies."""
+"""Engines: the same results from one process or many, and clear errors when workers die."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ml4cube.sampling.engines import check_client, choose_engine
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_every_task_once(nproc: int) -> None:
-    offset = 100  # functions travel by value, with what they close over
+    offset = 100  # functions are sent by value, with their closures
     with choose_engine(nproc) as engine:
         first = dict(engine.run(lambda shared, task: shared + task + offset, 1000, range(30)))
         second = dict(engine.run(lambda shared, task: (shared, task), "again", iter("ab")))
@@ -23,7 +23,7 @@ def test_every_task_once(nproc: int) -> None:
     assert second == {0: ("again", "a"), 1: ("again", "b")}
 
 
-def test_tasks_are_made_as_they_are_needed() -> None:
+def test_tasks_are_generated_when_needed() -> None:
     made = []
 
     def tasks() -> Any:
@@ -39,7 +39,7 @@ def test_tasks_are_made_as_they_are_needed() -> None:
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_an_error_of_a_task_comes_as_it_is(nproc: int) -> None:
+def test_an_error_of_a_task_is_raised_unchanged(nproc: int) -> None:
     def fail(_: object, task: int) -> int:
         if task == 3:
             raise StoreError("task 3 by design")
@@ -50,7 +50,7 @@ def test_an_error_of_a_task_comes_as_it_is(nproc: int) -> None:
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_an_error_that_cannot_travel_is_told(nproc: int) -> None:
+def test_an_error_that_cannot_be_sent_is_described(nproc: int) -> None:
     class OfTwo(Exception):
         def __init__(self, what: str, where: str) -> None:
             super().__init__(f"{what} at {where}")
@@ -70,7 +70,7 @@ def test_an_error_that_cannot_travel_is_told(nproc: int) -> None:
         assert any("in fail" in note for note in caught.value.__notes__)
 
 
-def test_an_error_whose_cause_cannot_travel_keeps_its_kind() -> None:
+def test_an_error_whose_cause_cannot_be_sent_keeps_its_type() -> None:
     def fail(_: object, task: int) -> int:
         import tblib.pickling_support
 
@@ -142,7 +142,7 @@ def test_a_cluster_by_address_by_client_and_by_itself(cluster: Any) -> None:
     assert type(choose_engine(1)).__name__ == "InProcess"
 
 
-def test_an_error_on_a_cluster_comes_as_it_is(cluster: Any) -> None:
+def test_an_error_on_a_cluster_is_raised_unchanged(cluster: Any) -> None:
     def fail(_: object, task: int) -> int:
         raise StoreError(f"task {task} by design")
 
@@ -153,7 +153,7 @@ def test_an_error_on_a_cluster_comes_as_it_is(cluster: Any) -> None:
         list(engine.run(fail, None, range(3)))
 
 
-def test_what_is_no_client() -> None:
+def test_other_objects_are_refused_as_client() -> None:
     with pytest.raises(InvalidTypeError, match="client=3"):
         check_client(3)
 
@@ -166,7 +166,7 @@ class Held:
 
 
 @pytest.mark.parametrize("where", ["processes", "cluster"])
-def test_what_cannot_travel_is_told(cluster: Any, where: str) -> None:
+def test_objects_that_cannot_be_sent_are_named(cluster: Any, where: str) -> None:
     client = cluster.scheduler_address if where == "cluster" else None
     for shared, tasks in ((Held(), [1]), (None, [Held()])):
         with (

@@ -1,24 +1,21 @@
-"""Which calls are the same: across processes, and after a cube was changed in place."""
+"""Recognition of the same call: in other processes, and after a change of cube or callback."""
 
 from __future__ import annotations
 
 import collections
-import copy
-import enum
 import hashlib
-import importlib
+import importlib.util
 import io
-import json
 import os
 import subprocess
 import sys
 import threading
 import tracemalloc
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest.mock import Mock
+from typing import Any
 
 import cftime
 import dask
@@ -31,8 +28,6 @@ import torch
 import xarray as xr
 import zarr
 from fsspec import AbstractFileSystem
-from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
-from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.reference import ReferenceFileSystem
 from fsspec.implementations.zip import ZipFileSystem
@@ -40,120 +35,73 @@ from scipy.spatial import KDTree
 from xarray.core import indexing
 from zarr.core.buffer import cpu
 from zarr.storage import (
-    FsspecStore,
     LocalStore,
     LoggingStore,
     MemoryStore,
     StorePath,
-    WrapperStore,
     ZipStore,
 )
 
-from ml4cube.core.errors import InvalidTypeError, RunError, StoreError, StoreExistsError
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    StoreError,
+    StoreExistsError,
+)
 from ml4cube.datasets import multiproc_sampler
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.sampling.identity import cube as cube_identity
-from ml4cube.sampling.identity.callback import identity_of
+from ml4cube.sampling.identity.callback import UnknownCallbackError, identity_of
 from ml4cube.sampling.identity.cube import hash_of
 from ml4cube.sampling.identity.provenance import Call
 from ml4cube.sampling.request import Sampling
 from tests.cubes import cell_id_cube
 
 SCRIPT = """
-import collections, dataclasses, enum, functools, typing
-from types import MappingProxyType
+import functools
 from numpy import clip
-from scipy.stats import gamma, norm
+from scipy import stats
 from ml4cube.sampling.identity.callback import identity_of
 NAMES = {{"t2m", "ndvi", "sst", "lai"}}
 LIST = [NAMES, {{"a": frozenset("xyz")}}]
 {comment}
 def half(x):
     return x / {number}
-class Scale:
-    def __init__(self, by):
-        self.by, self.names = by, set("abcdef")
-    @staticmethod
-    def more(x):
-        return x * {number}
-    def __call__(self, samples):
-        return {{k: self.more(v) * self.by for k, v in samples.items()}}
 def again(samples, n=3):
     return samples if n == 0 else again(samples, n - 1)
-class Mode(enum.Enum):
-    TIMES = {number}
-class Code(enum.IntEnum):
-    ONE = 1
-@dataclasses.dataclass(slots=True)
-class Slotted:
-    by: float = {number}
-class Named(typing.NamedTuple):
-    by: float
-    def __call__(self, samples):
-        return {{k: v * self.by * {number} for k, v in samples.items()}}
-class Words(set):
-    pass
-class Generic(typing.Generic[typing.TypeVar("T")]):
-    def __call__(self, samples):
-        return samples
-SLOTTED, WORDS = Slotted(), Words("abc")
-GAMMA = gamma(2.0, scale={number})
-PROXY = MappingProxyType({{"half": half}})
-DEFAULT = collections.defaultdict(lambda: {number}, a=1)
+def twice(function):
+    @functools.wraps(function)
+    def wrapped(samples):
+        return function(function(samples))
+    return wrapped
+@twice
+def wrapped(samples):
+    return {{k: v * {number} for k, v in samples.items()}}
+def annotated(samples: "dict[str, {number}]") -> "{number}":
+    return samples
 callbacks = [
     lambda s: {{k: v * 2 if k in {{"t2m", "ndvi", "sst"}} else v for k, v in s.items()}},
     lambda s: {{k: half(v) for k, v in s.items() if k in NAMES or LIST}},
-    Scale(3),
     functools.partial(lambda names, s: half(s), {{"p", "q", "r"}}),
     again,
-    lambda s: {{k: v * Mode.TIMES.value for k, v in s.items()}},
-    lambda s: {{k: v * Code.ONE for k, v in s.items()}},
-    lambda s: {{k: v * SLOTTED.by for k, v in s.items()}},
-    Named(2.0),
-    lambda s: {{k: v for k, v in s.items() if k in WORDS}},
-    lambda s: {{k: v * DEFAULT[k] for k, v in s.items()}},
     lambda s: {{k: clip(v, 0, 1) for k, v in s.items()}},
-    Generic(),
-    lambda s: {{k: norm.cdf(v) * GAMMA.mean() for k, v in s.items()}},
-    lambda s: {{k: PROXY["half"](v) for k, v in s.items()}},
+    lambda s: {{k: stats.norm.cdf(v) * {number} for k, v in s.items()}},
+    wrapped,
+    annotated,
 ]
 print([identity_of(f) for f in callbacks])
 """
 
 
 HELPERS = """
-import functools, threading
 import numpy as np
-import torch
-from scipy.spatial import KDTree
 from . import helpers as itself
-LOCK = threading.Lock()
 BY = {number}
 def scale(x):
-    with LOCK:
-        return x * BY
-@functools.cache
-def table(n):
-    return n * {number}
-class Prep:
-    def __call__(self, samples):
-        return {{k: itself.scale(v) for k, v in samples.items()}}
-class Slotted:
-    __slots__ = ()
-    def __call__(self, samples):
-        return {{k: v * table(2) for k, v in samples.items()}}
-class Listed:
-    handlers = {{scale, table}}
-    def __call__(self, samples):
-        return {{k: np.abs(v) for k, v in samples.items()}}
-class Other:
-    def __call__(self, samples):
-        return samples
-TENSOR = torch.full((4,), {number})[1:]
-NET = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-for parameter in NET.parameters():
-    torch.nn.init.constant_(parameter, {number})
-TREE = KDTree(np.arange(100.0).reshape(50, 2) * {number})
+    return itself.times(x)
+def times(x):
+    return x * BY
+def other(x):
+    return x
 """
 CALLBACKS = """
 import numpy as np
@@ -162,16 +110,10 @@ from ml4cube.sampling.identity.callback import identity_of
 from work import helpers
 callbacks = [
     lambda s: helpers.scale(s),
-    lambda s: work.helpers.table(s),
+    lambda s: work.helpers.scale(s),
     helpers.scale,
-    helpers.Prep(),
-    helpers.Prep().__call__,
-    helpers.Slotted(),
-    helpers.Listed(),
-    lambda s: helpers.TENSOR,
-    lambda s: helpers.NET,
-    lambda s: helpers.TREE,
-    helpers.Other(),
+    lambda s: helpers.BY,
+    lambda s: helpers.other(s),
     lambda s: np.abs(s),
 ]
 print([identity_of(f) for f in callbacks])
@@ -196,11 +138,11 @@ def identities(folder: Path, seed: int, comment: str = "", number: int = 2) -> l
 
 
 def test_a_callback_is_the_same_in_every_process(tmp_path: Path) -> None:
-    """Whatever the hash seed, the file and the lines it stands in; not if what it does changes."""
+    """For every hash seed, file and line that it stands in; not if what it does changes."""
     first = identities(tmp_path, 1)
     assert identities(tmp_path, 2, comment="# one line more") == first
     pairs = zip(identities(tmp_path, 3, number=3), first, strict=True)
-    assert [n for n, (a, b) in enumerate(pairs) if a != b] == [1, 2, 3, 5, 7, 8, 10, 13, 14]
+    assert [n for n, (a, b) in enumerate(pairs) if a != b] == [1, 2, 5, 6]
 
 
 def test_an_edit_in_a_module_of_the_users_makes_another_callback(tmp_path: Path) -> None:
@@ -214,139 +156,167 @@ def test_an_edit_in_a_module_of_the_users_makes_another_callback(tmp_path: Path)
     first = found(1, 2)
     assert found(2, 2) == first
     changed = [a != b for a, b in zip(found(3, 30), first, strict=True)]
-    assert changed == [True] * 10 + [False] * 2
+    assert changed == [True] * 4 + [False] * 2
 
 
-def test_what_tells_callbacks_apart() -> None:
-    def made(by: Any) -> Any:
-        return lambda samples: {k: v * by for k, v in samples.items()}
-
-    values = [1, 2, 1.0, "1", (1,), [1], {1}, {"a": 1}, np.arange(2), np.arange(3), None]
-    assert len({identity_of(made(v)) for v in values}) == len(values)
-    assert identity_of(made({1, 2})) == identity_of(made({2, 1}))
+def closing_over(value: Any) -> Any:
+    return lambda samples: samples if value else None
 
 
-class Words(set[str]):
-    """Holds an attribute of its own."""
-
-    def __init__(self, by: float) -> None:
-        super().__init__("abc")
-        self.by = by
-
-
-def named(by: float) -> Any:
-    class Prep(NamedTuple):
-        a: int
-
-        def times(self, x: Any) -> Any:
-            return x * by
-
-    return Prep(1)
+def test_values_tell_callbacks_apart() -> None:
+    values = [1, 2, 1.0, True, "1", b"1", (1,), [1], {1}, {"a": 1}, None]
+    values += [np.arange(2), np.arange(3), np.arange(2.0), np.float32(1)]
+    assert len({identity_of(closing_over(v)) for v in values}) == len(values)
+    assert identity_of(closing_over({1, 2})) == identity_of(closing_over({2, 1}))
 
 
-def missing(by: float) -> Any:
-    class Table(dict[str, float]):
-        def __missing__(self, name: str) -> float:
-            return by
+def test_defaults_and_attributes_tell_callbacks_apart() -> None:
+    def made(by: float, other: float = 0.0, attribute: float = 0.0) -> Any:
+        def work(samples: Any, by: float = by, *, other: float = other) -> Any:
+            return {k: v * by + other + work.to for k, v in samples.items()}  # type: ignore[attr-defined]
 
-    return Table(a=1)
+        work.to = attribute  # type: ignore[attr-defined]
+        return work
 
-
-def with_attribute(kind: type) -> Callable[[float], Any]:
-    made = type("Made", (kind,), {})
-
-    def of(by: float) -> Any:
-        value = made()
-        value.by = by
-        return value
-
-    return of
+    ids = [identity_of(made(*given)) for given in [(1,), (1,), (2,), (1, 1), (1, 0, 1)]]
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 4
 
 
-TOLD_APART: dict[str, Callable[[float], Any]] = {
-    "state in C": lambda by: KDTree([[by], [2 * by]]),
-    "named tuple": named,
-    "dict with a method": missing,
-    "default factory": lambda by: collections.defaultdict(lambda: by),
-    "order": lambda by: collections.OrderedDict([("a", by)]),
-    "set with an attribute": Words,
-    "member": lambda by: enum.Enum("Mode", {"A": by}).A,  # type: ignore[attr-defined]
-    "int member": lambda by: enum.IntEnum("Mode", {"A": 1, "B": int(by)}).A,
-    "mask": lambda by: np.ma.masked_equal([1.0, 2.0], by),
-    "array of objects": lambda by: np.array([str(by), by], object),
-    "tensor": lambda by: torch.full((2,), by),
-    **{kind.__name__: with_attribute(kind) for kind in (list, tuple, str, int, float, bytes)},
-}
-
-
-@pytest.mark.parametrize("of", TOLD_APART)
-def test_what_subclasses_and_others_hold_tells_callbacks_apart(of: str) -> None:
-    def made(value: Any) -> Any:
-        return lambda samples: samples if value else None
-
-    values = [TOLD_APART[of](by) for by in (1.0, 1.0, 2.0)]
-    first, again, other = (identity_of(made(value)) for value in values)
-    assert first == again != other
-
-
-def test_members_and_subclasses_are_not_what_they_equal() -> None:
-    def made(value: Any) -> Any:
-        return lambda samples: samples if value else None
-
-    code = enum.IntEnum("Code", {"ONE": 1})
-    pairs = [(code(1), 1), (collections.OrderedDict(a=1), {"a": 1}), (Words(1), set("abc"))]
-    assert all(identity_of(made(one)) != identity_of(made(two)) for one, two in pairs)
+def test_a_global_with_the_name_of_an_attribute_or_argument_is_not_used() -> None:
+    globals()["mean"], globals()["k"] = Plain(), Plain()
+    try:
+        identity_of(lambda samples: {k: v - v.mean() for k, v in samples.items()})
+    finally:
+        del globals()["mean"], globals()["k"]
 
 
 class Plain:
-    """Neither copied nor pickled so far."""
+    """An object of the user's."""
+
+    def __call__(self, samples: Any) -> Any:
+        return samples
 
 
-def test_what_others_do_beside_a_callback_does_not_change_it() -> None:
-    space: dict[str, Any] = {"held": Plain(), "Plain": Plain}
-    exec("def work(s): return {k: v - v.mean() for k, v in s.items() if held or Plain}", space)
-    before = identity_of(space["work"])
-    space["mean"] = 3.0  # a global that is called like an attribute
-    copy.deepcopy(Plain())
-    assert identity_of(space["work"]) == before
+def without_source() -> Any:
+    space: dict[str, Any] = {}
+    exec("def work(samples): return samples", space)
+    return space["work"]
 
 
-@pytest.mark.parametrize(
-    ("one", "two"), [("*x", "x"), ("**x", "x"), ("x", "*, x"), ("x", "x, /"), ("x", "y, x")]
-)
-def test_kinds_of_parameters_tell_functions_apart(one: str, two: str) -> None:
-    def made(parameters: str) -> Any:
-        space: dict[str, Any] = {}
-        exec(f"def half({parameters}): return x\ndef work(s): return half(s)", space)
-        return space["work"]
+def importing(samples: Any) -> Any:
+    from tests import cubes
 
-    assert identity_of(made(one)) == identity_of(made(one)) != identity_of(made(two))
+    return samples if cubes else None
 
 
-def test_attributes_of_functions_tell_them_apart() -> None:
-    def work(samples: Any) -> Any:
-        return {k: v * work.by for k, v in samples.items()}  # type: ignore[attr-defined]
+def edited(folder: Path) -> Any:
+    """A function whose file was changed after it was imported."""
+    (folder / "edited.py").write_text("def work(samples): return samples\n")
+    spec = importlib.util.spec_from_file_location("edited", folder / "edited.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (folder / "edited.py").write_text("def work(samples): return 2 * samples\n")
+    return module.work
 
-    ids = []
-    for by in (1.0, 2.0, 1.0):
-        work.by = by  # type: ignore[attr-defined]
-        ids.append(identity_of(work))
-    assert ids[0] == ids[2] != ids[1]
+
+PAIR = (lambda samples: samples, lambda samples: None)
+UNKNOWN_CALLBACKS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "object": (lambda _: Plain(), "of type .*Plain"),
+    "method": (lambda _: Plain().__call__, "of type builtins.method"),
+    "class": (lambda _: closing_over(Plain), "value in .*of type builtins.type"),
+    "tree": (lambda _: closing_over(KDTree([[1.0], [2.0]])), "KDTree"),
+    "tensor": (lambda _: closing_over(torch.ones(2)), "of type torch.Tensor"),
+    "subclass": (lambda _: closing_over(collections.OrderedDict()), "OrderedDict"),
+    "objects": (lambda _: closing_over(np.array([Plain()])), "numpy.ndarray"),
+    "mask": (lambda _: closing_over(np.ma.masked_equal([1.0], 1.0)), "MaskedArray"),
+    "import": (lambda _: importing, "importing imports tests when it is called"),
+    "no source": (lambda _: without_source(), "source code of .*work cannot be found"),
+    "two in a line": (lambda _: PAIR[0], "source code of .* cannot be found"),
+    "edited": (edited, "source code of .*work cannot be found"),
+}
+
+
+@pytest.mark.parametrize("of", UNKNOWN_CALLBACKS)
+def test_a_callback_that_cannot_be_identified_is_refused(tmp_path: Path, of: str) -> None:
+    made, told = UNKNOWN_CALLBACKS[of]
+    with pytest.raises(UnknownCallbackError, match=told):
+        identity_of(made(tmp_path))
+
+
+def with_callback(folder: Path, callback: Any, **options: Any) -> MultiProcSampler:
+    return MultiProcSampler(
+        cell_id_cube({"time": 64, "lat": 6}, "float64"),
+        nproc=1,
+        block_size={"time": 2},
+        chunk_size=12,
+        scale_fn=None,
+        callback=callback,
+        train_cube=folder / "train.zarr",
+        test_cube=folder / "test.zarr",
+        **options,
+    )
+
+
+def interrupted(sampler: MultiProcSampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until the first shard is recorded."""
+    record = multiproc_sampler._record
+
+    def interrupt(*args: Any) -> None:
+        record(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(multiproc_sampler, "_record", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            sampler.run()
+
+
+def test_an_unknown_callback_starts_anew_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made() -> MultiProcSampler:
+        with pytest.warns(UserWarning, match=r"of type .*Plain.*starts anew.*give version="):
+            return with_callback(tmp_path, Plain())
+
+    interrupted(made(), monkeypatch)
+    second = made()
+    written = second.run()
+    assert written is not None
+    assert written.resumed == 0
+    assert second.run() is None  # the same object knows its own stores
+    with pytest.raises(StoreExistsError, match="callback: code, values or version"):
+        made().run()
+
+
+def test_a_version_stands_for_the_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(version: Any) -> MultiProcSampler:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return with_callback(tmp_path, Plain(), version=version)
+
+    interrupted(made(1), monkeypatch)
+    written = made(1).run()
+    assert written is not None
+    assert written.resumed > 0
+    assert made(1).run() is None
+    with pytest.raises(StoreExistsError, match="was 'version 1' and is 'version 2'"):
+        made(2).run()
+
+
+def test_other_objects_are_refused_as_version(tmp_path: Path) -> None:
+    with pytest.raises(InvalidTypeError, match=r"version must be a number or a text, got 1\.5"):
+        with_callback(tmp_path, Plain(), version=1.5)
+    with pytest.raises(InvalidValueError, match="version=1 is the version of callback="):
+        with_callback(tmp_path, None, version=1)
 
 
 @pytest.mark.parametrize("held", [threading.Lock(), (k for k in "ab")])
-def test_a_callback_that_cannot_travel_is_named(tmp_path: Path, held: Any) -> None:
-    def work(samples: Any) -> Any:
-        return samples if held else None
-
-    with pytest.raises(InvalidTypeError, match=r"callback=.*work.*inside the callback"):
-        MultiProcSampler(
-            cell_id_cube({"time": 8, "lat": 6}, "float64"),
-            callback=work,
-            block_size={"time": 2},
-            train_cube=tmp_path / "train.zarr",
-            test_cube=tmp_path / "test.zarr",
-        )
+def test_a_callback_that_cannot_be_sent_is_named(tmp_path: Path, held: Any) -> None:
+    with pytest.raises(InvalidTypeError, match=r"callback=.*lambda.*inside the callback"):
+        with_callback(tmp_path, closing_over(held), version=1)
 
 
 def write(path: Path, value: float, **options: Any) -> None:
@@ -443,7 +413,7 @@ ENGINES = ["netcdf4", "h5netcdf", "scipy"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_what_is_shown_of_a_file_tells_cubes_apart(tmp_path: Path, engine: str) -> None:
+def test_group_selection_and_decoding_tell_cubes_apart(tmp_path: Path, engine: str) -> None:
     """Group, variable, selection and decoding, whether a coordinate shows them or not."""
     path, groups = tmp_path / "a.nc", [None] if engine == "scipy" else ["a", "b"]
     encoding = {"a": {"_FillValue": 3.0}}
@@ -533,33 +503,8 @@ def write_zip(path: Path, value: float) -> None:
         write(store, value)  # type: ignore[arg-type]
 
 
-def write_file(path: Path, value: float) -> None:
-    path.unlink(missing_ok=True)
-    cube(value).to_netcdf(path, engine="h5netcdf")
-
-
-def opened_file(path: Path, chunks: Any) -> xr.Dataset:
-    file = fsspec.filesystem("file").open(str(path))
-    return xr.open_dataset(file, engine="h5netcdf", chunks=chunks)
-
-
 def shown(fs: Any, path: str = "") -> xr.Dataset:
     return xr.open_zarr(fs.get_mapper(path), consolidated=False)
-
-
-def references(path: Path) -> dict[str, Any]:
-    """A zarr group as kerchunk describes it: metadata in place, chunks elsewhere."""
-    files = [file for file in path.rglob("*") if file.is_file()]
-    return {
-        str(f.relative_to(path)): f.read_text() if f.name == "zarr.json" else [str(f)]
-        for f in files
-    }
-
-
-def in_json(path: Path) -> str:
-    file = path.with_suffix(".json")
-    file.write_text(json.dumps(references(path)))
-    return str(file)
 
 
 # how it is written, named and opened
@@ -574,30 +519,12 @@ LOCAL: dict[str, tuple[Callable[[Path, float], None], Callable[[Path], Any]]] = 
         lambda p: xr.open_zarr(f"file://{p}", consolidated=False).fillna(0.0),
     ),
     "zip store": (write_zip, lambda p: ZipStore(p, mode="r")),
-    "zip URL": (write_zip, lambda p: f"zip://::{p}"),
-    "zip by its path": (write_zip, lambda p: shown(ZipFileSystem(str(p)))),
-    "zip by a Path": (write_zip, lambda p: shown(fsspec.filesystem("zip", fo=p))),
-    "zip by its URL": (write_zip, lambda p: shown(ZipFileSystem(f"file://{p}"))),
-    "open zip": (write_zip, lambda p: shown(ZipFileSystem(fsspec.open(f"local://{p}").open()))),
-    "references": (write, lambda p: shown(ReferenceFileSystem(references(p)))),
-    "references in a file": (write, lambda p: shown(fsspec.filesystem("reference", fo=in_json(p)))),
-    "store in a store": (write, lambda p: LoggingStore(LocalStore(p), log_level="ERROR")),
-    "folder of a file system": (
-        write,
-        lambda p: FsspecStore(
-            AsyncFileSystemWrapper(DirFileSystem(p.parent, LocalFileSystem()), asynchronous=True),
-            path=p.name,
-        ),
-    ),
-    "cached file system": (write, lambda p: f"simplecache::file://{p}"),
-    "open file": (write_file, lambda p: opened_file(p, None)),
-    "open file in chunks": (write_file, lambda p: opened_file(p, {})),
 }
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("reached", LOCAL)
-def test_files_behind_local_urls_are_looked_at(tmp_path: Path, reached: str) -> None:
+def test_changes_of_local_files_are_noticed(tmp_path: Path, reached: str) -> None:
     made, name = LOCAL[reached]
     made(tmp_path / "a", 1.0)
     made(tmp_path / "b", 1.0)
@@ -626,26 +553,9 @@ class Remote(AbstractFileSystem):
 
 def test_a_path_on_another_host_is_another_cube(tmp_path: Path) -> None:
     write(tmp_path / "a", 1.0)
-    hosts = Remote("one"), Remote(host="one", password="new"), Remote("two")
+    hosts = Remote(host="one"), Remote(host="one", password="new"), Remote(host="two")
     first, again, other = (call(shown(host, str(tmp_path / "a"))) for host in hosts)
     assert first == again != other
-
-
-def test_references_tell_host_and_url_and_ask_a_host_once(tmp_path: Path, monkeypatch: Any) -> None:
-    for name in "ab":
-        write(tmp_path / name, 1.0, encoding={"a": {"chunks": (2, 6)}})
-
-    def told(name: str, host: str) -> str:
-        fs = ReferenceFileSystem(references(tmp_path / name), fs=Remote(host))
-        return call(shown(fs))
-
-    first = told("a", "one")
-    assert told("a", "one") == first
-    assert len({first, told("a", "two"), told("b", "one")}) == 3
-    where = Mock(wraps=cube_identity._where)
-    monkeypatch.setattr(cube_identity, "_where", where)
-    told("a", "one")
-    assert where.call_count == 1
 
 
 def test_a_cube_is_the_same_by_any_name_of_its_folder(tmp_path: Path, monkeypatch: Any) -> None:
@@ -656,7 +566,7 @@ def test_a_cube_is_the_same_by_any_name_of_its_folder(tmp_path: Path, monkeypatc
     assert len({call(name) for name in names}) == 1
 
 
-def test_links_in_a_cube_that_lead_nowhere_or_back_are_passed_over(tmp_path: Path) -> None:
+def test_broken_and_circular_links_are_ignored(tmp_path: Path) -> None:
     write(tmp_path / "a", 1.0)
     (tmp_path / "a/a/lost").symlink_to(tmp_path / "nothing")
     (tmp_path / "a/a/up").symlink_to(tmp_path / "a")
@@ -759,12 +669,9 @@ def unpicklable(value: float) -> xr.Dataset:
     return xr.Dataset({"a": (("time", "lat"), array)})
 
 
-class Around(WrapperStore[MemoryStore]):
-    """What it does to keys and bytes is not known."""
-
-
-def wrapped_store(value: float) -> xr.Dataset:
-    return xr.open_zarr(Around(stored(value)), consolidated=False).fillna(0.0)
+def logged_store(value: float) -> xr.Dataset:
+    store = LoggingStore(stored(value), log_level="ERROR")
+    return xr.open_zarr(store, consolidated=False).fillna(0.0)
 
 
 def open_file(value: float) -> xr.Dataset:
@@ -779,13 +686,13 @@ UNKNOWN: dict[str, Callable[[float], xr.Dataset]] = {
     "zip in memory": zip_in_memory,
     "references to memory": references_to_memory,
     "open file": open_file,
-    "store of a user's around another": wrapped_store,
+    "store around another": logged_store,
     "dask": unpicklable,
 }
 
 
 @pytest.mark.parametrize("of", UNKNOWN)
-def test_what_nothing_else_tells_apart_is_known_by_its_cells(of: str) -> None:
+def test_other_cubes_are_known_by_their_cells(of: str) -> None:
     made = UNKNOWN[of]
     assert call(made(1.0)) == call(made(1.0)) != call(made(2.0))
 
@@ -805,27 +712,29 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: Any
         raise PermissionError(13, "Permission denied", folder)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(StoreError, match=r"'a' cannot be looked at.*denied.*a/a.*run again"):
+    with pytest.raises(StoreError, match=r"'a' has changed: .*denied.*a/a.*run again"):
         call(cube)
 
 
 @pytest.mark.parametrize("gone", ["a/c/0/0", "a/c"])
-def test_what_goes_while_it_is_looked_at_is_gone(
+def test_files_removed_meanwhile_are_ignored(
     tmp_path: Path, monkeypatch: Any, gone: str
 ) -> None:
     write(tmp_path / "a", 1.0)
-    cube, scandir = opened(tmp_path / "a"), os.scandir
+    cube, stat = opened(tmp_path / "a"), os.stat
+    removed = tmp_path / "a" / gone
+    looked_at = removed if removed.is_file() else tmp_path / "a/a/zarr.json"
 
-    def scan(folder: str) -> Any:
-        entries = list(scandir(folder))
-        if folder == str((tmp_path / "a" / gone).parent):
-            (tmp_path / "a" / gone).rename(tmp_path / "gone")
-        return entries
+    def look(path: Any, **options: Any) -> Any:
+        if str(path) == str(looked_at) and not (tmp_path / "gone").is_symlink():
+            (tmp_path / "gone").symlink_to("moved")
+            removed.rename(tmp_path / "moved")
+        return stat(path, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", scan)
+        patch.setattr(os, "stat", look)
         first = call(cube)
-    assert (tmp_path / "gone").exists()
+    assert (tmp_path / "moved").exists()
     assert call(cube) == first
 
 
@@ -838,29 +747,16 @@ def test_what_goes_while_it_is_looked_at_is_gone(
         np.arange(3, dtype=">i2"),
         np.array(["2000-01-01", "NaT"], "M8[ns]"),
         np.array(["a", "bc"]),
-        np.array([(1, 2.0)], "i4,f8"),
         np.broadcast_to(np.arange(2.0), (3, 2)),
         np.arange(2**20).reshape(2**10, -1).T,
-        np.ma.masked_array([1, 2, 3], [True, False, True]),
     ],
     ids=repr,
 )
 def test_an_array_is_hashed_by_its_bytes(values: Any) -> None:
     values = np.asanyarray(values)
     data = np.asarray(values).tobytes()
-    if np.ma.isMaskedArray(values):
-        data += np.ma.getmaskarray(values).tobytes()
     wanted = f"{values.dtype} {values.shape} {hashlib.sha256(data).hexdigest()}"
     assert hash_of(values) == wanted
-
-
-def test_an_array_of_several_fields_is_hashed_with_the_objects_in_them() -> None:
-    one, same, text, number = (
-        np.array([row, (3, "c")], [("n", "i4"), ("o", object)])
-        for row in ((1, "a"), (1, "a"), (1, "b"), (2, "a"))
-    )
-    assert hash_of(one) == hash_of(same)
-    assert len({hash_of(one), hash_of(text), hash_of(number)}) == 3
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -908,102 +804,3 @@ def test_a_cube_changed_after_it_was_planned_is_planned_again(tmp_path: Path) ->
         tmp_path / "a.zarr", region={"time": slice(0, 8)}, consolidated=False
     )
     assert float(sampler.get_datasets()[0]["a"].mean()) == pytest.approx(0, abs=1e-9)
-
-
-class Caching:
-    """Keeps on its first call what it needs for the next; fails while told to."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.lock, self.by = folder, None, None  # type: ignore[var-annotated]
-
-    def __call__(self, samples: Any) -> Any:
-        if self.lock is None:
-            self.lock, self.by = threading.Lock(), np.ones(2)
-        if (self.folder / "fail").exists():
-            raise ValueError("asked to fail")
-        return samples
-
-
-CACHE: dict[str, float] = {}
-
-
-def caching(samples: Any) -> Any:
-    by = CACHE.setdefault("by", 1.0)
-    return {name: values * by for name, values in samples.items()}
-
-
-def test_what_a_callback_keeps_does_not_make_it_another(tmp_path: Path) -> None:
-    CACHE.clear()
-    cube = cell_id_cube({"time": 8, "lat": 6}, "float64")
-
-    def sampler(callback: Any, name: str) -> MultiProcSampler:
-        paths = {f"{part}_cube": tmp_path / name / f"{part}.zarr" for part in ("train", "test")}
-        return MultiProcSampler(
-            cube, nproc=1, block_size={"time": 2}, scale_fn=None, callback=callback, **paths
-        )
-
-    made = sampler(caching, "module")
-    assert made.run() is not None
-    assert made.run() is None
-    callback = Caching(tmp_path)
-    (tmp_path / "fail").touch()
-    with pytest.raises(RunError, match="asked to fail"):
-        sampler(callback, "object").run()
-    (tmp_path / "fail").unlink()
-    made = sampler(callback, "object")
-    assert made.run() is not None
-    assert made.run() is None
-    assert sampler(callback, "object").run() is None
-
-
-KEEPING = """
-import numpy as np
-BY, TABLE, CALLS = 1.0, None, 0
-def scale(x):
-    global TABLE, CALLS
-    if TABLE is None:
-        TABLE = np.ones(4)
-    CALLS += 1
-    return x * TABLE[0] * BY
-"""
-
-
-def test_what_a_module_keeps_of_calls_does_not_make_a_callback_another(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
-    """Modules are not copied; an interrupted run goes on, and a change of the user's counts."""
-    (tmp_path / "keeping.py").write_text(KEEPING)
-    monkeypatch.syspath_prepend(tmp_path)
-    keeping = importlib.import_module("keeping")
-    monkeypatch.setitem(sys.modules, "keeping", keeping)
-
-    def sampler() -> MultiProcSampler:
-        return MultiProcSampler(
-            cell_id_cube({"time": 64, "lat": 6}, "float64"),
-            nproc=1,
-            block_size={"time": 2},
-            chunk_size=12,
-            scale_fn=None,
-            callback=lambda samples: {k: keeping.scale(v) for k, v in samples.items()},
-            train_cube=tmp_path / "train.zarr",
-            test_cube=tmp_path / "test.zarr",
-        )
-
-    def interrupt(*args: Any) -> None:
-        record(*args)
-        raise KeyboardInterrupt
-
-    first = sampler()
-    first.plan()
-    record = multiproc_sampler._record
-    with monkeypatch.context() as patch:
-        patch.setattr(multiproc_sampler, "_record", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            sampler().run()
-    written = sampler().run()
-    assert written is not None
-    assert written.resumed > 0
-    assert first.run() is sampler().run() is None
-    keeping.BY = 2.0
-    with pytest.raises(StoreExistsError, match="another call"):
-        sampler().run()

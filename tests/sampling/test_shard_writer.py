@@ -32,10 +32,10 @@ def test_pieces_of_any_size_are_mixed_in_runs(
     order = order_of(n, cells, seed)
     whole = n // order.run
     expected = np.arange(n)
-    for run, place in enumerate(order.place):
+    for run, target in enumerate(order.target):
         for i in range(order.run):
-            expected[place * order.run + i] = run * order.run + i
-    np.testing.assert_array_equal(np.sort(order.place), np.arange(whole))
+            expected[target * order.run + i] = run * order.run + i
+    np.testing.assert_array_equal(np.sort(order.target), np.arange(whole))
     if seed is None:
         np.testing.assert_array_equal(expected, np.arange(n))
 
@@ -54,6 +54,6 @@ def test_runs_hold_a_few_kilobytes_and_at_most_64_samples() -> None:
     assert order_of(10_000, 1, 0).run == 64
     assert order_of(10_000, 256, 0).run == 4
     assert order_of(10_000, 100_000, 0).run == 1
-    mixed = order_of(10_000, 1, 0).place
+    mixed = order_of(10_000, 1, 0).target
     assert not np.array_equal(mixed, np.arange(len(mixed)))
-    assert not np.array_equal(mixed, order_of(10_000, 1, 1).place)
+    assert not np.array_equal(mixed, order_of(10_000, 1, 1).target)

@@ -1,4 +1,5 @@
-"""Whether this cube, callback and call are those of an earlier store.
+"""Tell whether a call is the one that made a store.
 
-`provenance` describes a call, `cube` and `callback` tell theirs apart.
+`provenance` describes a call; `cube` and `callback` each state and apply one rule for when theirs
+are the same.
 """

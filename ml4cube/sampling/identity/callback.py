@@ -1,43 +1,69 @@
-"""Is this callback the one of an earlier call? And a copy of it, as workers get one."""
+"""Tell whether a callback is the one of an earlier call, and copy it as a worker gets it.
+
+A callback is known by its source code, its defaults, the values that it closes over, and all of the
+user's functions and values that its source names; installed libraries count by name. Where it uses
+anything but functions, numbers, texts, paths, arrays and collections of these, the call warns and
+starts anew, unless the user gives a ``version``, which replaces all of this.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import copyreg
-import dis
+import ast
 import functools
 import hashlib
 import inspect
+import linecache
 import sys
 import sysconfig
 import types
+import uuid
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from ml4cube.core.errors import InvalidTypeError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.sampling.identity.cube import hash_of
+
+_SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Path()))
+_STDLIB = Path(sysconfig.get_path("stdlib"))
+
+
+class UnknownCallbackError(InvalidTypeError):
+    """Nothing tells whether a callback is the same as an earlier one."""
+
+
+def checked_identity(function: Callable[..., Any] | None, version: str | int | None) -> str | None:
+    """Identify a callback by its version or code; if neither tells, warn and make up a new id."""
+    if version is not None:
+        if function is None:
+            raise InvalidValueError(
+                f"version={version!r} is the version of callback=, which is not given"
+            )
+        if not isinstance(version, str | int) or isinstance(version, bool):
+            raise InvalidTypeError(f"version must be a number or a text, got {version!r}")
+        return f"version {version!r}"
+    if function is None:
+        return None
+    try:
+        return identity_of(function)
+    except UnknownCallbackError as error:
+        warnings.warn(
+            f"nothing tells whether the callback is that of an earlier call: {error}. So this call "
+            "starts anew: it resumes nothing and opens no store that exists. To allow both, give "
+            "version=, a number or text that you change with the callback",
+            UserWarning,
+            stacklevel=3,
+        )
+        return f"unknown {uuid.uuid4()}"
 
 
 def identity_of(function: Callable[..., Any]) -> str:
-    """Tell one callback from another, the same in every process."""
-    found = _hash(function)
-    return _BEFORE.get(found, found)
-
-
-@contextlib.contextmanager
-def staying_same(function: Callable[..., Any] | None) -> Iterator[None]:
-    """Let a callback work in this process, and stay the one it was before."""
-    if function is None:
-        yield
-        return
-    before = identity_of(function)
-    try:
-        yield
-    finally:
-        _BEFORE[_hash(function)] = before
+    """Hash a callback's source code and what it uses; the same in every process."""
+    return hashlib.sha256(_Description().of(function, "callback").encode()).hexdigest()
 
 
 def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,235 +72,165 @@ def copy_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
     try:
         copied: Callable[..., Any] = cloudpickle.loads(cloudpickle.dumps(function))
-    # whatever a value's own way to be pickled raises
+    # whatever pickling a value raises
     except Exception as error:
         raise InvalidTypeError(
-            f"callback={function!r} holds what other processes cannot get: {error}; locks, open "
-            "files and the like must be made inside the callback, when it is called"
+            f"callback={function!r} cannot be sent to other processes: {error}; create locks, "
+            "open files and the like inside the callback, when it is called"
         ) from error
     return copied
 
 
 def name_of(function: Callable[..., Any] | None) -> str | None:
-    """Say what a callback is called, so that samples tell that there was one."""
+    """Return the name of a callback, to be stored with the samples."""
     if function is None:
         return None
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
-# by the hash of a callback after its calls, the one before
-_BEFORE: dict[str, str] = {}
-# their pickles have pointers
-_KD_TREES = {("scipy.spatial._kdtree", "KDTree"), ("scipy.spatial._ckdtree", "cKDTree")}
-_SIMPLE = {type(None), str, bool, int, float, complex}
-# the last is there once an object of the class was pickled
-_OF_EVERY_CLASS = {"__dict__", "__weakref__", "__module__", "__firstlineno__", "__slotnames__"}
-_VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
-_OF_GLOBALS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-_STDLIB = Path(sysconfig.get_path("stdlib"))
-
-
-def _hash(function: Callable[..., Any]) -> str:
-    """Hash a callback as it is now."""
-    return hashlib.sha256(_Canonical().text(function).encode()).hexdigest()
-
-
-class _Canonical:
-    """Writes values as tuples and texts that are the same in every process."""
+class _Description:
+    """Describes values as texts that are the same in every process."""
 
     def __init__(self, seen: Mapping[int, tuple[int, Any]] | None = None) -> None:
-        # by id, with the value itself, so that no id is used again meanwhile
+        # number and value by id; holding the value keeps its id from being used again
         self._seen = dict(seen or {})
-        self._left: list[Any] = []
 
-    def text(self, function: Any) -> str:
-        """Describe a callback, and one after the other all that it leads to, however deep."""
-        told = [self.of(function)]
-        for value in self._left:  # grows meanwhile
-            told.append(self._described(value, whole=value is function))
-        return repr(told)
-
-    def of(self, value: Any) -> Any:
-        """Describe a value; what may lead to others, or to itself, by its number."""
-        # of exactly these classes; others may have attributes and methods of their own
-        if type(value) in _SIMPLE:
+    def of(self, value: Any, name: str) -> str:
+        """Describe a function or value; one that was described already by its number."""
+        kind = type(value)
+        if kind in _SIMPLE:
             return repr(value)
-        if type(value) is bytes:
-            return "bytes", hashlib.sha256(value).hexdigest()
-        if type(value) is tuple:
-            return "tuple", self._each(value)
-        if type(value) in (set, frozenset):
-            # each by itself, so that nothing depends on the order in which they come
-            return "set", sorted(_Canonical(self._seen).text(v) for v in value)
-        if isinstance(value, types.CodeType):
-            names = (value.co_names, value.co_varnames, value.co_freevars)
-            counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount)
-            called = (*counts, value.co_flags & _VARIADIC)
-            return "code", value.co_code, self._each(value.co_consts), names, called
-        if id(value) not in self._seen:
-            self._seen[id(value)] = (len(self._seen), value)
-            self._left.append(value)
-        return "number", self._seen[id(value)][0]
-
-    def _each(self, values: Iterable[Any]) -> tuple[Any, ...]:
-        return tuple(self.of(value) for value in values)
-
-    def _described(self, value: Any, whole: bool) -> Any:
-        """A function's closure and globals count too where it is the callback or not installed."""
+        if _is_installed(value):
+            return f"{value.__module__}.{value.__qualname__}"
+        if isinstance(value, types.ModuleType) and _is_library(value.__name__):
+            return value.__name__
+        if id(value) in self._seen:
+            return f"#{self._seen[id(value)][0]}"
+        self._seen[id(value)] = len(self._seen), value
+        if kind in (list, tuple):
+            return f"{kind.__name__} {[self.of(v, name) for v in value]}"
+        if kind is dict:
+            return f"dict {[(self.of(k, name), self.of(v, name)) for k, v in value.items()]}"
+        if kind in (set, frozenset):
+            # each on its own, because sets have another order in every process
+            return f"set {sorted(_Description(self._seen).of(v, name) for v in value)}"
+        if (kind is np.ndarray or isinstance(value, np.generic)) and not value.dtype.hasobject:
+            return hash_of(np.asarray(value))
+        if kind is functools.partial:
+            return f"partial {self.of((value.func, value.args, value.keywords), name)}"
         if isinstance(value, types.FunctionType):
-            return self._of_function(value, whole or not _installed(value))
-        if isinstance(value, type):
-            return self._of_class(value)
-        return "object", self._each((type(value), *_parts(value)))
+            return f"function {self._of_function(value)}"
+        raise UnknownCallbackError(
+            f"{name} is, or holds, an object of type {kind.__module__}.{kind.__qualname__}"
+        )
 
-    def _of_function(self, function: types.FunctionType, whole: bool) -> Any:
-        code = function.__code__
-        parts: list[Any] = [code, function.__defaults__, function.__kwdefaults__]
-        if whole:
-            cells = map(_content, function.__closure__ or ())
-            closure = dict(zip(code.co_freevars, cells, strict=True))
-            parts.append(_named(code, function.__globals__, closure))
-            parts.append({n: v for n, v in vars(function).items() if n != "__wrapped__"})
-        return "function", self._each(parts)
-
-    def _of_class(self, kind: type) -> Any:
-        if _installed(kind) or _is_compiled(_origin(kind.__module__)):
-            return "named", kind.__module__, kind.__qualname__
-        members = sorted((n, v) for n, v in vars(kind).items() if n not in _OF_EVERY_CLASS)
-        return "class", kind.__qualname__, self._each(kind.__bases__), self._each(members)
-
-
-def _parts(value: Any) -> tuple[Any, ...]:
-    """Take an object apart; its class tells the rest."""
-    kind = type(value)
-    if kind is list:
-        return tuple(value)
-    if kind is dict:
-        return tuple(value.items())
-    if isinstance(value, set | frozenset):
-        return frozenset(value), value.__getstate__()  # its pickle has them in any order
-    exact = kind in (np.ndarray, np.memmap) or isinstance(value, np.generic)
-    if exact and not value.dtype.hasobject:
-        return (hash_of(np.asarray(value)),)
-    if value is np.random.mtrand._rand:
-        return ("numpy.random",)  # seeded anew by each process
-    if kind is types.MappingProxyType:
-        return (dict(value),)
-    if kind.__module__ == "torch.storage":
-        return _parts_of_storage(value)
-    if (kind.__module__, kind.__name__) in _KD_TREES:
-        return value.data, value.indices, value.leafsize, value.boxsize
-    if isinstance(value, types.ModuleType):
-        return (value.__name__,)
-    if isinstance(value, types.MethodType):
-        return value.__self__, value.__func__
-    if isinstance(value, staticmethod | classmethod):
-        return (value.__func__,)
-    if isinstance(value, property):
-        return value.fget, value.fset, value.fdel
-    if isinstance(value, functools._lru_cache_wrapper):
-        return (value.__wrapped__,)
-    # the pickles of these differ between processes
-    if isinstance(value, types.GetSetDescriptorType):
-        return value.__objclass__, value.__name__
-    if isinstance(value, TypeVar):
-        return value.__name__, value.__bound__, value.__constraints__
-    return _reduced(value)
+    def _of_function(self, function: types.FunctionType) -> str:
+        name, code = function.__qualname__, function.__code__
+        source = _source_of(code, function.__globals__)
+        if source is None:
+            raise UnknownCallbackError(
+                f"the source code of {name} cannot be found, or has changed since it was imported"
+            )
+        for module in _imported(source):
+            if not _is_library(module):
+                raise UnknownCallbackError(f"{name} imports {module} when it is called")
+        loaded = {name for inner in _codes(code) for name in inner.co_names}
+        named = loaded & {node.id for node in ast.walk(source) if isinstance(node, ast.Name)}
+        attributes = {n: v for n, v in vars(function).items() if n != "__wrapped__"}
+        defaults = function.__defaults__, function.__kwdefaults__, attributes
+        used = _used(function, named, loaded)
+        values = [f"{n} {self.of(v, f'{n} in {name}')}" for n, v in sorted(used.items())]
+        return f"{ast.unparse(source)} {self.of(defaults, name)} {values}"
 
 
-def _parts_of_storage(storage: Any) -> tuple[Any, ...]:
-    """Take apart what holds a tensor's cells, whose pickle tells where they lie, too."""
-    torch = sys.modules["torch"]
-    # its public way to them warns
-    untyped = getattr(storage, "_untyped_storage", storage).cpu()
-    cells = torch.empty(0, dtype=torch.uint8).set_(untyped)
-    return str(getattr(storage, "dtype", None)), hash_of(cells.numpy())
-
-
-def _reduced(value: Any) -> tuple[Any, ...]:
-    """Take an object apart as to pickle it."""
-    reduce = copyreg.dispatch_table.get(type(value))
-    # whatever a value's own way to be pickled raises
-    with contextlib.suppress(Exception):
-        found = value.__reduce_ex__(4) if reduce is None else reduce(value)
-        if isinstance(found, tuple):  # and not the name of a global, in whatever module
-            return tuple(list(part) if isinstance(part, Iterator) else part for part in found)
-    return (_pickled(value),)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
-
-
-def _named(
-    code: types.CodeType, known: Mapping[str, Any], closure: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Find what names in code stand for: also attributes of modules of the user's."""
-    of_globals, names = _names(code)
-    found: dict[str, Any] = {}
-    modules: set[str] = set()
-    left = [("globals", known, of_globals), ("closure", closure, set(closure))]
-    for space, held, wanted in left:  # grows meanwhile
-        for name in sorted(wanted & set(held)):
-            value = found[f"{space}.{name}"] = held[name]
-            module = value.__name__ if isinstance(value, types.ModuleType) else None
-            if module is not None and module not in modules and not _is_library(module):
-                modules.add(module)
-                left.append((f"module {module}", vars(value), names))
+def _used(function: types.FunctionType, named: set[str], loaded: set[str]) -> dict[str, Any]:
+    """Find the values that a function closes over or names, also in modules of the user."""
+    found = dict(inspect.getclosurevars(function).nonlocals)
+    found |= {n: v for n, v in function.__globals__.items() if n in named}
+    modules: list[types.ModuleType] = []
+    left = list(found.items())
+    for name, value in left:  # grows meanwhile
+        if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
+            found.pop(name)
+            if value not in modules:
+                modules.append(value)
+                inside = {f"{value.__name__}.{n}": v for n, v in vars(value).items() if n in loaded}
+                found |= inside
+                left += inside.items()
     return found
 
 
-def _installed(value: Any) -> bool:
-    """Whether an installed library holds it under its name."""
+def _source_of(code: types.CodeType, known: dict[str, Any]) -> ast.AST | None:
+    """Find the source of a function without annotations; None if there are none or several."""
+    linecache.checkcache(code.co_filename)
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename, known)))
+        compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
+    except SyntaxError:
+        return None
+    # an edited file that was not imported again does not say what the function does
+    if sum(inner == code for inner in _codes(compiled)) != 1:
+        return None
+    definitions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.Lambda)
+        and getattr(node, "name", "<lambda>") == code.co_name
+        and code.co_firstlineno == min(n.lineno for n in (node, *_decorators(node)))
+    ]
+    if len(definitions) != 1:
+        return None
+    for node in ast.walk(definitions[0]):
+        for field in {"annotation", "returns"} & set(vars(node)):
+            setattr(node, field, ast.Constant(None))
+    return definitions[0]
+
+
+def _decorators(node: ast.AST) -> list[ast.expr]:
+    return node.decorator_list if isinstance(node, ast.FunctionDef) else []
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield a code object and those of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _imported(source: ast.AST) -> Iterable[str]:
+    for node in ast.walk(source):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def _is_installed(value: Any) -> bool:
+    """Return whether an installed library holds a value under its name."""
     module = getattr(value, "__module__", None)
-    if not isinstance(module, str) or not _is_library(module):
+    if not isinstance(module, str) or not isinstance(getattr(value, "__qualname__", None), str):
         return False
-    found: Any = sys.modules[module]
+    found: Any = sys.modules.get(module) if _is_library(module) else None
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is value
 
 
 def _is_library(module: str) -> bool:
-    """Whether a module is Python's own, installed or compiled, and not a script of the user's."""
-    origin = _origin(module)
-    if origin is None or module == "__main__":
+    """Return whether a module is Python's own or installed, and not one of the user's."""
+    top = module.partition(".")[0]
+    if not top or top == "__main__":
         return False
-    installed = {"site-packages", "dist-packages"} & set(origin.parts)
-    return _is_compiled(origin) or bool(installed) or _STDLIB in origin.parents
-
-
-def _is_compiled(origin: Path | None) -> bool:
-    return origin is not None and origin.suffix != ".py"
-
-
-def _origin(module: str) -> Path | None:
-    """File of a module; other words of one that Python has built in."""
-    spec = getattr(sys.modules.get(module), "__spec__", None)
-    return Path(spec.origin) if spec is not None and spec.origin else None
-
-
-def _pickled(value: Any) -> str | None:
-    """Hash the pickle of a value; None of one that has none, as a module of the user's may hold."""
-    import cloudpickle
-
+    if top == __name__.partition(".")[0]:
+        return True
     try:
-        return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
-    # whatever a value's own way to be pickled raises
-    except Exception:
-        return None
-
-
-def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Names of globals that code looks up, and all names in it: of attributes, too."""
-    of_globals = {i.argval for i in dis.get_instructions(code) if i.opname in _OF_GLOBALS}
-    names = set(code.co_names)
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            more_globals, more = _names(inner)
-            of_globals |= more_globals
-            names |= more
-    return of_globals, names
+        spec = find_spec(top)
+    except ValueError:  # made by hand
+        return False
+    if spec is None or spec.origin is None:
+        return False
+    if spec.origin in ("built-in", "frozen"):
+        return True
+    origin = Path(spec.origin)
+    return _STDLIB in origin.parents or bool({"site-packages", "dist-packages"} & set(origin.parts))

@@ -1,15 +1,19 @@
-"""Is this cube the one of an earlier call? Told, wherever possible, without reading its cells."""
+"""Tell whether a cube is the one of an earlier call.
+
+Cells in files are known by where these lie and, on this machine's disk, by the names, sizes and
+times of change of the files; what dask computes also by its name and all arrays in its graph; cells
+in memory by a hash. Where none of this tells, the cells are read once more and hashed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
-import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable
+import re
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,208 +27,67 @@ from ml4cube.sampling.request import Sampling
 
 logger = logging.getLogger(__name__)
 
-#: Tells where a file or folder is, and whether it has changed.
+#: Returns where a file or folder lies, and a hash that changes with its files.
 State = Callable[[str | Path], str]
 
-# Zarr stores around another one that change neither keys nor bytes.
-_PASSING_ON = {"CacheStore", "LatencyStore", "LoggingStore"}
-
-# Options of file systems by which a path means another file; none is a secret.
-_WHERE = (
-    "host",
-    "port",
-    "endpoint",
-    "endpoint_url",
-    "base_url",
-    "account_name",
-    "org",
-    "repo",
-    "sha",
-    "ref",
-)
-# Of the copies made to hash what is not contiguous.
+# Options of file systems that read others.
+_CHAINED = {"fo", "fs", "remote_protocol", "target_protocol"}
+# Options that differ from login to login.
+_SECRET = re.compile("key|secret|token|password|credential")
+# Largest copy made to hash an array that is not contiguous.
 _SLAB_BYTES = 2**21
 
 
 def identity_of_variable(variable: xr.Variable, state: State) -> str | None:
-    """Tell one variable from another without reading files."""
+    """Identify a variable without reading files; return None where only its cells tell."""
     from dask.base import is_dask_collection
 
-    data: Any = variable._data
-    if is_dask_collection(data):
-        file = file_behind(data)
-        told = (file is not None and _told(file, state)) or _computed(data, state)
-    else:
-        told = _told(variable.values if variable._in_memory else data, state)
-    return told and f"{variable.dims} {variable.dtype} {told}"
+    array = _array_behind(variable)
+    known = _of_dask(array, state) if is_dask_collection(array) else _of_array(array, state)
+    return known and f"{variable.dims} {variable.dtype} {known}"
 
 
-def _told(array: Any, state: State) -> str | None:
-    """Where the cells of an array are stored, and how they are indexed and decoded."""
+def _array_behind(variable: xr.Variable) -> Any:
+    """Return what holds the cells: numpy's array, xarray's view of a file or a dask array."""
+    if variable.chunks is not None:
+        file = file_behind(variable.data)
+        return variable.data if file is None else file
+    # xarray has no public test for this; `chunk` copies cells in memory, so try it on none of them
+    none = variable[(slice(0),) * variable.ndim]
+    if not variable.ndim or file_behind(none.chunk(name="none").data) is None:
+        return variable.values
+    return file_behind(variable.chunk(name="file").data)
+
+
+def _of_array(array: Any, state: State) -> str | None:
+    """Identify an array by where its cells lie, and how they are selected and decoded."""
     from dask.base import tokenize
     from zarr import Array
 
-    links = []
+    steps = []
     while hasattr(array, "array"):
         how = getattr(array, "key", None), getattr(array, "func", None)
-        links.append((type(array).__name__, *how))
+        steps.append((type(array).__name__, *how))
         array = array.array
-    stored = getattr(array, "_array", array)  # of xarray's ZarrArrayWrapper
+    place: str | None = None
     if isinstance(array, np.ndarray | pd.Index):
-        place: str | None = hash_of(np.asanyarray(array))
-    elif isinstance(stored, Array):
-        place = _place_in_zarr(stored, state)
-    else:
+        place = hash_of(np.asarray(array))
+    elif hasattr(array, "datastore"):
         place = _place_in_file(array, state)
-    return place and f"{tokenize(links)} {place}"
+    elif isinstance(stored := getattr(array, "get_array", lambda: array)(), Array):
+        place = _place_in_zarr(stored, state)
+    return place and f"{tokenize(steps)} {place}"
 
 
-def _place_in_zarr(stored: Any, state: State) -> str | None:
-    from zarr.storage import FsspecStore, LocalStore, WrapperStore, ZipStore
-
-    store, place = stored.store, None
-    while isinstance(store, WrapperStore):
-        if type(store).__name__ not in _PASSING_ON:
-            return None
-        store = store._store
-    session = getattr(store, "session", None)
-    snapshot = getattr(session, "snapshot_id", None)  # of Icechunk
-    if snapshot is not None:
-        place = None if _has_changes(session, stored.path) else f"icechunk {snapshot}"
-    elif isinstance(store, LocalStore):
-        place = state(store.root / stored.path)
-    elif isinstance(store, ZipStore):
-        place = state(store.path)
-    elif isinstance(store, FsspecStore):
-        inside = "/".join(filter(None, (store.path.rstrip("/"), stored.path)))
-        place = _place_on(store.fs, inside, state)
-    return place and f"zarr {place} {stored.path}"
-
-
-def _has_changes(session: Any, path: str) -> bool:
-    """Whether an array is another one in a session of Icechunk than in its snapshot."""
-    if not session.has_uncommitted_changes:
-        return False
-    diff = session.status()
-    arrays = diff.new_arrays | diff.updated_arrays | diff.deleted_arrays
-    return f"/{path}" in arrays | set(diff.updated_chunks)
-
-
-def _place_on(fs: Any, path: str, state: State) -> str | None:
-    """Where a file or folder of a file system is, and the state of files on this machine."""
-    from fsspec.archive import AbstractArchiveFileSystem
-    from fsspec.implementations.local import LocalFileSystem
-    from fsspec.implementations.memory import MemoryFileSystem
-    from fsspec.implementations.reference import ReferenceFileSystem
-
-    fs, path = _unwrapped(fs, path)
-    if isinstance(fs, LocalFileSystem):
-        return state(fs._strip_protocol(path))
-    if isinstance(fs, MemoryFileSystem):
-        return None
-    if isinstance(fs, ReferenceFileSystem):
-        return _place_in_references(fs, path, state)
-    if isinstance(fs, AbstractArchiveFileSystem):
-        archive = getattr(fs, "of", fs.fo)
-        if not hasattr(archive, "fs"):  # bytes in memory
-            return None
-        place = _place_on(archive.fs, archive.path, state)
-        return place and f"{place} {path}"
-    return f"{type(fs).__name__} {_where(fs)} {path}"
-
-
-def _place_in_references(fs: Any, path: str, state: State) -> str | None:
-    """The references of an array, and the files that they point to."""
-    from fsspec.core import split_protocol
-    from fsspec.implementations.local import LocalFileSystem
-    from fsspec.implementations.reference import LazyReferenceMapper
-
-    if isinstance(fs.references, LazyReferenceMapper):
-        # those to files on this machine would be found by reading all of them
-        targets = [_unwrapped(target, "")[0] for target in fs.fss.values()]
-        if any(isinstance(target, LocalFileSystem) for target in targets):
-            return None
-        place = _place_on(fs.references.fs, fs.references.root, state)
-        return place and f"{place} {[_where(target) for target in targets]} {path}"
-    digest, urls = hashlib.sha256(), set()
-    folder = path.strip("/") and f"{path.strip('/')}/"
-    for key in sorted(key for key in fs.references if key.startswith(folder)):
-        reference = fs.references[key]
-        digest.update(repr((key, reference)).encode())
-        if isinstance(reference, list | tuple):
-            urls.add(reference[0] or fs.target)
-    for protocol, inside in itertools.groupby(sorted(urls), lambda url: split_protocol(url)[0]):
-        target = fs.fss.get(protocol)
-        if target is None:
-            return None
-        # only files on this machine have a state; of many others, each would cost the same again
-        if isinstance(_unwrapped(target, "")[0], LocalFileSystem):
-            places = [_place_on(target, url, state) for url in inside]
-        else:
-            places = [_place_on(target, "", state), *inside]
-        if None in places:
-            return None
-        digest.update(repr(places).encode())
-    return f"references {digest.hexdigest()}"
-
-
-def _where(fs: Any) -> dict[str, Any]:
-    """What besides a path tells where a file is, such as the host."""
-    names = inspect.signature(fs.__init__).parameters
-    options = dict(zip(names, fs.storage_args, strict=False)) | fs.storage_options
-    # which may be part of a connection string
-    where = {"account_name": getattr(fs, "account_name", None)}
-    if "s3" in fs.protocol:
-        # botocore's order
-        url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        where["endpoint_url"] = url
-    for given in (options.get("client_kwargs") or {}, options):
-        where |= {name: given[name] for name in _WHERE if given.get(name) is not None}
-    return where
-
-
-def _unwrapped(fs: Any, path: Any) -> tuple[Any, Any]:
-    """Find the file system that others only pass on, and the path in it."""
-    from fsspec.implementations.cached import CachingFileSystem
-    from fsspec.implementations.dirfs import DirFileSystem
-
-    while True:
-        if (inner := getattr(fs, "sync_fs", None)) is not None:
-            fs = inner  # of zarr, around those that are not asynchronous
-        elif isinstance(fs, DirFileSystem):
-            fs, path = fs.fs, fs._join(path)
-        elif isinstance(fs, CachingFileSystem):
-            fs = fs.fs
-        else:
-            return fs, path
-
-
-def _place_in_file(array: Any, state: State) -> str | None:
-    """Variable, group and path of what xarray opened by netCDF4, h5netcdf or scipy."""
-    from fsspec.implementations.local import LocalFileSystem
-
-    datastore = getattr(array, "datastore", None)
-    path, *_ = getattr(getattr(datastore, "_manager", None), "_args", None) or [None]
-    if isinstance(getattr(path, "fs", None), LocalFileSystem):  # a file that fsspec has opened
-        path = path.path
-    if isinstance(path, str) and "://" in path:
-        place = path
-    elif isinstance(path, str) and os.path.exists(path):
-        place = state(path)
-    else:
-        return None
-    return f"file {place} {getattr(datastore, '_group', None)} {array.variable_name}"
-
-
-def _computed(array: Any, state: State) -> str | None:
-    """What dask calls an array, a hash of how it is made, and all arrays that its graph holds."""
-    # The name does not tell whether these changed. Pickling finds them, however deep they are.
+def _of_dask(array: Any, state: State) -> str | None:
+    """Identify a dask array by its name, and by all arrays that its graph holds."""
+    # the name does not change with the files; pickling finds arrays, however deep they are
     import cloudpickle
     from xarray.core.indexing import ExplicitlyIndexed
     from zarr import Array
 
-    # by id, with the value itself, so that no id is used again meanwhile
-    found: dict[int, tuple[str | None, Any]] = {}
+    # by id, with the array itself, so that no id is used again meanwhile
+    found: dict[int, tuple[str, Any]] = {}
 
     class Finder(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> str | None:
@@ -233,10 +96,10 @@ def _computed(array: Any, state: State) -> str | None:
             if not isinstance(value, ExplicitlyIndexed | np.ndarray | Array):
                 return None
             if id(value) not in found:
-                told = _told(value, state)
-                if told is None:
+                known = _of_array(value, state)
+                if known is None:
                     raise LookupError(value)
-                found[id(value)] = told, value
+                found[id(value)] = known, value
             return found[id(value)][0]
 
     with open(os.devnull, "wb") as nowhere:
@@ -244,17 +107,78 @@ def _computed(array: Any, state: State) -> str | None:
         try:
             for _, layer in sorted(array.dask.layers.items()):
                 finder.dump(layer)
-        # of cells that may be anywhere, or whatever a value's own way to be pickled raises
+        # an array that is not known, or whatever pickling a value of the graph raises
         except Exception:
             return None
-    held = hashlib.sha256("".join(str(told) for told, _ in found.values()).encode())
+    held = hashlib.sha256("".join(known for known, _ in found.values()).encode())
     return f"dask {array.name} {held.hexdigest()}"
+
+
+def _place_in_zarr(stored: Any, state: State) -> str | None:
+    from zarr.storage import FsspecStore, LocalStore, ZipStore
+
+    store, place = stored.store, None
+    if isinstance(store, LocalStore):
+        place = state(store.root / stored.path)
+    elif isinstance(store, ZipStore):
+        place = state(store.path)
+    elif isinstance(store, FsspecStore):
+        inside = "/".join(filter(None, (store.path.rstrip("/"), stored.path)))
+        place = _place_in_file_system(store.fs, inside, state)
+    elif snapshot := getattr(getattr(store, "session", None), "snapshot_id", None):
+        # of Icechunk
+        place = None if _is_changed(store.session, stored.path) else f"icechunk {snapshot}"
+    return place and f"zarr {place} {stored.path}"
+
+
+def _is_changed(session: Any, path: str) -> bool:
+    """Return whether an array in an Icechunk session differs from that in its snapshot."""
+    if not session.has_uncommitted_changes:
+        return False
+    diff = session.status()
+    arrays = diff.new_arrays | diff.updated_arrays | diff.deleted_arrays
+    return f"/{path}" in arrays | set(diff.updated_chunks)
+
+
+def _place_in_file_system(fs: Any, path: str, state: State) -> str | None:
+    """Describe a path behind a URL; None in memory and where one file system reads another."""
+    from fsspec.implementations.local import LocalFileSystem
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    fs = getattr(fs, "sync_fs", fs)  # zarr wraps those that are not asynchronous
+    if isinstance(fs, LocalFileSystem):
+        return state(path)
+    if isinstance(fs, MemoryFileSystem) or fs.storage_args or _CHAINED & set(fs.storage_options):
+        return None
+    options = {k: v for k, v in fs.storage_options.items() if not _SECRET.search(k)}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    try:
+        where = json.dumps([options, endpoint], sort_keys=True)
+    except TypeError:  # an open connection or the like
+        return None
+    return f"{type(fs).__name__} {where} {path}"
+
+
+def _place_in_file(array: Any, state: State) -> str | None:
+    """Describe file, group and variable of what netCDF4, h5netcdf or scipy has opened."""
+    group = file = array.datastore.ds
+    while getattr(file, "parent", None) is not None:
+        file = file.parent
+    path = file.filepath() if hasattr(file, "filepath") else getattr(file, "filename", None)
+    if not isinstance(path, str):
+        return None
+    if "://" not in path:
+        if not os.path.exists(path):
+            return None
+        path = state(path)
+    inside = getattr(group, "path", None) or getattr(group, "name", None)
+    return f"file {path} {inside} {array.variable_name}"
 
 
 def hash_cells(sampling: Sampling, name: str) -> str:
     """Hash the cells of a variable, block by block."""
     logger.info(
-        "variable %r is read once more: only its cells tell whether this cube is the one of an "
+        "reading variable %r once more: only its cells tell whether the cube is that of an "
         "earlier call",
         name,
     )
@@ -266,64 +190,49 @@ def hash_cells(sampling: Sampling, name: str) -> str:
 
 
 def state_of(source: str | Path, outputs: Collection[str]) -> str:
-    """Hash name, size and time of change of a source's files, so that a changed one is noticed."""
+    """Return a file's or folder's path, and a hash of its files' names, sizes and times."""
     root = os.path.realpath(source)
     digest = hashlib.sha256()
-    folders: list[Any] = [root]
-    while folders:
-        folder = folders.pop()
-        for entry in _entries(folder):
-            path = os.fspath(entry)
-            # that of a link that leads nowhere raises
-            if os.path.isdir(path) if entry.is_symlink() else entry.is_dir():
-                if path not in outputs and not _leads_back(entry):
-                    folders.append(path)
-                continue
-            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
-                # a link may lead nowhere
-                about = entry.stat() if os.path.exists(path) else os.lstat(path)
-                known = path[len(root) :], about.st_size, about.st_mtime_ns
-                digest.update(repr(known).encode())
+    for path in _files(root, outputs):
+        # it is gone since it was listed, or is a link to nothing
+        with contextlib.suppress(OSError):
+            about = os.stat(path)
+            known = path[len(root) :], about.st_size, about.st_mtime_ns
+            digest.update(repr(known).encode())
     return f"{root} {digest.hexdigest()}"
 
 
-def _entries(folder: str) -> list[Any]:
-    """What is in a folder, or the file itself; nothing if it is gone."""
-    with contextlib.suppress(FileNotFoundError):
-        found: Iterable[Any] = os.scandir(folder) if os.path.isdir(folder) else [Path(folder)]
-        return sorted(found, key=lambda entry: entry.name)
-    return []
+def _files(root: str, outputs: Collection[str]) -> Iterator[str]:
+    """List the files in a folder, but not those in `outputs`; or the file itself."""
+    if not os.path.isdir(root):
+        yield root
+        return
+    for folder, folders, files in os.walk(root, onerror=_refuse_unreadable, followlinks=True):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if (path := os.path.join(folder, name)) not in outputs
+            # a link to a folder that it lies in has no end
+            and not (os.path.islink(path) and path.startswith(os.path.realpath(path) + os.sep))
+        )
+        yield from (os.path.join(folder, name) for name in sorted(files))
 
 
-def _leads_back(entry: Any) -> bool:
-    """Whether a folder is a link to one that it lies in."""
-    if not entry.is_symlink():
-        return False
-    path: str = os.fspath(entry)
-    real = os.path.realpath(path)
-    return path.startswith(os.path.join(real, ""))
+def _refuse_unreadable(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):  # gone since it was listed
+        raise error
 
 
 def hash_of(values: np.ndarray[Any, Any]) -> str:
-    """Hash an array: its dtype, shape, values and, where it has one, mask."""
-    digest = hashlib.sha256()
-    if values.dtype.names and values.dtype.hasobject:
-        for name in values.dtype.names:
-            digest.update(hash_of(values[name]).encode())
-    elif values.dtype.kind in "OT":
+    """Hash an array: its dtype, shape and values."""
+    digest: Any = hashlib.sha256()
+    if values.dtype.kind in "OT":
         texts = [f"{v} {getattr(v, 'calendar', '')}" for v in values.ravel()]
         digest.update(json.dumps(texts).encode())
     else:
-        _add(digest, np.asarray(values))
-    if np.ma.isMaskedArray(values):
-        _add(digest, np.ma.getmaskarray(values))
+        rows = np.atleast_1d(values)
+        step = max(1, len(rows) * _SLAB_BYTES // max(1, rows.nbytes))
+        for start in range(0, len(rows), step):
+            slab = np.ascontiguousarray(rows[start : start + step])
+            digest.update(slab.reshape(-1).view(np.uint8))
     return f"{values.dtype} {values.shape} {digest.hexdigest()}"
-
-
-def _add(digest: Any, values: np.ndarray[Any, Any]) -> None:
-    """Hash the bytes of an array as `tobytes` has them, without a copy of it all."""
-    rows = np.atleast_1d(values)
-    step = max(1, len(rows) * _SLAB_BYTES // max(1, rows.nbytes))
-    for start in range(0, len(rows), step):
-        slab = np.ascontiguousarray(rows[start : start + step])
-        digest.update(slab.reshape(-1).view(np.uint8))

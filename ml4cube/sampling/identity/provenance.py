@@ -1,4 +1,8 @@
-"""Where samples come from: what is written into a store, and what makes two calls the same."""
+"""Describe where samples come from, for the store, and tell whether two calls are the same.
+
+Two calls are the same if they would write the same bytes: equal settings, sample spec, split,
+cube (see `cube`), callback (see `callback`) and versions of the libraries that decide about bytes.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +30,20 @@ from ml4cube.sampling.identity.cube import (
 from ml4cube.sampling.request import Sampling, jsonable
 from ml4cube.store.format import FORMAT
 
-# Longer values are told apart by a hash, and so many names of a kind are told.
-_SHORT, _HASHED, _NAMES_TOLD = 60, "sha256 ", 4
-# What fields of a spec are called where users give them.
+# Longer values are stored as a hash; a refusal names at most so many differences of a kind.
+_SHORT, _HASHED, _MOST_NAMED = 60, "sha256 ", 4
+# Arguments behind fields of a spec.
 _ARGUMENTS = {"size": "sample_size", "targets": "to_pred"}
 _LIBRARIES = ("numpy", "xarray", "zarr", "numcodecs")
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries that decide about a store's bytes."""
+    """Return the versions of the libraries that decide about a store's bytes."""
     return {"ml4cube": ml4cube.__version__, **{name: version(name) for name in _LIBRARIES}}
 
 
 def provenance(sampling: Sampling, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe where samples come from; nothing that differs between equal runs."""
+    """Describe where samples come from, the same for equal runs."""
     ds = sampling.ds
     names = sampling.spec.variables
     return {
@@ -70,12 +74,12 @@ def _source_path(ds: xr.Dataset) -> str | None:
 
 @dataclass(frozen=True)
 class Call:
-    """What decides about the bytes of stores, part by part; make one with `Call.of`."""
+    """All that decides about the bytes of stores. Make one with `Call.of`."""
 
     # Hash of all of it: the same for the same call on the same cube.
     id: str
-    # By kind ("settings", "spec", "split", "source", "callback", "versions", and what follows from
-    # these, "derived") and name: a JSON value, or a hash of a long one.
+    # A JSON value, or the hash of a long one, by name and kind: "settings", "spec", "split",
+    # "source", "callback", "versions" and "derived", which follows from the others.
     parts: Mapping[str, Mapping[str, Any]]
 
     @classmethod
@@ -86,7 +90,7 @@ class Call:
         callback: str | None = None,
         outputs: Iterable[Path] = (),
     ) -> Call:
-        """Look at a call."""
+        """Collect what decides about the bytes of a call."""
         extractor, ds = sampling.extractor, sampling.ds
         own = {os.path.realpath(folder) for folder in outputs}
         state = functools.cache(functools.partial(state_of, outputs=own))
@@ -111,7 +115,7 @@ class Call:
             "spec": spec,
             "split": {"blocks": blocks, **plan},
             "source": source,
-            "callback": {"code, or what it uses": callback},
+            "callback": {"code, values or version": callback},
             "versions": {"format of stores": FORMAT, **versions()},
             "derived": {
                 "labels": [made, _identity(sampling, extractor.label, state)],
@@ -124,52 +128,50 @@ class Call:
         return cls(hashlib.sha256(text.encode()).hexdigest(), short)
 
     def unlike(self, found: Mapping[str, Any]) -> str:
-        """Say what differs from the call that made a store."""
-        before = found.get("call_parts")
-        if not before:
-            return "what differs is not known: a version before this one made it"
-        told = [
-            f"{kind}: {', '.join(names)}"
+        """Name what differs from the call that made a store."""
+        before = found.get("call_parts", {})
+        differing = {
+            kind: f"{kind}: {', '.join(names)}"
             for kind in self.parts
             if (names := _differing(before.get(kind, {}), self.parts[kind]))
-        ]
-        # these follow from the others, unless they are all there is
-        first = [text for text in told if not text.startswith("derived")]
-        text = "; ".join(first or told)
-        loaded = " (cells of a file opened lazily and loaded since count as others: open it anew)"
+        }
+        if len(differing) > 1:
+            differing.pop("derived", None)
+        text = "; ".join(differing.values())
+        loaded = " (a file that was opened lazily and loaded since counts as another: open it anew)"
         return text + (loaded if "cells of" in text else "")
 
 
 def _short(value: Any) -> Any:
-    """A JSON value, or the hash of a long one."""
+    """Return a JSON value, or the hash of a long one."""
     text = json.dumps(value, sort_keys=True)
     hashed = f"{_HASHED}{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return json.loads(text) if len(text) <= _SHORT else hashed
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Names under which two calls differ."""
-    told = []
-    for name in (*now, *(name for name in before if name not in now)):
+    """Name the values in which two calls differ."""
+    named = []
+    for name in dict.fromkeys((*now, *before)):
         old, new = before.get(name), now.get(name)
         if old == new:
             continue
-        known = not any(str(value).startswith(_HASHED) for value in (old, new))
-        told.append(f"{name} was {old!r} and is {new!r}" if known else name)
-    rest = len(told) - _NAMES_TOLD
-    return told[:_NAMES_TOLD] + ([f"{rest} more"] if rest > 0 else [])
+        hashed = any(str(value).startswith(_HASHED) for value in (old, new))
+        named.append(name if hashed else f"{name} was {old!r} and is {new!r}")
+    rest = len(named) - _MOST_NAMED
+    return named[:_MOST_NAMED] + ([f"{rest} more"] if rest > 0 else [])
 
 
 def _identity(sampling: Sampling, name: str, state: State) -> str:
-    """Tell a variable from another one, by its cells where nothing else does."""
+    """Identify a variable, by its cells where nothing else tells."""
     variable = sampling.ds.variables[name]
     try:
-        told = identity_of_variable(variable, state)
-        if told is None and not variable.dims:
-            told = hash_of(variable.values)
+        known = identity_of_variable(variable, state)
+        if known is None and not variable.dims:
+            known = hash_of(variable.values)
     except OSError as error:
         raise StoreError(
-            f"variable {name!r} cannot be looked at to tell whether the cube has changed: {error}; "
-            "the source is damaged or out of reach, mend it and run again"
+            f"cannot tell whether variable {name!r} has changed: {error}; the source is damaged or "
+            "out of reach, repair it and run again"
         ) from error
-    return told or hash_cells(sampling, name)
+    return known or hash_cells(sampling, name)
