@@ -126,7 +126,8 @@ def _check_one_turn(dim: str, columns: int, view: CubeView) -> None:
 
 def resolve_buffer(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Reach, ...]:
     """Return which cells are within the buffer of one another, by the cube's coordinates."""
-    return tuple(_resolve(dim, value, dim in cyclic, view) for dim, value in buffer)
+    by_dim = _one_sphere(dict(buffer), view)  # a recipe may be written by hand
+    return tuple(_resolve(dim, value, dim in cyclic, view) for dim, value in by_dim.items())
 
 
 def _one_sphere(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:

@@ -181,9 +181,9 @@ def test_maps_too_large_for_a_recipe_are_refused(monkeypatch):
 
 
 BAD = [
-    ({"test": ["tundra"]}, InvalidValueError, "test names region 'tundra', 'biome' has bog, fen"),
+    ({"test": ["tundra"]}, InvalidValueError, "test: unknown region 'tundra'; 'biome' has bog, fen"),
     ({"test": "fen", "val": "tundra"}, InvalidValueError, "val: unknown region 'tundra'"),
-    ({"test": "fen", "val": ["fen"]}, InvalidValueError, "'fen' is named twice"),
+    ({"test": "fen", "val": ["fen"]}, InvalidValueError, "'fen' must be named once"),
     ({"test": []}, EmptyPartError, "must name at least one region"),
     ({"test": "fen", "split": 0.7}, InvalidValueError, "pass only one of split=0.7"),
     ({"test": "fen", "val": 0.1}, InvalidValueError, "got the fraction 0.1"),

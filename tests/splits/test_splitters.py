@@ -258,7 +258,7 @@ def test_forward_chaining_never_sees_the_future(kind, steps, n_splits, gap, know
     n = times.size
     cube = xr.Dataset({"t": (("time", "x"), np.arange(2.0 * n).reshape(n, 2))}, {"time": times})
     X = pd.DataFrame({"t": cube["t"].values.ravel(), "time": np.repeat(times, 2)})
-    X = X.set_index("time") if known == "index" else X
+    X = {"index": X.set_index("time"), "column": X, "cube": X[["t"]]}[known]
     folds = ForwardChaining(n_splits, gap, cube=cube if known == "cube" else None)
     days = np.cumsum(steps)[:: -1 if kind == "descending" else 1]
     if np.unique(days).size < n_splits + 1:
