@@ -31,10 +31,9 @@ from ml4cube.sampling.counting import Schema
 from ml4cube.sampling.extractor import Axis, BlockChoice, Callback, Extractor, tiling
 from ml4cube.sampling.rescaling import given_statistics, needed, scaling_of
 from ml4cube.splits import assign_block_split
-from ml4cube.splits.assign import label_lookup
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.label import read_recipe
+from ml4cube.splits.label import label_lookup, read_recipe
 from ml4cube.store.format import AXES, MANIFEST
 
 logger = logging.getLogger(__name__)

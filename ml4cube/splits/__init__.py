@@ -1,4 +1,10 @@
-"""Splits: a cube gets a `split` label that says which cell trains and which one tests."""
+"""Splits: add a `split` label to a cube, with train, validation and test cells, and check it.
+
+Read `assign` and `regions` first, which make labels, then `label`, which adds them to a cube with
+their recipe. `cube`, `buffers`, `strata` and `validity` parse arguments; `block_sizes` and `ranges`
+choose blocks. `folds/` has the splitters for scikit-learn, `leakage/` the leakage report, and
+`arrays` turns a labelled cube into X and y.
+"""
 
 from ml4cube.splits.arrays import create_split as create_split
 from ml4cube.splits.assign import assign_block_split as assign_block_split

@@ -1,4 +1,4 @@
-"""What a split needs to know of a cube: its dims, chunks, and which dim is time or longitude."""
+"""CubeView: the dims, chunks, times and longitudes of a cube; reads no data."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ml4cube.cube.coordinates import TIME_NAMES, dates_along, find_time_dim, rol
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims, cube_variables
 
-# Degrees that are places on the globe: a longitude may be counted once more around.
+# Longitudes up to two turns are accepted.
 _MOST_LON = 720.0
 
-# Cells of an array in memory that are looked at together, and of a chunk of a larger one.
+# Cells of an array in memory that are processed at once, and cells per chunk of a larger one.
 _CELLS_IN_MEMORY, _CELLS_IN_CHUNK = 1 << 24, 1 << 21
 
-# Labels, of one byte, that are made together where a cube was opened without dask.
+# Labels (one byte each) that are made at once for a cube opened without dask.
 _LABELS_AT_ONCE = 1 << 24
 
 
@@ -36,13 +36,13 @@ class CubeView:
     ds: xr.Dataset
     # Dims of its largest data variable, in that variable's order.
     dims: tuple[str, ...]
-    # Chunks for a label along every dim: those of dask, or several of the file's together where a
-    # large cube was opened without dask; None for other cubes.
+    # Chunks for a label along every dim: dask's, or several file chunks together for a large cube
+    # opened without dask; None for other cubes.
     chunks: dict[str, tuple[int, ...]] | None
 
     @classmethod
     def of(cls, cube: xr.Dataset | xr.DataArray) -> CubeView:
-        """Look at a cube."""
+        """Make a view of a cube."""
         ds = as_dataset(cube)
         dims = cube_dims(ds)
         if empty := [dim for dim in dims if ds.sizes[dim] == 0]:
@@ -53,16 +53,16 @@ class CubeView:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Cells along each dim, in cube order."""
+        """Number of cells along each dim, in the cube's order."""
         return {dim: self.ds.sizes[dim] for dim in self.dims}
 
     @property
     def canonical(self) -> dict[str, int]:
-        """Cells along each dim, sorted by name."""
+        """Number of cells along each dim, sorted by name."""
         return {dim: self.ds.sizes[dim] for dim in sorted(self.dims)}
 
     def axis_of(self, kind: str) -> xr.DataArray | None:
-        """The 1-D coordinate that is "time", "lat" or "lon", or None."""
+        """Return the 1-D coordinate of a kind ("time", "lat" or "lon"), or None."""
         coords = self.ds.coords.values()
         if kind == "time":
             dim = find_time_dim(coords, self.dims)
@@ -80,11 +80,11 @@ class CubeView:
         return xr.DataArray(degrees, dims=found[0].dims, name=found[0].name)
 
     def own(self, dim: str) -> xr.DataArray | None:
-        """The coordinate that is called like a dim, or None."""
+        """Return the coordinate with the name of a dim, or None."""
         return self.ds.coords[dim] if dim in self.ds.coords else None  # noqa: SIM401
 
     def steps_of(self, dim: str) -> xr.DataArray | None:
-        """The coordinate that says in which order the steps along a dim come."""
+        """Return the coordinate that orders the steps along a dim, or None."""
         own = self.own(dim)
         dates: xr.DataArray | None = dates_along(self.ds.coords.values(), dim)
         if dates is None or (own is not None and (self.has_times(dim) or dates.isnull().any())):
@@ -92,23 +92,26 @@ class CubeView:
         return dates
 
     def time_dim(self, argument: str) -> str:
-        """Name of the time dim."""
+        """Return the name of the time dim, which `argument` needs."""
         found = time_dims(list(self.ds.coords.values()), self.dims)
         if len(found) == 1:
             return found[0]
-        if found:
-            raise InvalidValueError(
-                f"{'this' if argument == 'dim' else argument} needs a time dim, {found} may be it; "
-                f"name the one, as in {f'dim={found[0]!r}' if argument == 'dim' else {found[0]: 2}}"
-            )
-        how = f"dim={self.dims[0]!r}" if argument == "dim" else f"{{{self.dims[0]!r}: 2}}"
+        dim = (found or self.dims)[0]
+        example = f"dim={dim!r}" if argument == "dim" else f"{argument}={{{dim!r}: 2}}"
+        several = f", and {found} may all be it" if found else ""
         raise InvalidValueError(
-            f"{'this' if argument == 'dim' else argument} needs a time dim, the cube has "
-            f"{self.dims}; name the dim, as in {how}"
+            f"cannot tell the time dim of the cube, which has dims {self.dims}{several}; name it, "
+            f"e.g. {example}"
         )
 
+    def check_time_dim(self, dim: str | None) -> str:
+        """Return the time dim that a user names, or find it."""
+        if dim is not None and dim not in self.dims:
+            raise InvalidValueError(f"unknown dim={dim!r}; the cube has dims {self.dims}")
+        return self.time_dim("dim") if dim is None else dim
+
     def is_forward(self, dim: str) -> bool:
-        """Whether positions along `dim` run forward in its coordinate."""
+        """Return whether the coordinate of `dim` ascends; refuse one in no order."""
         coord = self.steps_of(dim)
         if coord is None or coord.size < 2:
             return True
@@ -125,13 +128,12 @@ class CubeView:
         if (steps <= 0).all():
             return False
         raise InvalidValueError(
-            f"the values of {coord.name!r} are in no order; sort them with "
-            f"ds.sortby({coord.name!r}), or, if they say nothing of the order, leave them out with "
-            f"ds.drop_vars({coord.name!r})"
+            f"the values of {coord.name!r} must be sorted; use ds.sortby({coord.name!r}), or "
+            f"ds.drop_vars({coord.name!r}) if they do not give the order"
         )
 
     def moments(self, dim: str) -> NDArray[np.intp]:
-        """Place in time of each step along `dim`; steps of one time share a place."""
+        """Return the rank in time of each step along `dim`; equal times have equal ranks."""
         forward = self.is_forward(dim)
         coord = self.steps_of(dim)
         if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
@@ -140,16 +142,16 @@ class CubeView:
         return _ranks(coord)
 
     def has_times(self, dim: str) -> bool:
-        """Whether the steps along `dim` are those of time, by the dim's own coordinate."""
+        """Return whether the dim's own coordinate holds times."""
         own = self.own(dim)
         if own is None:
             return False
         return is_time(own) or (dim.lower() in TIME_NAMES and own.dtype.kind in "fiu")
 
     def repeated_times(self, dim: str) -> list[NDArray[np.intp]]:
-        """Steps of one time along `dim`, for each time that stands on the axis more than once."""
-        places = [axis.dims for kind in ("lat", "lon") if (axis := self.axis_of(kind)) is not None]
-        if not self.has_times(dim) or (dim,) in places:
+        """Return the steps of each time that occurs more than once along `dim`."""
+        along = [axis.dims for kind in ("lat", "lon") if (axis := self.axis_of(kind)) is not None]
+        if not self.has_times(dim) or (dim,) in along:
             return []
         rank = _ranks(self.ds.coords[dim])
         order = np.argsort(rank, kind="stable")
@@ -157,24 +159,24 @@ class CubeView:
         return [steps for steps in groups if steps.size > 1]
 
     def sphere(self, asked: object) -> tuple[xr.DataArray, xr.DataArray]:
-        """Latitude and longitude, 1-D along two dims of the cube."""
+        """Return latitude and longitude, each 1-D along a dim of its own."""
         lat, lon = self.axis_of("lat"), self.axis_of("lon")
         if lat is not None and lon is not None and lat.dims == lon.dims:
             raise InvalidValueError(
-                f"{asked!r} needs latitude and longitude along two dims, here both lie along "
+                f"{asked!r} needs latitude and longitude along two dims, but both lie along "
                 f"{lat.dims[0]!r} (stations, a track or a stacked grid); unstack a grid, or leave "
-                "out groups of places with assign_region_split"
+                "out groups of stations with assign_region_split"
             )
         if lat is None or lon is None:
             raise InvalidValueError(
-                f"{asked!r} needs 1-D latitude and longitude, not rotated, along two dims, the "
+                f"{asked!r} needs 1-D latitude and longitude, not rotated, along two dims, but the "
                 f"cube has the coordinates {sorted(map(str, self.ds.coords))}; give it in cells"
             )
-        check_places(asked, lat, lon)
+        check_degrees(asked, lat, lon)
         return lat, lon
 
     def lon_axis(self) -> xr.DataArray | None:
-        """The longitude that is an axis of a grid, or None."""
+        """Return the longitude that is an axis of a grid, or None."""
         lon = self.axis_of("lon")
         others = [
             coord.dims for kind in ("lat", "time") if (coord := self.axis_of(kind)) is not None
@@ -182,25 +184,25 @@ class CubeView:
         return None if lon is None or lon.dims in others else lon
 
     def lon_turn(self) -> tuple[str, int] | None:
-        """Find a longitude that goes all the way round."""
+        """Return the dim and the columns per turn of a longitude that spans the globe, or None."""
         coord = self.lon_axis()
         if coord is None or coord.size < 3:
             return None
         lon = coord.values
         if not (np.abs(lon) <= _MOST_LON).all():
             return None
-        # a turn may begin anywhere: from 175 to -180 is a step like any other
+        # longitudes may start anywhere: from 175 to -180 is an ordinary step
         step = (np.diff(lon) + 180) % 360 - 180
         if not np.allclose(step, step[0], rtol=1e-2, atol=1e-6) or step[0] == 0:
             return None
-        turns_over = (abs(step.sum()) - 360) / abs(step.mean())  # columns beyond the first's place
+        turns_over = (abs(step.sum()) - 360) / abs(step.mean())  # columns past a full turn
         if turns_over < -1.5:
             return None
         return str(coord.dims[0]), coord.size - max(math.floor(turns_over + 1.01), 0)
 
 
 def _ranks(coord: xr.DataArray) -> NDArray[np.intp]:
-    """Place of each value among the different values."""
+    """Return the rank of each value among the distinct values."""
     values = microseconds(coord) if is_time(coord) else coord.values
     return np.unique(values, return_inverse=True)[1].ravel()
 
@@ -208,7 +210,7 @@ def _ranks(coord: xr.DataArray) -> NDArray[np.intp]:
 def _chunks(
     dims: tuple[str, ...], ds: xr.Dataset, variables: list[xr.DataArray]
 ) -> dict[str, tuple[int, ...]] | None:
-    """Chunks for a label along every dim; None where it needs none."""
+    """Return chunks for a label along every dim, or None if it needs none."""
     known: dict[str, tuple[int, ...]] = {}
     for variable in variables:
         for dim, sizes in variable.chunksizes.items():
@@ -223,14 +225,14 @@ def _chunks(
     stored: dict[str, int] = {}
     for variable in lazy:
         stored = {**_stored_chunks(variable), **stored}
-    # labels are small: several chunks of the file make one of theirs, or there are too many
+    # labels are small, so a chunk of labels covers several chunks of the file
     of_file = tuple(min(stored.get(dim, n), n) for dim, n in zip(dims, shape, strict=True))
     whole = _whole_chunks(shape, of_file if stored else None, _LABELS_AT_ONCE)
     return dict(zip(dims, whole, strict=True))
 
 
 def _stored_chunks(variable: xr.DataArray) -> dict[str, int]:
-    """Size of the chunks of the file that a variable was opened from, where it has some."""
+    """Return the chunk sizes of the file that a variable was opened from."""
     return {
         str(name): int(size)
         for name, size in (variable.encoding.get("preferred_chunks") or {}).items()
@@ -241,7 +243,7 @@ def _stored_chunks(variable: xr.DataArray) -> dict[str, int]:
 def _whole_chunks(
     shape: tuple[int, ...], stored: tuple[int, ...] | None, cells: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Chunks of about so many cells, made of whole chunks of the file."""
+    """Return chunks of about `cells` cells that consist of whole chunks of the file."""
     sizes: tuple[tuple[int, ...], ...] = normalize_chunks(  # type: ignore[no-untyped-call]
         "auto", shape=shape, limit=cells, dtype=np.dtype(np.uint8), previous_chunks=stored
     )
@@ -249,7 +251,7 @@ def _whole_chunks(
 
 
 def in_chunks(array: xr.DataArray) -> xr.DataArray:
-    """Put an array without chunks into dask's hands, if it is large."""
+    """Return the array, chunked if it is large and has no chunks."""
     least = _CELLS_IN_MEMORY if array.variable._in_memory else _CELLS_IN_CHUNK
     if array.chunks is not None or array.size <= least:
         return array
@@ -259,36 +261,31 @@ def in_chunks(array: xr.DataArray) -> xr.DataArray:
     return array.chunk(dict(zip(array.dims, chunks, strict=True)))
 
 
-def check_places(asked: object, lat: xr.DataArray, lon: xr.DataArray) -> None:
-    """Refuse missing or impossible degrees, on which distances would be nonsense."""
-    _check_degrees(asked, lat, MOST_LAT)
-    _check_degrees(asked, lon, _MOST_LON)
-
-
-def _check_degrees(asked: object, coord: xr.DataArray, most: float) -> None:
-    values = coord.values
-    wrong = np.flatnonzero(~(np.abs(values) <= most))
-    if wrong.size:
-        shown = ", ".join(f"{values[i]:g} at {i}" for i in wrong[:3])
-        raise InvalidValueError(
-            f"{asked!r} needs degrees from {-most:.0f} to {most:.0f} in {coord.name!r}, found "
-            f"{wrong.size} others ({shown}); mend the coordinate, or measure in cells "
-            "(without it)"
-        )
+def check_degrees(asked: object, lat: xr.DataArray, lon: xr.DataArray) -> None:
+    """Refuse missing or impossible degrees, with which distances would be meaningless."""
+    for coord, most in ((lat, MOST_LAT), (lon, _MOST_LON)):
+        wrong = np.flatnonzero(~(np.abs(coord.values) <= most))
+        if wrong.size:
+            shown = ", ".join(f"{coord.values[i]:g} at {i}" for i in wrong[:3])
+            raise InvalidValueError(
+                f"{asked!r} needs degrees from {-most:.0f} to {most:.0f} in {coord.name!r}, got "
+                f"{wrong.size} others ({shown}); correct the coordinate, or drop it to measure in "
+                "cells"
+            )
 
 
 def is_kind(coord: xr.DataArray, kind: str) -> bool:
-    """Whether a coordinate is of times, latitudes or longitudes, by its values, name and units."""
+    """Return whether a coordinate holds times ("time"), latitudes ("lat") or longitudes ("lon")."""
     return role_of(coord) == {"lat": "latitude", "lon": "longitude"}.get(kind, kind)
 
 
 def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
-    """Microseconds since the first date, for any calendar."""
+    """Return microseconds since the first date, for any calendar."""
     values: Any = coord.values
     if coord.isnull().any():
         raise InvalidValueError(f"{coord.name!r} has missing dates; fill or drop them")
     if coord.dtype.kind == "M":
-        values = values.astype("datetime64[us]")  # differences of nanoseconds end at 292 years
+        values = values.astype("datetime64[us]")  # nanoseconds overflow after 292 years
         return np.asarray((values - values[0]).astype(np.int64))
     since = [
         d.days * 86_400_000_000 + d.seconds * 1_000_000 + d.microseconds for d in values - values[0]
@@ -297,5 +294,5 @@ def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
 
 
 def cube_positions(sizes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
-    """Positions of all cells along each dim."""
+    """Return the positions of all cells along each dim."""
     return {dim: np.arange(n, dtype=np.int64) for dim, n in sizes.items()}

@@ -1,9 +1,10 @@
-"""The label on a cube: made lazily from a plan, and made again from its recipe."""
+"""The `split` label of a cube: made lazily from a plan, and rebuilt from its recipe."""
 
 from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ import xarray as xr
 
 from ml4cube.core.distance.buffer import Reach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import (
     EXCLUDED,
     PARTS,
@@ -24,7 +26,8 @@ from ml4cube.core.split_plan import (
     label_box,
 )
 from ml4cube.cube.roles import NAME_ATTR, RECIPE_ATTR, is_label
-from ml4cube.splits.buffers import resolve_buffer
+from ml4cube.splits.block_sizes import SPLIT_SAMPLES, caller_level
+from ml4cube.splits.buffers import cut_dims, resolve_buffer
 from ml4cube.splits.cube import CubeView, cube_positions
 from ml4cube.splits.validity import slabs
 
@@ -33,28 +36,28 @@ RECIPE_FORMAT = 1
 
 
 def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split") -> xr.Dataset:
-    """Make a split label again from its recipe, on the same cube opened anew.
+    """Rebuild a split label from its recipe.
 
     Parameters
     ----------
     ds : Dataset or DataArray
         A cube with the dims and lengths of the one that was split, in any dim order and any
-        chunking; coordinates are needed where the buffer is a time or in kilometres.
+        chunking. Coordinates are needed if the buffer is a time or in kilometres.
     recipe : str or mapping
-        What stands in ``ds.split.attrs["ml4cube_split"]``, as JSON or as a dict.
+        The value of ``ds.split.attrs["ml4cube_split"]``, as JSON or as a dict.
     name : str
         Name of the label.
 
     Returns
     -------
     Dataset
-        The cube with the same label, bit for bit.
+        The cube with the same label, bitwise equal.
 
     Raises
     ------
     InvalidValueError
-        If the recipe is none of ours, or was made for a cube of another shape or with other
-        coordinates (turned round, shifted, other years).
+        If it is not a split recipe, or was made for a cube of another shape or with other
+        coordinates (reversed, shifted, other years).
 
     Examples
     --------
@@ -69,8 +72,8 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
     plan, made_by, recipe_ends = read_recipe(recipe)
     if plan.cube_shape != view.canonical:
         raise InvalidValueError(
-            f"the recipe is for a cube of {plan.cube_shape}, this one has "
-            f"{view.canonical}; select the same cells, or split anew"
+            f"the recipe is for a cube of {plan.cube_shape}, but this cube has "
+            f"{view.canonical}; select the same cells, or make a new split"
         )
     _check_ends(recipe_ends, view)
     reaches: tuple[Reach, ...] = ()
@@ -82,12 +85,13 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
 def with_label(
     view: CubeView, plan: SplitPlan | CellPlan, reaches: tuple[Reach, ...], name: str, made_by: str
 ) -> xr.Dataset:
-    """Add the label of a plan to its cube, lazily where the cube is chunked."""
+    """Add the label of a plan to its cube, lazily if the cube is chunked."""
+    _warn_of_overlapping_samples(view, plan)
     data: Any
     if view.chunks is None:
         positions = cube_positions(view.sizes)
         data = np.empty(tuple(view.sizes.values()), dtype=np.uint8)
-        for box in slabs(view.sizes):  # what a buffer needs on the way takes more than labels do
+        for box in slabs(view.sizes):  # a buffer needs more memory than the labels
             here = [positions[dim][box[dim]] for dim in view.dims]
             data[tuple(box.values())] = label_box(*here, dims=view.dims, plan=plan, reaches=reaches)
     else:
@@ -108,13 +112,29 @@ def with_label(
     return view.ds.assign({name: (view.dims, data, attrs)})
 
 
+def _warn_of_overlapping_samples(view: CubeView, plan: SplitPlan | CellPlan) -> None:
+    """Warn if samples of a store are split although their windows overlap in the cube."""
+    spec = view.ds.attrs.get("spec")
+    overlap = spec.get("overlap") if isinstance(spec, Mapping) else None
+    if SAMPLE_DIM not in view.dims or not overlap or not any(overlap):
+        return
+    if isinstance(plan, CellPlan) or SAMPLE_DIM in cut_dims(plan.grid):
+        cells = dict(zip(view.ds.attrs["spec"]["dims"], overlap, strict=True))
+        warnings.warn(
+            f"the samples are windows that overlap by {cells} cells, and are split by their order "
+            f"in the store. {SPLIT_SAMPLES}",
+            UserWarning,
+            stacklevel=caller_level(),
+        )
+
+
 def _lazy_labels(
     dims: tuple[str, ...],
     chunks: Mapping[Any, tuple[int, ...]],
     plan: SplitPlan | CellPlan,
     reaches: tuple[Reach, ...],
 ) -> Any:
-    """Labels as a dask array, whose name tells plan, reaches and chunks."""
+    """Return labels as a dask array; its name depends on plan, reaches and chunks."""
     positions = cube_positions({dim: sum(chunks[dim]) for dim in dims})
     arguments: list[Any] = []
     for axis, dim in enumerate(dims):
@@ -127,14 +147,14 @@ def _lazy_labels(
         dims=dims,
         plan=plan,
         reaches=reaches,
-        align_arrays=False,  # all are in the cube's chunks
+        align_arrays=False,  # all have the cube's chunks
         dtype=np.uint8,
         meta=np.empty((0,) * len(dims), dtype=np.uint8),
     )
 
 
 def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
-    """Return the function behind a lazy label, for those who look up box after box."""
+    """Return the function that computes a lazy label box by box, or None."""
     label = ds[name]
     made_as = str(getattr(label.variable._data, "name", ""))
     if not made_as.startswith("label_box-") or RECIPE_ATTR not in label.attrs:
@@ -147,9 +167,9 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     if isinstance(plan, SplitPlan):
         try:
             reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
-        except InvalidValueError:  # a coordinate that the buffer needs is gone
+        except InvalidValueError:  # a coordinate that the buffer needs was dropped
             return None
-    # dask names an array by what made it: another name may stand for other labels
+    # dask names an array by its inputs, so another name may mean other labels
     if _lazy_labels(view.dims, label.chunksizes, plan, reaches).name != made_as:
         return None
     return partial(label_box, dims=view.dims, plan=plan, reaches=reaches)
@@ -158,25 +178,27 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
 def check_name(name: str, view: CubeView) -> None:
     """Refuse a name that a label cannot have."""
     if not isinstance(name, str) or not name:
-        raise InvalidTypeError(f"name={name!r} is no name; give a string such as 'split'")
+        raise InvalidTypeError(f"name must be a string such as 'split', got {name!r}")
     if name in view.ds.dims or name in view.ds.coords:
-        raise InvalidValueError(f"name={name!r} is a dim or coordinate of the cube; choose another")
+        raise InvalidValueError(
+            f"name={name!r} is a dim or coordinate of the cube; choose another name"
+        )
     if name not in view.ds:
         return
     taken = view.ds[name]
     if not is_label(name, taken.dtype, taken.attrs):
         raise InvalidValueError(
-            f"name={name!r} is a variable of the cube and no split label; choose another"
+            f"name={name!r} is a variable of the cube, not a split label; choose another name"
         )
     if RECIPE_ATTR not in taken.attrs and taken.dtype.kind not in "biu":
         raise InvalidValueError(
-            f"{name!r} of the cube is of {taken.dtype} and was not made as a split label, whose "
-            f"place it would lose; rename it, as in ds.rename({name}='{name}_data')"
+            f"variable {name!r} of the cube has dtype {taken.dtype}, is not a split label, and "
+            f"would be overwritten; rename it, e.g. ds.rename({name}='{name}_data')"
         )
 
 
 def _ends(view: CubeView) -> dict[str, list[float | str]]:
-    """First and last coordinate of each dim that has one: whether a cube is the one split."""
+    """Return the first and last coordinate of each dim, which identify the cube."""
     found = {}
     for dim in view.canonical:
         if dim in view.ds.coords and view.ds.sizes[dim]:
@@ -188,7 +210,7 @@ def _ends(view: CubeView) -> dict[str, list[float | str]]:
 def _plain_value(value: Any) -> float | str:
     if isinstance(value, np.datetime64):
         return str(np.datetime_as_string(value, unit="s"))
-    if hasattr(value, "isoformat"):  # a date of any calendar, or one without an hour
+    if hasattr(value, "isoformat"):  # a date of any calendar, or one without hours
         seconds = {"timespec": "seconds"} if hasattr(value, "hour") else {}
         return str(value.isoformat(**seconds))
     if isinstance(value, np.timedelta64):
@@ -198,15 +220,15 @@ def _plain_value(value: Any) -> float | str:
 
 
 def _check_ends(ends: Mapping[str, Any], view: CubeView) -> None:
-    """Refuse a cube whose cells lie elsewhere, although it has as many."""
+    """Refuse a cube of the same shape with other coordinates."""
     here = _ends(view)
     for dim in sorted(set(ends) & set(here)):
         there, found = ends[dim], here[dim]
         if not _same_ends(there, found, view.ds.sizes[dim]):
             raise InvalidValueError(
-                f"the recipe is for a cube whose {dim!r} runs from {there[0]} to {there[1]}, this "
-                f"one's from {found[0]} to {found[1]}; sort and select the same cells, or split "
-                "anew"
+                f"the recipe is for a cube whose {dim!r} runs from {there[0]} to {there[1]}, but "
+                f"here it runs from {found[0]} to {found[1]}; sort and select the same cells, or "
+                "make a new split"
             )
 
 
@@ -215,8 +237,8 @@ def _same_ends(there: list[Any], found: list[Any], cells: int) -> bool:
         return there == found
     # a float32 coordinate may have become a float64
     step = abs(found[1] - found[0]) / max(cells - 1, 1)
-    room = max(1e-3 * step, 1e-6 * abs(found[0]), 1e-6 * abs(found[1]))
-    return all(abs(a - b) <= room for a, b in zip(there, found, strict=True))
+    tolerance = max(1e-3 * step, 1e-6 * abs(found[0]), 1e-6 * abs(found[1]))
+    return all(abs(a - b) <= tolerance for a, b in zip(there, found, strict=True))
 
 
 def read_recipe(
@@ -227,15 +249,15 @@ def read_recipe(
         try:
             recipe = json.loads(recipe)
         except json.JSONDecodeError as error:
-            raise InvalidValueError(f"the recipe is no JSON ({error}): {recipe!r:.80}") from None
+            raise InvalidValueError(f"recipe must be JSON, got {recipe!r:.80} ({error})") from None
     if not isinstance(recipe, Mapping) or not isinstance(recipe.get("plan"), Mapping):
         raise InvalidValueError(
-            f"recipe={recipe!r:.80} is no split recipe; take ds.split.attrs[{RECIPE_ATTR!r}]"
+            f"recipe must be ds.split.attrs[{RECIPE_ATTR!r}], got {recipe!r:.80}"
         )
     if recipe.get("format") != RECIPE_FORMAT:
         raise InvalidValueError(
-            f"the recipe has format {recipe.get('format')!r}, this version reads "
-            f"{RECIPE_FORMAT}; use the version of ml4cube that wrote it"
+            f"the recipe has format {recipe.get('format')!r}, but this version of ml4cube reads "
+            f"format {RECIPE_FORMAT}; use the version that wrote it"
         )
     kind = CellPlan if recipe["plan"].get("kind") == "cells" else SplitPlan
     plan = kind.from_json(json.dumps(recipe["plan"]))

@@ -1,4 +1,4 @@
-"""`stratify` as users write it -> how many cells of each class lie in each block."""
+"""Strata: parse `stratify`, and count the cells of each class in each block."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import check_decoded
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.tally import Tally, key_names, tally
 from ml4cube.splits.validity import Counts, on_cube, repeat_along_missing
+from ml4cube.splits.value_counts import ValueCounts, count_values, key_names
 
 StratifyLike = str | xr.DataArray | Mapping[str, int]
 
@@ -32,13 +32,13 @@ class Strata:
     # Valid cells by block and class.
     counts: Counts
     names: tuple[str, ...]
-    # What the user asked for, for the recipe.
-    said: str
+    # The request in words, for the recipe.
+    name: str
     # Valid cells by block, with and without a class; None if no mask was given.
     weights: Counts | None
 
     def warn_of_missing(self, labels: NDArray[np.uint8], stacklevel: int) -> None:
-        """Warn where a part holds no cell of a class, since too few blocks hold the class."""
+        """Warn of parts without cells of a class, because too few blocks hold it."""
         codes = {part: code for part, code in PARTS.items() if (labels == code).any()}
         lacking = []
         for name, cells in zip(self.names, self.counts.T, strict=True):
@@ -50,7 +50,7 @@ class Strata:
         if lacking:
             more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
             warnings.warn(
-                f"stratify={self.said!r}: too few blocks hold some classes to give every part one: "
+                f"stratify={self.name!r}: some classes lie in too few blocks to be in every part: "
                 f"{', '.join(lacking[:5])}{more}; use smaller blocks or fewer classes",
                 UserWarning,
                 stacklevel=stacklevel,
@@ -61,20 +61,20 @@ def class_counts(
     stratify: StratifyLike, view: CubeView, grid: Grid, mask: xr.DataArray | None
 ) -> Strata:
     """Count the cells of each class in each block, in one pass over the data."""
-    values, bins, said = _values(stratify, view)
+    values, bins, name = _values(stratify, view)
     if mask is not None:
         values, mask = xr.broadcast(values, mask)
-    found = tally(values, mask, grid, classes=bins is None)
+    found = count_values(values, mask, grid, classes=bins is None)
     if not found.key.size:
         raise InvalidValueError(
-            f"stratify={said!r}: no valid cell has a value; leave stratify out, or check the mask"
+            f"stratify={name!r}: no valid cell has a value; leave stratify out, or check the mask"
         )
     keys = np.unique(found.key)
     if bins is not None:
         label, names = _quantile_bins(found, keys, bins)
     elif _is_of_time(stratify, view):
         label = np.searchsorted(keys, found.key)
-        names = tuple(_SEASONS[key] if said == "season" else f"month {key}" for key in keys)
+        names = tuple(_SEASONS[key] if name == "season" else f"month {key}" for key in keys)
     else:
         label = np.searchsorted(keys, found.key)
         by_key = key_names(found, values.dtype)
@@ -84,70 +84,69 @@ def class_counts(
     weights = None
     if mask is not None:
         weights = counted.sum(axis=1)
-    return Strata(counted[:, :-1], names, said, weights)
+    return Strata(counted[:, :-1], names, name, weights)
 
 
 def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int | None, str]:
-    """Values to make classes of, the number of quantile bins if any, and what was asked."""
+    """Return the values to classify, the number of quantile bins if any, and a name."""
     bins: Any = None
     if isinstance(stratify, Mapping):
         if len(stratify) != 1:
             raise InvalidValueError(
-                f"stratify={dict(stratify)!r} has {len(stratify)} variables; give one, as in "
-                "{'t2m': 4} for four quantile bins"
+                f"stratify must have one variable, e.g. {{'t2m': 4}} for four quantile bins, got "
+                f"{dict(stratify)!r}"
             )
-        name, bins = next(iter(stratify.items()))
+        var, bins = next(iter(stratify.items()))
         if isinstance(bins, bool) or not isinstance(bins, int | np.integer):
             raise InvalidTypeError(
-                f"stratify={dict(stratify)!r}: {bins!r} is no number of quantile bins; give 2 or "
-                "more"
+                f"the number of quantile bins in stratify must be an integer, got {bins!r}"
             )
         if not 2 <= bins <= 100:
             raise InvalidValueError(
-                f"stratify={dict(stratify)!r}: give 2 to 100 quantile bins, found {bins}"
+                f"the number of quantile bins in stratify must be from 2 to 100, got {bins}"
             )
-        said, array = f"{bins} quantile bins of {name}", _variable(name, view)
+        name, array = f"{bins} quantile bins of {var}", _variable(var, view)
         if array.dtype.kind not in "biufmM":
             raise InvalidTypeError(
-                f"stratify={dict(stratify)!r}: {name!r} is of {array.dtype}, which has no "
-                f"quantiles; for its classes write stratify={name!r}"
+                f"{var!r} has no quantiles because it has dtype {array.dtype}; to use its classes, "
+                f"write stratify={var!r}"
             )
-        check_decoded(name, array.dtype, array.attrs)
+        check_decoded(var, array.dtype, array.attrs)
     elif isinstance(stratify, xr.DataArray):
-        said, array = str("regions" if stratify.name is None else stratify.name), stratify
+        name, array = str("regions" if stratify.name is None else stratify.name), stratify
     elif isinstance(stratify, str):
         if _is_of_time(stratify, view):
             return _of_time(stratify, view), None, stratify
-        said, array = stratify, _variable(stratify, view)
+        name, array = stratify, _variable(stratify, view)
     else:
         raise InvalidTypeError(
-            f"stratify is a {type(stratify).__name__}; give the name of a class variable, a "
-            "DataArray of classes, 'season', 'month', or {'t2m': 4} for quantile bins"
+            "stratify must be the name of a class variable, a DataArray of classes, 'season', "
+            f"'month', or {{'t2m': 4}} for quantile bins, got {type(stratify).__name__}"
         )
-    return on_cube(array, view, "stratify").rename(said), bins, said
+    return on_cube(array, view, "stratify").rename(name), bins, name
 
 
 def _is_of_time(stratify: StratifyLike, view: CubeView) -> bool:
-    """Whether the user means seasons or months of the dates, not a variable of that name."""
+    """Return whether `stratify` means seasons or months, not a variable of that name."""
     return isinstance(stratify, str) and stratify in ("season", "month") and stratify not in view.ds
 
 
 def _variable(name: Any, view: CubeView) -> xr.DataArray:
     if not isinstance(name, str) or name not in view.ds:
         raise InvalidValueError(
-            f"stratify names {name!r}, the cube has {list(view.ds.variables)}; name one of them, "
-            "'season' or 'month'"
+            f"stratify: unknown variable {name!r}; the cube has {list(view.ds.variables)}, and "
+            "'season' and 'month' are known too"
         )
     return view.ds[name]
 
 
 def _of_time(kind: str, view: CubeView) -> xr.DataArray:
-    """Month (1 to 12) or season (0 to 3) of each time step."""
+    """Return the month (1 to 12) or season (0 to 3) of each time step."""
     coord = view.axis_of("time")
     if coord is None or not is_time(coord):
         raise InvalidValueError(
-            f"stratify={kind!r} needs dates along a dim, the cube has {list(view.ds.coords)}; "
-            "decode the times (xarray.decode_cf)"
+            f"stratify={kind!r} needs dates along a dim, but the cube has the coordinates "
+            f"{list(view.ds.coords)}; decode the times (xarray.decode_cf)"
         )
     if coord.isnull().any():
         raise InvalidValueError(f"{coord.name!r} has missing dates; fill or drop them")
@@ -157,9 +156,9 @@ def _of_time(kind: str, view: CubeView) -> xr.DataArray:
 
 
 def _quantile_bins(
-    found: Tally, keys: NDArray[np.int64], bins: int
+    found: ValueCounts, keys: NDArray[np.int64], bins: int
 ) -> tuple[NDArray[np.intp], tuple[str, ...]]:
-    """Bin of each pair; a value lies in one bin, so many equal values make fewer bins."""
+    """Return the bin of each pair; equal values share a bin, so there may be fewer bins."""
     of_key = np.bincount(np.searchsorted(keys, found.key), found.count).astype(np.int64)
     before = np.cumsum(of_key) - of_key
     bin_of_key = np.minimum(before * bins // of_key.sum(), bins - 1)
@@ -169,9 +168,9 @@ def _quantile_bins(
 
 
 def _by_block(
-    found: Tally, label: NDArray[np.intp], classes: int, present: list[str], grid: Grid
+    found: ValueCounts, label: NDArray[np.intp], classes: int, present: list[str], grid: Grid
 ) -> Counts:
-    """Counts by block of the whole grid and class, with those without a class as last column."""
+    """Return counts by block and class; the last column counts cells without a class."""
     shape = [grid.counts[grid.dims.index(dim)] for dim in present]
     counts = np.zeros((int(np.prod(shape, dtype=np.int64)), classes + 1), dtype=np.int64)
     np.add.at(counts, (found.block, label), found.count)

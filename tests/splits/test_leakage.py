@@ -27,7 +27,7 @@ from ml4cube.splits import (
     assign_time_split,
     audit,
     leakage_report,
-    ranges,
+    residuals,
 )
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.duplicates import find_duplicates
@@ -320,13 +320,13 @@ def test_values_filled_into_the_test_part_are_found(gap, backward, steps):
     ):
         report = leakage_report(cube)
         assert report.leaks
-        assert report.table.found["cells carried on"] == pytest.approx(0.24, abs=0.04)
+        assert report.table.found["cells carried forward"] == pytest.approx(0.24, abs=0.04)
         assert report.table.found["duplicate cells"] == 0
-        assert "keep the value of the train step next to them" in report.verdict
+        assert "have the value of the adjacent train step" in report.verdict
     clean = leakage_report(ds)
     assert not clean.leaks
-    assert clean.table.found["cells carried on"] < 0.001
-    assert clean.table.status["cells carried on"] == "ok"
+    assert clean.table.found["cells carried forward"] < 0.001
+    assert clean.table.status["cells carried forward"] == "ok"
 
 
 def test_what_stands_still_by_nature_is_not_carried_on():
@@ -338,9 +338,9 @@ def test_what_stands_still_by_nature_is_not_carried_on():
     for values in (dry, weekly, height, whole):
         made = assign_time_split(ds.assign(t2m=(ds.t2m.dims, values.values)), 0.7, gap=2)
         table = leakage_report(made).table
-        assert table.status["cells carried on"] == "ok"
+        assert table.status["cells carried forward"] == "ok"
     regions = leakage_report(assign_region_split(ds, regions_of(ds, "lon", 10), test=[1]))
-    assert "cells carried on" not in regions.table.index
+    assert "cells carried forward" not in regions.table.index
 
 
 def test_a_verdict_says_what_was_compared():
@@ -348,9 +348,9 @@ def test_a_verdict_says_what_was_compared():
     report = leakage_report(ds)
     assert "10 lat x 15 lon cells" in report.table.meaning["duplicate cells"]
     if not report.findings:
-        assert "no tiles of 10 lat x 15 lon cells are copies of train ones" in report.verdict
+        assert "no tiles of 10 lat x 15 lon cells are copies of those in train" in report.verdict
     unread = leakage_report(ds.assign(t2m=ds.t2m.astype(complex)), var="t2m")
-    assert "nothing was compared for copies" in unread.verdict
+    assert "nothing could be compared for copies" in unread.verdict
 
 
 def test_constant_and_repeating_fields_are_no_duplicates():
@@ -569,7 +569,9 @@ def test_dates_of_stations_are_no_times():
     assert leakage_report(ds).table.unit["test → train, space"] == "km"
     assert leakage_report(bare).table.unit["test → train, time"] == "steps"
     assert split_timeline(ds).axes[0].get_xlim() == (-0.5, 29.5)
-    with pytest.raises(InvalidValueError, match=r"compared: .*; the cube has no times"):
+    with pytest.raises(
+        InvalidValueError, match=r"compared with the cube: .*; the cube has no times"
+    ):
         leakage_report(bare, at(time=[31]))
 
 
@@ -782,11 +784,11 @@ def test_what_was_not_compared_is_said():
     ):
         report = leakage_report(ds, use)
         assert report.table.status[f"test against deployment, {domain}"] == "unknown"
-        assert f"distances in {domain} were not compared, since {why}" in report.verdict
+        assert f"distances in {domain} were not compared because {why}" in report.verdict
     bare = ds.drop_vars(["lat", "lon"])
     assert "space" not in leakage_report(bare).distances
     report = leakage_report(bare, ds.isel(time=[-1]))
-    assert "not compared, since the cube has neither latitude" in report.verdict
+    assert "not compared because the cube has neither latitude" in report.verdict
     # one step of a cube is a deployment at that time
     last = leakage_report(ds, ds.isel(time=-1)).table.found
     assert last["deployment → train, time"] == 9
@@ -801,7 +803,7 @@ def test_a_deployment_decides_only_on_what_was_compared():
         leakage_report(known.isel(time=0, drop=True), unplaced)
     report = leakage_report(known.drop_vars(["lat", "lon"]), known.drop_vars("split"))
     assert report.leaks
-    assert "dealt out one by one" in report.verdict
+    assert "assigned at random" in report.verdict
     assert "distances in space were not compared" in report.verdict
 
 
@@ -821,7 +823,7 @@ def test_the_factor_says_what_near_cells_count_as():
     report = leakage_report(ds, ds.drop_vars("split"))
     factor = report.table.found["test against deployment, space"]
     told = re.search(
-        r"lies ([\d.,]+) km from train.*one train cell lies ([\d.,]+) km", report.verdict
+        r"distance to train is ([\d.,]+) km.*train cells count as ([\d.,]+) km", report.verdict
     )
     mean, floor = (float(number.replace(",", "")) for number in told.groups())
     assert mean / floor == pytest.approx(factor, rel=0.01)
@@ -831,13 +833,13 @@ def test_the_factor_says_what_near_cells_count_as():
     ("deployment", "error", "words"),
     [
         (3, InvalidTypeError, "must be a Dataset, a DataArray or a path, got int"),
-        ({"lat": [1.0], "lon": [1.0]}, InvalidTypeError, "got dict; points are a cube too"),
+        ({"lat": [1.0], "lon": [1.0]}, InvalidTypeError, "got dict"),
         (pd.DataFrame({"lat": [1.0]}), InvalidTypeError, "got DataFrame"),
         (at(depth=[1.0]), InvalidValueError, "the deployment has no times"),
         (at(lat=[91.0], lon=[3.0]), InvalidValueError, "degrees from -90 to 90 in 'lat'"),
         (at(lat=[np.nan], lon=[3.0]), InvalidValueError, "nan at 0"),
-        (at(time=[2010.0]), InvalidValueError, "numbers.*the cube has dates.*decode_cf"),
-        (at(lat=[1.0], lon=[1.0]) * np.nan, InvalidValueError, "no cell with a value"),
+        (at(time=[2010.0]), InvalidValueError, "numbers.*but the cube has dates.*decode_cf"),
+        (at(lat=[1.0], lon=[1.0]) * np.nan, InvalidValueError, "must have cells with a value"),
         (at(lat=[1.0], lon=[1.0]) > 0, InvalidValueError, r"only masks.*cube\.where\(mask\)"),
         (xr.Dataset(coords={"lat": [1.0]}), InvalidValueError, "deployment: the cube has no data"),
     ],
@@ -851,7 +853,7 @@ def test_deployments_that_fit_nothing(deployment, error, words):
 def test_dates_of_another_calendar_are_refused():
     ds = assign_time_split(smooth_cube(shape=(20, 8, 8)), 0.7)
     other = xr.date_range("2030", periods=3, calendar="360_day", use_cftime=True)
-    with pytest.raises(InvalidValueError, match=r"of another calendar.*convert_calendar"):
+    with pytest.raises(InvalidValueError, match=r"the cube's calendar.*convert_calendar"):
         leakage_report(ds, at(time=other))
 
 
@@ -893,20 +895,20 @@ def test_gaps_of_a_label_are_told_and_count_as_excluded(other):
     report = leakage_report(ds.assign(split=("time", label)))
     clean = leakage_report(ds.assign(split=("time", np.repeat([1, 255, 0], [15, 3, 6]))))
     assert not report.leaks
-    assert "12 % of the cells have a label that is a gap" in report.verdict
+    assert "12 % of the cells have a label that is not 0, 1, 2 or 255" in report.verdict
     assert report.table.found["unlabelled cells"] == report.table.found["excluded cells"] == 432
     assert report.table.status["unlabelled cells"] == "warning"
     same = report.table.drop(index="unlabelled cells")
     pd.testing.assert_frame_equal(same, clean.table, check_dtype=False)
     assert "unlabelled cells" not in clean.table.index
-    with pytest.raises(InvalidValueError, match="9 of its values are none of 0, 1, 2 and 255"):
+    with pytest.raises(InvalidValueError, match="9 values are not 0, 1, 2 or 255"):
         leakage_report(ds.assign(split=("time", np.where(label == 1, 1.0, 7.0))))
 
 
 @pytest.mark.parametrize("var", [1, ["a", 1]])
 def test_variables_that_are_not_named_by_strings_are_refused(var):
     ds = xr.Dataset({"a": ("time", np.arange(20.0))})
-    with pytest.raises(InvalidTypeError, match=r"by strings, found \[1\]"):
+    with pytest.raises(InvalidTypeError, match=r"by strings, got \[1\]"):
         leakage_report(assign_time_split(ds), var=var)
 
 
@@ -914,9 +916,9 @@ def test_variables_that_are_not_named_by_strings_are_refused(var):
     ("label", "words"),
     [
         (None, "no label 'split'"),
-        (np.ones(20, "u1"), "no test cell"),
-        (np.zeros(20, "u1"), "no train cell"),
-        (np.full(20, "a"), "holds 0, 1, 2 or 255"),
+        (np.ones(20, "u1"), "must have test cells"),
+        (np.zeros(20, "u1"), "must have train cells"),
+        (np.full(20, "a"), "must hold 0, 1, 2 or 255"),
     ],
 )
 def test_labels_that_cannot_be_judged(label, words):
@@ -978,7 +980,7 @@ def test_chunks_scheduler_and_order_of_dims_change_nothing():
 
 
 def test_a_cube_larger_than_its_budget_is_read_chunk_by_chunk(monkeypatch):
-    monkeypatch.setattr(ranges, "_CELLS_AT_MOST", 1 << 18)
+    monkeypatch.setattr(residuals, "CELLS_AT_MOST", 1 << 18)
     drawn = da.random.default_rng(0).normal(size=(100, 400, 400), chunks=(10, 200, 200))
     ds = xr.Dataset({"a": (("time", "lat", "lon"), drawn)}, coordinates({"time": 100}))  # 128 MB
     import tracemalloc
@@ -999,3 +1001,14 @@ def test_a_report_refuses_places_that_are_not_known():
     ds = xr.Dataset({"v": (("time", "lat", "lon"), values)}, {"lat": lat, "lon": np.arange(10.0)})
     with pytest.raises(InvalidValueError, match=r"degrees from -90 to 90 in 'lat'.*nan at 3"):
         leakage_report(assign_block_split(ds, {"time": 2}, seed=1))
+
+
+def test_latitudes_that_are_data_variables_are_refused():
+    ds = assign_block_split(stations(np.random.default_rng(0)), {"station": 5}, seed=0)
+    data = ds.reset_coords(["lat", "lon"])
+    with pytest.raises(InvalidValueError, match=r"ds\.set_coords\(\['lat', 'lon'\]\)"):
+        leakage_report(data)
+    with pytest.raises(InvalidValueError, match=r"ds\.set_coords\(\['lat', 'lon'\]\)"):
+        leakage_report(ds, data.drop_vars("split"))
+    mended = leakage_report(data.set_coords(["lat", "lon"])).table
+    pd.testing.assert_frame_equal(mended, leakage_report(ds).table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import xarray as xr
 
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
-from ml4cube.splits import assign_block_split, leakage_report
+from ml4cube.splits import BlockKFold, assign_block_split, leakage_report
 from ml4cube.splits.folds.samples import Samples
 
 SHAPE = {"time": 8, "lat": 12, "lon": 16}
@@ -182,11 +183,24 @@ def test_paths_of_stores_are_opened(apart: list[xr.Dataset], tmp_path: Path) -> 
 def test_what_is_no_pair_of_stores_is_refused(apart: list[xr.Dataset]) -> None:
     train, test = apart
     for second in (None, cube(), test["a"]):
-        with pytest.raises(InvalidTypeError, match="give the opened test store"):
+        with pytest.raises(InvalidTypeError, match="must be the opened test store"):
             leakage_report(train, second)
     empty = test.isel(samples=slice(0, 0))
     for pair in itertools.permutations((train, empty)):
-        with pytest.raises(InvalidValueError, match="no samples"):
+        with pytest.raises(InvalidValueError, match="must have samples"):
             leakage_report(*pair)
-    with pytest.raises(InvalidValueError, match="no variable in common"):
+    with pytest.raises(InvalidValueError, match="variable in common"):
         leakage_report(train, test.rename(a="b"))
+
+
+def test_splitting_overlapping_samples_warns(apart: list[xr.Dataset], tmp_path: Path) -> None:
+    store = apart[0]
+    said = r"overlap by {'time': 0, 'lat': 2, 'lon': 2} cells.*share cells"
+    with pytest.warns(UserWarning, match=said):
+        assign_block_split(store, {"samples": 10})
+    with pytest.warns(UserWarning, match=said):
+        next(BlockKFold(3, {"samples": 10}).split_cube(store))
+    separate = stores(tmp_path, cube(), {"time": 2, "lat": 6})[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assign_block_split(separate, {"samples": 10})

@@ -122,7 +122,7 @@ def test_kilometres_that_differ_by_dim_are_refused_before_anything_is_read(along
 
     cube = globe({"lat": 3})
     cube["a"] = cube["a"].copy(data=cube["a"].data.map_blocks(read, dtype=float))
-    with pytest.raises(InvalidValueError, match=f"{says}.*give that distance once") as caught:
+    with pytest.raises(InvalidValueError, match=f"{says}.*pass that distance once") as caught:
         assign_block_split(cube, {"lat": 3, "lon": 4}, buffer=along, valid="a")
     assert "{'lat': '800km'}" in str(caught.value)
 
@@ -134,14 +134,14 @@ def dated_globe():
 @pytest.mark.parametrize(
     ("sizes", "asked", "says"),
     [
-        ({"lat": 3, "lon": 4}, {"gap": "30D"}, "gap asks for '30D' along 'time'"),
-        ({"lat": 3, "lon": 4, "time": 3}, {"gap": 1}, "gap asks for 1 along 'time'"),
-        ({"lat": 3, "lon": 4}, {"buffer": "30D"}, "buffer asks for '30D' along 'time'"),
-        ({"lat": 3, "lon": 4}, {"buffer": {"lat": 1, "time": 1}}, "buffer asks for 1 along 'time'"),
-        ({"lat": 3, "lon": 4}, {"buffer": 1, "gap": 1}, "gap asks for 1 along 'time'"),
-        ({"time": 1}, {"buffer": "200km"}, "buffer asks for '200km' along 'lat' and 'lon'"),
+        ({"lat": 3, "lon": 4}, {"gap": "30D"}, "gap is '30D' along 'time'"),
+        ({"lat": 3, "lon": 4, "time": 3}, {"gap": 1}, "gap is 1 along 'time'"),
+        ({"lat": 3, "lon": 4}, {"buffer": "30D"}, "buffer is '30D' along 'time'"),
+        ({"lat": 3, "lon": 4}, {"buffer": {"lat": 1, "time": 1}}, "buffer is 1 along 'time'"),
+        ({"lat": 3, "lon": 4}, {"buffer": 1, "gap": 1}, "gap is 1 along 'time'"),
+        ({"time": 1}, {"buffer": "200km"}, "buffer is '200km' along 'lat' and 'lon'"),
         ({"time": 1}, {"buffer": {"lon": "200km"}}, "'200km' along 'lat' and 'lon'"),
-        ({"time": 1, "lat": 3}, {"buffer": {"lon": 2}}, "buffer asks for 2 along 'lon'"),
+        ({"time": 1, "lat": 3}, {"buffer": {"lon": 2}}, "buffer is 2 along 'lon'"),
     ],
 )
 def test_a_buffer_that_could_keep_nothing_apart_is_refused(sizes, asked, says):
@@ -152,7 +152,7 @@ def test_a_buffer_that_could_keep_nothing_apart_is_refused(sizes, asked, says):
 
 
 @pytest.mark.parametrize(
-    ("asked", "asked_alike"), [("5w", "5W"), ("40d", "40D"), ("960H", "960h"), ("P40DT3H", "963h")]
+    ("asked", "asked_alike"), [("5w", "5W"), ("40d", "40D"), ("960H", "960h"), ("40 days", "960h")]
 )
 def test_units_of_a_buffer_may_be_in_any_case(asked, asked_alike):
     cube = cell_id_cube({"time": 200, "lat": 3, "lon": 4})
@@ -179,10 +179,13 @@ def test_units_of_a_buffer_may_be_in_any_case(asked, asked_alike):
         ),
         (
             lambda ds, bare: assign_time_split(ds, dim="lat", valid=bare.astype(int)),
-            "^valid is of int",
+            "^valid must be a mask of bools .* got int",
         ),
         (lambda ds, bare: assign_region_split(ds, bare[:5]), "^regions has 5 cells along"),
-        (lambda ds, bare: assign_region_split(ds, bare * np.nan), "^'regions' is all gaps"),
+        (
+            lambda ds, bare: assign_region_split(ds, bare * np.nan),
+            "^'regions' must have region ids",
+        ),
     ],
 )
 def test_messages_do_without_a_name_where_there_is_none(act, says):
@@ -206,10 +209,10 @@ def test_a_buffer_of_nothing_and_one_along_one_of_two_cut_dims_are_taken():
 @pytest.mark.parametrize(
     ("coord", "value", "says"),
     [
-        ("lat", np.nan, "-90 to 90 in 'lat', found 1 others \\(nan at 2"),
-        ("lat", 90.5, "-90 to 90 in 'lat', found 1 others \\(90.5 at 2"),
+        ("lat", np.nan, "-90 to 90 in 'lat', got 1 others \\(nan at 2"),
+        ("lat", 90.5, "-90 to 90 in 'lat', got 1 others \\(90.5 at 2"),
         ("lat", -9e36, "in 'lat'"),
-        ("lon", np.inf, "-720 to 720 in 'lon', found 1 others \\(inf at 2"),
+        ("lon", np.inf, "-720 to 720 in 'lon', got 1 others \\(inf at 2"),
         ("lon", 9.96921e36, "in 'lon'"),
     ],
 )
@@ -369,7 +372,7 @@ def test_create_split_shares_every_cell_out(as_arrays):
     assert sorted([*np.ravel(y_train), *np.ravel(y_test)]) == sorted(made["a"].values.ravel())
     for axis in (3, -4, 9):
         axes = "-3 to 2" if as_arrays else "-2 to 1"
-        with pytest.raises(InvalidValueError, match=f"stack_axis={axis}, .* give {axes}"):
+        with pytest.raises(InvalidValueError, match=f"must be from {axes}, got {axis}"):
             create_split(data, "a", stack_axis=axis)
 
 
@@ -433,7 +436,7 @@ def test_create_split_drops_rows_with_gaps_of_any_kind(target):
 def test_create_split_takes_numbers(shape, values):
     data = {"a": np.full(shape, values), "b": np.arange(8.0)[: np.prod(shape)].reshape(shape)}
     data |= {"c": data["b"], "split": np.array([1, 1, 0, 0])}
-    says = r"'a' holds .*, X and y hold numbers; .*exclude_vars=\['a'\]"
+    says = r"'a' must hold numbers, got .*exclude_vars=\['a'\]"
     with pytest.raises(InvalidTypeError, match=says):
         create_split(data, "b")
     with pytest.raises(InvalidTypeError, match=says):
@@ -469,7 +472,9 @@ def test_bad_arguments_are_named(options, says):
 def test_data_called_split_is_not_overwritten():
     ds = cell_id_cube({"time": 4, "lat": 8})
     ds["split"] = ds.a / 2
-    with pytest.raises(InvalidValueError, match=r"'split' of the cube is of float32.*rename it"):
+    with pytest.raises(
+        InvalidValueError, match=r"'split' of the cube has dtype float32.*rename it"
+    ):
         assign_block_split(ds, {"lat": 2})
     plain = ds.assign(split=("lat", np.arange(8) < 5))
     assert assign_block_split(plain, {"lat": 2}).split.dtype == np.uint8
@@ -564,11 +569,11 @@ def test_a_cube_opened_without_dask_is_read_chunk_by_chunk(act, tmp_path, monkey
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"cyclic": 3}, "cyclic=3 is a int; name dims of .'time', 'lat', 'lon'."),
-        ({"valid": 3}, "valid is a int; give the name"),
-        ({"valid": np.ones((3, 9, 12), bool)}, "valid is a ndarray.* DataArray of bools"),
-        ({"gap": "1Y"}, "gap of 'time' is '1Y', neither"),
-        ({"buffer": {"time": "1Y"}}, "buffer of 'time' is '1Y', neither"),
+        ({"cyclic": 3}, "cyclic must be .* dims of .'time', 'lat', 'lon'.*, got 3"),
+        ({"valid": 3}, "valid must be the name .* got int"),
+        ({"valid": np.ones((3, 9, 12), bool)}, "valid must be .* DataArray of bools, got ndarray"),
+        ({"gap": "1Y"}, "gap along 'time' must be .* got '1Y'"),
+        ({"buffer": {"time": "1Y"}}, "buffer along 'time' must be .* got '1Y'"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_named(options, says):
@@ -579,19 +584,20 @@ def test_arguments_of_the_wrong_kind_are_named(options, says):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("5", "'5', a number without a unit; give cells as an integer"),
-        (" 2 ", "without a unit"),
-        ("-3", "without a unit"),
-        ("1 5", "without a unit"),
-        ("0", "without a unit"),
-        ("500m", "'500m', where m may be metres, minutes or months; write '0.5km', '30min'"),
-        ("5 m", "where m may be"),
-        ("1.5M", "where m may be"),
-        ("P1M", "where m may be"),
-        (np.timedelta64(5), "neither cells"),
-        (np.timedelta64("NaT"), "neither cells"),
-        (np.timedelta64("NaT", "D"), "neither cells"),
-        (np.timedelta64(1, "M"), "months and years have no fixed length, give days"),
+        ("5", r"must be cells \(2\), a time \('30D', '12h', '30min'\).* got '5'; .* units W, D"),
+        (" 2 ", "got ' 2 '"),
+        ("-3", "got '-3'"),
+        ("1 5", "got '1 5'"),
+        ("0", "got '0'"),
+        ("500m", "got '500m'"),  # metres, minutes or months
+        ("5 m", "got '5 m'"),
+        ("1.5M", "got '1.5M'"),
+        ("P1M", "got 'P1M'"),
+        ("1h30m", "got '1h30m'"),
+        (np.timedelta64(5), "must be cells"),
+        (np.timedelta64("NaT"), "must be cells"),
+        (np.timedelta64("NaT", "D"), "must be cells"),
+        (np.timedelta64(1, "M"), "must be cells"),
     ],
 )
 def test_a_buffer_whose_unit_is_a_guess_is_refused(asked, says):
@@ -607,8 +613,8 @@ def test_a_buffer_whose_unit_is_a_guess_is_refused(asked, says):
             act()
 
 
-@pytest.mark.parametrize("gap", ["90min", "1h30m", "PT90M", "01:30:00", np.timedelta64(90, "m")])
-def test_a_time_that_can_be_read_one_way_only_is_taken(gap):
+@pytest.mark.parametrize("gap", ["90min", "1.5h", "90 minutes", np.timedelta64(90, "m")])
+def test_a_time_with_a_unit_is_taken(gap):
     hours = np.datetime64("2000-01-01", "ns") + np.arange(12) * np.timedelta64(1, "h")
     ds = xr.Dataset({"a": ("time", np.zeros(12))}, {"time": hours})
     assert (assign_time_split(ds, 0.5, gap=gap)["split"].values == 255).sum() == 1
@@ -622,12 +628,14 @@ def test_a_wrong_gap_is_called_a_gap(gap):
         lambda: assign_block_split(ds, {"time": 3}, gap=gap),
         lambda: next(ForwardChaining(2, gap).split_cube(ds)),
     ):
-        with pytest.raises((InvalidValueError, InvalidTypeError), match=r"^gap of 'time' is"):
+        with pytest.raises(
+            (InvalidValueError, InvalidTypeError), match=r"^gap along 'time' must be"
+        ):
             act()
 
 
 def test_a_cube_without_time_is_told_how_to_name_its_dim():
-    with pytest.raises(InvalidValueError, match=r"this needs a time dim.* as in dim='x'"):
+    with pytest.raises(InvalidValueError, match=r"cannot tell the time dim.* e\.g\. dim='x'"):
         assign_time_split(xr.DataArray(np.zeros(4), dims="x"))
 
 
@@ -660,7 +668,7 @@ def test_dates_beside_a_dim_order_it(dates, expected, own):
 
 def test_dates_beside_a_dim_that_are_in_no_order_are_refused():
     cube = observed(DAYS[[3, 0, 5, 2, 7, 9, 1, 4, 6, 8]])
-    with pytest.raises(InvalidValueError, match=r"'time' are in no order.*sortby\('time'\)"):
+    with pytest.raises(InvalidValueError, match=r"'time' must be sorted.*sortby\('time'\)"):
         assign_time_split(cube)
     # blocks of soundings, and what lies beside them, need no order
     label = assign_block_split(cube, {"obs": 2}, 0.6, buffer=1).split
@@ -714,7 +722,9 @@ def test_of_dates_beside_a_dim_those_are_taken_that_are_its_times(names, taken):
         if "valid" in names:
             cube["valid"].attrs["standard_name"] = "time"
         if names == ("run", "begin"):  # they measure the steps of a dim that is named
-            with pytest.raises(InvalidValueError, match=r"needs a time dim.* as in dim='obs'"):
+            with pytest.raises(
+                InvalidValueError, match=r"cannot tell the time dim.* e\.g\. dim='obs'"
+            ):
                 assign_time_split(cube, 0.6)
         dim = "obs" if names == ("run", "begin") else None
         label = assign_time_split(cube, 0.6, gap="12h", dim=dim).split
@@ -741,7 +751,7 @@ def test_of_two_axes_of_dates_the_one_called_time_is_taken(names):
     xr.testing.assert_equal(label, again)
     assert (label == label.isel(init=0)).all()
     unknown = cube.rename(time="run")
-    with pytest.raises(InvalidValueError, match=r"'run'.* may be it; name the one, as in dim="):
+    with pytest.raises(InvalidValueError, match=r"'run'.* may all be it; name it, e\.g\. dim="):
         assign_time_split(unknown, 0.5)
     named = assign_time_split(unknown, 0.5, dim="run").split
     assert (named == named.isel(init=0)).all()
@@ -783,13 +793,13 @@ def test_gaps_of_any_length_are_kept(step, gap, taken):
 
 @pytest.mark.parametrize("gap", [np.timedelta64("NaT"), "NaT", "999999999999Q"])
 def test_what_is_no_length_of_time_is_refused(gap):
-    with pytest.raises(InvalidTypeError, match="neither cells"):
+    with pytest.raises(InvalidTypeError, match="must be cells"):
         assign_time_split(observed(DAYS), gap=gap)
 
 
 @pytest.mark.parametrize("gap", [np.timedelta64(-1, "ps"), np.timedelta64(-1, "D"), "-1s"])
 def test_lengths_below_nothing_are_refused(gap):
-    with pytest.raises(InvalidValueError, match="give a time of 0 or more"):
+    with pytest.raises(InvalidValueError, match="must be 0 or more"):
         assign_time_split(observed(DAYS), gap=gap)
 
 

@@ -258,7 +258,7 @@ def test_forward_chaining_never_sees_the_future(kind, steps, n_splits, gap, know
     n = times.size
     cube = xr.Dataset({"t": (("time", "x"), np.arange(2.0 * n).reshape(n, 2))}, {"time": times})
     X = pd.DataFrame({"t": cube["t"].values.ravel(), "time": np.repeat(times, 2)})
-    X = X.set_index("time") if known == "index" else X
+    X = {"index": X.set_index("time"), "column": X, "cube": X[["t"]]}[known]
     folds = ForwardChaining(n_splits, gap, cube=cube if known == "cube" else None)
     days = np.cumsum(steps)[:: -1 if kind == "descending" else 1]
     if np.unique(days).size < n_splits + 1:
@@ -434,7 +434,7 @@ def test_rows_may_be_the_valid_cells_in_order(order):
         assert (label[rows[train, 0].astype(int)] == 1).all()
         assert (label[rows[test, 0].astype(int)] == 0).all()
         assert train.size + test.size == len(rows)
-    with pytest.raises(InvalidValueError, match="another number of valid ones"):
+    with pytest.raises(InvalidValueError, match=r"and [0-9]+ valid cells"):
         list(folds.split(rows[1:]))
 
 
@@ -448,7 +448,7 @@ def test_coordinates_rounded_to_float32_are_found(reverse):
     folds = BlockKFold(3, {"lat": 2}, cube=cube)
     for found, expected in zip(folds.split(rounded), folds.split(exact), strict=True):
         np.testing.assert_array_equal(found[1], expected[1])
-    with pytest.raises(InvalidValueError, match="'lat' of X are not among"):
+    with pytest.raises(InvalidValueError, match="'lat' of the samples are not coordinates"):
         list(folds.split(rounded[["lat"]] + 9))
 
 
@@ -458,7 +458,7 @@ def test_coordinates_in_metres_are_told_apart_by_a_cell():
     cube = xr.Dataset({"a": (("y", "x"), np.zeros((20, 8)))}, {"y": y, "x": 30.0 * np.arange(8)})
     mask = xr.DataArray(np.arange(20) > 3, dims="y", coords={"y": y})
     for moved in (mask.assign_coords(y=y + 30), mask.isel(y=slice(None, None, -1))):
-        with pytest.raises(InvalidValueError, match="other values of 'y'"):
+        with pytest.raises(InvalidValueError, match="must have the cube's values of 'y'"):
             assign_block_split(cube, {"y": 2}, valid=moved)
     rounded = mask.assign_coords(y=y.astype("float32"))
     assert assign_block_split(cube, {"y": 2}, valid=rounded).equals(
@@ -468,17 +468,31 @@ def test_coordinates_in_metres_are_told_apart_by_a_cell():
     rows = pd.DataFrame({"y": y.astype("float32"), "x": 0.0})
     assert sorted(np.concatenate([test for _, test in folds.split(rows)])) == list(range(20))
     for off in (5.0, 15.0, 600.0):
-        with pytest.raises(InvalidValueError, match="some 'y' of X are not among"):
+        with pytest.raises(InvalidValueError, match="some 'y' of the samples are not"):
             list(folds.split(pd.DataFrame({"y": y + off, "x": 0.0})))
 
 
-def test_features_that_are_called_like_dims_do_not_mislead():
+def test_features_named_like_dims_are_refused_unless_groups_give_positions():
     cube = cube_of()
     folds = BlockKFold(3, SIZES, cube=cube)
     table = cube["a"].to_dataframe().reset_index()
     scaled = pd.DataFrame({"lat": table["lat"] / 90, "lon": table["lon"], "a": table["a"]})
-    for by_row, expected in zip(folds.split(scaled), folds.split(rows_of(cube)), strict=True):
-        np.testing.assert_array_equal(by_row[1], expected[1])
+    with pytest.raises(InvalidValueError, match=r"along 'lat'.*some 'lat' of the samples are not"):
+        list(folds.split(scaled))
+    with pytest.raises(InvalidValueError, match="some 'lat' of the samples are not"):
+        list(folds.split(scaled[["lat", "a"]]))
+    positions = table[["time", "lat", "lon"]]
+    by_groups = folds.split(scaled, groups=positions)
+    for found, expected in zip(by_groups, folds.split(rows_of(cube)), strict=True):
+        np.testing.assert_array_equal(found[1], expected[1])
+
+
+def test_positions_are_labels_of_dims_without_coordinates():
+    cube = xr.Dataset({"a": (("time", "lat"), np.arange(24.0).reshape(6, 4))}, {"time": range(6)})
+    table = cube.to_dataframe().sample(frac=0.8, random_state=0)
+    for train, test in BlockKFold(2, {"lat": 2}, cube=cube).split(table):
+        lat = table.index.get_level_values("lat")
+        assert not set(lat[train] // 2) & set(lat[test] // 2)
 
 
 @pytest.mark.parametrize("known", ["groups", "groups_index", "level"])
@@ -502,24 +516,27 @@ def test_places_along_some_dims_go_before_the_order_of_rows(known):
     for train, test in BlockKFold(4, {"time": 3}, cube=ds).split(X, groups=places):
         assert not set(step[train]) & set(step[test])
         assert train.size + test.size == 240
-    with pytest.raises(InvalidValueError, match=r"along \['time'\], the split needs \['lat'\] too"):
+    with pytest.raises(
+        InvalidValueError, match=r"along 'lat', but they are known only along \['time'\]"
+    ):
         list(BlockKFold(2, {"lat": 2}, cube=ds).split(X, groups=places))
 
 
-def test_groups_and_X_complete_one_another():
+def test_groups_alone_give_positions():
     values = np.random.default_rng(0).normal(size=(12, 6))
     coords = {"time": np.arange(12), "lat": np.arange(6.0)}
     ds = xr.Dataset({"a": (("time", "lat"), values)}, coords)
     table = ds.to_dataframe().sample(frac=1, random_state=0)
+    positions = table.reset_index()
+    wrong = table.set_axis(pd.MultiIndex.from_arrays([positions["time"], positions["lat"] * 0]))
     folds = BlockKFold(2, {"time": 3, "lat": 2}, cube=ds)
-    told = list(folds.split(table))
-    # a place in groups goes before that in X
-    places = table.reset_index()
-    wrong = table.set_axis(pd.MultiIndex.from_arrays([places["time"], places["lat"] * 0]))
-    for X, known in ((table, ["lat"]), (wrong, ["lat"]), (wrong, ["time", "lat"])):
-        for ours, theirs in zip(folds.split(X, groups=places[known]), told, strict=True):
-            np.testing.assert_array_equal(ours[0], theirs[0])
-            np.testing.assert_array_equal(ours[1], theirs[1])
+    expected = list(folds.split(table))
+    for ours, theirs in zip(
+        folds.split(wrong, groups=positions[["time", "lat"]]), expected, strict=True
+    ):
+        np.testing.assert_array_equal(ours[1], theirs[1])
+    with pytest.raises(InvalidValueError, match=r"along 'lat', but they are known only along"):
+        list(folds.split(table, groups=positions[["time"]]))
 
 
 @pytest.mark.parametrize(
@@ -541,14 +558,16 @@ def test_features_called_like_a_dim_are_no_places_where_groups_tell(feature):
     for ours, theirs in zip(folds.split(X, groups=table[["time"]]), told, strict=True):
         np.testing.assert_array_equal(ours[1], theirs[1])
     both = BlockKFold(2, {"time": 3, "lat": 2}, cube=ds)
-    with pytest.raises(InvalidValueError, match=r"the split needs \['lat'\] too"):
+    with pytest.raises(InvalidValueError, match="positions along 'lat', but"):
         list(both.split(X, groups=table[["time"]]))
 
 
 def test_groups_that_tell_no_place_are_refused():
     ds = xr.Dataset({"a": (("lat", "time"), np.zeros((2, 6)))}, {"time": np.arange(6)})
     for column in ({"year": np.arange(12)}, {"time": np.arange(12) + 0.5}):
-        with pytest.raises(InvalidValueError, match=r"groups has the columns \['(year|time)'\]"):
+        with pytest.raises(
+            InvalidValueError, match=r"need columns named like the cube's dims.*'(year|time)'"
+        ):
             list(BlockKFold(2, {"time": 2}, cube=ds).split(np.zeros((12, 1)), groups=column))
 
 
@@ -621,7 +640,7 @@ BAD = [
     (lambda c: BlockKFold(True), InvalidTypeError, "n_splits must be an integer"),
     (lambda c: BlockKFold(3, seed=None), InvalidTypeError, "seed must be an integer"),
     (lambda c: BlockKFold(3, {"height": 2}, cube=c), InvalidValueError, "height"),
-    (lambda c: BlockKFold(40, SIZES, cube=c), EmptyPartError, "40 parts are needed, and 27"),
+    (lambda c: BlockKFold(40, SIZES, cube=c), EmptyPartError, "40 parts are needed, but only 27"),
     (lambda c: BlockKFold(3, {"lat": 3}, buffer=9, cube=c), EmptyPartError, "smaller buffer"),
     (
         lambda c: BlockKFold(3, SIZES, buffer="30D", cube=c[["a"]].drop_vars("time")),
@@ -629,21 +648,25 @@ BAD = [
         "needs dates",
     ),
     (lambda c: BlockShuffleSplit(0), InvalidValueError, "n_splits must be at least 1"),
-    (lambda c: BlockShuffleSplit(3, test_size=0), InvalidValueError, "leaves a part empty"),
-    (lambda c: BlockShuffleSplit(3, test_size=1.2), InvalidValueError, "test_size must be from 0 to 1"),
-    (lambda c: BlockShuffleSplit(3, test_size="half"), InvalidTypeError, "test_size must be a number"),
+    (lambda c: BlockShuffleSplit(3, test_size=0), InvalidValueError, "must be above 0 and below 1"),
+    (lambda c: BlockShuffleSplit(3, test_size=1.2), InvalidValueError, r"got 1\.2"),
+    (lambda c: BlockShuffleSplit(3, test_size="half"), InvalidTypeError, "got 'half'"),
     (lambda c: ForwardChaining(0), InvalidValueError, "n_splits must be at least 1"),
     (lambda c: ForwardChaining(12, cube=c), EmptyPartError, "13 parts .* 12 of 12 time steps"),
     (
         lambda c: ForwardChaining(3, gap=12, cube=c),
         EmptyPartError,
-        "gap=12 takes every time step .* fold 1",
+        r"fold 1 of ForwardChaining\(n_splits=3, gap=12.* has 0 train",
     ),
-    (lambda c: ForwardChaining(3, gap="900D", cube=c), EmptyPartError, "gap='900D' takes every"),
+    (
+        lambda c: ForwardChaining(3, gap="900D", cube=c),
+        EmptyPartError,
+        "has 0 train .* smaller buffer or gap",
+    ),
     (lambda c: ForwardChaining(3, gap="5 parsec", cube=c), InvalidTypeError, "parsec"),
     (lambda c: ForwardChaining(3, gap=-1, cube=c), InvalidValueError, "-1"),
-    (lambda c: ForwardChaining(3, dim="t", cube=c), InvalidValueError, "dim='t'"),
-    (lambda c: LeaveRegionOut("zone", cube=c), InvalidValueError, "'zone' is no variable"),
+    (lambda c: ForwardChaining(3, dim="t", cube=c), InvalidValueError, "unknown dim='t'"),
+    (lambda c: LeaveRegionOut("zone", cube=c), InvalidValueError, "unknown variable 'zone'"),
     (lambda c: LeaveRegionOut(BIOME.isel(lat=slice(1)), cube=c), InvalidValueError, "1 cells"),
     (lambda c: LeaveRegionOut(BIOME == "x", cube=c), EmptyPartError, "2 parts .* 1 of 1 regions"),
     (
@@ -667,16 +690,36 @@ def test_bad_parameters_are_named(make, error, says):
     [
         (np.zeros((7, 2)), None, InvalidValueError, "7 rows.*960 cells.*to_dataframe"),
         (3, None, InvalidTypeError, "int"),
-        (np.zeros((960, 1)), np.zeros(960), InvalidTypeError, "groups is a ndarray without col"),
-        (np.zeros((2, 1)), {"lat_index": [0, 9]}, InvalidValueError, "go from 0 to 9"),
-        (np.zeros((2, 1)), {"lat_index": [0, 1, 2]}, InvalidValueError, "3 values for 2 samples"),
-        (np.zeros((2, 1)), {"lat_index": [0, 1]}, InvalidValueError, r"needs \['lon', 'time'\]"),
-        (pd.DataFrame({"lat": [0.1], "lon": [3.0]}), None, InvalidValueError, "'lat' of X are not"),
+        (
+            np.zeros((960, 1)),
+            np.zeros(960),
+            InvalidTypeError,
+            "groups must be a table .* got ndarray",
+        ),
+        (
+            np.zeros((2, 1)),
+            {"lat_index": [0, 9]},
+            InvalidValueError,
+            "must be from 0 to 7, got 0 to 9",
+        ),
+        (
+            np.zeros((2, 1)),
+            {"lat_index": [0, 1, 2]},
+            InvalidValueError,
+            "got 3 values for 2 samples",
+        ),
+        (np.zeros((2, 1)), {"lat_index": [0, 1]}, InvalidValueError, "along 'lon'"),
+        (
+            pd.DataFrame({"lat": [0.1], "lon": [3.0]}),
+            None,
+            InvalidValueError,
+            "'lat' of the samples are not",
+        ),
         (
             pd.DataFrame({"lat": [0.1], "lon_index": [3], "time_index": [1]}),
             None,
             InvalidValueError,
-            r"needs \['lat'\] too \(some 'lat' of X are not among",
+            r"along 'lat', .* \(some 'lat' of the samples are not",
         ),
     ],
 )

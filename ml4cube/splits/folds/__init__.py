@@ -1,5 +1,5 @@
 """Splitters with scikit-learn's protocol.
 
-`protocol` is what all have in common, `splitters` are the four, `samples` says where samples lie in
-a cube.
+Read `splitters` first, which has the four splitters, then `protocol`, their base class. `samples`
+finds the positions of samples in a cube.
 """

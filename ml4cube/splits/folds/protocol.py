@@ -1,9 +1,10 @@
-"""What scikit-learn asks of a splitter, and labels on cubes beside it."""
+"""CubeSplitter: the methods that scikit-learn expects of a splitter, and labels on cubes."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +16,7 @@ from ml4cube.core.errors import EmptyPartError, InvalidTypeError, check_choice
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TEST, TRAIN, SplitPlan
 from ml4cube.splits.assign import check_train_left, weigh_blocks
+from ml4cube.splits.buffers import cut_dims
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.folds.samples import Samples
 from ml4cube.splits.label import Cube, check_name, with_label
@@ -24,41 +26,47 @@ from ml4cube.splits.validity import ValidLike, valid_mask
 
 Ints = NDArray[np.int64]
 Fold = tuple[SplitPlan, tuple[Reach, ...]]
-# Weights of the blocks of a grid, and of classes in them.
-Weigh = Callable[[Grid], tuple[Ints, NDArray[np.float64] | None]]
+# Samples or cells in each block, and in each block and class.
+Weights = tuple[Ints, NDArray[np.float64] | None]
+Weigh = Callable[[Grid], Weights]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CubeSplitter:
-    """What the splitters share; use one of its subclasses."""
+    """Base of the splitters; use one of its subclasses."""
 
-    cube: Cube | None
-    valid: ValidLike | None
-    sample_size: SizesLike | None
-    _times_alone = False  # whether times say enough of where samples lie
+    cube: Cube | None = None
+    valid: ValidLike | None = None
+    sample_size: SizesLike | None = None
+    _times_suffice = False  # whether times alone are positions where there is no cube
+
+    def __post_init__(self) -> None:
+        """Check the parameters that need no cube; `split` checks the others."""
+        self._check()
 
     def split(
         self, X: Any, y: object = None, groups: Any = None
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-        """Give the samples to train on and to test on, fold by fold.
+        """Yield the train samples and the test samples of each fold.
 
         Parameters
         ----------
         X : array_like, DataFrame, Dataset or DataArray, samples first
-            The samples. Where they lie along a dim is told by `groups`; else by index levels,
-            columns or coordinates of X that are called like the cube's dims ("lat") or positions
-            ("lat_index"), such as those of ``ds.to_dataframe().dropna()`` or a sample store;
-            else the rows are the cells of the splitter's cube, or its valid cells, in the
-            order of its dims.
+            The samples. Their positions in the cube come from `groups`, if given. Otherwise
+            from index levels, columns or coordinates of X that are named like the cube's dims
+            ("lat") or positions ("lat_index"), such as those of ``ds.to_dataframe().dropna()``
+            or a sample store. Otherwise the rows must be the cells of the splitter's cube, or
+            its valid cells, in the order of its dims.
         y : object
             Ignored.
         groups : DataFrame, Dataset or mapping of str to array_like, optional
-            Columns as above, apart from X.
+            Table with the columns described above.
 
         Yields
         ------
         tuple of ndarray of int
-            Rows of the train part and of the test part; samples in the buffer between them,
-            and those with cells of both, are in neither.
+            Row numbers of the train part and of the test part. Samples in the buffer between
+            them, and samples with cells of both, are in neither.
 
         Raises
         ------
@@ -67,7 +75,7 @@ class CubeSplitter:
         InvalidValueError
             If a parameter does not fit the cube, or samples lie outside it.
         InvalidTypeError
-            If nothing says where the samples lie.
+            If the positions of the samples are unknown.
         """
         self._check()
         samples = self._locate(X, groups)
@@ -80,25 +88,25 @@ class CubeSplitter:
             if not train.size or not test.size:
                 raise EmptyPartError(
                     f"fold {fold} of {self!r} has {train.size} train and {test.size} test samples "
-                    f"of {samples.n}; use a smaller buffer or gap, smaller blocks or fewer folds"
+                    f"(of {samples.n}); use a smaller buffer or gap, smaller blocks or fewer folds"
                 )
             yield train, test
 
     def split_cube(self, ds: Cube | None = None, *, name: str = "split") -> Iterator[xr.Dataset]:
-        """Label the cube fold by fold, for the sampler.
+        """Yield the cube with a split label for each fold, for the sampler.
 
         Parameters
         ----------
         ds : Dataset or DataArray, optional
-            The cube; by default the one that the splitter was made with.
+            The cube; by default the splitter's own.
         name : str
             Name of the label.
 
         Yields
         ------
         Dataset
-            The cube with a label as `assign_block_split` makes it: train 1, test 0, the
-            buffer and cells of neither 255; lazy, with the recipe that makes it again.
+            The cube with a label as from `assign_block_split`: train 1, test 0, all other
+            cells 255; lazy, with the recipe that rebuilds it.
 
         Raises
         ------
@@ -110,13 +118,13 @@ class CubeSplitter:
         self._check()
         ds = self.cube if ds is None else ds
         if ds is None:
-            raise InvalidTypeError(f"{self!r} has no cube; write split_cube(ds), or give cube=ds")
+            raise InvalidTypeError(f"{self!r} has no cube; call split_cube(ds)")
         view = CubeView.of(ds)
         check_name(name, view)
-        mask = None if self.valid is None else valid_mask(self.valid, view)
-        weighed: dict[Grid, tuple[Ints, NDArray[np.float64] | None]] = {}
+        mask = valid_mask(self.valid, view)
+        weighed: dict[Grid, Weights] = {}
 
-        def weigh(grid: Grid) -> tuple[Ints, NDArray[np.float64] | None]:
+        def weigh(grid: Grid) -> Weights:
             weights, strata = weigh_blocks(view, grid, mask, getattr(self, "stratify", None))
             classes = None if strata is None else strata.counts.astype(np.float64)
             weighed[grid] = weights, classes
@@ -129,27 +137,27 @@ class CubeSplitter:
             yield with_label(view, plan, reaches, name, type(self).__name__)
 
     def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
-        """Give the number of folds.
+        """Return the number of folds.
 
         Parameters
         ----------
         X, y, groups : object
-            As for `split`; they matter for `LeaveRegionOut` alone.
+            As for `split`; only `LeaveRegionOut` uses them.
 
         Returns
         -------
         int
-            Folds that `split` gives.
+            Number of folds that `split` yields.
         """
         return int(self.n_splits)  # type: ignore[attr-defined]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Get the parameters.
+        """Return the parameters.
 
         Parameters
         ----------
         deep : bool
-            Ignored; scikit-learn passes it.
+            Ignored; part of scikit-learn's protocol.
 
         Returns
         -------
@@ -169,7 +177,7 @@ class CubeSplitter:
         Returns
         -------
         CubeSplitter
-            Itself.
+            The splitter itself.
 
         Raises
         ------
@@ -185,30 +193,28 @@ class CubeSplitter:
 
     @classmethod
     def _names(cls) -> list[str]:
-        return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+        return list(inspect.signature(cls).parameters)
 
     def __repr__(self) -> str:
-        """Name the parameters that are not as by default."""
+        """Show the parameters that differ from their defaults."""
         shown = []
-        for name, parameter in inspect.signature(type(self).__init__).parameters.items():
-            if name == "self":
-                continue
+        for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name)
             if isinstance(value, xr.Dataset | xr.DataArray):
                 sizes = ", ".join(f"{dim}: {n}" for dim, n in value.sizes.items())
                 shown.append(f"{name}=<{type(value).__name__} {sizes}>")
             elif np.ndim(value) and hasattr(value, "dtype"):
                 shown.append(f"{name}=<{type(value).__name__} {np.shape(value)}>")
-            elif parameter.default is inspect.Parameter.empty or value != parameter.default:
+            elif value != parameter.default:
                 shown.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
     def __sklearn_clone__(self) -> Self:
-        """Clone without copying the cube, which a splitter only looks at."""
+        """Clone without copying the cube, which a splitter never changes."""
         return type(self)(**self.get_params())
 
     def get_metadata_routing(self) -> Any:
-        """Tell scikit-learn that `split` takes groups, where metadata routing is enabled.
+        """Return scikit-learn's metadata request: `split` takes groups.
 
         Returns
         -------
@@ -226,11 +232,11 @@ class CubeSplitter:
         raise NotImplementedError
 
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
-        """Plan each fold, with its buffer resolved."""
+        """Yield the plan of each fold, with its buffer resolved."""
         raise NotImplementedError
 
     def _dims(self) -> tuple[str, ...]:
-        """Dims that the split is about, as far as the parameters say."""
+        """Return the dims that the parameters name."""
         return ()
 
     def _locate(self, X: Any, groups: Any) -> Samples:
@@ -241,17 +247,13 @@ class CubeSplitter:
             valid=self.valid,
             sample_size=self.sample_size,
             dims=self._dims(),
-            ordered=self._times_alone,
+            times_suffice=self._times_suffice,
         )
 
-    def _weigh_samples(
-        self, samples: Samples, grid: Grid
-    ) -> tuple[Ints, NDArray[np.float64] | None]:
-        cut = [dim for dim, count in zip(grid.dims, grid.counts, strict=True) if count > 1]
-        samples.check_known(cut)
+    def _weigh_samples(self, samples: Samples, grid: Grid) -> Weights:
+        samples.check_known(cut_dims(grid))
         stratify = getattr(self, "stratify", None)
         if stratify is None:
             return samples.count(grid), None
-        mask = None if self.valid is None else valid_mask(self.valid, samples.view)
-        strata = class_counts(stratify, samples.view, grid, mask)
+        strata = class_counts(stratify, samples.view, grid, valid_mask(self.valid, samples.view))
         return samples.count(grid), strata.counts.astype(np.float64)

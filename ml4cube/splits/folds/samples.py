@@ -1,4 +1,4 @@
-"""Where samples lie in a cube, found from what scikit-learn users hand over as X or groups."""
+"""Samples: the positions of samples in a cube, found from X or groups of a splitter."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ml4cube.core.axes import rounding_of
 from ml4cube.core.distance.buffer import Reach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
+from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, VAL, SplitPlan
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import ValidLike, valid_mask
@@ -24,23 +25,23 @@ Ints = NDArray[np.int64]
 Labels = NDArray[np.uint8]
 Columns = dict[str, NDArray[Any]]
 
-# Cells whose labels are looked up together.
+# Cells whose labels are computed at once.
 _CELLS_AT_ONCE = 1 << 23
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Which cells of a cube each sample covers."""
+    """The cells of a cube that each sample covers."""
 
-    # The cube; where none was given, one of the same cells without data.
+    # The cube; if none was given, a cube of the same shape without data.
     view: CubeView
     # Position of each sample's first cell along every dim that is known.
     origin: dict[str, Ints]
     # Cells that a sample covers along each of these dims.
     size: dict[str, int]
     n: int
-    # Why places along other dims are not known, where something was given for them.
-    troubles: tuple[str, ...] = ()
+    # Why the positions along other dims are unknown, although a column has the dim's name.
+    unknown: dict[str, str]
 
     @classmethod
     def locate(
@@ -52,97 +53,40 @@ class Samples:
         valid: ValidLike | None = None,
         sample_size: SizesLike | None = None,
         dims: Sequence[str] = (),
-        ordered: bool = False,
+        times_suffice: bool = False,
     ) -> Samples:
-        """Find out where the rows of X lie."""
-        # Tried in this order: positions or coordinates in `groups`; those in X, along the dims of a
-        # cube that `groups` leave open; one row for each cell of the cube, or for each of its valid
-        # cells, in the order of its dims, where neither says otherwise.
+        """Find the positions of the rows of X: by groups, by columns of X, or by row order."""
         n = _length(X if X is not None else groups)
-        view = None if cube is None else CubeView.of(cube)
-        tables = [table for table in map(_columns, (groups, X)) if table]
-        if groups is not None and not _columns(groups):
+        table = _columns(X if groups is None else groups)
+        if groups is not None and not table:
             raise InvalidTypeError(
-                f"groups is a {type(groups).__name__} without columns; give a table that says "
-                "where the samples lie, with columns such as 'lat' or 'lat_index'"
+                f"groups must be a table with columns such as 'lat' or 'lat_index', got "
+                f"{type(groups).__name__}"
             )
-        spec = _store_spec(X)
-        for table in tables:
-            if bad := [name for name, values in table.items() if len(values) != n]:
-                raise InvalidValueError(
-                    f"{bad[0]!r} has {len(table[bad[0]])} values for {n} samples; give one for each"
-                )
-        if view is None:
+        if bad := [name for name, values in table.items() if len(values) != n]:
+            raise InvalidValueError(
+                f"{bad[0]!r} must have one value per sample, got {len(table[bad[0]])} values for "
+                f"{n} samples"
+            )
+        spec = store_spec(X)
+        if cube is None:
             attrs = {name: coord.attrs for name, coord in X.coords.items()} if spec else {}
-            return cls._without_cube(n, tables, spec, sample_size, dims, ordered, attrs)
+            view = _bare_view(table, spec, sample_size, dims, times_suffice, attrs)
+        else:
+            view = CubeView.of(cube)
         size = _sample_size(sample_size, spec, view.sizes)
-        origin: dict[str, Ints] = {}
-        troubles: list[str] = []
-        for table in tables:
-            found, trouble = _positions(table, view, [d for d in view.dims if d not in origin])
-            outside = _outside(found, view.sizes)
-            if outside and not origin:
-                raise InvalidValueError(next(iter(outside.values())))
-            # groups tell places: what in X is called like one may be no more than a feature
-            trouble += outside.values()
-            origin |= {dim: at for dim, at in found.items() if dim not in outside}
-            troubles += trouble
-        if groups is None and len(origin) < len(view.dims):
-            rows = _row_positions(n, view, valid)
-            # columns that are called like a dim may be no more than features
-            if rows is not None and all(np.array_equal(rows[d], at) for d, at in origin.items()):
-                origin = rows
+        origin, unknown = _positions(table, view)
+        if not origin and not unknown and groups is None:
+            origin = _row_positions(n, view, valid)
         if not origin:
-            raise InvalidValueError(_why_not_rows(n, view, valid, groups, troubles))
-        return cls(view, origin, {dim: size.get(dim, 1) for dim in origin}, n, tuple(troubles))
-
-    @classmethod
-    def _without_cube(
-        cls,
-        n: int,
-        tables: Sequence[Columns],
-        spec: Mapping[str, Any],
-        sample_size: SizesLike | None,
-        dims: Sequence[str],
-        ordered: bool,
-        attrs: Mapping[Any, Mapping[Any, Any]],
-    ) -> Samples:
-        """Samples whose own positions say enough: a bare cube is made around them."""
-        wanted = spec.get("dims", dims)
-        for table in tables:
-            found = {
-                dim: table[f"{dim}_index"].astype(np.int64)
-                for dim in wanted
-                if f"{dim}_index" in table and table[f"{dim}_index"].dtype.kind in "iu"
-            }
-            along = next((dim for dim in dims if dim in table), None)
-            if not found and ordered and along is not None:
-                axis, where = np.unique(table[along], return_inverse=True)
-                size = _sample_size(sample_size, spec, {along: axis.size})
-                view = _bare_cube({along: axis.size}, {along: axis})
-                origin = {along: where.ravel().astype(np.int64)}
-                return cls(view, origin, {along: size.get(along, 1)}, n)
-            if not found:
-                continue
-            size = _sample_size(sample_size, spec, dict.fromkeys(found, 1 << 62))
-            known = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
-            shape = {
-                dim: int(known.get(dim, where.max(initial=0) + size.get(dim, 1)))
-                for dim, where in found.items()
-            }
-            if outside := _outside(found, shape):
-                raise InvalidValueError(next(iter(outside.values())))
-            coords = {}
-            for dim, where in found.items():
-                name = dim if dim in table else f"{dim}_origin"
-                whole = _whole_axis(where, table[name], shape[dim]) if name in table else None
-                if whole is not None:
-                    coords[dim] = xr.DataArray(whole, dims=dim, attrs=attrs.get(name))
-            return cls(_bare_cube(shape, coords), found, {d: size.get(d, 1) for d in found}, n)
-        raise InvalidTypeError(
-            "nothing says where the samples lie: give the splitter the cube (cube=ds) whose cells "
-            "are the rows of X, or X or groups with columns of positions such as 'lat_index'"
-        )
+            reasons = (
+                "; ".join(unknown.values()) or f"none of the columns {list(table)} is named so"
+            )
+            raise InvalidValueError(
+                f"the samples need columns named like the cube's dims {view.dims}, or "
+                f"'{view.dims[0]}_index' with positions: {reasons}"
+            )
+        return cls(view, origin, {dim: size.get(dim, 1) for dim in origin}, n, unknown)
 
     def count(self, grid: Grid) -> Ints:
         """Count the samples that begin in each block."""
@@ -153,16 +97,18 @@ class Samples:
         return np.bincount(ids, minlength=len(grid)).astype(np.int64)
 
     def check_known(self, dims: Sequence[str]) -> None:
-        """Refuse to split along dims along which the samples' places are not known."""
-        if unknown := [dim for dim in dims if dim not in self.origin]:
-            tried = f" ({'; '.join(self.troubles)})" if self.troubles else ""
-            raise InvalidValueError(
-                f"the samples say where they lie along {list(self.origin)}, the split needs "
-                f"{unknown} too{tried}; add a column '{unknown[0]}_index', or leave the dim uncut"
-            )
+        """Refuse to split along dims along which the samples' positions are unknown."""
+        for dim in dims:
+            if dim not in self.origin:
+                reason = f" ({self.unknown[dim]})" if dim in self.unknown else ""
+                raise InvalidValueError(
+                    f"the split needs the samples' positions along {dim!r}, but they are known "
+                    f"only along {list(self.origin)}{reason}; add a column '{dim}_index', or do "
+                    "not cut the dim"
+                )
 
     def labels(self, plan: SplitPlan, reaches: tuple[Reach, ...]) -> Labels:
-        """Look up the part of each sample; one of several parts is excluded."""
+        """Return the part of each sample; a sample with cells of several parts is excluded."""
         result = np.full(self.n, EXCLUDED, dtype=np.uint8)
         dims = plan.grid.dims
         size = [self.size.get(dim, 1) for dim in dims]
@@ -182,11 +128,11 @@ class Samples:
         return result
 
     def _together(self, inside: Ints, dims: Sequence[str]) -> Iterator[Ints]:
-        """Groups of samples whose cells, and those between them, fit in memory."""
+        """Yield groups of samples whose bounding boxes fit in memory."""
         touched = {dim: np.unique(self.origin[dim][inside]) for dim in dims if dim in self.origin}
         cells = math.prod(v.size * self.size[dim] for dim, v in touched.items())
         dim = max(touched, key=lambda d: touched[d].size, default=None)
-        # a group of few samples spans mostly cells of none of them: worth cutting further
+        # a box with few samples is mostly empty and is worth cutting further
         few = max(1 << 16, 8 * inside.size * math.prod(self.size.values()))
         if dim is None or cells <= min(_CELLS_AT_ONCE, few) or touched[dim].size < 2:
             if inside.size:
@@ -200,7 +146,7 @@ class Samples:
 def _all_cells(
     flags: NDArray[np.bool_], first: Sequence[Ints], size: Sequence[int]
 ) -> NDArray[np.bool_]:
-    """Whether all cells of each window are flagged, from running counts of those that are not."""
+    """Return for each window whether all its cells are flagged, by cumulative counts."""
     count = np.zeros([n + 1 for n in flags.shape], dtype=np.int32)
     count[(slice(1, None),) * flags.ndim] = ~flags
     for axis in range(flags.ndim):
@@ -216,10 +162,8 @@ def _all_cells(
 
 
 def _length(X: Any) -> int:
-    """Samples in X."""
-    spec = _store_spec(X)
     if isinstance(X, xr.Dataset):
-        return X.sizes[_sample_dim(X, spec)]
+        return X.sizes[_sample_dim(X)]
     if isinstance(X, Mapping):
         return len(next(iter(X.values()), ()))
     if hasattr(X, "shape"):
@@ -228,40 +172,38 @@ def _length(X: Any) -> int:
         return len(X)
     except TypeError:
         raise InvalidTypeError(
-            f"X is a {type(X).__name__}; give an array or table with one row for each sample"
+            f"X must be an array or table with one row per sample, got {type(X).__name__}"
         ) from None
 
 
-def _store_spec(X: Any) -> Mapping[str, Any]:
-    """What a sample store says of its cube and windows; nothing for other things."""
+def store_spec(X: Any) -> Mapping[str, Any]:
+    """Return the attrs of a sample store that describe its cube and windows; else nothing."""
     spec = X.attrs.get("spec") if isinstance(X, xr.Dataset | xr.DataArray) else None
     keys = ("dims", "shape", "size")
     return spec if isinstance(spec, Mapping) and all(key in spec for key in keys) else {}
 
 
-def _sample_dim(X: xr.Dataset, spec: Mapping[str, Any]) -> str:
-    named = [v.dims[0] for k, v in X.variables.items() if str(k).endswith("_index") and v.ndim == 1]
-    dim = named[0] if named else "samples" if "samples" in X.dims else None
-    if dim is None and len(X.sizes) == 1:
-        dim = next(iter(X.sizes))
-    if dim is None:
-        raise InvalidTypeError(
-            f"X is a Dataset of {dict(X.sizes)} without positions such as 'lat_index', so no dim "
-            "counts samples; open a sample store, or give a table with one row for each sample"
-        )
-    return str(dim)
+def _sample_dim(X: xr.Dataset) -> str:
+    if SAMPLE_DIM in X.dims:
+        return SAMPLE_DIM
+    if len(X.sizes) == 1:
+        return str(next(iter(X.sizes)))
+    raise InvalidTypeError(
+        f"a Dataset of samples must be a sample store or have one dim, got {dict(X.sizes)}; pass "
+        "a table with one row per sample"
+    )
 
 
 def _columns(X: Any) -> Columns:
-    """Columns by name of anything that has them; index levels go before columns."""
+    """Return the columns by name; index levels go before columns."""
     if isinstance(X, pd.DataFrame | pd.Series):
         table = {str(k): _values(X[k]) for k in X.columns} if isinstance(X, pd.DataFrame) else {}
-        for place, level in enumerate(X.index.names):
+        for i, level in enumerate(X.index.names):
             if level is not None:
-                table[str(level)] = _values(X.index.get_level_values(place))
+                table[str(level)] = _values(X.index.get_level_values(i))
         return table
     if isinstance(X, xr.Dataset):
-        dim = _sample_dim(X, _store_spec(X))
+        dim = _sample_dim(X)
         return {str(k): X[k].values for k in X.variables if X[k].dims == (dim,)}
     if isinstance(X, xr.DataArray):
         coords = X.coords.items()
@@ -273,78 +215,105 @@ def _columns(X: Any) -> Columns:
 
 
 def _values(column: Any) -> NDArray[Any]:
-    """Values of a column; dates with a time zone become those of UTC, which cubes have."""
+    """Return the values of a column; dates with a time zone are converted to UTC."""
     if isinstance(getattr(column, "dtype", None), pd.DatetimeTZDtype):
         column = pd.DatetimeIndex(column).tz_convert("UTC").tz_localize(None)
     return np.asarray(column)
 
 
-def _positions(
-    table: Columns, view: CubeView, dims: Sequence[str]
-) -> tuple[dict[str, Ints], list[str]]:
-    """Positions along those of `dims` that a table knows, and why it does not know others."""
+def _index_column(table: Columns, dim: str) -> Ints | None:
+    column = table.get(f"{dim}_index")
+    return None if column is None or column.dtype.kind not in "iu" else column.astype(np.int64)
+
+
+def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[str, str]]:
+    """Return the positions along the dims that have a column, and reasons why some have none."""
     found: dict[str, Ints] = {}
-    troubles = []
-    for dim in dims:
-        if f"{dim}_index" in table and table[f"{dim}_index"].dtype.kind in "iu":
-            found[dim] = table[f"{dim}_index"].astype(np.int64)
-            continue
+    unknown: dict[str, str] = {}
+    for dim, n in view.sizes.items():
+        at = _index_column(table, dim)
         values = table.get(dim, table.get(f"{dim}_origin"))
-        if values is None:
-            continue
-        if dim not in view.ds.coords:
-            troubles.append(f"the cube has no coordinate {dim!r} to look {dim!r} of X up in")
-            continue
-        try:
-            place = _look_up(values, view.ds.coords[dim].values)
-        except TypeError:  # what cannot be sorted
-            place = None
-        if place is None and not view.ds.coords[dim].to_index().is_unique:
-            troubles.append(
-                f"the cube has some {dim!r} more than once, so that {dim!r} of X does not tell its "
-                f"cells; give their positions as {dim}_index"
-            )
-        elif place is None:
-            troubles.append(f"some {dim!r} of X are not among those of the cube")
-        else:
-            found[dim] = place
-    return found, troubles
+        if at is not None:
+            if at.size and not 0 <= at.min() <= at.max() < n:
+                raise InvalidValueError(
+                    f"positions along {dim!r} must be from 0 to {n - 1}, got {at.min()} to "
+                    f"{at.max()}; the samples are not from this cube"
+                )
+            found[dim] = at
+        elif values is not None:
+            # without a coordinate, positions are labels, as in ds.to_dataframe()
+            axis = view.ds.get_index(dim)
+            if not axis.is_unique:
+                unknown[dim] = (
+                    f"the cube has some {dim!r} more than once; give positions as {dim}_index"
+                )
+            elif (at := _look_up(values, axis)) is None:
+                unknown[dim] = f"some {dim!r} of the samples are not coordinates of the cube"
+            else:
+                found[dim] = at
+    return found, unknown
 
 
-def _look_up(values: NDArray[Any], axis: NDArray[Any]) -> Ints | None:
-    """Position on the axis of each value; None if one is not there, or is there twice."""
-    if values.dtype.kind == axis.dtype.kind == "M":
-        values, axis = values.astype("M8[ns]"), axis.astype("M8[ns]")
-    numbers = values.dtype.kind in "fiu" and axis.dtype.kind in "fiu"
-    unique, which = np.unique(values, return_inverse=True)
-    if np.unique(axis).size != axis.size:
-        return None
-    if not numbers:
-        place = {value: i for i, value in enumerate(axis.tolist())}
-        at = [place.get(value, -1) for value in unique.tolist()]
-        return None if -1 in at else np.array(at, dtype=np.int64)[which.ravel()]
-    # coordinates are kept as float32 here and float64 there: the nearest is meant
-    order = np.argsort(axis)
-    ascending, wanted = axis[order].astype(float), unique.astype(float)
-    right = np.clip(np.searchsorted(ascending, wanted), 0, axis.size - 1)
-    left = np.maximum(right - 1, 0)
-    is_left = np.abs(wanted - ascending[left]) < np.abs(wanted - ascending[right])
-    nearest = np.where(is_left, left, right)
-    off = np.abs(ascending[nearest] - wanted)
-    if not (off <= rounding_of(ascending)).all():
-        return None
-    return order[nearest][which.ravel()].astype(np.int64)
+def _look_up(values: NDArray[Any], axis: pd.Index[Any]) -> Ints | None:
+    """Return the position of each value on the axis, or None if one is missing."""
+    if values.dtype.kind not in "fiu" or axis.dtype.kind not in "fiu":
+        at = axis.get_indexer(pd.Index(values))
+        return None if (at < 0).any() else at.astype(np.int64)
+    # coordinates may be float32 in one place and float64 in the other
+    order = np.argsort(axis.values)
+    ascending = axis.values[order].astype(float)
+    at = pd.Index(ascending).get_indexer(
+        values.astype(float), method="nearest", tolerance=rounding_of(ascending)
+    )
+    return None if (at < 0).any() else order[at].astype(np.int64)
 
 
-def _whole_axis(where: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None:
-    """The coordinate of all cells from that of some; None where it takes a guess."""
-    seen, first = np.unique(where, return_index=True)
+def _bare_view(
+    table: Columns,
+    spec: Mapping[str, Any],
+    sample_size: SizesLike | None,
+    dims: Sequence[str],
+    times_suffice: bool,
+    attrs: Mapping[Any, Mapping[Any, Any]],
+) -> CubeView:
+    """Return a cube without data that holds samples with known positions."""
+    shape: dict[str, int] = {}
+    coords: dict[str, Any] = {}
+    named = spec.get("dims", dims)
+    found = {dim: at for dim in named if (at := _index_column(table, dim)) is not None}
+    size = _sample_size(sample_size, spec, dict.fromkeys(found, 1 << 62)) if found else {}
+    known = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
+    for dim, at in found.items():
+        shape[dim] = int(known.get(dim, at.max(initial=0) + size.get(dim, 1)))
+        name = dim if dim in table else f"{dim}_origin"
+        axis = _whole_axis(at, table[name], shape[dim]) if name in table else None
+        if axis is not None:
+            coords[dim] = xr.DataArray(axis, dims=dim, attrs=attrs.get(name))
+    time = next((dim for dim in dims if dim in table), None)
+    if not found and times_suffice and time is not None:
+        if pd.isnull(table[time]).any():
+            raise InvalidValueError(f"{time!r} has missing times; fill or drop them")
+        coords[time] = np.unique(table[time])
+        shape[time] = coords[time].size
+    if not shape:
+        raise InvalidTypeError(
+            "the positions of the samples are unknown: construct the splitter with the cube "
+            "(cube=ds) whose cells are the rows of X, or pass X or groups with columns of "
+            "positions such as 'lat_index'"
+        )
+    cells = np.broadcast_to(np.zeros((), dtype=bool), tuple(shape.values()))
+    return CubeView.of(xr.Dataset({"cells": (tuple(shape), cells)}, coords))
+
+
+def _whole_axis(at: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | None:
+    """Return the coordinate of all n cells, extrapolated if evenly spaced; else None."""
+    seen, first = np.unique(at, return_index=True)
     known = values[first]
     if seen.size == n:
         return known
     if known.dtype.kind not in "fiuM" or seen.size < 2:
         return None
-    # of evenly spaced values, which windows seldom begin at the last of, the others follow
+    # windows seldom begin at the last cells of an axis
     start = known[0]
     offset = (known - start).astype(float)
     step = offset[-1] / (seen[-1] - seen[0])
@@ -356,51 +325,24 @@ def _whole_axis(where: Ints, values: NDArray[Any], n: int) -> NDArray[Any] | Non
     return np.asarray(start + apart)
 
 
-def _row_positions(n: int, view: CubeView, valid: ValidLike | None) -> dict[str, Ints] | None:
-    """Positions if rows are the cells of the cube, or its valid cells, in order."""
+def _row_positions(n: int, view: CubeView, valid: ValidLike | None) -> dict[str, Ints]:
+    """Return the positions of rows that are the cells of the cube, or its valid cells, in order."""
     shape = tuple(view.sizes.values())
-    if n == math.prod(shape):
-        ids = np.arange(n)
-    elif valid is None:
-        return None
-    else:
-        mask = valid_mask(valid, view)
-        lengths = {dim: view.sizes[dim] for dim in view.dims if dim not in mask.dims}
-        full = mask.expand_dims(lengths).transpose(*view.dims)
-        ids = np.flatnonzero(full.values)
-        if ids.size != n:
-            return None
-    places = np.unravel_index(ids, shape)
-    return {dim: at.astype(np.int64) for dim, at in zip(view.dims, places, strict=True)}
-
-
-def _why_not_rows(
-    n: int, view: CubeView, valid: ValidLike | None, groups: Any, troubles: Sequence[str]
-) -> str:
-    tried = f" ({'; '.join(troubles)})" if troubles else ""
-    if groups is not None:
-        return (
-            f"groups has the columns {list(_columns(groups))}, which tell no place in the cube "
-            f"{view.sizes}{tried}; name them like its dims, as '{view.dims[0]}' or "
-            f"'{view.dims[0]}_index', or leave groups out"
+    cells = math.prod(shape)
+    ids = np.arange(cells)
+    mask = valid_mask(valid, view)
+    if n != cells and mask is not None:
+        missing = {dim: view.sizes[dim] for dim in view.dims if dim not in mask.dims}
+        ids = np.flatnonzero(mask.expand_dims(missing).transpose(*view.dims).values)
+    if n != ids.size:
+        valid_too = "" if valid is None else f" and {ids.size} valid cells"
+        raise InvalidValueError(
+            f"X has {n} rows, but the cube {view.sizes} has {cells} cells{valid_too}, and X has no "
+            "columns of positions; pass a DataFrame indexed by the dims, as from "
+            "ds.to_dataframe().dropna(), or groups= with columns such as 'lat_index'"
         )
-    cells = math.prod(view.sizes.values())
-    also = "" if valid is None else ", and another number of valid ones"
-    return (
-        f"X has {n} rows, the cube {view.sizes} has {cells} cells{also}, and nothing else says "
-        f"where the rows lie{tried}; give a DataFrame indexed by the dims, as "
-        "ds.to_dataframe().dropna() does, or groups= with columns such as 'lat_index'"
-    )
-
-
-def _outside(origin: Mapping[str, Ints], shape: Mapping[str, int]) -> dict[str, str]:
-    """Say of positions along which dims they are not in the cube."""
-    return {
-        dim: f"positions along {dim!r} go from {at.min()} to {at.max()}, the cube has "
-        f"{shape[dim]} cells there; these samples are of another cube"
-        for dim, at in origin.items()
-        if at.size and not 0 <= at.min() <= at.max() < shape[dim]
-    }
+    at = np.unravel_index(ids, shape)
+    return {dim: i.astype(np.int64) for dim, i in zip(view.dims, at, strict=True)}
 
 
 def _sample_size(
@@ -411,9 +353,3 @@ def _sample_size(
     if spec:
         return dict(zip(spec["dims"], map(int, spec["size"]), strict=True))
     return {}
-
-
-def _bare_cube(shape: Mapping[str, int], coords: Mapping[str, Any]) -> CubeView:
-    """A cube of one value, repeated without taking memory."""
-    cells = np.broadcast_to(np.zeros((), dtype=bool), tuple(shape.values()))
-    return CubeView.of(xr.Dataset({"cells": (tuple(shape), cells)}, dict(coords)))

@@ -1,16 +1,16 @@
-"""Splitters with scikit-learn's protocol, which also label cubes fold by fold."""
+"""BlockKFold, BlockShuffleSplit, ForwardChaining and LeaveRegionOut."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.distance.buffer import Reach
 from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
@@ -24,41 +24,41 @@ from ml4cube.core.partition import cut_in_order, hash_ids, partition
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan, check_fractions
 from ml4cube.cube.coordinates import TIME_NAMES
 from ml4cube.splits.block_sizes import block_sizes
-from ml4cube.splits.buffers import BufferLike, parse_buffer, parse_cyclic, resolve_buffer
+from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.folds.protocol import CubeSplitter, Fold, Ints, Weigh
-from ml4cube.splits.label import Cube
 from ml4cube.splits.regions import RegionMap
 from ml4cube.splits.strata import StratifyLike
-from ml4cube.splits.validity import ValidLike, valid_mask
+from ml4cube.splits.validity import valid_mask
 
 
+@dataclass(eq=False, repr=False)
 class _BlockSplitter(CubeSplitter):
-    """What the splitters of blocks share."""
+    """Base of the splitters of blocks."""
 
-    n_splits: int
-    block_size: SizesLike | None
-    buffer: BufferLike | None
-    gap: Any
-    cyclic: Any
-    stratify: StratifyLike | None
-    seed: int
+    n_splits: int = 5
+    block_size: SizesLike | None = None
+    _: KW_ONLY
+    buffer: BufferLike | None = None
+    gap: Any = None
+    cyclic: Any = None
+    stratify: StratifyLike | None = None
+    seed: int = 42
 
     def _dims(self) -> tuple[str, ...]:
         named: list[str] = []
         given: Any
         for given in (self.block_size, self.buffer):
-            with contextlib.suppress(TypeError, ValueError):  # no sizes by dim: told when parsed
+            with contextlib.suppress(TypeError, ValueError):  # not sizes by dim
                 named += [str(dim) for dim in dict(given)]
         return tuple(dict.fromkeys(named))
 
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
         sizes = block_sizes(self.block_size, view, self._shares())
         grid = Grid.blocks(view.canonical, sizes)
-        cut = [dim for dim, count in zip(grid.dims, grid.counts, strict=True) if count > 1]
-        keep_away = parse_buffer(self.buffer, self.gap, view, cut)
-        wraps = parse_cyclic(self.cyclic, view, cut)
-        reaches = resolve_buffer(keep_away, wraps, view)
+        buffer, cyclic, reaches = plan_buffer(
+            self.buffer, self.gap, self.cyclic, view, cut_dims(grid)
+        )
         weights, classes = weigh(grid)
         for fold, test in enumerate(self._tests(weights, classes), start=1):
             share = float(weights[test].sum() / weights.sum())
@@ -67,54 +67,56 @@ class _BlockSplitter(CubeSplitter):
                 labels=np.where(test, TEST, TRAIN).astype(np.uint8).tobytes(),
                 seed=int(self.seed),
                 fractions=(("train", 1 - share), ("test", share)),
-                buffer=keep_away,
-                cyclic=wraps,
+                buffer=buffer,
+                cyclic=cyclic,
                 note=f"fold {fold} of {self.n_splits}",
             )
             yield plan, reaches
 
     def _shares(self) -> list[float]:
-        """Shares of the blocks that are dealt out."""
+        """Return the fraction of the cells in each group of blocks."""
         raise NotImplementedError
 
     def _tests(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
-        """Whether each block tests, fold by fold."""
+        """Yield for each fold which blocks are the test part."""
         raise NotImplementedError
 
 
+@dataclass(eq=False, repr=False)
 class BlockKFold(_BlockSplitter):
-    """K folds of whole blocks: every block tests once, and trains in the other folds.
+    """K folds of whole blocks: each block is tested once and is train in the other folds.
 
     The test folds partition the samples, or the valid cells, and are as equal in number as
-    whole blocks allow. Which block is in which fold depends on `seed`, the block's place and
-    the numbers of samples alone.
+    whole blocks allow. The fold of a block depends only on `seed`, the block's position and
+    the numbers of samples.
 
     Parameters
     ----------
     n_splits : int
-        Folds, 2 or more.
+        Number of folds, at least 2.
     block_size : mapping or list of (str, int), optional
         Cells of a block by dim; a dim that is missing is not cut. By default few large blocks,
         with a warning, as for `assign_block_split`.
     cube : Dataset or DataArray, optional
-        The cube that the samples come from. Without it X or groups must hold positions
+        The cube that the samples come from. Without it, X or groups must hold positions
         ("lat_index"), as those of sample stores do.
     buffer : int, str, timedelta or mapping, optional
-        What must lie between train and test, taken from train, as for `assign_block_split`.
+        Distance kept between train and test, taken from train, as for `assign_block_split`.
     gap : int, str or timedelta, optional
         The buffer along time.
     cyclic : str, list of str or bool, optional
         Dims along which the first cell follows the last, as for `assign_block_split`.
     stratify : str, DataArray or mapping of str to int, optional
-        Classes of the cube's cells that are shared out evenly, as for `assign_block_split`.
+        Classes of the cube's cells that are spread evenly over folds, as for
+        `assign_block_split`.
     valid : str, list of str or DataArray, optional
-        Valid cells, as for `assign_block_split`: what `split_cube` counts, and what the rows
-        of X may be.
+        Valid cells, as for `assign_block_split`: the cells that `split_cube` counts and that the
+        rows of X may be.
     sample_size : mapping or list of (str, int), optional
-        Cells that a sample covers, from its origin on; 1 by default. Sample stores know
-        their own. Samples with cells of train and test are left out.
+        Cells that a sample covers, starting at its origin; 1 by default. Sample stores know
+        their own. Samples with cells of both train and test are left out.
     seed : int
         Seed of the random order.
 
@@ -129,37 +131,10 @@ class BlockKFold(_BlockSplitter):
     >>> rng = np.random.default_rng(0)
     >>> ds = xr.Dataset({name: (("time", "lat"), rng.random((30, 12))) for name in ("a", "b")})
     >>> table = ds.to_dataframe()
-    >>> folds = BlockKFold(5, {"time": 6, "lat": 4}, cube=ds.assign_coords(lat=range(12)))
+    >>> folds = BlockKFold(5, {"time": 6, "lat": 4}, cube=ds)
     >>> cross_val_score(Ridge(), table[["a"]], table["b"], cv=folds).shape
     (5,)
     """
-
-    def __init__(
-        self,
-        n_splits: int = 5,
-        block_size: SizesLike | None = None,
-        *,
-        cube: Cube | None = None,
-        buffer: BufferLike | None = None,
-        gap: Any = None,
-        cyclic: Any = None,
-        stratify: StratifyLike | None = None,
-        valid: ValidLike | None = None,
-        sample_size: SizesLike | None = None,
-        seed: int = 42,
-    ) -> None:
-        """Store the parameters; those that need the cube are checked by `split`."""
-        self.n_splits = n_splits
-        self.block_size = block_size
-        self.cube = cube
-        self.buffer = buffer
-        self.gap = gap
-        self.cyclic = cyclic
-        self.stratify = stratify
-        self.valid = valid
-        self.sample_size = sample_size
-        self.seed = seed
-        self._check()
 
     def _check(self) -> None:
         check_whole("n_splits", self.n_splits, 2)
@@ -177,18 +152,19 @@ class BlockKFold(_BlockSplitter):
             yield fold == k
 
 
+@dataclass(eq=False, repr=False)
 class BlockShuffleSplit(_BlockSplitter):
-    """Random splits of whole blocks into train and test, each drawn anew.
+    """Random splits of whole blocks into train and test, each drawn independently.
 
     Parameters
     ----------
     n_splits : int
-        Splits, 1 or more.
+        Number of splits, at least 1.
     block_size : mapping or list of (str, int), optional
         Cells of a block by dim; a dim that is missing is not cut. By default few large blocks,
         with a warning, as for `assign_block_split`.
     test_size : float
-        Fraction of the samples, or valid cells, for testing, met as closely as whole blocks
+        Fraction of the samples, or valid cells, for testing; met as closely as whole blocks
         allow.
     cube, buffer, gap, cyclic, stratify, valid, sample_size : object
         As for `BlockKFold`.
@@ -203,34 +179,9 @@ class BlockShuffleSplit(_BlockSplitter):
     [72, 72, 72]
     """
 
-    def __init__(
-        self,
-        n_splits: int = 10,
-        block_size: SizesLike | None = None,
-        *,
-        test_size: float = 0.2,
-        cube: Cube | None = None,
-        buffer: BufferLike | None = None,
-        gap: Any = None,
-        cyclic: Any = None,
-        stratify: StratifyLike | None = None,
-        valid: ValidLike | None = None,
-        sample_size: SizesLike | None = None,
-        seed: int = 42,
-    ) -> None:
-        """Store the parameters; those that need the cube are checked by `split`."""
-        self.n_splits = n_splits
-        self.block_size = block_size
-        self.test_size = test_size
-        self.cube = cube
-        self.buffer = buffer
-        self.gap = gap
-        self.cyclic = cyclic
-        self.stratify = stratify
-        self.valid = valid
-        self.sample_size = sample_size
-        self.seed = seed
-        self._check()
+    n_splits: int = 10
+    _: KW_ONLY
+    test_size: float = 0.2
 
     def _check(self) -> None:
         check_whole("n_splits", self.n_splits, 1)
@@ -238,8 +189,8 @@ class BlockShuffleSplit(_BlockSplitter):
         check_fractions(self.test_size, 0.0, ("test_size", "val"))
         if not 0 < self.test_size < 1:
             raise InvalidValueError(
-                f"test_size={self.test_size!r} leaves a part empty; give a fraction above 0 and "
-                "below 1"
+                f"test_size must be above 0 and below 1, so that no part is empty, got "
+                f"{self.test_size!r}"
             )
 
     def _shares(self) -> list[float]:
@@ -253,24 +204,25 @@ class BlockShuffleSplit(_BlockSplitter):
             yield partition(weights, self._shares(), seed, classes) == 1
 
 
+@dataclass(eq=False, repr=False)
 class ForwardChaining(CubeSplitter):
-    """Train on the past, test on what follows, and move on in time.
+    """Folds in order of time: train on the past and test on the period that follows.
 
-    Time is cut into ``n_splits + 1`` stretches of about equally many samples. Fold k trains
-    on the first k of them, without the `gap` before the next, which it tests on. All samples
+    Time is cut into ``n_splits + 1`` periods with about equal numbers of samples. Fold k trains
+    on the first k of them, without the `gap` before the next, which is the test part. All samples
     of one time are in one part; nothing later than the test part is used.
 
     Parameters
     ----------
     n_splits : int
-        Folds, 1 or more.
+        Number of folds, at least 1.
     gap : int, str or timedelta, optional
-        What must lie between train and test: time steps (``1``), or a time (``"30D"``); train
+        Distance kept between train and test: time steps (``1``) or a time (``"30D"``). Train
         steps up to and including that distance from the test part are left out.
     cube : Dataset or DataArray, optional
-        The cube that the samples come from. Without it X or groups must hold times ("time")
-        or positions ("time_index"); the steps, of `sample_size` too, are then those that occur
-        in them, which is never too few.
+        The cube that the samples come from. Without it, X or groups must hold times ("time")
+        or positions ("time_index"). With times alone, the steps of `gap` and `sample_size` are
+        the times that occur in them, so the gap is never too short.
     dim : str, optional
         The time dim; found by its dates or its name.
     valid, sample_size : object
@@ -288,26 +240,11 @@ class ForwardChaining(CubeSplitter):
     [([0], [2, 3]), ([0, 1, 2], [4, 5]), ([0, 1, 2, 3, 4], [6, 7])]
     """
 
-    _times_alone = True
-
-    def __init__(
-        self,
-        n_splits: int = 5,
-        gap: Any = None,
-        *,
-        cube: Cube | None = None,
-        dim: str | None = None,
-        valid: ValidLike | None = None,
-        sample_size: SizesLike | None = None,
-    ) -> None:
-        """Store the parameters; those that need the cube are checked by `split`."""
-        self.n_splits = n_splits
-        self.gap = gap
-        self.cube = cube
-        self.dim = dim
-        self.valid = valid
-        self.sample_size = sample_size
-        self._check()
+    n_splits: int = 5
+    gap: Any = None
+    _: KW_ONLY
+    dim: str | None = None
+    _times_suffice = True
 
     def _check(self) -> None:
         check_whole("n_splits", self.n_splits, 1)
@@ -316,28 +253,24 @@ class ForwardChaining(CubeSplitter):
         return TIME_NAMES if self.dim is None else (self.dim,)
 
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
-        dim = view.time_dim("dim") if self.dim is None else self.dim
-        if dim not in view.dims:
-            raise InvalidValueError(f"dim={dim!r} is no dim of the cube, it has {view.dims}")
-        by_dim = None if self.gap is None else {dim: self.gap}
-        keep_away = parse_buffer(by_dim, None, view, [dim], "gap")
-        reaches = resolve_buffer(keep_away, (), view)
+        dim = view.check_time_dim(self.dim)
+        buffer, _, reaches = plan_buffer(None, self.gap, False, view, [dim], dim)
         grid = Grid.blocks(view.canonical, {dim: 1})
         weights, _ = weigh(grid)
         moment = view.moments(dim)
         by_moment = np.bincount(moment, weights).astype(np.float64)
-        _check_folds(self.n_splits + 1, by_moment, "time steps")
-        heavy = np.flatnonzero(by_moment > 0)
-        stretches = self.n_splits + 1
-        stretch = cut_in_order(by_moment[heavy], [1 / stretches] * stretches)
-        starts = heavy[np.searchsorted(stretch, np.arange(1, stretches))]
+        periods = self.n_splits + 1
+        _check_folds(periods, by_moment, "time steps")
+        used = np.flatnonzero(by_moment > 0)
+        period = cut_in_order(by_moment[used], [1 / periods] * periods)
+        starts = used[np.searchsorted(period, np.arange(1, periods))]
         of_step = np.searchsorted(starts, moment, side="right")
-        # a gap in steps counts times, of which some may stand on the axis twice
-        steps = dict(keep_away).get(dim)
+        # a gap in steps counts distinct times, because a time may occur twice on the axis
+        steps = dict(buffer).get(dim)
         steps = steps if isinstance(steps, int) else 0
         if steps:
-            keep_away, reaches = (), ()
-        for fold in range(1, stretches):
+            buffer, reaches = (), ()
+        for fold in range(1, periods):
             labels = np.where(of_step < fold, TRAIN, np.where(of_step == fold, TEST, EXCLUDED))
             labels[(labels == TRAIN) & (moment >= starts[fold - 1] - steps)] = EXCLUDED
             held = weights[of_step == fold].sum() / weights[of_step <= fold].sum()
@@ -345,15 +278,15 @@ class ForwardChaining(CubeSplitter):
                 grid=grid,
                 labels=labels.astype(np.uint8).tobytes(),
                 fractions=(("train", 1 - float(held)), ("test", float(held))),
-                buffer=keep_away,
+                buffer=buffer,
                 note=f"fold {fold} of {self.n_splits}" + (f", gap of {steps}" if steps else ""),
             )
-            _check_gap(plan, reaches, weights, dim, self.gap, fold)
             yield plan, reaches
 
 
+@dataclass(eq=False, repr=False)
 class LeaveRegionOut(CubeSplitter):
-    """Leave one region out at a time: each tests once, the others train.
+    """Leave one region out at a time: each region is tested once, the others are train.
 
     Parameters
     ----------
@@ -361,14 +294,14 @@ class LeaveRegionOut(CubeSplitter):
         Region ids of any type on any of the cube's dims, or the name of a variable or
         coordinate of the cube that holds them; gaps belong to no region.
     cube : Dataset or DataArray, optional
-        The cube that the samples come from. Without it X or groups must hold positions
+        The cube that the samples come from. Without it, X or groups must hold positions
         ("lat_index"), as those of sample stores do.
     buffer : int, str, timedelta or mapping, optional
-        What must lie between train and test, taken from train, as for `assign_region_split`.
+        Distance kept between train and test, taken from train, as for `assign_region_split`.
     cyclic : str, list of str or bool, optional
         Dims along which the first cell follows the last, as for `assign_block_split`.
     background : {"excluded", "train"}
-        What becomes of cells without a region.
+        Part of the cells without a region.
     valid, sample_size : object
         As for `BlockKFold`.
 
@@ -385,26 +318,11 @@ class LeaveRegionOut(CubeSplitter):
     [[0, 1, 4, 5], [2, 6], [3, 7]]
     """
 
-    def __init__(
-        self,
-        regions: str | xr.DataArray,
-        *,
-        cube: Cube | None = None,
-        buffer: BufferLike | None = None,
-        cyclic: Any = None,
-        background: str = "excluded",
-        valid: ValidLike | None = None,
-        sample_size: SizesLike | None = None,
-    ) -> None:
-        """Store the parameters; those that need the cube are checked by `split`."""
-        self.regions = regions
-        self.cube = cube
-        self.buffer = buffer
-        self.cyclic = cyclic
-        self.background = background
-        self.valid = valid
-        self.sample_size = sample_size
-        self._check()
+    regions: str | xr.DataArray
+    _: KW_ONLY
+    buffer: BufferLike | None = None
+    cyclic: Any = None
+    background: str = "excluded"
 
     def _check(self) -> None:
         check_choice("background", self.background, ("excluded", "train"))
@@ -415,7 +333,7 @@ class LeaveRegionOut(CubeSplitter):
         return ()
 
     def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
-        """Count the regions that hold samples; without X, those that hold valid cells.
+        """Return the number of regions that hold samples; without X, those with valid cells.
 
         Parameters
         ----------
@@ -424,19 +342,21 @@ class LeaveRegionOut(CubeSplitter):
         y : object
             Ignored.
         groups : object
-            As X.
+            As for `split`.
 
         Returns
         -------
         int
-            Folds that `split` gives.
+            Number of folds that `split` yields.
         """
         if X is None and groups is None:
             if self.cube is None:
-                raise InvalidTypeError(f"{self!r} has no cube; give X to count regions, or cube=ds")
+                raise InvalidTypeError(
+                    f"{self!r} has no cube; pass X to count its regions, or construct it with "
+                    "cube=ds"
+                )
             view = CubeView.of(self.cube)
-            mask = None if self.valid is None else valid_mask(self.valid, view)
-            _, held = RegionMap.of(self.regions, view).weigh(mask)
+            _, held = RegionMap.of(self.regions, view).weigh(valid_mask(self.valid, view))
         else:
             samples = self._locate(X, groups)
             region_map = RegionMap.of(self.regions, samples.view)
@@ -445,12 +365,10 @@ class LeaveRegionOut(CubeSplitter):
 
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
         region_map = RegionMap.of(self.regions, view)
-        keep_away = parse_buffer(self.buffer, None, view, region_map.dims)
-        wraps = parse_cyclic(self.cyclic, view, region_map.dims)
-        reaches = resolve_buffer(keep_away, wraps, view)
+        buffer, cyclic, reaches = plan_buffer(self.buffer, None, self.cyclic, view, region_map.dims)
         weights, _ = weigh(region_map.grid)
         held = region_map.sum(weights)
-        _check_folds(2, held, f"regions of {region_map.called!r}")
+        _check_folds(2, held, f"regions of {region_map.name!r}")
         for region in np.flatnonzero(held > 0):
             of_region = np.full(held.size, TRAIN, dtype=np.uint8)
             of_region[region] = TEST
@@ -460,32 +378,17 @@ class LeaveRegionOut(CubeSplitter):
                 grid=region_map.grid,
                 labels=labels.tobytes(),
                 fractions=(("train", 1 - float(share)), ("test", float(share))),
-                buffer=keep_away,
-                cyclic=wraps,
-                note=f"region {region_map.ids[region]} of {region_map.called}",
+                buffer=buffer,
+                cyclic=cyclic,
+                note=f"region {region_map.ids[region]} of {region_map.name}",
             )
             yield plan, reaches
 
 
-def _check_gap(
-    plan: SplitPlan, reaches: tuple[Reach, ...], weights: Ints, dim: str, gap: Any, fold: int
-) -> None:
-    """Refuse a gap that takes the whole train part of a fold."""
-    steps = {d: np.arange(n if d == dim else 1) for d, n in plan.cube_shape.items()}
-    left = plan.label_cells(steps, reaches).ravel() == TRAIN
-    if not (weights[left] > 0).any():
-        raise EmptyPartError(
-            f"gap={gap!r} takes every time step of the train part of fold {fold}; use a shorter "
-            "gap or fewer folds"
-        )
-
-
-def _check_folds(
-    folds: int, weights: NDArray[np.int64] | NDArray[np.float64], of_what: str
-) -> None:
+def _check_folds(folds: int, weights: NDArray[np.int64] | NDArray[np.float64], what: str) -> None:
     usable = int((weights > 0).sum())
     if usable < folds:
         raise EmptyPartError(
-            f"{folds} parts are needed, and {usable} of {weights.size} {of_what} hold samples or "
-            "valid cells; use fewer folds or smaller blocks"
+            f"{folds} parts are needed, but only {usable} of {weights.size} {what} hold samples "
+            "or valid cells; use fewer folds or smaller blocks"
         )

@@ -1,5 +1,6 @@
-"""Does a split leak? The report and what it measures.
+"""The leakage report: will the test score of a split hold where the model is used?
 
-`report` judges, `layout` and `duplicates` look at the label and the values, `carried` at values
-carried forward, `deployment` at distances, `stores` at two sample stores.
+Read `report` first, which calls all others, then `checks`, which turns measurements into rows,
+findings and a verdict. `layout` measures the label, `duplicates` and `carried` compare values,
+`deployment` measures distances to train, and `stores` compares two sample stores.
 """

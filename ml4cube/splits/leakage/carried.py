@@ -1,7 +1,7 @@
-"""Values that stand on in time, from train steps into those held out, at one and the same place.
+"""Find values carried forward or backward in time from train steps into held-out steps.
 
-Gaps that were filled forward or backward leave such cells. They lie where gaps were, not in tiles:
-a seeded sample of places and steps is compared cell by cell.
+Filled gaps leave such cells. They are not in tiles, but where gaps were, so a seeded sample of
+locations and steps is compared cell by cell.
 """
 
 from __future__ import annotations
@@ -22,33 +22,29 @@ from ml4cube.splits.leakage.layout import Layout
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-# Steps and cells that are looked at together.
+# Steps and cells in the sample.
 _STEPS = 256
 _CELLS = 1 << 18
-# A value at more than this share of the places (no rain) is no sign of a copy, nor are few values.
+# Values at more than this fraction of the locations (no rain) do not indicate a copy, nor do a few
+# distinct values.
 _COMMON = 0.01
 _LEAST_VALUES = 8
 
 
 @dataclass(frozen=True)
 class Carried:
-    """Cells whose place has kept its value since the last train step, or up to the next."""
+    """Fractions of cells that equal the adjacent train step at their location."""
 
-    # Share of the cells held out; 0 where these hold too few different values to tell.
+    # Fraction of the held-out cells; 0 if these have too few distinct values to tell.
     held_out: float
-    # Share of the train cells, which tells how often the variable stands still by nature.
+    # Fraction of the train cells: how often the variable is unchanged by nature.
     train: float
-
-    @property
-    def beyond_nature(self) -> float:
-        """By how much cells held out stand still more often than train cells do."""
-        return self.held_out - self.train
 
 
 def find_carried(
     view: CubeView, layout: Layout, names: Iterable[str], dim: str
 ) -> dict[str, Carried]:
-    """Compare cells held out with the train steps next to them."""
+    """Compare held-out cells with the adjacent train steps, by variable."""
     found: dict[str, Carried] = {}
     if dim not in layout.label.dims:
         return found
@@ -68,7 +64,7 @@ def find_carried(
 
 
 def _sample(view: CubeView, layout: Layout, dim: str) -> dict[str, Ints]:
-    """Positions along each dim, time first; where steps are left out, edges of parts are not."""
+    """Return sampled positions along each dim, time first; edges between parts are included."""
     rng = np.random.default_rng(0)
     steps = np.arange(view.sizes[dim])
     if steps.size > _STEPS:
@@ -79,21 +75,21 @@ def _sample(view: CubeView, layout: Layout, dim: str) -> dict[str, Ints]:
         steps = np.unique(np.concatenate([later - 1, later]))
     sizes = {d: n for d, n in view.canonical.items() if d != dim}
     share = min(_CELLS / steps.size / math.prod(sizes.values()), 1.0) ** (1 / max(len(sizes), 1))
-    places = {
+    others = {
         d: np.sort(rng.permutation(n)[: max(int(n * share), 1)]).astype(np.int64)
         for d, n in sizes.items()
     }
-    return {dim: steps, **places}
+    return {dim: steps, **others}
 
 
 def _compare(values: NDArray[Any], codes: NDArray[Any]) -> Carried | None:
-    """Compare cells, (steps, places), with the train cells next to them."""
+    """Compare cells, (steps, locations), with the adjacent train cells."""
     train, held_out = codes == TRAIN, np.isin(codes, HELD_OUT)
     if not (train.any(axis=0) & held_out.any(axis=0)).any():
         return None
     known = np.isfinite(values)
-    backward = _stands(values[::-1], train[::-1], held_out[::-1])[::-1]
-    still = known & ~_common(values) & (_stands(values, train, held_out) | backward)
+    backward = _unchanged(values[::-1], train[::-1], held_out[::-1])[::-1]
+    still = known & ~_is_common(values) & (_unchanged(values, train, held_out) | backward)
     if np.unique(values[still & held_out]).size < _LEAST_VALUES:
         still &= train
     held, trained = (
@@ -102,8 +98,8 @@ def _compare(values: NDArray[Any], codes: NDArray[Any]) -> Carried | None:
     return Carried(held, trained)
 
 
-def _stands(values: NDArray[Any], train: Bools, held_out: Bools) -> Bools:
-    """Whether cells, and those held out before them, have the value of the last train cell."""
+def _unchanged(values: NDArray[Any], train: Bools, held_out: Bools) -> Bools:
+    """Return which cells have kept the value of the last train cell."""
     steps = np.arange(len(values))[:, None]
     last = np.maximum.accumulate(np.where(train, steps, -1), axis=0)
     last = np.concatenate([np.full_like(last[:1], -1), last[:-1]])
@@ -114,9 +110,9 @@ def _stands(values: NDArray[Any], train: Bools, held_out: Bools) -> Bools:
     return np.asarray(same & (train | (since == 0)))
 
 
-def _common(values: NDArray[Any]) -> Bools:
-    """Whether a value stands at many places, if at some other time."""
-    places = values.shape[1]
+def _is_common(values: NDArray[Any]) -> Bools:
+    """Return which values occur at many locations, at any time."""
+    locations = values.shape[1]
     which = np.unique(values, return_inverse=True)[1].reshape(values.shape).astype(np.int64)
-    seen = np.unique(which * places + np.arange(places)) // places
-    return np.asarray((np.bincount(seen) > max(_COMMON * places, 1))[which])
+    seen = np.unique(which * locations + np.arange(locations)) // locations
+    return np.asarray((np.bincount(seen) > max(_COMMON * locations, 1))[which])

@@ -1,4 +1,4 @@
-"""Where cells lie, on the map and in time, and how far those of one kind are from train cells."""
+"""Distances to train, in space and in time, of the test part and of a deployment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, TRAIN
 from ml4cube.cube.coordinates import dates_along, find_time_dim
 from ml4cube.cube.variables import data_variables
-from ml4cube.splits.cube import CubeView, check_places, is_kind, microseconds
+from ml4cube.splits.cube import CubeView, check_degrees, is_kind, microseconds
 from ml4cube.splits.leakage.layout import SAMPLE, Layout
 from ml4cube.splits.validity import has_value
 
@@ -26,30 +26,30 @@ Bools = NDArray[np.bool_]
 
 _DAY = 86_400_000_000.0
 _KM = {"m": 1e-3, "metre": 1e-3, "metres": 1e-3, "meter": 1e-3, "meters": 1e-3, "km": 1.0}
-# Steps of time at which cells are drawn: the map of train cells is read once for each.
+# Time steps that are sampled; the map of train cells is read once for each.
 _STEPS = 32
-# A station lies beside train if one of so many nearest ones trains: a cell has four neighbours.
+# A station touches train if one of its four nearest stations is train, like the cells of a grid.
 _NEIGHBOURS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Axes:
-    """Where the cells of a cube lie."""
+    """The locations and times of the cells of a cube."""
 
-    # Dims whose indices are places, sorted: those of a map, or the one of stations.
+    # Dims of the locations, sorted: those of a map, or the one of stations.
     sizes: dict[str, int]
-    # Kilometres on a plane, or unit vectors on the sphere, NaN where a place is unknown; None
-    # without coordinates.
+    # Kilometres on a plane, or unit vectors on the sphere, NaN where unknown; None without
+    # coordinates.
     points: Floats | None
     time_dim: str | None
-    # Dates of its steps, or numbers; None where there are neither.
+    # Dates or numbers of its steps, if it has them.
     times: xr.DataArray | None
-    # How many steps there are.
+    # Number of steps.
     steps: int
 
     @classmethod
     def of(cls, view: CubeView, map_dims: tuple[str, ...] = (), when: str | None = None) -> Axes:
-        """Find a cube's places and times."""
+        """Find the locations and times of a cube; `when` names a scalar time."""
         coords = view.ds.coords
         time_dim = find_time_dim(coords.values(), view.dims)
         times = None
@@ -57,55 +57,56 @@ class Axes:
             times = dates_along(coords.values(), time_dim)
             own = view.own(time_dim)
             if times is not None and own is not None and bool(times.isnull().any()):
-                times = None  # the split went by the dim's own coordinate, too
+                times = None  # splits in time then use the dim's own coordinate, too
             if times is None and own is not None and own.dtype.kind in "fiu":
                 times = own.astype("float64") if bool(own.notnull().all()) else None
         elif when in coords and is_time(coords[when]) and not coords[when].isnull().any():
             times = None if coords[when].ndim else coords[when].expand_dims("time")
         steps = int(times is not None) if time_dim is None else view.sizes[time_dim]
         degrees, metres = _degrees(view, time_dim), _metres(view)
-        places = degrees or metres
-        if places is None:
+        locations = degrees or metres
+        if locations is None:
+            _refuse_degrees_as_data(view)
             sizes = {dim: view.sizes[dim] for dim in map_dims if dim != time_dim}
             return cls(sizes, None, time_dim, times, steps)
-        first, second = xr.broadcast(*places)
+        first, second = xr.broadcast(*locations)
         sizes = {dim: view.sizes[dim] for dim in sorted(map(str, first.dims))}
-        x, y = (place.transpose(*sizes).values.ravel() for place in (first, second))
+        x, y = (axis.transpose(*sizes).values.ravel() for axis in (first, second))
         points = unit_vectors(x, y) if degrees else np.stack([x, y], axis=-1)
         return cls(sizes, points, time_dim, times, steps)
 
     @property
     def station_dim(self) -> str | None:
-        """The dim along which places lie in no order; None on a map or along a track."""
+        """The dim of locations in no order; None on a map or along a track."""
         dim = next(iter(self.sizes), None)
         known = len(self.sizes) == 1 and self.points is not None
         return dim if known and dim != self.time_dim else None
 
-    def km(self, places: Bools, points: Floats, count: int = 1) -> Floats:
-        """Kilometres from points to the `count` nearest places, shape (points, count)."""
+    def km(self, locations: Bools, points: Floats, count: int = 1) -> Floats:
+        """Return kilometres from points to the `count` nearest locations: (points, count)."""
         from sklearn.neighbors import KDTree
 
         assert self.points is not None
-        near = KDTree(self.points[places]).query(points, k=count)[0]
+        near = KDTree(self.points[locations]).query(points, k=count)[0]
         found = near if points.shape[-1] == 2 else kilometres(near, EARTH_RADIUS_KM)
-        # the roundings of a unit vector are a tenth of a millimetre
+        # the rounding error of a unit vector is a tenth of a millimetre
         return np.where(found < 1e-6, 0.0, found)
 
     def numbers(self, other: Axes) -> tuple[Floats, str]:
-        """Times of a cube as this one measures them, and their unit."""
+        """Return the times of another cube in this one's unit, and the unit."""
         own, theirs = self.times, other.times
         if own is None or theirs is None:
             return np.arange(float(self.steps)), "steps"
         units = [None if is_time(times) else times.attrs.get("units") for times in (own, theirs)]
         if is_time(own) != is_time(theirs) or units[0] != units[1]:
             raise InvalidValueError(
-                f"the deployment has {_kind(theirs)} along {theirs.name!r}, the cube has "
+                f"the deployment has {_kind(theirs)} along {theirs.name!r}, but the cube has "
                 f"{_kind(own)} along {own.name!r}; decode the times of both (xarray.decode_cf)"
             )
         if not is_time(own):
             unit = str(units[0] or f"units of {own.name}")
             return theirs.values, unit.partition(" since ")[0]
-        # nanoseconds span 584 years, and as objects they are integers
+        # nanoseconds overflow after 292 years, and become integers as objects
         both = [
             dates.astype("M8[us]") if dates.dtype.kind == "M" else dates
             for dates in (own.values[:1], theirs.values)
@@ -115,8 +116,8 @@ class Axes:
             return microseconds(joined)[1:] / _DAY, "days"
         except TypeError as error:
             raise InvalidValueError(
-                "the dates of the deployment are of another calendar than the cube's "
-                f"({' '.join(str(error).split())}); convert them with convert_calendar"
+                "the dates of the deployment must have the cube's calendar, got another "
+                f"({' '.join(str(error).split())}); use convert_calendar"
             ) from None
 
 
@@ -126,7 +127,7 @@ def _kind(times: xr.DataArray) -> str:
 
 
 def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
-    """Latitude and longitude: of a grid, of stations, of a curvilinear grid, or of one place."""
+    """Return latitude and longitude: of a grid, stations, a curvilinear grid, or one point."""
     found = []
     for kind in ("lat", "lon"):
         axis = view.axis_of(kind)
@@ -142,13 +143,32 @@ def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
             degrees = in_degrees(other.values, other.attrs.get("units"))
             axis = xr.DataArray(degrees, dims=other.dims, name=other.name)
         found.append(xr.DataArray(axis.variable, name=axis.name))
-    if all(axis.ndim == 1 for axis in found):  # curvilinear grids have places that are unknown
-        check_places("leakage_report", *found)
+    if all(axis.ndim == 1 for axis in found):  # curvilinear grids may have unknown locations
+        check_degrees("leakage_report", *found)
     return found
 
 
+def _refuse_degrees_as_data(view: CubeView) -> None:
+    """Refuse latitudes and longitudes that are data variables, instead of ignoring them."""
+    data = view.ds.data_vars.items()
+    named = [
+        [
+            str(name)
+            for name, var in data
+            if var.ndim < 3 and set(var.dims) <= set(view.dims) and is_kind(var, kind)
+        ]
+        for kind in ("lat", "lon")
+    ]
+    if all(named):
+        names = [*named[0], *named[1]]
+        raise InvalidValueError(
+            f"{names} must be coordinates to measure distances, but they are data variables; use "
+            f"ds.set_coords({names})"
+        )
+
+
 def _metres(view: CubeView) -> list[xr.DataArray] | None:
-    """Distances along the two axes of a projection, in kilometres."""
+    """Return the coordinates of the two axes of a projection, in kilometres."""
     found = []
     for dim in sorted(view.dims):
         own = view.own(dim)
@@ -160,23 +180,21 @@ def _metres(view: CubeView) -> list[xr.DataArray] | None:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Cells of one kind: those of a part, or of a deployment."""
+    """The cells of a part, or of a deployment."""
 
-    # Where the cells of their cube lie.
+    # Locations and times of their cube.
     axes: Axes
-    # A label of these; cells without a value belong to no part.
+    # Label of the cells; cells without a value are excluded.
     layout: Layout
-    # Their code in the label.
+    # Code of the cells in the label.
     code: int
 
     @classmethod
     def of_deployment(cls, given: Any, axes: Axes) -> Cells:
-        """Where the user says that the model will be used."""
+        """Return the cells of a cube that have a value."""
         if not isinstance(given, xr.Dataset | xr.DataArray):
             raise InvalidTypeError(
-                f"deployment must be a Dataset, a DataArray or a path, got {type(given).__name__}; "
-                "points are a cube too: xarray.DataArray(numpy.ones(n), dims='point', "
-                "coords={'lat': ('point', lats), 'lon': ('point', lons)})"
+                f"deployment must be a Dataset, a DataArray or a path, got {type(given).__name__}"
             )
         try:
             view = CubeView.of(given)
@@ -189,8 +207,8 @@ class Cells:
         ]
         if not variables:
             raise InvalidValueError(
-                f"deployment must have values, got only masks: {list(view.ds.data_vars)}; give the "
-                "cube where the mask holds, as cube.where(mask)"
+                f"deployment must have values, got only masks {list(view.ds.data_vars)}; pass "
+                "cube.where(mask)"
             )
         used = has_value(variables, any_of_them=True)
         if used is None:
@@ -200,16 +218,16 @@ class Cells:
         here = Axes.of(view, (), when)
         own = cls(here, Layout.of(label, tuple(here.sizes)), TRAIN)
         if not own.layout.counts[TRAIN]:
-            raise InvalidValueError("deployment has no cell with a value")
+            raise InvalidValueError("deployment must have cells with a value, got none")
         return own
 
     def steps(self) -> NDArray[np.intp]:
-        """Positions along time that hold some of them."""
+        """Return the positions along time that hold some of the cells."""
         known = self.layout.profiles.get((self.code, str(self.axes.time_dim)))
         return np.arange(self.axes.steps) if known is None else np.flatnonzero(known)
 
-    def places(self, step: int | None = None) -> Bools:
-        """Places that hold some of them: at one step, or at any time."""
+    def locations(self, step: int | None = None) -> Bools:
+        """Return which locations hold some of the cells: at one step, or at any time."""
         sizes = self.axes.sizes
         if step is None or self.axes.time_dim is None:
             here = xr.DataArray(self.layout.maps[self.code], dims=self.layout.map_dims)
@@ -222,50 +240,39 @@ class Cells:
         return np.asarray(here.transpose(*sizes).values).ravel()
 
 
-@dataclass(frozen=True, eq=False)
-class Measure:
-    """What can be measured between two cubes, and why the rest cannot."""
-
-    # Whether places, and times, of both are known.
-    space: bool
-    time: bool
-    # Why not, by "space" and "time"; nothing where neither cube has such a dim.
-    unknown: dict[str, str]
-
-    @classmethod
-    def of(cls, axes: Axes, other: Axes | None = None) -> Measure:
-        """Find what cells of two cubes, or of one, have in common."""
-        unknown = {}
-        theirs = other or axes
-        no_place = "neither latitude and longitude nor metres (x, y)"
-        if axes.points is None and (axes.sizes or theirs.points is not None):
-            unknown["space"] = f"the cube has {no_place}"
-        elif axes.points is not None and theirs.points is None:
-            unknown["space"] = f"the deployment has {no_place}"
-        elif axes.points is not None and axes.points.shape[-1] != theirs.points.shape[-1]:  # type: ignore[union-attr]
-            unknown["space"] = "the cube has degrees and the deployment metres, or the reverse"
-        if other is not None and (axes.steps or other.steps):
-            for name, one in (("the cube", axes), ("the deployment", other)):
-                if one.times is None:
-                    unknown.setdefault("time", f"{name} has no times")
-        space = axes.points is not None and "space" not in unknown
-        return cls(space, axes.steps > 0 and "time" not in unknown, unknown)
+def compare_axes(axes: Axes, other: Axes | None) -> tuple[set[str], dict[str, str]]:
+    """Return which of "space" and "time" can be measured between two cubes, and why not others."""
+    unknown = {}
+    theirs = other or axes
+    no_location = "neither latitude and longitude nor x and y in metres"
+    if axes.points is None and (axes.sizes or theirs.points is not None):
+        unknown["space"] = f"the cube has {no_location}"
+    elif axes.points is not None and theirs.points is None:
+        unknown["space"] = f"the deployment has {no_location}"
+    elif axes.points is not None and axes.points.shape[-1] != theirs.points.shape[-1]:  # type: ignore[union-attr]
+        unknown["space"] = "one of cube and deployment has degrees and the other has metres"
+    if other is not None and (axes.steps or other.steps):
+        for name, one in (("the deployment", other), ("the cube", axes)):
+            if one.times is None:
+                unknown["time"] = f"{name} has no times"
+    has = {"space": axes.points is not None, "time": axes.steps > 0}
+    return {domain for domain in has if has[domain] and domain not in unknown}, unknown
 
 
-def distances(cells: Cells, train: Cells, measure: Measure) -> dict[str, Floats]:
-    """How far cells are from train cells."""
-    # Times are told apart from places: a cell is so far in time from the nearest time that trains
-    # somewhere, and so far in space from the nearest place that trains then (at any time, if times
-    # are not measured).
+def distances(cells: Cells, train: Cells, measured: set[str]) -> dict[str, Floats]:
+    """Return the distances of sampled cells to the nearest train cells, in space and in time."""
+    # The distance in time is to the nearest time with any train cell, and that in space to the
+    # nearest location that is train then (at any time, if times are not measured).
     rng = np.random.default_rng(0)
     found: dict[str, list[Floats]] = {"space": [], "time": []}
     ours, theirs = train.axes, cells.axes
-    # on a track each time has one place
-    together = measure.space and not {ours.time_dim, theirs.time_dim} & {*ours.sizes, *theirs.sizes}
+    # along a track, each time has one location
+    tracks = {ours.time_dim, theirs.time_dim} & {*ours.sizes, *theirs.sizes}
+    together = "space" in measured and not tracks
     pairs: list[tuple[int | None, int | None]] = [(None, None)]
-    if measure.time:
-        steps, trained = cells.steps(), train.steps()
-        steps = _some(steps, _STEPS if together else SAMPLE, rng)
+    if "time" in measured:
+        trained = train.steps()
+        steps = _sample(cells.steps(), _STEPS if together else SAMPLE, rng)
         known, when = ours.numbers(ours)[0][trained], ours.numbers(theirs)[0][steps]
         nearest = nearest_on_axis(when, known)
         apart = np.abs(when - known[nearest])
@@ -273,16 +280,17 @@ def distances(cells: Cells, train: Cells, measure: Measure) -> dict[str, Floats]
             pairs = list(zip(steps.tolist(), trained[nearest].tolist(), strict=True))
         else:
             found["time"].append(apart)
-    if not measure.space:
+    if "space" not in measured:
         return _joined(found)
     assert ours.points is not None
     assert theirs.points is not None
     here, there = (np.isfinite(points).all(axis=-1) for points in (ours.points, theirs.points))
     for i, (step, at) in enumerate(pairs):
-        asked = _some(np.flatnonzero(cells.places(step) & there), -(-SAMPLE // len(pairs)), rng)
-        places = train.places(at) & here
-        if asked.size and places.any():
-            found["space"].append(ours.km(places, theirs.points[asked])[:, 0])
+        where = np.flatnonzero(cells.locations(step) & there)
+        asked = _sample(where, -(-SAMPLE // len(pairs)), rng)
+        locations = train.locations(at) & here
+        if asked.size and locations.any():
+            found["space"].append(ours.km(locations, theirs.points[asked])[:, 0])
             if step is not None:
                 found["time"].append(np.full(asked.size, apart[i]))
     return _joined(found)
@@ -292,41 +300,40 @@ def _joined(found: dict[str, list[Floats]]) -> dict[str, Floats]:
     return {domain: np.concatenate(parts) for domain, parts in found.items() if parts}
 
 
-def _some(indices: NDArray[np.intp], most: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Some of many, drawn and in order."""
+def _sample(indices: NDArray[np.intp], most: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Draw at most `most` indices, in order."""
     if indices.size <= most:
         return indices
     return np.sort(rng.choice(indices, most, replace=False))
 
 
-def spacing(train: Cells, measure: Measure) -> dict[str, float]:
-    """Median distance of a train place to the nearest other one, and of one time to the next."""
+def spacing(train: Cells, measured: set[str]) -> dict[str, float]:
+    """Return the median distance between neighbouring train locations, and train times."""
     found = {"space": 0.0, "time": 0.0}
-    if measure.space and train.axes.points is not None:
-        places = train.places() & np.isfinite(train.axes.points).all(axis=-1)
-        asked = _some(np.flatnonzero(places), SAMPLE, np.random.default_rng(0))
-        if places.sum() > 1:
-            found["space"] = float(
-                np.median(train.axes.km(places, train.axes.points[asked], 2)[:, 1])
-            )
-    if measure.time:
+    if "space" in measured and train.axes.points is not None:
+        locations = train.locations() & np.isfinite(train.axes.points).all(axis=-1)
+        asked = _sample(np.flatnonzero(locations), SAMPLE, np.random.default_rng(0))
+        if asked.size > 1:
+            nearest = train.axes.km(locations, train.axes.points[asked], 2)[:, 1]
+            found["space"] = float(np.median(nearest))
+    if "time" in measured:
         steps = np.diff(np.unique(train.axes.numbers(train.axes)[0]))
         found["time"] = float(np.median(steps)) if steps.size else 0.0
     return found
 
 
-def beside_stations(cells: Cells, train: Cells) -> float:
-    """Share of stations that have one that trains among the nearest ones."""
+def stations_near_train(cells: Cells, train: Cells) -> float:
+    """Return the fraction of stations with a train station among their nearest stations."""
     points = cells.axes.points
     assert points is not None
     known = np.isfinite(points).all(axis=-1)
-    asked, trains = (np.flatnonzero(part.places() & known) for part in (cells, train))
+    asked, trains = (np.flatnonzero(part.locations() & known) for part in (cells, train))
     used = np.union1d(asked, trains)
     if asked.size == 0 or used.size < 2:
         return float("nan")
     from sklearn.neighbors import KDTree
 
-    asked = _some(asked, SAMPLE, np.random.default_rng(0))
+    asked = _sample(asked, SAMPLE, np.random.default_rng(0))
     count = min(_NEIGHBOURS + 1, used.size)
     near = used[KDTree(points[used]).query(points[asked], k=count)[1]]
     others = near != asked[:, None]

@@ -1,4 +1,4 @@
-"""Where the parts of a label lie: profiles, runs, separation of test cells from train cells."""
+"""Layout of a label: profiles and runs of its parts, separation of test cells from train."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ml4cube.splits.validity import slabs
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-# Boxes of equal label that are looked at together, and cells of the test part that are sampled.
+# Most boxes of equal label that are examined at once, and number of sampled test cells.
 _BOXES_AT_MOST = 40_000
 _WINDOWS = 4
 SAMPLE = 1000
@@ -26,27 +26,27 @@ SAMPLE = 1000
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A label, looked at once in slabs of bounded size."""
+    """Summary of a label, made in one pass over slabs of bounded size."""
 
     label: xr.DataArray
-    # Cells of each code; those of no code count as excluded.
+    # Number of cells of each code; other values count as excluded.
     counts: dict[int, int]
-    # For each code and dim, which positions hold a cell of it.
+    # For each code and dim, which positions hold a cell of the code.
     profiles: dict[tuple[int, str], Bools]
-    # For each code, which places of the map (`map_dims`) hold a cell of it at any index of the
-    # other dims.
+    # For each code, which cells of the map (`map_dims`) have the code at any index of the other
+    # dims.
     maps: dict[int, Bools]
     map_dims: tuple[str, ...]
-    # First positions of the runs along each dim over which no label changes.
+    # First position of each run along each dim within which no label changes.
     starts: dict[str, Ints]
-    # Cells of no code: gaps of a label made by hand, or other numbers.
+    # Number of cells with another value, such as gaps of a label made by hand.
     unknown: int = 0
-    # Dims of the map, also those that the label lacks.
+    # Dims of the map, including those that the label lacks.
     wanted: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, label: xr.DataArray, map_dims: tuple[str, ...]) -> Layout:
-        """Look at a label."""
+        """Summarise a label."""
         dims = tuple(sorted(str(dim) for dim in label.dims))
         bare = xr.DataArray(label.variable).transpose(*dims)
         sizes = {dim: bare.sizes[dim] for dim in dims}
@@ -58,7 +58,7 @@ class Layout:
         changes = {dim: np.zeros(sizes[dim], dtype=bool) for dim in dims}
         unknown = 0
         for box in slabs(sizes):
-            # one cell more on the low side, so that changes between slabs are seen
+            # overlap the previous slab by one cell, to find changes between slabs
             wide = {dim: slice(max(s.start - 1, 0), s.stop) for dim, s in box.items()}
             more = np.asarray(bare.isel(wide).values)
             inner = tuple(slice(box[d].start - wide[d].start, None) for d in dims)
@@ -67,7 +67,7 @@ class Layout:
                 known |= more == code  # in place: slabs are large
             if not known.all():
                 unknown += int((~known[inner]).sum())
-                more = np.where(known, more, EXCLUDED)  # a gap differs from the gap beside it
+                more = np.where(known, more, EXCLUDED)  # NaN differs from NaN
             del known
             values = more[inner]
             for axis, dim in enumerate(dims):
@@ -87,8 +87,8 @@ class Layout:
         starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
         return cls(bare, counts, profiles, maps, on_map, starts, unknown, map_dims)
 
-    def twice(self, view: CubeView) -> int:
-        """Count held-out cells of a meridian that stands twice, whose other copy trains."""
+    def repeated_meridian(self, view: CubeView) -> int:
+        """Count the held-out cells of a repeated meridian whose other copy is train."""
         dim, columns = view.lon_turn() or ("", 0)
         if dim not in self.label.dims:
             return 0
@@ -98,8 +98,8 @@ class Layout:
         pairs = ((first, second), (second, first))
         return sum(int(((a == TRAIN) & np.isin(b, HELD_OUT)).sum()) for a, b in pairs)
 
-    def at_one_time(self, view: CubeView) -> int:
-        """Count held-out cells of a repeated time whose place trains at the other step."""
+    def repeated_times(self, view: CubeView) -> int:
+        """Count the held-out cells of a repeated time whose location is train at another step."""
         found = 0
         for dim in self.starts:
             for steps in view.repeated_times(dim):
@@ -107,8 +107,8 @@ class Layout:
                 found += int((np.isin(codes, HELD_OUT) & (codes == TRAIN).any(axis=0)).sum())
         return found
 
-    def one_sided(self, dim: str, held_out: int) -> int | None:
-        """Steps between train and a part that lies wholly to one side of it."""
+    def gap_on_one_side(self, dim: str, held_out: int) -> int | None:
+        """Return the steps between train and a part wholly on one side of it, else None."""
         if dim not in self.starts:
             return None
         train = np.flatnonzero(self.profiles[TRAIN, dim])
@@ -124,20 +124,18 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Separation:
-    """How test cells lie to train cells, from a seeded sample of test cells."""
+    """Distances in cells from test cells to train cells, for a seeded sample of test cells."""
 
-    # Share of test cells beside a train cell.
+    # Fraction of test cells next to a train cell.
     touching: float
     # Median number of cells along each dim to the nearest train cell.
     steps: dict[str, float]
-    # Share of test cells that are nearer to train than the range.
+    # Fraction of test cells within the range of a train cell.
     near: float
-    # Median length of the runs of test cells, in cells.
+    # Median length of runs of test cells along each dim, in cells.
     block: dict[str, float]
     # Number of separate pieces of the test part, small ones counting less.
     pieces: float
-    # False if the label has too many pieces, and parts of the cube stood for all of it.
-    exact: bool
 
 
 def separate(
@@ -147,42 +145,41 @@ def separate(
     units: Callable[[bool], dict[str, float]],
     part: int = TEST,
 ) -> Separation:
-    """Measure how far test cells lie from train cells."""
+    """Measure the separation of test cells from train cells."""
     dims = tuple(known.starts)
     cyclic, columns = view.lon_turn() or (None, 0)
     period = [columns if dim == cyclic else 0 for dim in dims]
-    looks, exact = _looks(known, part)
-    whole = looks if known is layout else _looks(layout, part)[0]
-    # a step from one scenario to the next is no small one
+    windows = _sample_windows(known, part)
+    whole = windows if known is layout else _sample_windows(layout, part)
+    # between scenarios, neighbouring indices are not near
     far = [1e-3 if np.isnan(cells) else 1.0 for cells in units(False).values()]
-    beside = np.concatenate([look.nearest(far, period)[0] for look in looks]) <= 1
+    beside = np.concatenate([window.nearest(far, period)[0] for window in windows]) <= 1
     unit = [1e-3 if np.isnan(cells) else cells for cells in units(bool(beside.any())).values()]
-    nearest = [look.nearest(unit, period) for look in looks]
+    nearest = [window.nearest(unit, period) for window in windows]
     ranges = np.concatenate([distance for distance, _ in nearest])
     steps = np.median(np.concatenate([steps for _, steps in nearest]), axis=0)
-    lengths = np.median(np.concatenate([look.lengths() for look in whole]), axis=0)
+    lengths = np.median(np.concatenate([window.lengths() for window in whole]), axis=0)
     return Separation(
         float(beside.mean()),
         dict(zip(dims, steps.tolist(), strict=True)),
         float((ranges < 1).mean()),
         dict(zip(layout.starts, lengths.tolist(), strict=True)),
-        float(sum(pieces(look.test, look.volume) for look in whole)),
-        exact,
+        float(sum(pieces(window.test, window.volume) for window in whole)),
     )
 
 
-def _looks(layout: Layout, part: int) -> tuple[list[_Look], bool]:
-    """Windows of a label that hold test cells, and whether they are one that holds all of it."""
+def _sample_windows(layout: Layout, part: int) -> list[_Window]:
+    """Return one window with the whole label, or a few that hold test cells if it is large."""
     rng = np.random.default_rng(0)
-    windows = _windows(list(layout.starts.values()), layout, part, rng)
-    most = SAMPLE // len(windows)
-    looks = [_Look.at(window, layout, part, rng, most) for window in windows]
-    return [look for look in looks if len(look.points)], len(windows) == 1
+    chosen = _choose_windows(list(layout.starts.values()), layout, part, rng)
+    most = SAMPLE // len(chosen)
+    windows = [_Window.at(slices, layout, part, rng, most) for slices in chosen]
+    return [window for window in windows if len(window.points)]
 
 
 @dataclass(frozen=True, eq=False)
-class _Look:
-    """One window of the label: boxes of equal label, and test cells drawn from them."""
+class _Window:
+    """Part of a label: boxes of equal label, and test cells drawn from them."""
 
     low: list[Ints]
     width: list[Ints]
@@ -199,7 +196,7 @@ class _Look:
         part: int,
         rng: np.random.Generator,
         most: int,
-    ) -> _Look:
+    ) -> _Window:
         dims = tuple(layout.starts)
         runs = [layout.starts[dim] for dim in dims]
         low, width = [], []
@@ -215,14 +212,14 @@ class _Look:
         return cls(low, width, codes == part, codes == TRAIN, volume, points)
 
     def nearest(self, unit: list[float], period: list[int]) -> tuple[NDArray[np.float64], Ints]:
-        """Distance of each point to the nearest train box, and the steps to it."""
+        """Return the distance of each point to the nearest train box, and the steps to it."""
         boxes = np.nonzero(self.train)
         first = np.stack([self.low[a][i] for a, i in enumerate(boxes)], axis=1)
         wide = np.stack([self.width[a][i] for a, i in enumerate(boxes)], axis=1)
         return nearest_box(self.points, first, first + wide - 1, unit, period)
 
     def lengths(self) -> Ints:
-        """Length of the run of test cells that each point lies in, along each dim."""
+        """Return the length of the run of test cells around each point, along each dim."""
         where = tuple(
             np.searchsorted(low, self.points[:, a], side="right") - 1
             for a, low in enumerate(self.low)
@@ -230,10 +227,10 @@ class _Look:
         return np.stack([run[where] for run in run_lengths(self.test, self.width)], axis=1)
 
 
-def _windows(
+def _choose_windows(
     runs: list[Ints], layout: Layout, part: int, rng: np.random.Generator
 ) -> list[list[slice]]:
-    """Ranges of runs that are looked at: all of them, or a few windows of the cube."""
+    """Return ranges of runs: one with all of them, or a few if there are too many."""
     counts = [starts.size for starts in runs]
     if math.prod(counts) <= _BOXES_AT_MOST:
         return [[slice(0, n) for n in counts]]
@@ -260,8 +257,8 @@ def _draw(
     runs: list[Ints],
     rng: np.random.Generator,
 ) -> Ints:
-    """Test cells in random order, each once, or some drawn if they are many."""
-    # Of a window, they are from its middle, where train cells beyond it are far.
+    """Return test cells in random order, each once, or a random sample of many."""
+    # Sample from the middle of a window, because train cells may be just outside of it.
     weight = np.where(test, volume, 0.0)
     middle = weight.copy()
     for axis, (w, starts) in enumerate(zip(window, runs, strict=True)):

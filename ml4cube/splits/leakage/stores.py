@@ -1,8 +1,7 @@
-"""Two sample stores beside each other: cells and samples that one shares with the other."""
+"""Compare two sample stores: cells and samples that both contain."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,72 +18,69 @@ from ml4cube.core.fingerprint import (
     fingerprint_columns,
     words_of,
 )
-from ml4cube.splits.folds.samples import Samples
+from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.splits.folds.samples import Samples, store_spec
 
 Ints = NDArray[np.int64]
 
-_SAMPLES = "samples"
-# Cells whose fingerprints are worked out at a time.
+# Cells whose fingerprints are computed at once.
 _CELLS_AT_ONCE = 1 << 21
-# Samples with fewer different values (no rain, one class, a point) may be equal by chance.
+# Samples with fewer distinct values (no rain, one class, a point) may be equal by chance.
 _FEWEST_VALUES = 4
 
 
 @dataclass(frozen=True)
 class StorePair:
-    """How the samples of a held-out store lie to those of a train store."""
+    """Numbers of held-out samples that are near to, or in, a train store."""
 
     train: int
     held_out: int
-    # What the held-out store calls itself ("test").
+    # Part of the held-out store ("test").
     part: str
-    # Samples held out that are bit for bit in train, too (as stored: scaled by the same numbers);
-    # None where windows hold too few different values to tell.
+    # Held-out samples that are bitwise equal to train samples, as stored; None if samples have too
+    # few distinct values to tell.
     copies: int | None
-    # Samples held out that cover a cell that a train sample covers; None where the two were not cut
-    # from one cube.
+    # Held-out samples that cover a cell of a train sample; None if the stores were not cut from one
+    # cube.
     shared: int | None
-    # Samples held out that cover a cell beside such a cell, or share one; also across the date
-    # line, unless the longitude jumps there and samples begin at some of its values only.
+    # Held-out samples that cover such a cell or one next to it, also across the date line, unless
+    # the longitude jumps there and samples begin at only some of its values.
     touching: int | None
 
 
 def is_store(ds: object) -> bool:
-    """Whether something is an opened sample store."""
-    if not isinstance(ds, xr.Dataset) or _SAMPLES not in ds.dims:
-        return False
-    spec = ds.attrs.get("spec")
-    return isinstance(spec, Mapping) and all(key in spec for key in ("dims", "shape", "size"))
+    """Return whether an object is an opened sample store."""
+    return isinstance(ds, xr.Dataset) and SAMPLE_DIM in ds.dims and bool(store_spec(ds))
 
 
 def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
-    """Look for samples of one store in another; every sample is read once."""
+    """Count the samples of one store that are near to or in another; read every sample once."""
     if not is_store(held_out):
         raise InvalidTypeError(
-            "the first argument is a sample store, the second is a "
-            f"{type(held_out).__name__}; give the opened test store, or a cube with its label"
+            "the second argument must be the opened test store because the first is a sample "
+            f"store, got {type(held_out).__name__}"
         )
     part = str(held_out.attrs.get("part", "test"))
     for name, store in (("train", train), (part, held_out)):
-        if not store.sizes[_SAMPLES]:
-            raise InvalidValueError(f"the {name} store has no samples; there is nothing to judge")
+        if not store.sizes[SAMPLE_DIM]:
+            raise InvalidValueError(f"the {name} store must have samples, got none")
     shared = touching = None
     if _one_cube(train, held_out):
-        # in units of windows: nearer than 1 along all dims, two share a cell; at 1 they touch
+        # in units of the window size, samples share cells below a distance of 1, and touch at 1
         from sklearn.neighbors import KDTree
 
         dims, sizes = (train.attrs["spec"][key] for key in ("dims", "size"))
-        tree, places = KDTree(_origins(train), metric="chebyshev"), _origins(held_out)
+        tree, origins = KDTree(_origins(train), metric="chebyshev"), _origins(held_out)
         around, columns = _lon_turn(train, held_out) or (None, 0)
         turn = [columns / n if dim == around else 0 for dim, n in zip(dims, sizes, strict=True)]
         turns = [np.multiply(k, turn) for k in ((-1, 0, 1) if around else (0,))]
-        nearest = np.min([tree.query(places + by)[0][:, 0] for by in turns], axis=0)
+        nearest = np.min([tree.query(origins + by)[0][:, 0] for by in turns], axis=0)
         size = max(sizes)
         shared = int((nearest < 1 - 0.5 / size).sum())
         touching = int((nearest < 1 + 0.5 / size).sum())
     return StorePair(
-        train.sizes[_SAMPLES],
-        held_out.sizes[_SAMPLES],
+        train.sizes[SAMPLE_DIM],
+        held_out.sizes[SAMPLE_DIM],
         part,
         _copies(train, held_out),
         shared,
@@ -93,7 +89,7 @@ def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
 
 
 def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
-    """Whether the positions of two stores mean the same cells."""
+    """Return whether equal positions of two stores are the same cells."""
     a, b = train.attrs, held_out.attrs
     if any(a["spec"][key] != b["spec"][key] for key in ("dims", "shape", "size")):
         return False
@@ -104,7 +100,7 @@ def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
 
 
 def _same_values(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool:
-    """Whether equal positions along a dim have equal coordinates."""
+    """Return whether equal positions along a dim have equal coordinates."""
     name = dim if dim in train.coords else f"{dim}_origin"
     if name not in train.coords or name not in held_out.coords:
         return name not in train.coords and name not in held_out.coords
@@ -116,38 +112,38 @@ def _same_values(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool:
 
 
 def _lon_turn(train: xr.Dataset, held_out: xr.Dataset) -> tuple[str, int] | None:
-    """The longitude of the cube if it goes all the way round, and how many columns do so once."""
-    # no variables, which are large; both stores, since one alone may hold a single longitude
-    known = [k for k, v in train.coords.items() if v.dims == (_SAMPLES,) and k in held_out.coords]
+    """Return the dim and the columns per turn of a longitude that spans the globe, or None."""
+    # use the coordinates of both stores, because one alone may have a single longitude
+    known = [k for k, v in train.coords.items() if v.dims == (SAMPLE_DIM,) and k in held_out.coords]
     both = [
         xr.Dataset(coords={name: store[name].variable for name in known}, attrs=store.attrs)
         for store in (train, held_out)
     ]
-    # loaded, since dask joins no dates of other calendars with such in memory
-    whole = xr.concat([store.compute() for store in both], _SAMPLES)
+    # load them, because dask cannot join dates of other calendars with those in memory
+    whole = xr.concat([store.compute() for store in both], SAMPLE_DIM)
     return Samples.locate(whole).view.lon_turn()
 
 
 def _origins(store: xr.Dataset) -> NDArray[np.float64]:
-    """First cell of each sample along every dim, in units of the window's size."""
+    """Return the first cell of each sample along every dim, in units of the window size."""
     spec = store.attrs["spec"]
     along = zip(spec["dims"], spec["size"], strict=True)
     return np.stack([store[f"{dim}_index"].values / size for dim, size in along], axis=-1)
 
 
 def _copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
-    """Samples held out that equal a train sample in all variables."""
+    """Return the number of held-out samples that equal a train sample in all variables."""
     names = [
         str(name)
         for name, variable in train.data_vars.items()
         if name in held_out
         and variable.dtype.kind in "biufmM"
-        and _SAMPLES in variable.dims
-        and {**variable.sizes, _SAMPLES: 0} == {**held_out[name].sizes, _SAMPLES: 0}
+        and SAMPLE_DIM in variable.dims
+        and {**variable.sizes, SAMPLE_DIM: 0} == {**held_out[name].sizes, SAMPLE_DIM: 0}
     ]
     if not names:
         raise InvalidValueError(
-            f"the stores have no variable in common: {list(train.data_vars)} and "
+            f"the stores must have a variable in common, got {list(train.data_vars)} and "
             f"{list(held_out.data_vars)}"
         )
     ours, _ = _fingerprints([train[name] for name in names])
@@ -156,24 +152,24 @@ def _copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
 
 
 def _fingerprints(variables: list[xr.DataArray]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Fingerprint of each sample in all variables, and whether it tells samples apart."""
+    """Return a fingerprint of each sample, and whether its values are distinct enough."""
     tables = []
-    different = np.zeros(variables[0].sizes[_SAMPLES], dtype=np.int64)
+    different = np.zeros(variables[0].sizes[SAMPLE_DIM], dtype=np.int64)
     for variable in variables:
-        variable = variable.transpose(_SAMPLES, ...)
+        variable = variable.transpose(SAMPLE_DIM, ...)
         n, *window = variable.shape
         offsets = [np.arange(size) for size in window]
         table = np.zeros((n, COLUMNS), dtype=np.uint64)
         step = max(_CELLS_AT_ONCE // max(int(np.prod(window)), 1), 1)
         for start in range(0, n, step):
             some = slice(start, start + step)
-            values = np.asarray(variable.isel({_SAMPLES: some}).values)
+            values = np.asarray(variable.isel({SAMPLE_DIM: some}).values)
             for column, words in enumerate(fingerprint_columns(values, offsets)):
                 table[some, column] = words.reshape(len(words), -1).sum(-1, dtype=np.uint64)
             cells = np.sort(words_of(values)[0].reshape(len(values), -1), axis=-1)
             different[some] += (cells[:, 1:] != cells[:, :-1]).sum(-1) + 1
         tables.append(table)
-    # both hashes of a sample as one value that numpy can sort
+    # join both hashes of a sample to one sortable value
     pairs = np.ascontiguousarray(combine(tables)[:, [FIRST, SECOND]])
     together = pairs.view([("first", np.uint64), ("second", np.uint64)]).ravel()
     return together, different >= _FEWEST_VALUES

@@ -1,8 +1,7 @@
-"""Counting the values of each block in one pass, to make classes and quantile bins of them.
+"""Count the values in each block in one pass, for classes and quantile bins.
 
-A tally holds how often each value occurs in each block: exactly where that fits in memory,
-else with values rounded down to as many leading binary digits as do. Tallies are merged in
-any order with the same result.
+Counts are exact where they fit in memory. Otherwise values are rounded down to as many leading
+binary digits as fit. Merging counts in any order gives the same result.
 """
 
 from __future__ import annotations
@@ -24,50 +23,52 @@ from ml4cube.core.grid import Grid
 
 Ints = NDArray[np.int64]
 
-# Pairs of block and value that a tally holds. Half a million take 12 MB; adding two such tallies
-# up takes about 200 MB on the way.
+# Most pairs of block and value. Half a million take 12 MB; adding up two of these takes about
+# 200 MB for a moment.
 MAX_PAIRS = 1 << 19
-# A variable with more values than this is no class variable.
+# A variable with more values than this is not a class variable.
 MAX_CLASSES = 256
 
 _SIGN = np.uint64(1 << 63)
 
 
 @dataclass(frozen=True, eq=False)
-class Tally:
-    """How often each value occurs in each block."""
+class ValueCounts:
+    """Number of cells by block and value."""
 
-    # Block of each pair, rising.
+    # Block of each pair, ascending.
     block: Ints
-    # The value's place in the order of all values; rises within a block.
+    # An integer in the order of the values; ascending within a block.
     key: Ints
-    # Cells of the block that have the value.
+    # Cells of the block with the value.
     count: Ints
     # Valid cells without a value by block.
     gaps: dict[int, int] = field(default_factory=dict)
-    # Binary digits that were rounded off the keys.
+    # Binary digits that were removed from the keys by rounding.
     level: int = 0
-    # What a key stands for, where values are no numbers.
+    # The value of each key, if values are texts.
     texts: dict[int, str] = field(default_factory=dict)
 
-    def at_level(self, level: int) -> Tally:
-        """Round keys off, and add up pairs that become equal."""
+    def at_level(self, level: int) -> ValueCounts:
+        """Round keys, and add up pairs that become equal."""
         if level == self.level:
             return self
         return _sum(
             self.block, self.key >> (level - self.level), self.count, self.gaps, level, self.texts
         )
 
-    def within(self, pairs: int) -> Tally:
-        """Round keys off until no more than `pairs` are left, or one for each block."""
+    def rounded_to(self, pairs: int) -> ValueCounts:
+        """Round keys until at most `pairs` are left, or one per block."""
         result = self
         while result.block.size > pairs and result.level < 63:
             result = result.at_level(result.level + 1)
         return result
 
 
-def tally(values: xr.DataArray, mask: xr.DataArray | None, grid: Grid, classes: bool) -> Tally:
-    """Count the values of each block, chunk by chunk."""
+def count_values(
+    values: xr.DataArray, mask: xr.DataArray | None, grid: Grid, classes: bool
+) -> ValueCounts:
+    """Return the counts of the values in each block, chunk by chunk."""
     dims = [dim for dim in grid.dims if dim in values.dims]
     blocks = [grid.tile_of_cells(dim) for dim in dims]
     counts = [grid.counts[grid.dims.index(dim)] for dim in dims]
@@ -77,12 +78,12 @@ def tally(values: xr.DataArray, mask: xr.DataArray | None, grid: Grid, classes: 
         values, mask = xr.unify_chunks(values, mask.transpose(*dims))
     if values.chunks is None and (mask is None or mask.chunks is None):
         inside = None if mask is None else mask.values
-        return _tally_box(values.values, inside, blocks, counts, classes, name)
+        return _count_box(values.values, inside, blocks, counts, classes, name)
     if values.chunks is None and mask is not None:
         values = values.chunk(mask.chunksizes)
     elif mask is not None and mask.chunks is None:
         mask = mask.chunk(values.chunksizes)
-    # one array, so that dask sees what values and mask share and reads it once
+    # in one graph, so that dask reads only once what values and mask share
     axes = tuple(range(len(dims)))
     arguments: list[Any] = [
         values.data,
@@ -92,7 +93,7 @@ def tally(values: xr.DataArray, mask: xr.DataArray | None, grid: Grid, classes: 
     for axis, block in enumerate(blocks):
         arguments += [da.from_array(block, chunks=(values.data.chunks[axis],)), (axis,)]  # type: ignore[no-untyped-call]
     boxes = da.blockwise(  # type: ignore[no-untyped-call]
-        partial(_tally_chunk, counts=counts, classes=classes, name=name),
+        partial(_count_chunk, counts=counts, classes=classes, name=name),
         axes,
         *arguments,
         adjust_chunks=dict.fromkeys(axes, 1),
@@ -105,10 +106,10 @@ def tally(values: xr.DataArray, mask: xr.DataArray | None, grid: Grid, classes: 
     while True:
         parts = [merge(parts[i : i + 2], classes, name) for i in range(0, len(parts), 2)]
         if len(parts) == 1:
-            return cast("Tally", parts[0].compute())
+            return cast("ValueCounts", parts[0].compute())
 
 
-def _tally_chunk(
+def _count_chunk(
     values: NDArray[Any],
     mask: NDArray[np.bool_] | None,
     *blocks: NDArray[np.intp],
@@ -116,15 +117,15 @@ def _tally_chunk(
     classes: bool,
     name: str,
 ) -> NDArray[Any]:
-    """Tally one chunk, in an array of one thing as dask wants it."""
+    """Count one chunk; return the counts in an object array of one element, as dask needs."""
     result = np.empty((1,) * values.ndim, dtype=object)
-    result[(0,) * values.ndim] = _tally_box(values, mask, blocks, counts, classes, name)
+    result[(0,) * values.ndim] = _count_box(values, mask, blocks, counts, classes, name)
     return result
 
 
-def _merge(boxes: Sequence[Tally | NDArray[Any]], classes: bool, name: str) -> Tally:
-    """Add tallies up; coarsening is decided by the sum, so the order does not matter."""
-    parts = [box if isinstance(box, Tally) else box.item() for box in boxes]
+def _merge(boxes: Sequence[ValueCounts | NDArray[Any]], classes: bool, name: str) -> ValueCounts:
+    """Add up counts; rounding depends only on the sum, so the order does not matter."""
+    parts = [box if isinstance(box, ValueCounts) else box.item() for box in boxes]
     level = max(part.level for part in parts)
     parts = [part.at_level(level) for part in parts]
     gaps: dict[int, int] = {}
@@ -139,26 +140,26 @@ def _merge(boxes: Sequence[Tally | NDArray[Any]], classes: bool, name: str) -> T
     return _bounded(_sum(block, key, count, gaps, level, texts), classes, name)
 
 
-def _bounded(result: Tally, classes: bool, name: str) -> Tally:
+def _bounded(result: ValueCounts, classes: bool, name: str) -> ValueCounts:
     if not classes:
-        return result.within(MAX_PAIRS)
+        return result.rounded_to(MAX_PAIRS)
     if np.unique(result.key).size > MAX_CLASSES:
         raise InvalidValueError(
-            f"stratify: {name!r} has more than {MAX_CLASSES} different values, too many for "
+            f"stratify: {name!r} must have at most {MAX_CLASSES} distinct values to be used as "
             f"classes; for quantile bins write stratify={{{name!r}: 4}}"
         )
     return result
 
 
-def _tally_box(
+def _count_box(
     values: NDArray[Any],
     mask: NDArray[np.bool_] | None,
     blocks: Sequence[NDArray[np.intp]],
     counts: Sequence[int],
     classes: bool,
     name: str,
-) -> Tally:
-    """Tally one box of cells; `blocks` are block indices along each axis, of `counts`."""
+) -> ValueCounts:
+    """Count one box of cells; `blocks` are block indices along each axis, of `counts`."""
     ids: NDArray[Any] = np.zeros((), dtype=np.int64)
     for block, n in zip(blocks, counts, strict=True):
         ids = ids[..., None] * n + block
@@ -174,15 +175,15 @@ def _tally_box(
     packed = _packed(ids, key)
     if packed is None:
         return _bounded(_sum(ids, key, np.ones(key.size, np.int64), gaps, 0, texts), classes, name)
-    packed.sort()  # of values alone this is many times faster than of their order
+    packed.sort()  # many times faster than argsort
     starts = np.flatnonzero(np.diff(packed, prepend=-1))
     count = np.diff(starts, append=packed.size)
     block, key = packed[starts] >> 32, (packed[starts] & 0xFFFFFFFF) - (1 << 31)
-    return _bounded(Tally(block, key, count, gaps, 0, texts), classes, name)
+    return _bounded(ValueCounts(block, key, count, gaps, 0, texts), classes, name)
 
 
 def _packed(block: Ints, key: Ints) -> Ints | None:
-    """Block and key in one number that orders them, if both are of 32 bits."""
+    """Return block and key in one sortable integer, if both fit in 32 bits."""
     if not key.size or key.min() < -(1 << 31) or key.max() >= 1 << 31 or block.max() >= 1 << 31:
         return None
     return np.asarray((block << 32) | (key + (1 << 31)), dtype=np.int64)
@@ -190,7 +191,7 @@ def _packed(block: Ints, key: Ints) -> Ints | None:
 
 def _sum(
     block: Ints, key: Ints, count: Ints, gaps: dict[int, int], level: int, texts: dict[int, str]
-) -> Tally:
+) -> ValueCounts:
     """Add up the counts of equal pairs of block and key."""
     packed = _packed(block, key)
     order = np.lexsort((key, block)) if packed is None else np.argsort(packed, kind="stable")
@@ -199,16 +200,16 @@ def _sum(
     first[1:] = (np.diff(block) != 0) | (key[1:] != key[:-1])
     starts = np.flatnonzero(first)
     total = np.add.reduceat(count, starts) if starts.size else count
-    return Tally(block[starts], key[starts], total, gaps, level, texts)
+    return ValueCounts(block[starts], key[starts], total, gaps, level, texts)
 
 
 def _keys(values: NDArray[Any], name: str) -> tuple[NDArray[np.bool_], Ints, dict[int, str]]:
-    """Which values are no gaps, and whole numbers in the order of those values."""
+    """Return which cells have values, integers in the order of these values, and texts."""
     kind = values.dtype.kind
     if kind in "bi":
         return np.ones(values.size, dtype=bool), values.astype(np.int64), {}
     if kind == "u":
-        key = (values.astype(np.uint64) ^ _SIGN).view(np.int64)  # in order beyond 2**63 as well
+        key = (values.astype(np.uint64) ^ _SIGN).view(np.int64)  # keeps the order beyond 2**63
         return np.ones(values.size, dtype=bool), key, {}
     if kind in "mM":
         there = ~np.isnat(values)
@@ -216,7 +217,7 @@ def _keys(values: NDArray[Any], name: str) -> tuple[NDArray[np.bool_], Ints, dic
     if kind == "f" and values.dtype.itemsize <= 8:
         there = np.isfinite(values)
         number = values[there].astype(np.float64 if values.dtype.itemsize == 8 else np.float32)
-        # the bits of floats rise with their value, and of negative ones with their size
+        # as integers, the bits of floats ascend with the value; for negative floats they descend
         bits = (number + 0).view(f"i{number.itemsize}")
         return there, np.where(bits < 0, np.iinfo(bits.dtype).min - bits, bits).astype("i8"), {}
     if kind in "UOTS":
@@ -227,17 +228,17 @@ def _keys(values: NDArray[Any], name: str) -> tuple[NDArray[np.bool_], Ints, dic
         key = np.array(codes, dtype=np.int64)[which.ravel()]
         return there, key, dict(zip(codes, unique.tolist(), strict=True))
     raise InvalidTypeError(
-        f"stratify: {name!r} is of {values.dtype}; give integers, floats, bools, dates or texts"
+        f"stratify: {name!r} must hold integers, floats, bools, dates or texts, got {values.dtype}"
     )
 
 
 def _code(word: str) -> int:
-    """Code of a word, the same in every process and chunk."""
+    """Return a code of a word that is the same in every process and chunk."""
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=7).digest())
 
 
-def key_names(result: Tally, dtype: np.dtype[Any]) -> dict[int, str]:
-    """What the keys of a tally of classes stand for."""
+def key_names(result: ValueCounts, dtype: np.dtype[Any]) -> dict[int, str]:
+    """Return the name of each key of counted classes."""
     keys = np.unique(result.key)
     if result.texts:
         return {int(key): result.texts[int(key)] for key in keys}

@@ -1,0 +1,367 @@
+"""Checks: the rows of a leakage report, the findings, and the verdict that sums them up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, TEST, TRAIN, VAL
+from ml4cube.splits.cube import CubeView
+from ml4cube.splits.leakage.carried import Carried
+from ml4cube.splits.leakage.duplicates import Duplicates
+from ml4cube.splits.leakage.layout import Layout, Separation
+from ml4cube.splits.leakage.stores import StorePair
+
+Distances = dict[str, NDArray[np.float64]]
+
+# A split leaks when more than this fraction of its test cells touch train, or are within the range.
+_MOST = 0.5
+# A region of some size has a smaller fraction of its cells at its border. A thinner one passes only
+# if the user named it.
+_ALL = 0.95
+# If values were filled forward, the fraction of unchanged held-out cells exceeds that of train
+# cells by more than this.
+_CARRIED = 0.02
+# A test part that is so many times nearer to train than the deployment, or farther, is another
+# task. In synthetic fields, blocks beyond this factor promise 1.2 to 1.8 times the true error, and
+# random cells are within a tenth of 1 in 20 of 20 draws.
+_FACTOR = 1.25
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The position of the test part relative to train."""
+
+    # Steps of time between train and a test part wholly on one side of it; else None.
+    gap: int | None
+    # Whether the test part is wholly on one side of train along some dim.
+    one_sided: bool
+    # Whether test cells are scattered among train cells.
+    among: bool
+    # Whether they are so in time as well, unlike ragged regions, which do not move.
+    mixed: bool
+    # Whether the test part is on one side of train or a region that the user named.
+    deliberate: bool
+
+
+class Checks:
+    """Collects the rows of the table and the findings."""
+
+    def __init__(self, part: str, deployment_decides: bool = False) -> None:
+        self.part = part
+        # distances to a deployment then replace the checks of neighbours and range
+        self.deployment_decides = deployment_decides
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.leaks: list[str] = []
+        self.too_hard: list[str] = []
+        self.fits: list[str] = []
+        self.warnings: list[str] = []
+        self.compared = ""  # the units that were compared for copies
+
+    def row(
+        self, name: str, found: Any, unit: str, meaning: str, limit: Any = None, status: str = ""
+    ) -> None:
+        row = {"found": found, "unit": unit, "limit": limit, "status": status, "meaning": meaning}
+        self.rows[name] = row
+
+    def table(self) -> pd.DataFrame:
+        """Return the rows as a table."""
+        return pd.DataFrame.from_dict(self.rows, orient="index").rename_axis("check")
+
+    def count_cells(self, layout: Layout, known: Layout, view: CubeView) -> None:
+        """Count the cells of each part; `known` is the label of cells with a value."""
+        # a label without some dims applies to all their indices
+        times, each = (
+            math.prod(n for dim, n in view.sizes.items() if dim not in one.starts)
+            for one in (layout, known)
+        )
+        for part, code in {"train": TRAIN, "val": VAL, "test": TEST}.items():
+            meaning = f"cells labelled {part} with a value"
+            self.row(f"{part} cells", known.counts[code] * each, "cells", meaning)
+        excluded = layout.counts[EXCLUDED] * times
+        self.row("excluded cells", excluded, "cells", "cells labelled excluded")
+        if gaps := known.counts[EXCLUDED] * each - excluded:
+            meaning = "cells of the parts that are ignored because they have no value"
+            self.row("cells without a value", gaps, "cells", meaning)
+        if unknown := layout.unknown * times:
+            meaning = "cells whose label is not 0, 1, 2 or 255; they count as excluded"
+            self.row("unlabelled cells", unknown, "cells", meaning, 0, "warning")
+            self.warnings.append(
+                f"{percent(unknown / math.prod(view.sizes.values()))} of the cells have a label "
+                "that is not 0, 1, 2 or 255, so they count as excluded"
+            )
+        held_out = sum(known.counts[code] for code in HELD_OUT)
+        repeated = {
+            "on a meridian": known.repeated_meridian(view),
+            "at a time": known.repeated_times(view),
+        }
+        shared = sum(repeated.values())
+        meaning = "held-out cells whose location and time are also in train, because a meridian "
+        meaning += "(0 and 360) or a time occurs twice in the cube"
+        status = "leak" if shared else "ok"
+        self.row("shared cells", shared * each, "cells", meaning, 0, status)
+        self.leaks += [
+            f"{percent(cells / held_out)} of the held-out cells are {where} that occurs twice in "
+            "the cube and is also in train"
+            for where, cells in repeated.items()
+            if cells
+        ]
+
+    def duplicates(self, copies: dict[str, Duplicates], view: CubeView) -> None:
+        """Judge copies in all variables together, and in each that does not repeat by nature."""
+        by_variable = {name: found for name, found in copies.items() if name}
+        judged = [found for found in by_variable.values() if not found.repeats]
+        if copies:
+            judged.append(copies.get("") or next(iter(copies.values())))
+        worst = max(judged, key=lambda found: found.cells, default=None)
+        cells = worst.cells if worst else 0
+        self.compared = worst.tiles if worst else ""
+        meaning = f"held-out cells in {self.compared or 'tiles'} that are bitwise equal in train"
+        status = ("leak" if cells else "ok") if worst else "unknown"
+        self.row("duplicate cells", cells, "cells", meaning, 0, status)
+        for name, found in by_variable.items() if len(by_variable) > 1 else ():
+            meaning = "the variable also repeats within train" if found.repeats else "its copies"
+            status = "ok" if not found.cells else "warning" if found.repeats else "leak"
+            self.row(f"duplicate cells of {name}", found.cells, "cells", meaning, 0, status)
+        if worst and cells:
+            self.leaks.append(
+                f"{percent(cells / max(worst.of, 1))} of the held-out cells are bitwise copies of "
+                f"train cells{_when(worst, view)}"
+            )
+
+    def carried(self, found: dict[str, Carried]) -> None:
+        """Judge filled values: test cells that stay unchanged more often than train cells."""
+        if not found:
+            return
+        worst = max(found.values(), key=lambda carried: carried.held_out - carried.train)
+        leaks = worst.held_out - worst.train > _CARRIED
+        meaning = "cells with the value of the last train step, or of the next, at their location; "
+        meaning += "the limit depends on the fraction of such train cells"
+        self.row(
+            "cells carried forward", worst.held_out, "fraction of held-out cells", meaning,
+            worst.train + _CARRIED, "leak" if leaks else "ok",
+        )  # fmt: skip
+        if leaks:
+            self.leaks.append(
+                f"{percent(worst.held_out)} of the held-out cells have the value of the adjacent "
+                f"train step at their location, compared with {percent(worst.train)} of the train "
+                "cells"
+            )
+
+    def neighbours(
+        self, found: Separation, at: Placement, time_dim: str | None, made_by: str | None
+    ) -> None:
+        """Judge test cells that touch train cells."""
+        if made_by == "assign_rand_split" and not self.deployment_decides:
+            self.leaks.append("single cells were assigned at random, next to train cells")
+        share = found.touching
+        leaks = (share > _MOST and at.among) or (share > _ALL and not at.deliberate)
+        text = f"{percent(share)} of the {self.part} cells touch a train cell"
+        status = self._grade(leaks, share > 0.02, text)
+        self.row(
+            "touching cells", share, f"fraction of {self.part} cells", "cells next to a train cell",
+            _MOST, "unknown" if math.isnan(share) else status,
+        )  # fmt: skip
+        if at.gap is not None:
+            meaning = f"steps between train and {self.part}, which is wholly on one side of it"
+            self.row(f"gap along {time_dim}", at.gap, "steps", meaning, None, "ok")
+
+    def _grade(self, leaks: bool, warns: bool, text: str) -> str:
+        """Add a finding, unless a deployment decides; return its status."""
+        if self.deployment_decides:
+            return ""
+        if leaks or warns:
+            (self.leaks if leaks else self.warnings).append(text)
+        return "leak" if leaks else "warning" if warns else "ok"
+
+    def ranges(
+        self, ranges: dict[str, float], found: Separation, cut: list[str], at: Placement
+    ) -> None:
+        """Judge test cells within the range of autocorrelation of train cells."""
+        for dim in cut:
+            cells, block = ranges.get(dim, math.nan), found.block[dim]
+            meaning = "distance up to which values are alike"
+            if math.isinf(cells):
+                meaning = "no sill: values differ more and more over all distances examined"
+            self.row(f"range along {dim}", cells, "cells", meaning)
+            fine = block >= cells or at.one_sided or self.deployment_decides
+            status = "ok" if fine else "warning"
+            if not math.isfinite(cells) or math.isnan(block):
+                status = "unknown"
+            meaning = f"median length of runs of {self.part} cells, to compare with the range"
+            self.row(f"block along {dim}", block, "cells", meaning, cells, status)
+            meaning = f"median distance from {self.part} cells to their nearest train cell"
+            self.row(f"separation along {dim}", found.steps[dim], "cells", meaning)
+        meaning = f"separate pieces of the {self.part} part, weighted by size"
+        self.row("pieces", found.pieces, "", meaning)
+        known = {dim: cells for dim, cells in ranges.items() if dim in cut}
+        name, unit = "cells within the range", f"fraction of {self.part} cells"
+        if not known:
+            meaning = "no range is known along the dims that are cut"
+            self.row(name, math.nan, unit, meaning, _MOST, "unknown")
+            return
+        text = (
+            f"{percent(found.near)} of the {self.part} cells are within the range of "
+            f"autocorrelation of a train cell ({_format_ranges(known)})"
+        )
+        status = self._grade(found.near > _MOST and at.mixed, found.near > 0.1, text)
+        endless = [dim for dim, cells in known.items() if math.isinf(cells)]
+        if at.mixed and not self.deployment_decides and not found.touching and endless:
+            self.warnings.append(
+                f"no buffer along {', '.join(endless)} can be shown to be wide enough, because the "
+                "variogram has no sill there"
+            )
+        meaning = "cells nearer to train than the range of autocorrelation"
+        self.row(name, found.near, unit, meaning, _MOST, status)
+
+    def distances(self, curves: dict[str, Distances], units: dict[str, str]) -> None:
+        """Add the median distances to train."""
+        nearest = {"space": "location, at the nearest time", "time": "time, at any location"}
+        for name, by_domain in curves.items():
+            for domain, values in by_domain.items():
+                meaning = f"median distance to the nearest train {nearest[domain]}"
+                self.row(f"{name}, {domain}", float(np.median(values)), units[domain], meaning)
+
+    def deployment(
+        self,
+        curves: dict[str, Distances],
+        units: dict[str, str],
+        spacing: dict[str, float],
+        cells: int,
+        unknown: dict[str, str],
+    ) -> None:
+        """Compare the distances of the test part and of the deployment to train."""
+        test, use = curves.values()
+        self.row("deployment cells", cells, "cells", "cells of the deployment with a value")
+        for domain, why in unknown.items():
+            self.warnings.append(f"distances in {domain} were not compared because {why}")
+            name = f"{self.part} against deployment, {domain}"
+            self.row(name, math.nan, "ratio", f"not compared because {why}", None, "unknown")
+        for domain in ("space", "time"):
+            if domain not in unknown and domain in test:
+                self._compare(domain, test[domain], use[domain], units[domain], spacing[domain])
+
+    def _compare(
+        self,
+        domain: str,
+        test: NDArray[np.float64],
+        use: NDArray[np.float64],
+        unit: str,
+        spacing: float,
+    ) -> None:
+        # distances below the spacing of train cells are inside the train part
+        floor = max(spacing, 1e-9)
+        of_test, of_use = float(np.mean(test)), float(np.mean(use))
+        factor = max(of_test, floor) / max(of_use, floor)
+        # a few test cells give only an uncertain mean
+        limit = _FACTOR + float(np.std(test)) / max(of_test, floor) / test.size**0.5
+        text = (
+            f"in {domain}, the mean distance to train is {_round(of_test)} {unit} for the "
+            f"{self.part} part and {_round(of_use)} {unit} for the deployment, a factor of "
+            f"{_round(factor)}"
+        )
+        if floor > min(of_test, of_use) and factor != 1:  # or the numbers seem to contradict
+            text += f" (distances below the spacing of train cells count as {_round(floor)} {unit})"
+        status = "ok"
+        if factor * limit < 1:
+            status = "leak"
+            self.leaks.append(f"it is too easy for the deployment, because {text}")
+        elif factor > limit:
+            status = "warning"
+            self.too_hard.append(text)
+        else:
+            self.fits.append(text)
+        meaning = "ratio of mean distances to train: too easy far below 1, too hard far above 1"
+        self.row(
+            f"{self.part} against deployment, {domain}", factor, "ratio", meaning, limit, status
+        )
+
+    def stores(self, pair: StorePair) -> dict[str, float]:
+        """Judge two sample stores; return the fractions for the figure."""
+        part = self.part
+        self.compared = "" if pair.copies is None else "samples"
+        self.row("train samples", pair.train, "samples", "samples of the train store")
+        self.row(f"{part} samples", pair.held_out, "samples", f"samples of the {part} store")
+        checks = [
+            ("shared cells", pair.shared, "cover a cell that a train sample covers", "leak"),
+            ("duplicate samples", pair.copies, "are bitwise copies of train samples", "leak"),
+            ("touching samples", pair.touching, "share a cell with a train sample, or touch one",
+             "warning"),
+        ]  # fmt: skip
+        shares = {}
+        for name, found, text, status in checks:
+            meaning = f"{part} samples that {text}"
+            if found is None:
+                self.row(name, math.nan, "samples", meaning, 0, "unknown")
+                continue
+            self.row(name, found, "samples", meaning, 0, status if found else "ok")
+            shares[text] = found / pair.held_out
+            if found and (status == "leak" or not self.leaks):
+                findings = self.leaks if status == "leak" else self.warnings
+                findings.append(f"{percent(shares[text])} of the {part} samples {text}")
+        if pair.shared is None:
+            self.warnings.append(
+                "the positions of the samples were not compared because the stores were not cut "
+                "alike from one cube"
+            )
+        return shares
+
+    def verdict(self, thing: str) -> str:
+        """Return one sentence on the findings; `thing` is a cell or a sample."""
+        minor = self.warnings if self.deployment_decides or self.fits or self.too_hard else []
+        if self.leaks:
+            minor = [*self.too_hard, *minor]
+        note = f" Note also that {'; '.join(minor)}." if minor else ""
+        if self.leaks:
+            return (
+                f"This split leaks, so its {self.part} score will be too optimistic: "
+                f"{'; '.join(self.leaks)}.{note}"
+            )
+        if self.too_hard:
+            return (
+                "This split is too hard for the deployment, so its "
+                f"{self.part} score will be too pessimistic: {'; '.join(self.too_hard)}.{note}"
+            )
+        if self.fits:
+            return f"This split fits the deployment: {'; '.join(self.fits)}.{note}"
+        if self.warnings:
+            return f"No leak was found, but note that {'; '.join(self.warnings)}."
+        copies = "nothing could be compared for copies"
+        if self.compared:
+            copies = f"no {self.compared} are copies of those in train"
+        return (
+            f"No leak was found: no {self.part} {thing} is too near to a train {thing}, and "
+            f"{copies}."
+        )
+
+
+def percent(share: float) -> str:
+    """Write a fraction in percent, with two digits below 10 %."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"
+
+
+def _when(found: Duplicates, view: CubeView) -> str:
+    """Return the first and last position of duplicates along the first outer dim, in brackets."""
+    if found.dim is None or not found.steps:
+        return ""
+    first, last = found.steps[0], found.steps[-1]
+    coord = view.ds.coords.get(found.dim)
+    ends = [str(coord.values[i])[:10] if coord is not None else str(i) for i in (first, last)]
+    return f" ({found.dim} {ends[0]}" + (f" to {ends[1]})" if last > first else ")")
+
+
+def _round(number: float) -> str:
+    """Round to three digits, without powers of ten for thousands of kilometres."""
+    return f"{float(f'{number:.3g}'):,.7g}"
+
+
+def _format_ranges(ranges: dict[str, float]) -> str:
+    return ", ".join(
+        f"{dim}: {cells:.3g} cells" if math.isfinite(cells) else f"{dim}: no sill"
+        for dim, cells in ranges.items()
+    )
