@@ -1,66 +1,16 @@
-"""What scales samples: statistics of their own, or those that a user gives."""
+"""Offset and scale of samples, from statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.scaling import Places, Scaling
-from ml4cube.core.statistics import SCALE_FNS, Statistics
-from ml4cube.preprocessing.scaler import CubeScaler
-from ml4cube.store.format import StoreMetadata
+from ml4cube.core.statistics import Statistics
 
 if TYPE_CHECKING:
     import xarray as xr
-
-
-def given_statistics(given: Any, scale_fn: str | None) -> tuple[Statistics, str]:
-    """Read what a user gave as ``statistics=``."""
-    if scale_fn is None:
-        raise InvalidValueError(
-            "statistics= is what samples are scaled by, and scale_fn=None asks for no scaling; "
-            "drop one of them"
-        )
-    if isinstance(given, Statistics):
-        return given, scale_fn
-    found: Statistics
-    if isinstance(given, CubeScaler):
-        found, how = given.fitted_statistics(), given.method
-    else:
-        metadata = _metadata_of(given)
-        if metadata.spec.scale_fn is None:
-            raise InvalidValueError(
-                "statistics= is a store that was not scaled (scale_fn=None); give its "
-                "StoreMetadata.of(...).statistics, or a CubeScaler"
-            )
-        found, how = metadata.statistics, metadata.spec.scale_fn
-    if scale_fn not in (how, SCALE_FNS[0]):
-        raise InvalidValueError(
-            f"scale_fn={scale_fn!r}, but what statistics= gives scales by {how!r}; drop scale_fn, "
-            "or give its Statistics alone"
-        )
-    return found, how
-
-
-def _metadata_of(given: Any) -> StoreMetadata:
-    """What a store says, however it was given."""
-    found = getattr(given, "metadata", given)  # of a PTXrDataset
-    if isinstance(found, StoreMetadata):
-        return found
-    if found is None or (isinstance(given, Mapping) and not hasattr(given, "attrs")):
-        raise _no_statistics(given)
-    try:
-        return StoreMetadata.of(given)
-    except InvalidTypeError:
-        raise _no_statistics(given) from None
-
-
-def _no_statistics(given: Any) -> InvalidTypeError:
-    return InvalidTypeError(
-        f"statistics is a {type(given).__name__}, which does not say by what samples are scaled; "
-        "give Statistics (Statistics.from_cube), a fitted CubeScaler, or a sample store or its path"
-    )
 
 
 def needed(given: Statistics, names: Iterable[str]) -> Statistics:

@@ -530,10 +530,10 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
         for options, words in [
             ({"dims": ["tme"]}, "dims='tme'.*did you mean 'time'"),
             ({"by": "mnth"}, "by='mnth'.*did you mean 'month'"),
-            ({"by": "month", "dims": ["lat"]}, "name it in dims too"),
+            ({"by": "month", "dims": ["lat"]}, "dims must include 'time'"),
             ({"weights": "aera"}, "weights='aera'.*did you mean 'area'"),
             ({"weights": negative}, "not negative"),
-            ({"weights": negative.rename(lat="x")}, "weights='x'"),
+            ({"weights": negative.rename(lat="x")}, "weights has the dim 'x'"),
             ({"weights": xr.DataArray([1.0], {"lat": [0.5]}, ["lat"])}, "1 cells along 'lat'"),
             ({"quantiles": [50]}, "from 0 to 1"),
         ]:
@@ -619,7 +619,7 @@ def test_small_spreads_on_large_offsets_are_exact_at_every_place(
 
 def test_areas_are_not_made_of_texts():
     ds = xr.Dataset({"v": ("lat", np.arange(3.0))}, {"lat": list("abc")})
-    with pytest.raises(InvalidValueError, match="needs latitudes in numbers"):
+    with pytest.raises(InvalidValueError, match="needs a latitude"):
         pp.Statistics.from_cube(ds, weights="area")
 
 
