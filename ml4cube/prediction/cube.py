@@ -278,6 +278,9 @@ class _Recipe:
         applied = spec.filter_var if spec and spec.apply_mask and mask is None else None
         settings = metadata.provenance.get("settings", {}) if metadata else {}
         known = metadata.provenance.get("variables", {}) if metadata else {}
+        fill = metadata.fill if metadata else None
+        if metadata and fill is None:  # a store of an older version
+            fill = metadata.statistics
         recipe = cls(
             features=inputs,
             targets=outputs or inputs,
@@ -289,8 +292,7 @@ class _Recipe:
             mask_features=applied is not None and applied in cube.variables,
             fill_methods={name: how for name in inputs if spec and (how := spec.fill_of(name))},
             const=spec.const if spec else None,
-            # stores of older versions lack `fill`
-            fill=(metadata.fill or metadata.statistics) if metadata else None,
+            fill=fill,
             seed=settings.get("seed", 0),
             callback=settings.get("callback"),
         )
