@@ -541,7 +541,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
                 pp.Statistics.from_cube(ds, **options)
         with pytest.raises(InvalidValueError, match="from -90 to 90"):
             pp.Statistics.from_cube(plain, weights="area")
-        with pytest.raises(InvalidValueError, match="needs latitudes"):
+        with pytest.raises(InvalidValueError, match="needs a latitude"):
             pp.Statistics.from_cube(plain.drop_vars("lat"), weights="area")
         with pytest.raises(InvalidValueError, match="one dim with dates"):
             pp.Statistics.from_cube(plain.drop_vars("time"), by="month")

@@ -504,7 +504,7 @@ def test_masks_that_do_not_fit_are_refused() -> None:
         pp.assign_mask(ds, ds)
     with pytest.raises(InvalidValueError, match=r"stack_dim must be .*'level'"):
         pp.assign_mask(ds, np.ones((6, 8)), stack_dim="level")
-    with pytest.raises(InvalidValueError, match="mask='level'"):
+    with pytest.raises(InvalidValueError, match="mask has the dim 'level'"):
         pp.assign_mask(ds, xr.DataArray(np.ones(3), dims="level"))
     shifted = xr.DataArray(np.ones(6), {"lat": ds.lat + 1}, ["lat"])
     with pytest.raises(InvalidValueError, match="other 'lat' coordinates"):
@@ -1210,7 +1210,7 @@ def test_means_come_from_the_train_part_unless_told_otherwise() -> None:
     dated = xr.Dataset({"when": ("x", np.array(["NaT"], "M8[ns]"))})
     with pytest.raises(InvalidTypeError, match=r"vars must be variables of numbers.*'when'"):
         pp.fill_nan_values(dated, ["when"], "constant", 0)
-    with pytest.raises(InvalidValueError, match="not 'a'"):
+    with pytest.raises(InvalidValueError, match="statistics must have 'a'"):
         pp.fill_nan_values(samples, ["a"], statistics=pp.Statistics.empty(["b"]))
 
 
