@@ -545,12 +545,12 @@ def test_what_cannot_be_is_refused_before_anything_is_read() -> None:
             pp.Statistics.from_cube(plain.drop_vars("lat"), weights="area")
         with pytest.raises(InvalidValueError, match="one dim with dates"):
             pp.Statistics.from_cube(plain.drop_vars("time"), by="month")
-        with pytest.raises(InvalidTypeError, match="give 'area', or a DataArray"):
+        with pytest.raises(InvalidTypeError, match="weights must be 'area'"):
             pp.Statistics.from_cube(ds, weights=np.ones(4))
-    with pytest.raises(InvalidTypeError, match="names of dims"):
+    with pytest.raises(InvalidTypeError, match="must be a Dataset or DataArray if dims"):
         pp.get_statistics({"t": np.ones(3)}, dims=["x"])
     for texts in (list("abcd"), np.array(list("abcd"), object)):
-        with pytest.raises(InvalidTypeError, match=r"weights are of dtype .*give numbers"):
+        with pytest.raises(InvalidTypeError, match=r"weights must be numbers.*dtype"):
             pp.get_statistics(ds, weights=xr.DataArray(texts, dims="lat"))
     gaps = xr.DataArray([1.0, np.nan, np.nan, -1.0], dims="lat")
     for weights in (gaps, gaps.chunk()):
