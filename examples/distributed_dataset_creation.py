@@ -1,9 +1,9 @@
-"""Turn a cube into train, validation and test stores, on as many processes as you like.
+"""Turn a cube into train, validation and test stores, on any number of processes.
 
-    python examples/distributed_dataset_creation.py                     # on a made cube
+    python examples/distributed_dataset_creation.py                     # on a synthetic cube
     python examples/distributed_dataset_creation.py my_cube.zarr --target ndvi --nproc 8
 
-The stores lie in --out. Then: torchrun --nproc-per-node 2 examples/distributed_training.py
+The stores are written to --out. Then: torchrun --nproc-per-node 2 examples/distributed_training.py
 """
 
 import argparse
@@ -17,7 +17,7 @@ from ml4cube.splits import assign_block_split
 
 
 def made_cube() -> xr.Dataset:
-    """Two years of made weekly fields with gaps, and a target that a network can learn."""
+    """Make two years of weekly fields with gaps, and a target that a network can learn."""
     rng = np.random.default_rng(0)
     time = np.datetime64("2020-01-01", "ns") + np.arange(96) * np.timedelta64(7, "D")
     lat, lon = np.linspace(-60, 60, 48), np.arange(0, 360, 5.0)
@@ -35,7 +35,7 @@ def made_cube() -> xr.Dataset:
 
 
 def main() -> None:
-    """Split, plan, say what the plan is, write."""
+    """Split the cube, print the plan and write the stores."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cube", nargs="?", help="path or URL of a zarr cube; a made one if absent")
     parser.add_argument("--target", default="greenness")

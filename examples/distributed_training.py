@@ -5,7 +5,7 @@
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
         examples/distributed_training.py --stores /shared/stores           # a cluster
 
-Stopped in the middle, the same command goes on from the last snapshot.
+After an interruption, the same command resumes from the last snapshot.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def build_model(inputs: int, outputs: int) -> torch.nn.Module:
 
 
 def main() -> None:
-    """Open the stores, train, and say on rank 0 how it went."""
+    """Open the stores, train, and print the result on rank 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stores", type=Path, default=Path("stores"))
     parser.add_argument("--target", default="greenness")

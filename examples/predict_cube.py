@@ -1,6 +1,6 @@
-"""A trained model becomes a cube on the original grid, in its units, gaps kept as gaps.
+"""Predict a cube with a trained model, on the original grid, with units and gaps.
 
-    python examples/predict_cube.py                    # trains a small model on a made cube first
+    python examples/predict_cube.py                # trains a small model on a synthetic cube first
     python examples/predict_cube.py --cube my_cube.zarr --stores stores --target ndvi
 
 In the second form, the stores and the model come from the two other examples.
@@ -23,7 +23,7 @@ from ml4cube.training.pytorch import Trainer
 
 
 def prepare(stores: Path, cube: xr.Dataset, target: str) -> None:
-    """Write stores and train a model for two epochs, as the other examples do at leisure."""
+    """Write stores and train a model for two epochs."""
     cube = assign_block_split(cube, block_size={"lat": 12, "lon": 12}, seed=1)
     MultiProcSampler(
         cube,
@@ -48,7 +48,7 @@ def prepare(stores: Path, cube: xr.Dataset, target: str) -> None:
 
 
 def main() -> None:
-    """Load the model, predict, and say how good it is."""
+    """Load the model, predict, and print the scores."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cube", help="path or URL of a zarr cube; a made one if absent")
     parser.add_argument("--stores", type=Path, default=Path("predict-stores"))

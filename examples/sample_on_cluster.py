@@ -4,8 +4,8 @@
     python examples/sample_on_cluster.py /data/cube.zarr --scheduler tcp://10.0.0.5:8786
     python examples/sample_on_cluster.py /data/cube.zarr --slurm-jobs 8 --partition compute
 
-With --slurm-jobs the workers are jobs that dask-jobqueue submits. The cube and --out must lie where
-every worker sees them. A worker that dies costs its tasks; the same command goes on after a stop.
+With --slurm-jobs the workers are jobs that dask-jobqueue submits. All workers must see the cube
+and --out. Tasks of a dead worker run again; after an interruption, the same command resumes.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from ml4cube.splits import assign_block_split
 
 
 def made_cube(path: Path) -> Path:
-    """A small noisy field, so that the script can be tried without data."""
+    """Make a small noisy field, to try the script without data."""
     values = np.random.default_rng(0).normal(280, 5, (48, 24, 36)).astype("float32")
     cube = xr.Dataset({"temperature": (("time", "lat", "lon"), values, {"units": "K"})})
     cube.chunk({"time": 12, "lat": 12, "lon": 12}).to_zarr(path, mode="w", consolidated=False)
@@ -30,19 +30,19 @@ def made_cube(path: Path) -> Path:
 
 
 def slurm_cluster(args: argparse.Namespace) -> Any:
-    """Workers as SLURM jobs, one process per core."""
+    """Start workers as SLURM jobs, one process per core."""
     from dask_jobqueue import SLURMCluster
 
     node = {"cores": 8, "processes": 8, "memory": "16GB", "walltime": "00:30:00"}
     node |= {"queue": args.partition, "interface": args.interface}
-    # leave before SLURM kills, so that tasks move elsewhere
+    # stop before SLURM kills the job, so that tasks move to other workers
     cluster = SLURMCluster(**node, worker_extra_args=["--lifetime", "25m"])
     cluster.scale(jobs=args.slurm_jobs)
     return cluster
 
 
 def main() -> None:
-    """Connect, split, plan, write."""
+    """Connect, split the cube, print the plan and write the stores."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("cube", nargs="?", help="path or URL of a zarr cube; a made one if absent")
     parser.add_argument("--out", type=Path, default=Path("cluster-stores"))

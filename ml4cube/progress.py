@@ -1,4 +1,4 @@
-"""Progress of long work: a bar in terminals and notebooks, lines on stderr in batch jobs."""
+"""Progress of long work: bars in terminals and notebooks, lines on stderr in batch jobs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from types import TracebackType
 from typing import Any
 
-# A stage that takes less writes no line.
+# Shorter stages write no line.
 _SHORT_S = 10.0
 
 
 def is_interactive() -> bool:
-    """Tell whether someone watches: stderr is a terminal, or this is a notebook."""
+    """Return whether stderr is a terminal, or this is a notebook."""
     if sys.stderr.isatty():
         return True
     ipython = sys.modules.get("IPython")
@@ -22,20 +22,20 @@ def is_interactive() -> bool:
 
 
 def write_line(text: str) -> None:
-    """Write one line to stderr at once, above the bar if there is one."""
+    """Write one line to stderr, above the bar if there is one."""
     if is_interactive():
         from tqdm.auto import tqdm
 
         tqdm.write(text, file=sys.stderr)
     else:
-        # a full disk under the log, or a reader that is gone, must not end the work
+        # a full disk or a closed pipe must not stop the work
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
 
 
 class Stage:
-    """One stage of work: a bar, or a line for each tenth of a stage that takes long."""
+    """Progress of one stage: a bar, or a line for each tenth of a long stage."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Stage:
         self._done = self._first = done
         self._started = time.monotonic()
         self._bar: Any = None
-        # where the next line is due; never without a total
+        # count at which the next line is due; never without a total
         self._next = self._tenth_after(done) if show and total else sys.maxsize
         if show and is_interactive():
             from tqdm.auto import tqdm
@@ -59,7 +59,7 @@ class Stage:
             self._bar = tqdm(total=total, desc=what, unit=f" {unit}", initial=done, leave=leave)
 
     def update(self, n: int = 1) -> None:
-        """Count `n` more as done."""
+        """Add `n` to what is done."""
         self._done += n
         if self._bar is not None:
             self._bar.update(n)
@@ -67,7 +67,7 @@ class Stage:
             self._write()
 
     def close(self) -> None:
-        """End the bar."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()
 
@@ -100,7 +100,7 @@ class Stage:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration for people."""
+    """Format a duration."""
     # >>> duration(7.26), duration(75), duration(3 * 3600 + 61) ('7.3 s', '1:15', '3:01:01')
     if seconds < 60:
         return f"{seconds:.1f} s"

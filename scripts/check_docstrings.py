@@ -1,7 +1,7 @@
 """Validate the docstrings of all names that docs/api.md publishes, and of no others.
 
-Internal names have one plain line, or none, so numpydoc's own hook, which takes all names, does not
-fit. The checks are those of [tool.numpydoc_validation] in pyproject.toml.
+Internal names have one plain line or none, so numpydoc's own hook, which checks all names, does not
+suit. The checks are those of [tool.numpydoc_validation] in pyproject.toml.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Print a hash of everything that a change of the code's form must not change.
+"""Print hashes of results that a refactoring must not change.
 
     python scripts/hash_results.py > before.txt    # and again after the change; then diff the two
 
@@ -44,7 +44,7 @@ def tell(name: str, *pieces: bytes) -> None:
 
 
 def cubes() -> dict[str, xr.Dataset]:
-    """Cubes with gaps, other orders of dims, a mask, a calendar of 360 days."""
+    """Make cubes with gaps, other orders of dims, a mask, a calendar of 360 days."""
     plain = cell_id_cube(SHAPE, "float64", gaps=0.05, names=("a", "b"), dask_chunks={"time": 6})
     turned = cell_id_cube(SHAPE, "float32", dim_order=("lon", "time", "lat"), calendar="360_day")
     masked = cell_id_cube(SHAPE, "float32", gaps=0.1, names=("a", "b", "c"))
@@ -76,7 +76,7 @@ def sample(name: str, cube: xr.Dataset, folder: Path, **settings: Any) -> tuple[
 
 
 def train(stores: tuple[xr.Dataset, ...], cube: xr.Dataset, folder: Path) -> None:
-    """Train a small network on stores, and hash losses, weights and what it predicts."""
+    """Train a small network on stores, and hash losses, weights and predictions."""
     train, _, val = (PTXrDataset(store, to_pred="b") for store in stores)
     train_loader, val_loader = prep_dataloader(train, val, batch_size=16, seed=1)
     tell("batches", *(x.numpy().tobytes() + y.numpy().tobytes() for x, y in train_loader))
@@ -100,8 +100,8 @@ def main() -> None:
     torch.set_num_threads(1)
     made = cubes()
     windows = {"sample_size": {"lat": 4, "lon": 5}, "overlap": {"lat": 0.5}}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         sample("points", made["turned"], folder, nproc=1)
         sample("masked", made["masked"], folder, nproc=2, drop_nan=None, fill_method="mean")
         sample(

@@ -23,20 +23,20 @@ CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 
 
 def has_gpu() -> bool:
-    """Whether an NVIDIA driver answers on this machine."""
+    """Return whether this machine has an NVIDIA driver."""
     smi = shutil.which("nvidia-smi")
     return bool(smi) and subprocess.run([smi, "-L"], capture_output=True).returncode == 0
 
 
 def installed_torch(python: Path) -> str | None:
-    """Version of the torch that is already in the environment, if any."""
+    """Return the version of torch in the environment, if any."""
     code = "from importlib.metadata import version; print(version('torch'))"
     found = subprocess.run([python, "-c", code], capture_output=True, text=True)
     return found.stdout.strip() or None if found.returncode == 0 else None
 
 
 def refuse_unasked_cuda(python: Path) -> None:
-    """Stop before a download if the configured index would bring CUDA to a machine without GPU."""
+    """Stop if the configured index would install CUDA on a machine without a GPU."""
     if has_gpu() or os.environ.get("ALLOW_CUDA") == "1":
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -48,8 +48,8 @@ def refuse_unasked_cuda(python: Path) -> None:
     cuda = [name for name in names if name.startswith(CUDA_PREFIXES)]
     if cuda:
         sys.exit(
-            f"{TORCH} would bring {len(cuda)} CUDA packages ({', '.join(cuda[:3])}, ...), and this "
-            "machine has no GPU.\nGive pip the CPU index that PyTorch names under 'Get started':\n"
+            f"{TORCH} would install {len(cuda)} CUDA packages ({', '.join(cuda[:3])}, ...), but "
+            "this machine has no GPU.\nUse the CPU index that PyTorch names under 'Get started':\n"
             "    make setup PIP_EXTRA_INDEX_URL=<that index>\n"
             "or install a torch of your choice into the environment first, or allow CUDA:\n"
             "    make setup ALLOW_CUDA=1"
@@ -60,7 +60,7 @@ def pip(python: Path, *args: str) -> None:
     """Run pip in the environment; stop with its own message if it fails."""
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     if subprocess.run([python, "-m", "pip", *args], env=environment).returncode != 0:
-        sys.exit(f"pip {' '.join(args)} failed: its message is above")
+        sys.exit(f"pip {' '.join(args)} failed, see its message above")
 
 
 def install_with_torch(python: Path, constraints: Path) -> None:

@@ -154,13 +154,13 @@ def test_tensors_with_gradients_and_reset():
 
 
 def test_bad_input_is_refused_by_name():
-    with pytest.raises(InvalidValueError, match=r"shape \(2,\), truth \(3,\)"):
+    with pytest.raises(InvalidValueError, match=r"same shape, got \(2,\) and \(3,\)"):
         RMSE().update(np.zeros(2), np.zeros(3))
-    with pytest.raises(InvalidValueError, match="weights hold a negative"):
+    with pytest.raises(InvalidValueError, match="weights must be finite and not negative"):
         RMSE().update(np.zeros(2), np.zeros(2), np.array([1.0, -1.0]))
     with pytest.raises(InvalidTypeError, match="cannot merge RMSE with MAE"):
         RMSE().merge(MAE())
-    with pytest.raises(InvalidValueError, match="of 1 and of 2 groups"):
+    with pytest.raises(InvalidValueError, match="of 1 and 2 groups"):
         PairSums.empty(1).merge(PairSums.empty(2))
 
 
@@ -244,7 +244,7 @@ def test_score_cube_refuses_other_grids_and_typos():
     truth = sphere()
     with pytest.raises(InvalidValueError, match="did you mean 'rmse'"):
         score_cube(truth, truth, metrics=["rsme"])
-    with pytest.raises(InvalidValueError, match="'lon': 4"):
+    with pytest.raises(InvalidValueError, match="4 cells along 'lon'"):
         score_cube(truth.isel(lon=slice(4)), truth)
     with pytest.raises(InvalidValueError, match="other 'lon' coordinates"):
         score_cube(truth.assign_coords(lon=truth.lon + 1), truth)
@@ -260,9 +260,9 @@ def test_score_cube_refuses_other_grids_and_typos():
     with pytest.raises(InvalidValueError, match=r"by must be .*, got 'lev'"):
         score_cube(truth, truth, by="lev")
     for arguments in ({"prediction": 3}, {"by": np.ones(4)}, {"weights": np.ones(4)}):
-        with pytest.raises(InvalidTypeError, match="give a"):
+        with pytest.raises(InvalidTypeError, match=r"must (be|hold) .*, got (int|ndarray)"):
             score_cube(**{"prediction": truth, "truth": truth, **arguments})
-    with pytest.raises(InvalidValueError, match="give labels that lie along dims"):
+    with pytest.raises(InvalidValueError, match="by='zone' has 2 cells along 'lat'"):
         score_cube(truth, truth, by=xr.DataArray([0, 1], dims="lat", name="zone"))
 
 

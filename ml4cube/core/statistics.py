@@ -397,6 +397,7 @@ def scale_values(
     out_dtype: DTypeLike | None = None,
 ) -> NDArray[Any]:
     """Compute ``(array - offset) / scale`` in float64 and round once."""
+
     def scale_piece(x: NDArray[np.float64], offset: Any, scale: Any) -> None:
         np.divide(np.subtract(x, offset, out=x), scale, out=x)
 
@@ -414,6 +415,7 @@ def unscale_values(
     Scaled and back, a float32 is within 2 units in the last place of the larger of value and
     offset.
     """
+
     def unscale_piece(x: NDArray[np.float64], offset: Any, scale: Any) -> None:
         np.add(np.multiply(x, scale, out=x), offset, out=x)
 

@@ -1,4 +1,4 @@
-"""The whole road: ``python -m ml4cube.demo --out demo-output``."""
+"""The demo, from cube to prediction: ``python -m ml4cube.demo --out demo-output``."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from ml4cube.preprocessing import get_statistics
 from ml4cube.splits import assign_time_split
 from ml4cube.store.format import StoreMetadata
 
-# Months for training (one of them becomes the buffer) and validation; the rest is held out.
+# Months for training (including the buffer of one month) and validation; the others are test.
 TRAIN_MONTHS, VAL_MONTHS = 34, 6
-# What a run leaves in its folder, and so what the next run may replace.
+# Outputs of a run, which the next run may replace.
 OUTPUTS = (
     "train.zarr", "val.zarr", "test.zarr", "detail.zarr", "sst.zarr", "sst.nc", "model.pt",
     "history.json", "split_map.png", "loss_curve.png", "maps.png", "report.md", "report.json",
@@ -48,7 +48,7 @@ OUTPUTS = (
 
 
 class Clock:
-    """Seconds spent in each stage, said as they pass."""
+    """Seconds of each stage, printed at its end."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -64,11 +64,11 @@ class Clock:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make the folder, or clear it of what an earlier run left; refuse anything else."""
+    """Make the folder, or remove the outputs of an earlier run; refuse other contents."""
     import shutil
 
     if folder.exists() and not folder.is_dir():
-        raise StoreExistsError(f"{folder} is a file; choose another folder with --out")
+        raise StoreExistsError(f"{folder} is a file; choose a folder with --out")
     folder.mkdir(parents=True, exist_ok=True)
     foreign = sorted({entry.name for entry in folder.iterdir()} - set(OUTPUTS))
     foreign = [name for name in foreign if not name.startswith(".")]
@@ -117,7 +117,7 @@ def run(folder: Path, *, ranks: int = 2, epochs: int = 40, nproc: int = 2) -> di
             cube[[*FEATURES, TARGET, "split"]],
             sample_size={LAT: truth.sizes[LAT], LON: truth.sizes[LON]},
             to_pred=TARGET,
-            drop_nan="if_all_nan",  # land stays a gap: the network sees the mean, the loss the sea
+            drop_nan="if_all_nan",  # land: filled in features, a gap in targets
             train_cube=folder / "train.zarr",
             test_cube=folder / "test.zarr",
             val_cube=folder / "val.zarr",
@@ -192,7 +192,7 @@ def write_cube(predicted: xr.DataArray, truth: xr.DataArray, folder: Path) -> xr
         "title": "Monthly sea surface temperature, predicted from its means over 6 x 6 cells",
         "source": "OSTIA monthly means (iris-sample-data), downscaled with ml4cube",
     }
-    with warnings.catch_warnings():  # readers that know consolidated metadata open it at once
+    with warnings.catch_warnings():  # xarray opens it faster with consolidated metadata
         warnings.filterwarnings("ignore", message="Consolidated metadata")
         cube.to_zarr(folder / "sst.zarr", mode="w")
     cube.to_netcdf(folder / "sst.nc", encoding={"sst": {"zlib": True}})
@@ -200,7 +200,7 @@ def write_cube(predicted: xr.DataArray, truth: xr.DataArray, folder: Path) -> xr
 
 
 def main() -> int:
-    """Run, say how it went, and fail where the network is not good enough."""
+    """Run, print the result, and fail if the network is not good enough."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("demo-output"), help="folder to write")
     parser.add_argument("--ranks", type=int, default=2, help="training processes")

@@ -1,7 +1,7 @@
-"""The task: monthly sea surface temperature on a fine grid from its means over 6 × 6 cells.
+"""Task of the demo: monthly sea surface temperature from its means over 6 × 6 cells.
 
-It is a perfect-model task: the coarse field is made from the fine one, so errors of a real
-coarse product (bias, noise, other land masks) are not part of it.
+The coarse field is made from the fine one (perfect-model downscaling), so it lacks the errors of
+a real coarse product (bias, noise, other land masks).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TARGET = "detail"
 
 
 def open_truth() -> xr.DataArray:
-    """Open OSTIA monthly means, 54 × 18 × 432 cells around the equator, land as gaps."""
+    """Open OSTIA monthly means: 54 × 18 × 432 cells around the equator, land as gaps."""
     import iris_sample_data
 
     with xr.open_dataset(Path(iris_sample_data.path) / "ostia_monthly.nc") as ds:
@@ -34,36 +34,36 @@ def open_truth() -> xr.DataArray:
 
 
 def interpolate(truth: xr.DataArray) -> xr.DataArray:
-    """Average over blocks of cells and interpolate the means back, bilinearly."""
-    # Means are over the sea cells of a block. Where some of the four means around a cell are gaps,
-    # the others are weighted up; the longitude goes round the globe.
+    """Average over blocks of cells, and interpolate the means bilinearly to the fine grid."""
+    # Means are over the sea cells of a block. If some of the four means around a cell are gaps, the
+    # weights of the others are increased. Longitude is cyclic.
     means = truth.astype("float64").coarsen({LAT: FACTOR, LON: FACTOR}).mean()
     rows, columns = means.sizes[LAT], means.sizes[LON]
     fine_rows = (np.arange(truth.sizes[LAT]) + 0.5) / FACTOR - 0.5
     fine_columns = (np.arange(truth.sizes[LON]) + 0.5) / FACTOR - 0.5
-    # in units of blocks; one more column on either side closes the circle
+    # in units of blocks, with one more column on either side for the cyclic longitude
     means = means.drop_vars([LAT, LON]).pad({LON: 1}, mode="wrap")
     means = means.assign_coords({LAT: np.arange(rows), LON: np.arange(-1, columns + 1)})
-    places = {LAT: np.clip(fine_rows, 0, rows - 1), LON: fine_columns}
-    known = means.notnull().astype("float64").interp(places)
-    values = means.fillna(0.0).interp(places)
+    target = {LAT: np.clip(fine_rows, 0, rows - 1), LON: fine_columns}
+    known = means.notnull().astype("float64").interp(target)
+    values = means.fillna(0.0).interp(target)
     result = (values / known.where(known > 1e-9)).transpose(*truth.dims)
     return result.assign_coords({LAT: truth[LAT], LON: truth[LON]})
 
 
 def season(truth: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
-    """Place in the year as a point on a circle."""
+    """Return the sine and cosine of the time of year."""
     angle = 2 * np.pi * truth["time"].dt.month / 12
     return xr.apply_ufunc(np.sin, angle), xr.apply_ufunc(np.cos, angle)
 
 
 def train_steps(label: xr.DataArray) -> xr.DataArray:
-    """Tell which time steps are train, for a split along time."""
+    """Return which time steps are train, for a split along time."""
     return (label == True).all([dim for dim in label.dims if dim != "time"])  # noqa: E712
 
 
 def build_cube(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
-    """Put features, target and label into one cube; what is fitted sees train months only."""
+    """Return a cube with features, target and label; means are of train months only."""
     coarse = interpolate(truth)
     train = train_steps(label)
     sine, cosine = season(truth)
@@ -84,7 +84,7 @@ def build_cube(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
 
 
 def baselines(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
-    """Predict the fine field by simple means, each fitted on train months only."""
+    """Return simple predictions of the fine field, each fitted to train months only."""
     train = train_steps(label)
     past = truth.astype("float64").where(train)
     coarse = interpolate(truth)
@@ -109,7 +109,7 @@ def baselines(truth: xr.DataArray, label: xr.DataArray) -> xr.Dataset:
 
 
 def _fit(detail: xr.DataArray, terms: list[xr.DataArray], train: xr.DataArray) -> xr.DataArray:
-    """Least squares of a constant and `terms` along time, cell by cell."""
+    """Fit a constant and `terms` along time by least squares, cell by cell."""
     design = xr.concat([xr.ones_like(terms[0]), *terms], "term").transpose("time", "term")
     inverse = np.linalg.pinv(design.values[train.values])
     fitted = xr.DataArray(inverse, dims=("term", "time")).assign_coords(

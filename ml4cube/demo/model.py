@@ -8,27 +8,27 @@ from torch.nn.functional import dropout2d, gelu, pad
 
 
 class Downscaler(nn.Module):
-    """Three dilated convolutions on a strip that goes round the globe, and learned place maps."""
+    """Three dilated convolutions, cyclic in longitude, and learned maps of the location."""
 
     def __init__(
         self,
         inputs: int,
         shape: tuple[int, int],
         channels: int = 24,
-        places: int = 4,
+        maps: int = 4,
         dilations: tuple[int, ...] = (2, 4, 6),
         dropout: float = 0.1,
     ) -> None:
         super().__init__()
         self.dilations = dilations
         self.dropout = dropout
-        self.places = nn.Parameter(0.1 * torch.randn(places, *shape))
-        widths = [inputs + places, *[channels] * (len(dilations) - 1), 1]
+        self.maps = nn.Parameter(0.1 * torch.randn(maps, *shape))
+        widths = [inputs + maps, *[channels] * (len(dilations) - 1), 1]
         self.layers = nn.ModuleList(
             nn.Conv2d(before, after, 3, dilation=dilation)
             for before, after, dilation in zip(widths, widths[1:], dilations, strict=False)
         )
-        # start as the baseline: nothing is added to the mean detail
+        # start as the baseline, which adds nothing to the mean detail
         last = self.layers[-1]
         assert isinstance(last, nn.Conv2d)
         assert last.bias is not None
@@ -38,16 +38,16 @@ class Downscaler(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map features (batch, feature, latitude, longitude) to detail (batch, 1, ...)."""
         x = torch.nan_to_num(x)
-        x = torch.cat([x, self.places.expand(len(x), -1, -1, -1)], dim=1)
-        for number, (layer, reach) in enumerate(zip(self.layers, self.dilations, strict=True), 1):
-            x = pad(x, (reach, reach, 0, 0), mode="circular")
-            x = layer(pad(x, (0, 0, reach, reach), mode="replicate"))
+        x = torch.cat([x, self.maps.expand(len(x), -1, -1, -1)], dim=1)
+        for number, (layer, width) in enumerate(zip(self.layers, self.dilations, strict=True), 1):
+            x = pad(x, (width, width, 0, 0), mode="circular")
+            x = layer(pad(x, (0, 0, width, width), mode="replicate"))
             if number < len(self.layers):
                 x = dropout2d(gelu(x), self.dropout, self.training)
         return x
 
 
 def sea_mse(predicted: Tensor, truth: Tensor) -> Tensor:
-    """Mean squared error over the cells where the truth is no gap."""
+    """Mean squared error over the cells whose truth is not a gap."""
     sea = torch.isfinite(truth)
     return ((predicted - truth)[sea] ** 2).mean()

@@ -1,4 +1,4 @@
-"""What the demo leaves behind: pictures, a page to read and numbers for machines."""
+"""Outputs of the demo: figures, a report to read, and its numbers as JSON."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def judge(scores: Mapping[str, float]) -> dict[str, Any]:
 
 
 def kelvin(rmse: float) -> str:
-    """Round an error for readers: in the summary, the report and the docs to the same digits."""
+    """Format an error in kelvin, with the same digits in summary, report and docs."""
     return f"{rmse:.3f}"
 
 
@@ -86,13 +86,13 @@ def _page(report: Mapping[str, Any]) -> str:
     return f"""# Sea surface temperature, six times finer
 
 The network {verdict} the strongest simple baseline ({report["best_baseline"]}) by the
-{report["needed_improvement"]:.0%} that are asked for: {kelvin(report["rmse_model_k"])} K against
+required {report["needed_improvement"]:.0%}: {kelvin(report["rmse_model_k"])} K against
 {kelvin(report["rmse_best_baseline_k"])} K, {report["improvement"]:.1%} less, on
 {report["months"]["test"]} held-out months.
 
 OSTIA monthly means on {report["grid"]} cells are averaged over 6 × 6 cells and predicted back.
-This is **perfect-model downscaling**: the coarse field is made from the fine one, so a real
-coarse product would add errors that are not seen here.
+This is **perfect-model downscaling**: the coarse field is made from the fine one. A real coarse
+product has errors that are absent here.
 
 | prediction | RMSE (K), weighted by cell area |
 |---|---|
@@ -100,8 +100,8 @@ coarse product would add errors that are not seen here.
 
 ## Split
 
-Months in the order of time: {", ".join(f"{n} {part}" for part, n in report["months"].items())}
-(excluded is the buffer between train and the rest). What is fitted, the baselines included, saw
+Months in time order: {", ".join(f"{n} {part}" for part, n in report["months"].items())}
+(excluded is the buffer between train and the rest). The network and the baselines are fitted to
 train months only.
 
 ![split](split_map.png)
@@ -112,11 +112,11 @@ train months only.
 
 ## Training
 
-{report["ranks"]} ranks, best epoch {epoch}. What every rank did in that epoch:
+{report["ranks"]} ranks, best epoch {epoch}. That epoch by rank:
 
 {_table(report["rank_table"])}
 
-The losses of the ranks, weighted by their samples, are the loss of the epoch.
+The mean of the ranks' losses, weighted by their samples, is the loss of the epoch.
 
 ![loss](loss_curve.png)
 

@@ -1,4 +1,4 @@
-"""Train the demo's network; started by torchrun, one process per rank.
+"""Train the demo's network, with one process per rank, started by torchrun.
 
 torchrun --nproc-per-node 2 -m ml4cube.demo.train --folder demo-output
 """
@@ -20,7 +20,7 @@ SEED = 0
 
 
 def build_model(data: PTXrDataset) -> Downscaler:
-    """Build the network that fits the samples of a store."""
+    """Build the network for the samples of a store."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         rows, columns = data[0][0].shape[1:]
@@ -28,7 +28,7 @@ def build_model(data: PTXrDataset) -> Downscaler:
 
 
 def main() -> None:
-    """Train on the stores of a folder, and leave model and history there."""
+    """Train on the stores of a folder, and write model and history to it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--epochs", type=int, default=40)

@@ -1,9 +1,9 @@
-"""How good is a prediction: metrics as sums that merge, exact on any number of blocks or ranks.
+"""Metrics of predictions: sums that merge, exact on any number of blocks or ranks.
 
-Every metric here is a function of the same few weighted sums over pairs of predicted and true
-cells (`PairSums`). Sums of parts merge into the sums of the whole, so a cube larger than memory,
-or one spread over many processes, has the same scores as one array, to float64 rounding.
-Averages of batch averages, which are wrong wherever batches or gaps are uneven, do not occur.
+Every metric is a function of a few weighted sums over pairs of predicted and true cells
+(`PairSums`). Sums of parts merge into the sums of the whole. So a cube larger than memory, or one
+spread over many processes, has the same scores as one array, up to float64 rounding. No averages
+of batch averages are taken: they are wrong if batches or gaps are uneven.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choic
 from ml4cube.core.grid import Grid
 from ml4cube.cube import roles
 from ml4cube.cube.variables import data_variables
-from ml4cube.preprocessing.cubes import check_places
+from ml4cube.preprocessing.cubes import check_aligned
 from ml4cube.preprocessing.weights import area_of, find_latitudes
 
 Cube = xr.Dataset | xr.DataArray
@@ -35,9 +35,9 @@ _BLOCK_CELLS = 2**22  # cells read at once: 32 MB in float64
 class PairSums:
     """Weighted sums over pairs of predicted and true values, one entry per group.
 
-    A pair counts where both values are finite. Where the truth is not, the cell is a gap;
-    where only the prediction is not, it is counted as `unpredicted`, because a model that
-    leaves out the hard cells should not look better for it.
+    A pair counts if both values are finite. If the truth is not, the cell is a gap. If only the
+    prediction is not, the cell is `unpredicted`, so that a model cannot improve its score unseen
+    by leaving out difficult cells.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class PairSums:
     weight : ndarray of float, shape (groups,)
         Sum of the pairs' weights.
     error, absolute_error, squared_error : ndarray of float, shape (groups,)
-        Weighted sums of prediction - truth, of its size and of its square.
+        Weighted sums of prediction - truth, of its absolute value and of its square.
     largest_error : ndarray of float, shape (groups,)
-        Largest size of an error; weights play no part.
+        Largest absolute error, unweighted.
     prediction_mean, truth_mean : ndarray of float, shape (groups,)
         Weighted means.
     prediction_m2, truth_m2, product_m2 : ndarray of float, shape (groups,)
@@ -80,12 +80,12 @@ class PairSums:
 
     @classmethod
     def empty(cls, n_groups: int = 1) -> PairSums:
-        """Sums over no pair: the neutral element of `merge`.
+        """Return sums over no pair, the neutral element of `merge`.
 
         Parameters
         ----------
         n_groups : int, default 1
-            How many groups are told apart.
+            Number of groups.
 
         Returns
         -------
@@ -104,7 +104,7 @@ class PairSums:
         groups: ArrayLike | None = None,
         n_groups: int = 1,
     ) -> PairSums:
-        """Sum over one block, with means taken first so that offsets cost no digits.
+        """Return the sums over one block.
 
         Parameters
         ----------
@@ -114,9 +114,9 @@ class PairSums:
             Weight of each cell, broadcast against `truth`; 1 everywhere by default.
         groups : array_like of int, optional
             Group of each cell, from 0 to ``n_groups - 1``, broadcast against `truth`; cells
-            with a negative number belong to none and are left out.
+            with a negative number are left out.
         n_groups : int, default 1
-            How many groups are told apart.
+            Number of groups.
 
         Returns
         -------
@@ -128,17 +128,15 @@ class PairSums:
         InvalidValueError
             If the shapes differ, or a weight is negative or not finite.
         """
-        p, t = _plain(prediction), _plain(truth)
+        p, t = _as_float64(prediction), _as_float64(truth)
         if p.shape != t.shape:
             raise InvalidValueError(
-                f"prediction has shape {p.shape}, truth {t.shape}; give arrays of one shape"
+                f"prediction and truth must have the same shape, got {p.shape} and {t.shape}"
             )
-        w = np.broadcast_to(1.0 if weights is None else _plain(weights), t.shape)
+        w = np.broadcast_to(1.0 if weights is None else _as_float64(weights), t.shape)
         group = np.broadcast_to(0 if groups is None else np.asarray(groups), t.shape)
         if not (np.isfinite(w) & (w >= 0)).all():
-            raise InvalidValueError(
-                "weights hold a negative or non-finite value; 0 leaves a cell out"
-            )
+            raise InvalidValueError("weights must be finite and not negative")
 
         inside = group >= 0
         known, given = np.isfinite(t), np.isfinite(p)
@@ -168,7 +166,7 @@ class PairSums:
         )
 
     def merge(self, other: PairSums) -> PairSums:
-        """Sums over the pairs of both.
+        """Return the sums over the pairs of both.
 
         Parameters
         ----------
@@ -191,8 +189,7 @@ class PairSums:
         """
         if len(self.count) != len(other.count):
             raise InvalidValueError(
-                f"sums of {len(self.count)} and of {len(other.count)} groups do not merge; "
-                "make both with the same groups"
+                f"cannot merge sums of {len(self.count)} and {len(other.count)} groups"
             )
         weight = self.weight + other.weight
         share = np.divide(other.weight, weight, out=np.zeros_like(weight), where=weight > 0)
@@ -228,12 +225,12 @@ class _GroupTotal:
     ) -> NDArray[np.float64]:
         """Weighted mean of each group, 0 where a group has no weight; exact for a constant."""
         mean = _ratio(self(w * values), weight, 0.0)
-        # what rounding left out: it would pass for a spread, however small, to divide by
+        # correct for rounding, so that a constant has a spread of exactly 0
         return mean + _ratio(self(w * (values - mean[self.ids])), weight, 0.0)
 
 
-def _plain(values: ArrayLike) -> NDArray[np.float64]:
-    """Values as a float64 array; tensors are brought to the CPU first."""
+def _as_float64(values: ArrayLike) -> NDArray[np.float64]:
+    """Return values as a float64 array on the CPU."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
     return np.asarray(values, dtype=np.float64)
@@ -278,15 +275,15 @@ _FORMULAS: dict[str, Callable[[PairSums], NDArray[Any]]] = {
 
 
 class Metric:
-    """One score that is fed batch by batch: `update`, then `merge` across parts, then `compute`.
+    """Base class of scores that are updated batch by batch.
 
-    Use one of the subclasses. Values come as arrays or tensors of any shape; a pair of cells
-    counts where both are finite, see `PairSums` for the rest.
+    Call `update` for each batch, `merge` across ranks, then `compute`. A pair of cells counts if
+    both are finite, see `PairSums`.
 
     Attributes
     ----------
     sums : PairSums
-        What was summed so far, with the counts of pairs, gaps and unpredicted cells.
+        Sums so far, with the counts of pairs, gaps and unpredicted cells.
 
     Examples
     --------
@@ -330,7 +327,7 @@ class Metric:
         Parameters
         ----------
         other : Metric
-            A metric of the same class, fed with other pairs.
+            A metric of the same class, over other pairs.
 
         Returns
         -------
@@ -344,15 +341,14 @@ class Metric:
         """
         if type(other) is not type(self):
             raise InvalidTypeError(
-                f"cannot merge {type(self).__name__} with {type(other).__name__}; "
-                "merge metrics of one class"
+                f"cannot merge {type(self).__name__} with {type(other).__name__}"
             )
         merged = type(self)()
         merged.sums = self.sums.merge(other.sums)
         return merged
 
     def reset(self) -> None:
-        """Forget all pairs, as at the start of an epoch."""
+        """Remove all pairs, as at the start of an epoch."""
         self.sums = PairSums.empty()
 
     def compute(self) -> float:
@@ -361,8 +357,7 @@ class Metric:
         Returns
         -------
         float
-            NaN where no pair counts, or where the score is not defined (the correlation with
-            a constant).
+            NaN if no pair counts, or if the score is undefined (the correlation with a constant).
         """
         return float(_FORMULAS[self.name](self.sums)[0])
 
@@ -469,7 +464,7 @@ class StdRatio(Metric):
 
 
 class MaxError(Metric):
-    """Largest absolute error of any pair, in the unit of the values; weights play no part.
+    """Largest absolute error of any pair, in the unit of the values, unweighted.
 
     Examples
     --------
@@ -483,13 +478,13 @@ class MaxError(Metric):
 
 
 def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
-    """Return the areas of a geographic cube's cells, up to a factor that all cells share.
+    """Return the areas of a geographic cube's cells, up to a common factor.
 
     Latitude is the coordinate with standard_name ``latitude`` or ``grid_latitude``, units
     ``degrees_north``, or a name such as ``lat``, ``nav_lat`` or ``rlat``; of several, that of a
-    dim. Rows of latitude weigh the area of their band between its CF bounds, which without any lie
-    halfway to the next rows and never beyond a pole. Where each cell has a latitude (a curvilinear
-    grid), it weighs its cosine.
+    dim. The weight of a row is the area of its latitude band between its CF bounds. Without
+    bounds, these lie halfway to the next rows, and not beyond a pole. If each cell has a latitude
+    (a curvilinear grid), its weight is cos(latitude).
 
     Parameters
     ----------
@@ -499,13 +494,13 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
     Returns
     -------
     DataArray or None
-        Weights, 0 or more, along the dims of the latitude; None where no area can be told: there is
-        no latitude, only one row of it, or places (stations, cells of a mesh) along one dim.
+        Weights, 0 or more, along the dims of the latitude. None if areas are unknown: there is no
+        latitude, only one row of it, or points (stations, cells of a mesh) along one dim.
 
     Raises
     ------
     InvalidValueError
-        If latitudes lie outside [-90, 90] degrees or are not finite, or bounds are of other rows.
+        If latitudes lie outside [-90, 90] degrees or are not finite, or bounds do not fit.
 
     Examples
     --------
@@ -517,7 +512,7 @@ def area_weights(cube: xr.Dataset | xr.DataArray) -> xr.DataArray | None:
 
 
 def _areas(cube: Cube, others: Mapping[Any, xr.Variable]) -> tuple[xr.DataArray | None, str]:
-    """Areas by the latitude of a cube, of which others may hold the bounds; and what they are."""
+    """Return areas by the latitude of a cube, and their description; `others` may hold bounds."""
     latitudes = find_latitudes(cube.coords)
     if not latitudes:
         return None, "none, no coordinate is a latitude"
@@ -527,9 +522,7 @@ def _areas(cube: Cube, others: Mapping[Any, xr.Variable]) -> tuple[xr.DataArray 
         found = area_of(latitude, {**others, **coords})
     except UnknownAreaError as error:
         return None, f"none, {error}"
-    kind = f"area of the bands of {latitude.name}"
-    if latitude.ndim > 1:
-        kind = f"cosine of {latitude.name}"
+    kind = f"{'cosine' if latitude.ndim > 1 else 'area of the bands'} of {latitude.name}"
     attrs = {"long_name": kind, "units": "1"}
     return xr.DataArray(found, name="area_weight", attrs=attrs), kind
 
@@ -542,39 +535,39 @@ def score_cube(
     by: str | xr.DataArray | Sequence[str | xr.DataArray] | None = None,
     weights: xr.DataArray | str | None = "area",
 ) -> xr.Dataset:
-    """Score a predicted cube against the true one, block by block, in bounded memory.
+    """Score a predicted cube against the true one, block by block, with bounded memory.
 
     Parameters
     ----------
     prediction, truth : Dataset or DataArray
-        Cubes on the same grid, of any dim order, dask- or numpy-backed. The variables both
-        have are scored, but for masks, bounds and the like; a DataArray counts as one variable.
+        Cubes on the same grid, with any order of dims. The data variables that both have are
+        scored; a DataArray is one variable.
     metrics : str or sequence of str, optional
         Any of ``rmse``, ``mse``, ``mae``, ``bias``, ``r2``, ``correlation``, ``std_ratio``,
         ``max_error``, ``count``, ``gaps``, ``unpredicted``.
     by : str, DataArray or sequence of these, optional
-        Scores apart for each step of a dim (``"time"``), or each label of an array that lies
-        along dims of the cube (a map of regions; ``ds.time.dt.month``), which may be named if
-        it is a coordinate. Cells whose label is NaN are left out. Several are crossed. A
-        variable without a dim of the labels counts at each of its steps.
+        Separate scores for each step of a dim (``"time"``), or for each label of an array along
+        dims of the cube (a map of regions; ``ds.time.dt.month``) or of a coordinate, given by
+        name. Cells whose label is NaN are left out. Several are combined. A variable without a
+        dim of the labels counts at each of its steps.
     weights : DataArray, "area" or None, default "area"
-        Weight of each cell; ``"area"`` takes `area_weights`, by the latitude of the prediction
-        or, if it has none, of the truth, and 1 where no area can be told.
+        Weight of each cell. ``"area"`` uses `area_weights` of the prediction or, if it has no
+        latitude, of the truth, and equal weights if areas are unknown.
 
     Returns
     -------
     Dataset
-        One data variable per metric, dims ``("variable", *by)``. Gaps of the truth take no
-        part; ``unpredicted`` counts cells that have a truth but no prediction. The attribute
-        ``weights`` tells what cells weighed, or why all weighed the same.
+        One data variable per metric, dims ``("variable", *by)``. Gaps of the truth are left out;
+        ``unpredicted`` counts cells that have a truth but no prediction. The attribute
+        ``weights`` describes the weights, or says why they are equal.
 
     Raises
     ------
     InvalidTypeError
-        If a cube, the weights or a label are no arrays with named dims.
+        If a cube, the weights or a label is not an xarray object.
     InvalidValueError
-        If a metric is unknown, the cubes share no variable or lie on different grids, or a
-        label in `by` lies along no dim of the cube, or latitudes are none.
+        If a metric is unknown, the cubes share no variable or have different grids, a label in
+        `by` does not lie along dims of the cube, or latitudes are invalid.
 
     Examples
     --------
@@ -590,19 +583,24 @@ def score_cube(
     for argument, cube in (("prediction", prediction), ("truth", truth)):
         if not isinstance(cube, xr.Dataset | xr.DataArray):
             raise InvalidTypeError(
-                f"{argument} is a {type(cube).__name__}; give a Dataset or a DataArray"
+                f"{argument} must be a Dataset or DataArray, got {type(cube).__name__}"
             )
     pairs = _pairs(prediction, truth)
-    groupings = _groupings(by, max((p for p, _ in pairs.values()), key=lambda array: array.ndim))
+    largest = max((p for p, _ in pairs.values()), key=lambda array: array.ndim)
+    each: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
+    groupings = [_Grouping.of(one, largest) for one in each if one is not None]
     labels = {grouping.name: grouping.labels for grouping in groupings}
     shape = tuple(array.size for array in labels.values())
     others = {
         name: variable
-        for cube in (prediction, truth)  # arithmetic that made a prediction changes bounds, too
+        for cube in (
+            prediction,
+            truth,
+        )  # the truth wins: arithmetic on a prediction changes its bounds too
         for name, variable in (cube.variables if isinstance(cube, xr.Dataset) else {}).items()
     }
-    weighed = {name: _cell_weights(weights, p, t, others) for name, (p, t) in pairs.items()}
-    sums = [_sum_variable(p, t, groupings, weighed[name][0]) for name, (p, t) in pairs.items()]
+    cell_weights = {name: _cell_weights(weights, p, t, others) for name, (p, t) in pairs.items()}
+    sums = [_sum_variable(p, t, groupings, cell_weights[name][0]) for name, (p, t) in pairs.items()]
     columns = {
         metric: (
             ("variable", *labels),
@@ -610,23 +608,23 @@ def score_cube(
         )
         for metric in metrics
     }
-    kinds = {kind for _, kind in weighed.values()}
-    about = [f"{name}: {kind}" for name, (_, kind) in weighed.items()]
+    kinds = {kind for _, kind in cell_weights.values()}
+    about = [f"{name}: {kind}" for name, (_, kind) in cell_weights.items()]
     attrs = {"weights": "; ".join(kinds if len(kinds) == 1 else about)}
     return xr.Dataset(columns, {"variable": [str(name) for name in pairs], **labels}, attrs)
 
 
 def _pairs(prediction: Cube, truth: Cube) -> dict[Hashable, tuple[xr.DataArray, xr.DataArray]]:
-    """Variables of both cubes, the truth's dims in the prediction's order."""
+    """Return the variables of both cubes, the truth's dims in the prediction's order."""
     if isinstance(prediction, xr.DataArray) and isinstance(truth, xr.DataArray):
         named = (a.name for a in (prediction, truth) if a.name is not None)
-        name = next(named, roles.DATA_VAR)  # two arrays are compared whatever they are called
+        name = next(named, roles.DATA_VAR)  # two arrays are compared whatever their names
         return {name: _same_grid(name, prediction, truth)}
     predicted, true = _variables(prediction), _variables(truth)
     shared = [name for name in predicted if name in true]
     if not shared:
         raise InvalidValueError(
-            f"prediction has variables {list(predicted)}, truth has {list(true)}: none in common"
+            f"prediction has variables {list(predicted)}, truth has {list(true)}, none in common"
         )
     return {name: _same_grid(name, predicted[name], true[name]) for name in shared}
 
@@ -640,27 +638,18 @@ def _variables(cube: Cube) -> dict[Hashable, xr.DataArray]:
 def _same_grid(
     name: Hashable, prediction: xr.DataArray, truth: xr.DataArray
 ) -> tuple[xr.DataArray, xr.DataArray]:
-    if dict(prediction.sizes) != dict(truth.sizes):
+    if set(prediction.dims) != set(truth.dims):
         raise InvalidValueError(
-            f"{name!r} is {dict(prediction.sizes)} predicted and {dict(truth.sizes)} in truth; "
-            "select the same cells of both"
+            f"prediction and truth of {name!r} must have the same dims, got {prediction.dims} and "
+            f"{truth.dims}"
         )
-    check_places(f"{name!r} of the prediction", prediction, truth)
+    check_aligned(f"prediction of {name!r}", prediction, truth)
     return prediction, truth.transpose(*prediction.dims)
-
-
-def _groupings(
-    by: str | xr.DataArray | Sequence[str | xr.DataArray] | None, cube: xr.DataArray
-) -> list[_Grouping]:
-    if by is None:
-        return []
-    each: list[Any] = list(by) if isinstance(by, list | tuple) else [by]
-    return [_Grouping.of(one, cube) for one in each]
 
 
 @dataclass(frozen=True, eq=False)
 class _Grouping:
-    """Labels of one way to group cells: the codes lie along dims of the cube, -1 is no group."""
+    """Labels of groups, and the code of each cell along dims of the cube; -1 is no group."""
 
     name: str
     labels: xr.DataArray
@@ -675,17 +664,9 @@ class _Grouping:
             steps = xr.DataArray(np.arange(cube.sizes[by]), dims=by)
             return cls(by, cube[by].reset_coords(drop=True), steps)
         if not isinstance(by, xr.DataArray):
-            raise InvalidTypeError(
-                f"by has a {type(by).__name__}; give a dim, or labels as a DataArray along dims"
-            )
+            raise InvalidTypeError(f"by must hold names or DataArrays, got {type(by).__name__}")
         name = str(by.name) if by.name is not None else "group"
-        lost = {d: n for d, n in by.sizes.items() if cube.sizes.get(d) != n}
-        if lost:
-            raise InvalidValueError(
-                f"by={name!r} has {lost}, the cube has {dict(cube.sizes)}; "
-                "give labels that lie along dims of the cube"
-            )
-        check_places(f"by={name!r}", by, cube)
+        check_aligned(f"by={name!r}", by, cube)
         values = by.values
         known = ~np.asarray(by.isnull().values)
         labels, inverse = np.unique(values[known], return_inverse=True)
@@ -701,12 +682,12 @@ def _sum_variable(
     groupings: list[_Grouping],
     weight: xr.DataArray | None,
 ) -> PairSums:
-    """Sum over the variable, one block at a time, in a fixed order."""
+    """Sum over a variable, one block at a time, in a fixed order."""
     along = [g.codes for g in groupings] + ([] if weight is None else [weight])
     lacking = {d: n for a in along for d, n in a.sizes.items() if d not in prediction.dims}
     prediction, truth = prediction.expand_dims(lacking), truth.expand_dims(lacking)
     if weight is not None:
-        _check_weights(weight, prediction)
+        check_aligned("weights", weight, prediction)
     shape = tuple(grouping.labels.size for grouping in groupings)
     n_groups = int(np.prod(shape, dtype=np.int64))
     sums = PairSums.empty(n_groups)
@@ -727,31 +708,21 @@ def _cell_weights(
     truth: xr.DataArray,
     others: Mapping[Any, xr.Variable],
 ) -> tuple[xr.DataArray | None, str]:
-    """Weights of a variable's cells, and in words what they are."""
+    """Return the weights of a variable's cells, and their description."""
     if weights is None:
         return None, "none"
     if isinstance(weights, str):
         check_choice("weights", weights, ["area", None])
-        placed = prediction if find_latitudes(prediction.coords) else truth
-        return _areas(placed, others)
+        return _areas(prediction if find_latitudes(prediction.coords) else truth, others)
     if not isinstance(weights, xr.DataArray):
         raise InvalidTypeError(
-            f"weights are a {type(weights).__name__}; give a DataArray along dims of the cube"
+            f"weights must be a DataArray, 'area' or None, got {type(weights).__name__}"
         )
     return weights, "given"
 
 
-def _check_weights(weights: xr.DataArray, cube: xr.DataArray) -> None:
-    if any(cube.sizes.get(d) != n for d, n in weights.sizes.items()):
-        raise InvalidValueError(
-            f"weights have {dict(weights.sizes)}, {cube.name!r} has {dict(cube.sizes)}; "
-            "give weights along dims of the cube"
-        )
-    check_places("weights", weights, cube)
-
-
 def _spread(array: xr.DataArray, like: xr.DataArray, slices: dict[Hashable, slice]) -> NDArray[Any]:
-    """The part of `array` in `slices`, with an axis for every dim of `like`."""
+    """Return the part of `array` in `slices`, with an axis for every dim of `like`."""
     part = array.isel({dim: slices[dim] for dim in array.dims})
     part = part.transpose(*(dim for dim in like.dims if dim in part.dims))
     axes = tuple(i for i, dim in enumerate(like.dims) if dim not in part.dims)
@@ -759,7 +730,7 @@ def _spread(array: xr.DataArray, like: xr.DataArray, slices: dict[Hashable, slic
 
 
 def _blocks(cube: xr.DataArray) -> Iterable[dict[Hashable, slice]]:
-    """Slices of blocks that follow the chunks, cut where a chunk is too large to hold."""
+    """Return slices of blocks that follow the chunks; chunks that are too large are cut."""
     if not cube.dims:
         return [{}]
     if 0 in cube.shape:

@@ -1,8 +1,7 @@
-"""Pictures of what happened: each function returns a Figure and shows or saves nothing.
+"""Figures: each function returns a matplotlib Figure and shows or saves nothing.
 
-Figures are made with the object interface, so no display is needed and no global state of the
-drawing library is touched. Colours are those of Okabe and Ito, which people with
-colour-blindness can tell apart.
+Figures are made with the object interface, so they need no display and change no global state.
+The colours are those of Okabe and Ito, which are distinct for people with colour blindness.
 """
 
 from ml4cube.plotting.distances import distance_curves as distance_curves

@@ -1,4 +1,4 @@
-"""variogram_plot, distance_curves, leakage_figure: how far is far enough."""
+"""Figures of variograms, distances to the train part, and leakage reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINES = ((_ORANGE, "-"), (_BLUE, "--"), (_GREEN, ":"), ("#CC79A7", "-."))
 
 
 def variogram_plot(variograms: Mapping[str, Variogram], *, title: str = "Variograms") -> Figure:
-    """Draw empirical variograms, the models fitted to them, their sills and ranges.
+    """Draw empirical variograms with their fitted models, sills and ranges.
 
     Parameters
     ----------
@@ -31,12 +31,12 @@ def variogram_plot(variograms: Mapping[str, Variogram], *, title: str = "Variogr
     Returns
     -------
     matplotlib.figure.Figure
-        One panel by dim.
+        One panel per dim.
 
     Raises
     ------
     InvalidValueError
-        If there is none.
+        If `variograms` is empty.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def variogram_plot(variograms: Mapping[str, Variogram], *, title: str = "Variogr
     1
     """
     if not variograms:
-        raise InvalidValueError("variograms is empty; give one at least")
+        raise InvalidValueError("variograms must have at least one entry, got an empty mapping")
     columns = min(len(variograms), 3)
     rows = -(-len(variograms) // columns)
     figure = Figure(figsize=(3.4 * columns, 0.5 + 2.9 * rows), layout="constrained")
@@ -65,7 +65,7 @@ def _draw_variogram(axes: Axes, dim: str, found: Variogram) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     if found.lags.size:
-        # dots as large as there are pairs, so that the eye weights them as the fit does
+        # dot size shows the number of pairs, by which the fit weights them
         size = 12 + 30 * np.sqrt(found.pairs / found.pairs.max())
         axes.scatter(found.lags, found.semivariance, s=size, color=_BLUE, zorder=3)
         top = max(float(found.semivariance.max()), found.sill if found.sill == found.sill else 0.0)
@@ -98,19 +98,19 @@ def distance_curves(
     *,
     unit: str = "km",
     range_: float | None = None,
-    title: str = "How far from the nearest train cell",
+    title: str = "Distance to the nearest train cell",
 ) -> Figure:
-    """Draw, for each kind of cell, what share lies within a distance of the train part.
+    """Draw cumulative distributions of the distance to the nearest train cell.
 
-    Where the curve of the test cells runs left of that of the cells where the model will be
-    used, the test is easier than the use, and its score flatters (Milà et al. 2022,
-    *Nearest neighbour distance matching leave-one-out cross-validation for map validation*,
-    Methods in Ecology and Evolution 13).
+    If the curve of the test cells lies left of that of the deployment, the test is easier than
+    the deployment, and its score is too good (Milà et al. 2022, *Nearest neighbour distance
+    matching leave-one-out cross-validation for map validation*, Methods in Ecology and
+    Evolution 13).
 
     Parameters
     ----------
     distances : mapping of str to array_like
-        Name of the curve, and distances; NaN is left out.
+        Distances by name of the curve; NaN is left out.
     unit : str
         Their unit.
     range_ : float, optional
@@ -126,7 +126,7 @@ def distance_curves(
     Raises
     ------
     InvalidValueError
-        If there is no distance.
+        If there is no finite distance.
 
     Examples
     --------
@@ -147,7 +147,7 @@ def _draw_distances(
     known = {name: np.asarray(values, dtype=float).ravel() for name, values in distances.items()}
     known = {name: np.sort(values[np.isfinite(values)]) for name, values in known.items()}
     if not any(values.size for values in known.values()):
-        raise InvalidValueError(f"{list(distances)} hold no distance; give numbers")
+        raise InvalidValueError(f"{list(distances)} have no finite distance")
     largest = max(float(values[-1]) for values in known.values() if values.size)
     farthest = max(largest, range_ or 0.0)
     end = 1.05 * farthest or 1.0
@@ -167,7 +167,7 @@ def _draw_distances(
         axes.text(0.5, 0.5, f"all at 0 {unit}", transform=axes.transAxes, ha="center", fontsize=9)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    # below the panel: curves may run through any corner of it
+    # below the panel, because curves may cross any corner
     axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
@@ -177,23 +177,23 @@ def leakage_figure(
     domains: Mapping[str, tuple[str, Mapping[str, ArrayLike]]],
     shares: Mapping[str, float],
 ) -> Figure:
-    """Draw what a leakage report found: shares of test cells, and distances.
+    """Draw a leakage report: fractions of test cells, and distances.
 
     Parameters
     ----------
     verdict : str
-        The sentence that stands above.
+        Title.
     leaks : bool
-        Whether it is bad news, for its colour.
+        Whether there is leakage, for the colour of the title.
     domains : mapping of str to (str, mapping of str to array_like)
-        Name of a domain ("space"), the unit, and distances by curve.
+        By domain ("space"): the unit, and distances by curve.
     shares : mapping of str to float
-        What a share of the test part is, and that share, from 0 to 1.
+        Fractions of the test part, from 0 to 1, by description.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Bars, and one panel by domain.
+        Bars, and one panel per domain.
 
     Examples
     --------
@@ -215,9 +215,11 @@ def leakage_figure(
         )  # fmt: skip
     names = ["\n".join(textwrap.wrap(name, 20)) for name in shares]
     axes[0].set_yticks(rows, names)
-    axes[0].set(xlim=(0, 100), ylim=(len(shares) - 0.5, -0.5), xlabel="share of the test part (%)")
+    axes[0].set(
+        xlim=(0, 100), ylim=(len(shares) - 0.5, -0.5), xlabel="fraction of the test part (%)"
+    )
     axes[0].spines[["top", "right"]].set_visible(False)
-    axes[0].set_title("too near to train", fontsize=10)
+    axes[0].set_title("too close to train", fontsize=10)
     for panel, (name, (unit, distances)) in zip(axes[1:], domains.items(), strict=True):
         _draw_distances(panel, distances, unit, None)
         panel.set_title(name, fontsize=10)

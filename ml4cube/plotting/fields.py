@@ -1,4 +1,4 @@
-"""field_maps: maps of one quantity and of its errors; how any field is drawn."""
+"""`field_maps`: maps of one quantity and of its errors."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def field_maps(
     *,
     title: str = "",
 ) -> Figure:
-    """Draw maps of one quantity under one another, and their errors on a scale of their own.
+    """Draw maps of one quantity, and of their errors on a separate colour scale.
 
-    Gaps, such as land, stay grey. All fields share one colour scale, and all errors share
-    another one that is symmetric about zero.
+    Gaps, such as land, are grey. All fields share one colour scale, and all errors another one
+    that is symmetric about zero.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def field_maps(
     Raises
     ------
     InvalidValueError
-        If there is no field, or one has not two dims.
+        If there is no field, or one does not have two dims.
 
     Examples
     --------
@@ -53,10 +53,10 @@ def field_maps(
     """
     errors = errors or {}
     if not fields:
-        raise InvalidValueError("fields holds no map; give at least one")
+        raise InvalidValueError("fields must have at least one map, got none")
     for name, field in [*fields.items(), *errors.items()]:
         if field.ndim != 2:
-            raise InvalidValueError(f"{name!r} has dims {field.dims}; give maps of two dims")
+            raise InvalidValueError(f"{name!r} must have two dims, got {field.dims}")
     figure = Figure(figsize=(9, 0.6 + 1.35 * (len(fields) + len(errors))), layout="constrained")
     panels = figure.subplots(len(fields) + len(errors), 1, squeeze=False, sharex=True)[:, 0]
     units = next(iter(fields.values())).attrs.get("units", "")
@@ -79,7 +79,7 @@ def field_maps(
 def _draw_group(
     figure: Figure, panels: Any, maps: Mapping[str, xr.DataArray], label: str, **style: Any
 ) -> None:
-    """Draw maps that share a colour scale, with one colour bar for all."""
+    """Draw maps with a common colour scale and colour bar."""
     for axes, (name, field) in zip(panels, maps.items(), strict=True):
         mesh = draw_field(axes, field, **style)
         axes.set_title(name, fontsize=9, loc="left")
@@ -87,18 +87,18 @@ def _draw_group(
 
 
 def draw_field(axes: Axes, field: xr.DataArray, **style: Any) -> Any:
-    """Draw one field of two dims, gaps grey, its coordinates along the axes."""
+    """Draw a field of two dims along its coordinates, gaps in grey."""
     row, column = (str(dim) for dim in field.dims)
     axes.set_facecolor(GAP_COLOR)
-    x, y = (_places(field, dim) for dim in (column, row))
+    x, y = (_axis_values(field, dim) for dim in (column, row))
     mesh = axes.pcolormesh(x, y, np.ma.masked_invalid(field.values), shading="nearest", **style)
     axes.set_ylabel(axis_name(field, 0), fontsize=8)
     axes.tick_params(labelsize=8)
     return mesh
 
 
-def _places(field: xr.DataArray, dim: str) -> Any:
-    """Coordinates that can be drawn to, else positions."""
+def _axis_values(field: xr.DataArray, dim: str) -> Any:
+    """Return the coordinates of a dim if they can be drawn, else positions."""
     coord = field.coords.get(dim)
     if coord is None or coord.dtype.kind not in "fiuM" or coord.isnull().any():
         return np.arange(field.sizes[dim])
@@ -106,7 +106,7 @@ def _places(field: xr.DataArray, dim: str) -> Any:
 
 
 def axis_name(field: xr.DataArray, axis: int) -> str:
-    """Name of a dim with its units."""
+    """Return the name of a dim with its units."""
     dim = str(field.dims[axis])
     units = field[dim].attrs.get("units", "") if dim in field.coords else ""
     sign = {"degrees_north": "°N", "degrees_east": "°E"}.get(units, units)

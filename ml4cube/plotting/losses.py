@@ -1,4 +1,4 @@
-"""loss_curve: how a training run went."""
+"""`loss_curve`: losses of a training run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def loss_curve(
     *,
     title: str = "Training and validation loss",
 ) -> Figure:
-    """Draw the losses of a training run over its epochs, and mark the best one.
+    """Draw the losses of a training run by epoch, and mark the best epoch.
 
     Parameters
     ----------
     train : sequence of float
         Mean training loss of each epoch.
     val : sequence of float, optional
-        Mean validation loss of each epoch. Gaps (NaN, None) are left out of the line.
+        Mean validation loss of each epoch; NaN and None are left out.
     title : str
         Heading.
 
@@ -44,11 +44,9 @@ def loss_curve(
     1
     """
     if not len(train):
-        raise InvalidValueError("train holds no epoch; draw after training")
+        raise InvalidValueError("train must have at least one epoch, got none")
     if val is not None and len(val) != len(train):
-        raise InvalidValueError(
-            f"val has {len(val)} epochs, train has {len(train)}; give equal numbers"
-        )
+        raise InvalidValueError(f"val must have {len(train)} epochs, as train has, got {len(val)}")
     figure = Figure(figsize=(5.5, 3.4), layout="constrained")
     axes = figure.add_subplot()
     epochs = range(1, len(train) + 1)
@@ -63,7 +61,7 @@ def loss_curve(
             [epoch], [best], "o", color="black", ms=5, label=f"best: {best:.4g} (epoch {epoch})"
         )
     drawn = [value for values in (train, val or []) for value in _gaps(values) if value == value]
-    if drawn and 0 < 10 * min(drawn) < max(drawn):  # less than a decade reads better without
+    if drawn and 0 < 10 * min(drawn) < max(drawn):  # a log axis suits a decade or more
         axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="epoch", ylabel="mean loss per sample", title=title)

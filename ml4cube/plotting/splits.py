@@ -1,4 +1,4 @@
-"""split_map, split_timeline, fold_bars: which cells train, which test, and how many."""
+"""`split_map`, `split_timeline`, `fold_bars`: the parts of a split in space and time."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ def split_map(
     valid: xr.DataArray | None = None,
     title: str = "Split",
 ) -> Figure:
-    """Draw which part every time step belongs to, maps of single steps, and of all together.
+    """Draw the parts over time, and maps of single steps or of all steps together.
 
     Parameters
     ----------
     label : DataArray or Dataset
-        A split label, or a cube with a ``split``, with up to two dims beside time (its first dim
-        of dates, or the one called ``time``, ``t`` or ``date``); without a time dim, the label is
-        the only map.
+        A split label, or a cube with a ``split``. Its time dim is the first one with dates, or
+        that named ``time``, ``t`` or ``date``; maps need two other dims. Without a time dim, the
+        label is the only map.
     steps : sequence of int
         Positions along time to draw as maps.
     aggregated : bool
-        Draw, for each part, how much of the time every place belongs to it; or one map, if no
-        place changes its part.
+        Draw a map of each part: the fraction of time that a cell belongs to it. One map if no
+        cell changes its part.
     valid : DataArray of bool, optional
-        Cells that hold a value, along dims of `label`; the others are left grey and do not
-        count.
+        Cells with a value, along dims of `label`; the others are grey and do not count.
     title : str
         Heading.
 
     Returns
     -------
     matplotlib.figure.Figure
-        A bar per time step, its height shared by the parts, above the maps.
+        A stacked bar per time step, above the maps.
 
     Raises
     ------
     InvalidValueError
-        If maps are wanted of a label that has not two dims beside time, or a part is unknown.
+        If a map is requested and the label does not have two dims besides time, or a step is
+        out of range.
 
     Examples
     --------
@@ -70,29 +70,29 @@ def split_map(
     label = _label_of(label, "label")
     time = find_time_dim(label.coords.values(), label.dims)
     rest = [str(dim) for dim in label.dims if dim != time]
-    steps = _checked(steps, label, time)
+    steps = _positions(steps, label, time)
     if (steps or aggregated or time is None) and len(rest) != 2:
         raise InvalidValueError(
-            f"maps need two dims beside time, the label has {rest}; select one cell of the others"
-            + ("" if time is None else ", or leave out steps and aggregated")
+            f"label must have two dims besides time for maps, got {rest}; select one cell of the "
+            "others" + ("" if time is None else ", or leave out steps and aggregated")
         )
-    cells = _used(label, valid)
-    shares = _shares_of_places(cells, time, rest) if aggregated and time is not None else {}
+    cells = _counting_cells(label, valid)
+    shares = _fractions(cells, time, rest) if aggregated and time is not None else {}
     singles: list[tuple[str, xr.DataArray]] = []
     if time is None:
         singles = [("", cells.transpose(*rest))]
     elif shares and all(
         bool(share.isin([0, 100]).where(share.notnull(), True).all()) for share in shares.values()
     ):
-        # no place changes its part: one map tells all
-        singles, shares = [("all steps", _part_of_places(shares))], {}
+        # no cell changes its part
+        singles, shares = [("all steps", _only_part(shares))], {}
     if time is not None:
         singles += [
             (_step_name(label, time, step), cells.isel({time: step}).transpose(*rest))
             for step in steps
         ]
     heights = [1.5] * (time is not None) + [1.0] * (len(singles) + len(shares))
-    figure = Figure(figsize=(8, 0.6 + 1.35 * sum(heights) / 1.0), layout="constrained")
+    figure = Figure(figsize=(8, 0.6 + 1.35 * sum(heights)), layout="constrained")
     rows = list(figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0])
     rows[0].set_title(title)
     if time is not None:
@@ -105,17 +105,17 @@ def split_map(
     for axes, (part, share) in zip(maps[len(singles) :], shares.items(), strict=True):
         ramp = LinearSegmentedColormap.from_list(part, ["white", PART_COLORS[part]])
         mesh = draw_field(axes, share, cmap=ramp, vmin=0, vmax=100)
-        axes.set_title(f"share of the time in {part}", fontsize=9, loc="left")
+        axes.set_title(f"fraction of time in {part}", fontsize=9, loc="left")
         figure.colorbar(mesh, ax=axes, label="%", ticks=[0, 50, 100], aspect=10)
     for axes in maps:
-        # hatched, or no data would look like a share of the grey of excluded cells
+        # hatched, to differ from the grey of excluded cells
         axes.patch.set(hatch=_NO_DATA_HATCH, edgecolor="white")
     for axes in maps[:-1]:
         axes.tick_params(labelbottom=False)
     if maps:
         field = cells.isel({time: 0}) if time is not None else cells
         maps[-1].set_xlabel(axis_name(field.transpose(*rest), 1), fontsize=9)
-    _legend(figure, _present(cells), valid is not None)
+    _legend(figure, _present(cells), bool(maps) and valid is not None)
     return figure
 
 
@@ -125,7 +125,7 @@ def split_timeline(
     valid: xr.DataArray | None = None,
     title: str = "Split over time",
 ) -> Figure:
-    """Draw which part every time step belongs to.
+    """Draw the parts over time.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def split_timeline(
     Returns
     -------
     matplotlib.figure.Figure
-        A bar per time step, its height shared by the parts.
+        A stacked bar per time step.
 
     Raises
     ------
@@ -153,16 +153,9 @@ def split_timeline(
     1
     """
     label = _label_of(label, "label")
-    time = find_time_dim(label.coords.values(), label.dims)
-    if time is None:
-        raise InvalidValueError(f"the label has dims {label.dims}, none of which is a time")
-    cells = _used(label, valid)
-    figure = Figure(figsize=(8, 2.4), layout="constrained")
-    axes = figure.add_subplot()
-    _draw_timeline(axes, cells, time, [str(dim) for dim in label.dims if dim != time])
-    axes.set_title(title)
-    _legend(figure, _present(cells), False)
-    return figure
+    if find_time_dim(label.coords.values(), label.dims) is None:
+        raise InvalidValueError(f"label must have a time dim, got {label.dims}")
+    return split_map(label, valid=valid, title=title)
 
 
 def fold_bars(
@@ -171,7 +164,7 @@ def fold_bars(
     valid: xr.DataArray | None = None,
     title: str = "Cells of each fold",
 ) -> Figure:
-    """Draw how the cells of each fold are shared by the parts.
+    """Draw the fraction of cells in each part, for every fold.
 
     Parameters
     ----------
@@ -185,14 +178,14 @@ def fold_bars(
     Returns
     -------
     matplotlib.figure.Figure
-        A bar per fold.
+        A stacked bar per fold.
 
     Raises
     ------
     InvalidValueError
-        If there is no fold, or a cube has no label.
+        If there is no fold, or a cube has no split label.
     InvalidTypeError
-        If a fold is neither label nor cube.
+        If a fold is neither a label nor a cube.
 
     Examples
     --------
@@ -200,13 +193,16 @@ def fold_bars(
     >>> [text.get_text() for text in fold_bars({"a": fold}).axes[0].texts]
     ['75 %', '25 %']
     """
-    named = dict(folds) if isinstance(folds, Mapping) else _numbered(list(folds))
+    if isinstance(folds, Mapping):
+        named = dict(folds)
+    else:
+        named = {f"fold {number}": fold for number, fold in enumerate(folds, 1)}
     if not named:
-        raise InvalidValueError("folds holds no label; give at least one")
+        raise InvalidValueError("folds must have at least one label, got none")
     shares: dict[str, dict[str, float]] = {}
     for name, fold in named.items():
         label = _label_of(fold, name)
-        cells = _used(label, valid)
+        cells = _counting_cells(label, valid)
         total = float(cells.notnull().sum())
         shares[name] = {
             part: 100 * float((cells == _PART_LABELS[part]).sum()) / max(total, 1.0)
@@ -220,13 +216,13 @@ def fold_bars(
         width = np.array([share[part] for share in shares.values()])
         axes.barh(rows, width, left=left, color=PART_COLORS[part], edgecolor="white", height=0.8)
         for row, (start, value) in enumerate(zip(left, width, strict=True)):
-            if value >= 5:  # below, the number would not fit its bar
+            if value >= 5:  # the number does not fit a smaller bar
                 axes.text(
                     start + value / 2, row, f"{value:.0f} %", ha="center", va="center",
                     color="black" if part in ("val", "excluded") else "white", fontsize=8,
                 )  # fmt: skip
         left = left + width
-    axes.set(xlim=(0, 100), xlabel="share of cells (%)", title=title)
+    axes.set(xlim=(0, 100), xlabel="fraction of cells (%)", title=title)
     axes.set_yticks(rows, list(named))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
@@ -235,48 +231,42 @@ def fold_bars(
     return figure
 
 
-def _numbered(folds: list[Any]) -> dict[str, Any]:
-    return {f"fold {number}": fold for number, fold in enumerate(folds, 1)}
-
-
 def _label_of(fold: xr.DataArray | xr.Dataset, name: str) -> xr.DataArray:
     if isinstance(fold, xr.Dataset):
         if "split" not in fold:
-            raise InvalidValueError(f"{name} has no 'split', only {list(fold.data_vars)}")
+            raise InvalidValueError(f"{name} must have a 'split', got {list(fold.data_vars)}")
         return fold["split"]
     if not isinstance(fold, xr.DataArray):
-        raise InvalidTypeError(f"{name} is a {type(fold).__name__}; give a label or a cube")
+        raise InvalidTypeError(f"{name} must be a split label or a cube, got {type(fold).__name__}")
     return fold
 
 
-def _used(label: xr.DataArray, valid: object) -> xr.DataArray:
-    """The label, with gaps in the place of cells that do not count."""
+def _counting_cells(label: xr.DataArray, valid: object) -> xr.DataArray:
+    """Return the label with gaps for cells that do not count."""
     if valid is None:
         return label
     if not isinstance(valid, xr.DataArray):
-        raise InvalidTypeError(
-            f"valid is a {type(valid).__name__}; give a DataArray of bool, whose dims have names"
-        )
+        raise InvalidTypeError(f"valid must be a DataArray of bool, got {type(valid).__name__}")
     return label.where(valid.broadcast_like(label))
 
 
-def _checked(steps: Sequence[int], label: xr.DataArray, time: str | None) -> list[int]:
-    """Positions along time."""
+def _positions(steps: Sequence[int], label: xr.DataArray, time: str | None) -> list[int]:
+    """Return the positions along time; refuse those out of range."""
     positions = np.asarray(list(steps) if np.ndim(steps) or isinstance(steps, Set) else steps)
     if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
-        raise InvalidTypeError(f"steps={steps!r} is no list of whole numbers, as in steps=[0, 6]")
+        raise InvalidTypeError(f"steps must be a list of integers, as [0, 6], got {steps!r}")
     n = 0 if time is None else label.sizes[time]
     if beyond := [int(step) for step in positions if not -n <= step < n]:
         raise InvalidValueError(
-            f"steps has {beyond}, the label {n} time steps; give positions from 0 to {n - 1}"
+            f"steps must be from 0 to {n - 1}, got {beyond}"
             if n
-            else f"steps has {beyond}, but the label has no dim of time; leave steps out"
+            else f"steps must be left out because the label has no time dim, got {beyond}"
         )
     return [int(step) for step in positions]
 
 
-def _shares_of_places(cells: xr.DataArray, time: str, rest: list[str]) -> dict[str, xr.DataArray]:
-    """Percent of the steps that every place belongs to each part, of parts that occur."""
+def _fractions(cells: xr.DataArray, time: str, rest: list[str]) -> dict[str, xr.DataArray]:
+    """Return the percentage of steps in each part, by cell, for parts that occur."""
     known = cells.notnull().sum(time)
     shares = {}
     for part in _ORDER:
@@ -286,8 +276,8 @@ def _shares_of_places(cells: xr.DataArray, time: str, rest: list[str]) -> dict[s
     return shares
 
 
-def _part_of_places(shares: dict[str, xr.DataArray]) -> xr.DataArray:
-    """The part of every place that keeps it all the time."""
+def _only_part(shares: dict[str, xr.DataArray]) -> xr.DataArray:
+    """Return the part of every cell that never changes it."""
     label = xr.full_like(next(iter(shares.values())), np.nan)
     for part, share in shares.items():
         label = label.where(share != 100, _PART_LABELS[part])
@@ -309,7 +299,7 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) 
     below = np.zeros(steps.size)
     for part in _ORDER:
         share = ((cells == _PART_LABELS[part]).sum(rest) / known.where(known > 0)).fillna(0).values
-        # white lines between the bars would be all one sees of many steps
+        # with many steps, white lines would cover the bars
         lines = 0.4 if steps.size <= 120 else 0.0
         axes.bar(
             steps, 100 * share, bottom=below, width=1.0, color=PART_COLORS[part],
@@ -318,16 +308,16 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) 
         below = below + 100 * share
     axes.set(xlim=(-0.5, steps.size - 0.5), ylim=(0, 100), ylabel="cells (%)")
     axes.set_yticks([0, 50, 100])
-    places = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
-    names = [_step_name(cells, time, i) for i in places]
+    ticks = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
+    names = [_step_name(cells, time, i) for i in ticks]
     coord = dates_along(cells.coords.values(), time)
-    if coord is not None:  # the hour below the day
+    if coord is not None:  # write the hour below the day
         names = [name.replace(" ", "\n") if ":" in name else name for name in names]
-    axes.set_xticks(places, names)
+    axes.set_xticks(ticks, names)
 
 
 def _step_name(array: xr.DataArray, time: str, step: int) -> str:
-    """Date of a step, as exact as neighbours are close; its value or position if there is none."""
+    """Return the date of a step, as precise as the steps need; else its value or position."""
     coords = list(array.coords.values())
     coord = dates_along(coords, time)
     if coord is None:

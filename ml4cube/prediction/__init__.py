@@ -1,4 +1,4 @@
-"""A trained model and a cube become a predicted cube, on the original grid, in physical units."""
+"""Prediction of a cube with a trained model, on the original grid, in physical units."""
 
 from ml4cube.core.errors import needs_torch
 

@@ -1,8 +1,8 @@
-"""Where windows lie when every cell must be predicted, and how overlapping ones are blended.
+"""Windows that cover every cell of a cube, and the blending of overlapping ones.
 
-Plain index arithmetic. A region of cells is flattened row-major; a window is then its first
-cell's position plus one offset per cell, so that gathering windows and adding them back are each
-one numpy call for any number of dims and any order of them.
+Only index arithmetic. A region of cells is flattened row-major. A window is the position of its
+first cell plus one offset per cell, so gathering windows and adding them back is one numpy call
+each, for any number and order of dims.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block
 
-_FEWEST_STRIDES = 4  # of a tile along an overlapping dim; fewer would compute most windows twice
+# Least strides of a tile along an overlapping dim, so that few windows are computed twice.
+_FEWEST_STRIDES = 4
 
 
 @dataclass(frozen=True)
 class Cover:
     """Windows that cover every cell of a cube."""
 
-    # They lie a stride apart; where the last one would pass the end it is shifted inward, so that
-    # all windows are whole.
+    # Windows are a stride apart; the last one is shifted inward, so that all are whole.
 
     # Dims and lengths of the cube.
     shape: dict[str, int]
@@ -37,25 +37,25 @@ class Cover:
 
     @property
     def stride(self) -> dict[str, int]:
-        """Cells from one window's start to the next one's, but the last."""
+        """Cells from one window's start to the next, except the last."""
         return {dim: n - self.overlap[dim] for dim, n in self.size.items()}
 
     @property
     def id_step(self) -> dict[str, int]:
-        """Distance of neighbours along each dim in row-major cell ids over sorted dims."""
+        """Step of the row-major cell id over sorted dims, along each dim."""
         steps, step = {}, 1
         for dim in sorted(self.shape, reverse=True):
             steps[dim], step = step, step * self.shape[dim]
         return steps
 
     def starts(self, dim: str) -> NDArray[np.intp]:
-        """First cell of each window along one dim."""
+        """Return the first cell of each window along one dim."""
         last = self.shape[dim] - self.size[dim]
         regular = np.arange(0, last + 1, self.stride[dim], dtype=np.intp)
         return regular if regular[-1] == last else np.append(regular, last)
 
     def taper(self, dim: str) -> NDArray[np.float64]:
-        """Weight of a window's cells along one dim."""
+        """Return the weights of a window's cells along one dim."""
         size, shared = self.size[dim], self.overlap[dim]
         nearest_end = np.minimum(np.arange(size), np.arange(size)[::-1])
         share = np.minimum((nearest_end + 0.5) / max(shared, 0.5), 1.0)
@@ -63,7 +63,7 @@ class Cover:
         return weights
 
     def tile_size(self, chunks: Mapping[str, int], cells: int) -> dict[str, int]:
-        """Size of the tiles that are predicted, and written, one at a time."""
+        """Choose the size of the blocks that are predicted and written."""
         stride = self.stride
         fewest = {d: _FEWEST_STRIDES if self.overlap[d] else 1 for d in self.shape}
         count = {d: max(-(-chunks.get(d, 1) // stride[d]), fewest[d]) for d in self.shape}
@@ -82,7 +82,7 @@ class Cover:
         return tile()
 
     def tile(self, block: Block, window_dims: Sequence[str]) -> Tile:
-        """Windows that reach into a block of cells."""
+        """Return the windows that overlap a block of cells."""
         starts = {}
         for dim, cells in block.slices.items():
             every = self.starts(dim)
@@ -92,11 +92,11 @@ class Cover:
 
 @dataclass(frozen=True)
 class Tile:
-    """The windows that reach into one block, as positions in the flattened box they cover."""
+    """Windows that overlap one block, as positions in the flattened box that they cover."""
 
     cover: Cover
     block: Block
-    # Dims that the model sees, in its order.
+    # Dims of a window, in the model's order.
     window_dims: tuple[str, ...]
     # First cell of the windows along each dim, in the cube.
     starts: dict[str, NDArray[np.intp]]
@@ -111,7 +111,7 @@ class Tile:
 
     @property
     def inner(self) -> tuple[slice, ...]:
-        """Where the block lies in the box."""
+        """Slices of the block in the box."""
         return tuple(
             slice(cells.start - box.start, cells.stop - box.start)
             for cells, box in zip(self.block.slices.values(), self.box.values(), strict=True)
@@ -119,14 +119,14 @@ class Tile:
 
     @cached_property
     def _step(self) -> dict[str, int]:
-        """Distance in the flattened box of neighbours along each dim."""
+        """Step in the flattened box along each dim."""
         lengths = [cells.stop - cells.start for cells in self.box.values()]
         steps = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
         return dict(zip(self.box, steps, strict=True))
 
     @cached_property
     def cell_ids(self) -> NDArray[np.uint64]:
-        """Row-major id in the cube, over sorted dims, of every cell of the flattened box."""
+        """Row-major id over sorted dims of every cell of the flattened box."""
         ids: NDArray[np.uint64] = np.zeros(1, dtype=np.uint64)
         step = self.cover.id_step
         for dim, cells in self.box.items():
@@ -136,12 +136,12 @@ class Tile:
 
     @property
     def window_shape(self) -> tuple[int, ...]:
-        """Cells of a window along `window_dims`."""
+        """Sizes of a window along `window_dims`."""
         return tuple(self.cover.size[dim] for dim in self.window_dims)
 
     @cached_property
     def _offsets(self) -> NDArray[np.intp]:
-        """Position of each cell of a window, in the model's order, less the first cell's."""
+        """Position of each cell of a window relative to its first cell, in the model's order."""
         offsets = np.zeros(1, dtype=np.intp)
         for dim in self.window_dims:
             steps = np.arange(self.cover.size[dim], dtype=np.intp) * self._step[dim]
@@ -150,18 +150,18 @@ class Tile:
 
     @cached_property
     def weights(self) -> NDArray[np.float64]:
-        """Weight of each cell of a window, in the model's order, flattened."""
+        """Weights of the cells of a window, in the model's order, flattened."""
         weights = np.ones(1)
         for dim in self.window_dims:
             weights = np.multiply.outer(weights, self.cover.taper(dim)).ravel()
         return weights
 
     def __len__(self) -> int:
-        """Windows in all."""
+        """Return the number of windows."""
         return math.prod(len(starts) for starts in self.starts.values())
 
     def batches(self, batch_size: int) -> Iterator[NDArray[np.intp]]:
-        """Positions of every window's cells, some windows at a time, in fixed order."""
+        """Yield the positions of the cells of some windows at a time, in fixed order."""
         origin = np.zeros(1, dtype=np.intp)
         for dim, starts in self.starts.items():
             origin = np.add.outer(origin, (starts - starts[0]) * self._step[dim]).ravel()
@@ -172,7 +172,7 @@ class Tile:
 
 
 class Blend:
-    """Weighted mean of overlapping windows in one box; gaps take no part."""
+    """Weighted mean of overlapping windows in one box, without gaps."""
 
     def __init__(self, targets: int, tile: Tile) -> None:
         self._tile = tile
@@ -191,7 +191,7 @@ class Blend:
             np.add.at(weight, index, share.ravel())
 
     def block(self) -> NDArray[np.float64]:
-        """Return the mean over windows of the block's cells."""
+        """Return the mean over windows for the block's cells."""
         mean = np.full_like(self._sum, np.nan)
         np.divide(self._sum, self._weight, out=mean, where=self._weight > 0)
         return mean.reshape(-1, *self._shape)[(slice(None), *self._tile.inner)]

@@ -1,4 +1,4 @@
-"""What a predicted cube is called: coordinates, attributes and encodings by the CF conventions."""
+"""Coordinates, attributes and encodings of a predicted cube by the CF conventions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ml4cube.cube.variables import cube_dims
 from ml4cube.sampling.request import as_json, as_texts, in_numpy_dtype
 
 CONVENTIONS = "CF-1.11"
-MARK = "ml4cube_prediction"  # the attribute by which a cube of ours is known
+MARK = "ml4cube_prediction"  # attribute of every predicted cube
 
-# Attributes that say how values were packed or bounded in the source, not what they are.
+# Attributes on the packing and range of values in the source.
 _STORAGE = ("_FillValue", "missing_value", "scale_factor", "add_offset", "dtype")
 _RANGES = ("valid_min", "valid_max", "valid_range", "actual_range")
 _REFERENCES = ("bounds", "climatology", "grid_mapping")
@@ -37,7 +37,7 @@ def describe(
     tile_size: Mapping[str, int],
     about: Mapping[str, Any],
 ) -> xr.Dataset:
-    """Make the predicted cube without its values."""
+    """Return the predicted cube without its values."""
     dims = cube_dims(cube)
     targets = {
         name: _target(cube, name, dtype, attrs.get(name, {}), _order(cube, name, dims), tile_size)
@@ -57,12 +57,12 @@ def describe(
     for variable in result.variables.values():
         for key in _REFERENCES:
             if variable.attrs.get(key, key) not in {*result.variables, key}:
-                del variable.attrs[key]  # it would point to nothing
+                del variable.attrs[key]  # it refers to a missing variable
     return result.assign_attrs(_global_attrs(cube, about))
 
 
 def storable(cube: xr.Dataset) -> xr.Dataset:
-    """Turn coordinates and attributes that no file can hold into those that sample stores have."""
+    """Convert coordinates and attributes that files cannot hold, as in sample stores."""
     variables = {name: _storable(v) for name, v in cube.variables.items()}
     coords = {name: variables.pop(name) for name in cube.coords}
     return xr.Dataset(variables, coords, _json_attrs(cube.attrs))
@@ -111,23 +111,23 @@ def _target(
 
 
 def _coordinate(name: Hashable, source: xr.Variable) -> xr.Variable:
-    """Copy a coordinate, adding what CF asks for where its name leaves no doubt."""
+    """Copy a coordinate, and add CF attributes if its name is unambiguous."""
     copy = _plain(source)
     short = str(name).lower()
     added = dict(_COORDINATES.get(_SHORT.get(short, short), {}))
     if copy.dims != (name,):
-        added.pop("axis", None)  # an axis is for coordinate variables proper
+        added.pop("axis", None)  # only coordinate variables have an axis
     if not copy.attrs.keys() & {"standard_name", "units", "axis"}:
         copy.attrs.update(added)
-    copy.encoding["_FillValue"] = None  # CF allows coordinates no gaps
+    copy.encoding["_FillValue"] = None  # CF coordinates have no gaps
     return copy
 
 
 def _plain(source: xr.Variable) -> xr.Variable:
-    """Copy into memory; of the encoding only how dates count, which is all that fits anywhere."""
+    """Copy into memory; of the encoding keep only that of dates."""
     copy = source.copy(deep=False).load()
     if copy.dtype.kind == "U":
-        copy = copy.astype(object)  # zarr v3 has texts of any length, none of a fixed one
+        copy = copy.astype(object)  # zarr v3 has no strings of fixed length
     copy.attrs = _attrs(source)
     dates = copy.dtype.kind == "M" or copy.dtype == object
     kept = ("units", "calendar", "dtype") if dates else ()
@@ -136,13 +136,13 @@ def _plain(source: xr.Variable) -> xr.Variable:
 
 
 def _attrs(source: xr.Variable) -> dict[Any, Any]:
-    """Attributes, with those that ``decode_coords="all"`` moves into the encoding."""
+    """Return the attributes, with those that ``decode_coords="all"`` moves into the encoding."""
     moved = {key: source.encoding[key] for key in _REFERENCES if key in source.encoding}
     return {**source.attrs, **moved}
 
 
 def _referenced(variables: Iterable[xr.Variable]) -> list[str]:
-    """Names of bounds and grid mappings, each once."""
+    """Return the names of bounds and grid mappings, each once."""
     found = [v.attrs[key] for v in variables for key in _REFERENCES if key in v.attrs]
     return list(dict.fromkeys(name for name in found if isinstance(name, str)))
 

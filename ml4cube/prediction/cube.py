@@ -1,4 +1,4 @@
-"""predict_cube: cut windows from a cube, run a model on them, blend the results into a cube."""
+"""`predict_cube`: run a model on windows of a cube and blend the results into a cube."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import (
     Statistics,
     check_decoded,
+    offset_and_scale,
     scale_values,
     unscale_values,
 )
@@ -39,10 +40,12 @@ from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import describe
 from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_free, parse_path
-from ml4cube.preprocessing.cubes import check_places
+from ml4cube.preprocessing.cubes import check_aligned
+from ml4cube.preprocessing.rescaling import spread_of_std
 from ml4cube.preprocessing.scaler import CubeScaler
+from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.progress import Stage
-from ml4cube.sampling.rescaling import given_statistics, scaling_of
+from ml4cube.sampling.rescaling import scaling_of
 from ml4cube.store.format import StoreMetadata
 from ml4cube.training.ranks.dist import World, pick_device
 
@@ -82,83 +85,83 @@ def predict_cube(
 ) -> xr.Dataset:
     """Predict every cell of a cube with a trained model, block by block, in physical units.
 
-    Windows are laid over the whole cube (the last one along a dim is shifted inward, so every
-    cell is predicted), scaled as in training, given to the model, blended where they overlap
-    and scaled back. Memory does not grow with the cube. Inside a process group
-    (``ddp_init()``) every rank predicts a share of the blocks and writes it itself.
+    Windows cover the whole cube (the last one along a dim is shifted inward). They are scaled as
+    in training and given to the model; the results are blended where windows overlap, and
+    unscaled. Memory does not grow with the cube. Inside a process group (``ddp_init()``) the
+    ranks share the blocks, and each writes its own.
 
     Parameters
     ----------
     model : torch.nn.Module or callable
-        Takes a batch shaped (windows, features, *window), points (windows, features), as
-        `PTXrDataset` gives it, and returns (windows, targets, *window); with one target its
-        axis may be missing. It runs in eval mode without gradients; its mode is restored.
+        Takes a batch of shape (windows, features, *window), for points (windows, features), as
+        from `PTXrDataset`, and returns (windows, targets, *window), with one target also
+        (windows, *window). It runs in eval mode without gradients; its mode is restored.
     ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
-        The cube to predict from, of any dim order, with all features.
+        Cube with all features, in any order of dims.
     store_or_stats : store path, PTXrDataset, Dataset, Statistics, CubeScaler, mapping or None
-        How the training data were made. A sample store brings features, targets, window,
-        overlap, scaling, fill method and mask; the `PTXrDataset` that the model was trained on
-        the same, with the features and targets that it was given; statistics
-        (``{var: [mean, std]}``) or a scaler only the scaling. None: nothing is scaled. Scaling
-        per level, pixel or month is matched with the cube by coordinates and dates.
+        How the training data were made. A sample store has features, targets, window, overlap,
+        scaling, fill method and mask; the `PTXrDataset` of the training has the same, with the
+        features and targets given to it. Statistics (``{var: [mean, std]}``) or a scaler have only
+        the scaling. None: no scaling. Scaling per level, pixel or month is matched with the cube
+        by coordinates and dates.
     out : str or path, optional
-        ``.zarr`` or ``.nc`` path to write; nothing is there before the cube is complete.
-        None: the cube is returned in memory.
+        Path of a new ``.zarr`` or ``.nc``, which appears only when complete. None: the cube is
+        returned in memory.
     features : str or iterable of str, optional
-        Variables the model sees, in its order. Default: those of the data set or store, else
-        all variables of numbers that are no targets.
+        Input variables of the model, in its order. Default: those of the data set or store, else
+        all numeric variables except targets.
     targets : str or iterable of str, optional
-        Variables the model predicts, in its order. Default: those of the data set or store,
-        else the features (the model reconstructs its input).
+        Output variables of the model, in its order. Default: those of the data set or store, else
+        the features (the model reconstructs its input).
     sample_size : mapping or pairs, optional
         Cells of a window by dim; dims left out have one cell. Default: as in the store, else
         single points.
     overlap : mapping, pairs or float, optional
         Fraction of a window that neighbours share, by dim. Default: as in the store.
     mask : str or DataArray, optional
-        Where predictions are wanted, a variable of `ds` or an array along some of its dims;
-        false cells become gaps. Default: the mask variable of the store, if it was applied.
+        Cells to predict: a variable of `ds`, or an array along some of its dims. Cells outside
+        become gaps. Default: the mask of the store, if it was applied.
     keep_gaps : bool, default True
-        Whether a gap of the input stays a gap: where the target itself if it is a feature,
-        else all features have one. False keeps what the model made of the filled gap.
+        Make a cell a gap if the target is a feature and has a gap there, or if all features have.
+        False keeps what the model returns for filled gaps.
     batch_size : int, optional
         Windows per call of the model. Default: as many as hold about 260,000 input values.
     device : str or torch.device, optional
-        Where to compute. Default: where the model is.
+        Device to compute on. Default: that of the model.
     overwrite : bool, default False
-        Whether a predicted cube at `out` is replaced; nothing else ever is.
+        Replace a predicted cube at `out`. Nothing else is ever replaced.
     progress : bool
-        Whether to show, on rank 0, a bar in terminals and notebooks, and elsewhere a line on
-        stderr for each tenth of a long prediction.
+        On rank 0, show a bar in terminals and notebooks, else write a line to stderr for each
+        tenth of a long prediction.
 
     Returns
     -------
     Dataset
-        The targets on the grid of `ds`, in its dim order, with its coordinates, bounds and
-        grid mapping and the targets' attributes; lazily opened if `out` was given: then dates of
-        a time zone are in UTC, and what files have no type for (periods, sets) is text. Values are
-        in the targets' float dtype (float32 if they have none). Gaps are NaN: see `mask` and
-        `keep_gaps`, and cells for which no window has a finite prediction.
+        The targets on the grid of `ds`, with its order of dims, coordinates, bounds and grid
+        mapping, and the targets' attributes. If `out` is given, it is opened lazily; dates with a
+        time zone are then in UTC, and types that files lack (periods, sets) are strings. Values
+        have the targets' float dtype, else float32. NaN are gaps by `mask` or `keep_gaps`, and
+        cells without a finite prediction.
 
     Raises
     ------
     InvalidValueError, InvalidTypeError
-        If an argument cannot work, the model's result has an unexpected shape, a gap would have
-        to be filled as before a callback (see Notes), or the data set adds coordinates to X or
-        has its targets elsewhere, which no cube can be cut for yet.
+        If an argument is invalid, the model's result has an unexpected shape, a gap would have to
+        be filled as before a callback (see Notes), or the data set has coordinate features or a
+        target offset, which are not supported yet.
     StoreExistsError
-        If `out` is taken.
+        If `out` exists.
     StoreError
-        If the cube, its cells or the sample store cannot be read.
+        If the cube or the sample store cannot be read.
     RunError
-        On the other ranks, if one rank fails.
+        On all other ranks, if one rank fails.
 
     Notes
     -----
-    A store does not hold the `callback` it was made with. Do to `ds` what the callback did to
-    the samples before you predict; results are in the units the targets had after it.
-    Training filled gaps before the callback, so fill those of `ds` first, too; only the mean of a
-    window (``"sample_mean"``) is taken here, after the callback. `mask` makes them gaps again.
+    A store does not contain the `callback` that it was made with. Apply it to `ds` before you
+    predict; results have the units that the targets had after it. Training filled gaps before the
+    callback, so fill those of `ds` first, except for ``"sample_mean"``, which is applied here. Use
+    `mask` to make them gaps again.
 
     Examples
     --------
@@ -174,7 +177,7 @@ def predict_cube(
     cube = as_dataset(ds)
     empty = [str(dim) for dim in cube_dims(cube) if not cube.sizes[dim]]
     if empty:
-        raise InvalidValueError(f"the cube has no cell along {empty}; select one that has")
+        raise InvalidValueError(f"the cube has no cell along {empty}")
     if isinstance(mask, xr.DataArray):
         cube, mask = _with_mask(cube, mask)
     recipe = _Recipe.of(cube, store_or_stats, features, targets, sample_size, overlap, mask)
@@ -186,7 +189,7 @@ def predict_cube(
         check_free(path, overwrite)
 
     if not callable(model):
-        raise InvalidTypeError(f"model={model!r} cannot be called; give a torch module")
+        raise InvalidTypeError(f"model must be a torch module or another callable, got {model!r}")
     world = World.current()
     dtype = _input_dtype(model, cube, recipe)
     tile_size = recipe.cover.tile_size(_source_chunks(cube), _tile_cells(recipe.cover.shape))
@@ -204,13 +207,8 @@ def predict_cube(
 
 
 def _with_mask(cube: xr.Dataset, mask: xr.DataArray) -> tuple[xr.Dataset, str]:
-    """The cube with the mask as a variable under a name that is not taken."""
-    lost = {d: n for d, n in mask.sizes.items() if cube.sizes.get(d) != n}
-    if lost:
-        raise InvalidValueError(
-            f"mask has {lost}, the cube has {dict(cube.sizes)}; give one along dims of the cube"
-        )
-    check_places("mask", mask, cube)
+    """Add the mask to the cube under an unused name."""
+    check_aligned("mask", mask, cube)
     name = "_mask"
     while name in cube.variables:
         name = f"_{name}"
@@ -219,7 +217,7 @@ def _with_mask(cube: xr.Dataset, mask: xr.DataArray) -> tuple[xr.Dataset, str]:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What to cut from the cube, how to scale it, and what to make of the gaps."""
+    """Windows of a prediction, their scaling, and the treatment of gaps."""
 
     features: tuple[str, ...]
     targets: tuple[str, ...]
@@ -246,30 +244,30 @@ class _Recipe:
         overlap: SizesLike | float | None,
         mask: str | None,
     ) -> _Recipe:
-        """Fill in from the source what was not given, and check everything against the cube."""
+        """Take from the source what was not given, and check everything against the cube."""
         if isinstance(source, PTXrDataset):
             features = source.features if features is None else features
             targets = (source.targets or source.features) if targets is None else targets
             source = _of_samples(source)
         metadata = _metadata(source)
         shape = {dim: cube.sizes[dim] for dim in cube_dims(cube)}
-        wanted = parse_names("targets", targets) or (metadata.targets if metadata else ())
-        seen = parse_names("features", features)
-        if not seen and metadata:
-            seen = tuple(name for name in metadata.features if name not in wanted)
-        if not seen:
-            seen = _all_features(cube, wanted, mask)
-        unknown = [n for n in (*seen, *wanted) if metadata and n not in metadata.variables]
+        outputs = parse_names("targets", targets) or (metadata.targets if metadata else ())
+        inputs = parse_names("features", features)
+        if not inputs and metadata:
+            inputs = tuple(name for name in metadata.features if name not in outputs)
+        if not inputs:
+            inputs = _all_features(cube, outputs, mask)
+        unknown = [n for n in (*inputs, *outputs) if metadata and n not in metadata.variables]
         if metadata and unknown:
             raise InvalidValueError(
-                f"the store knows nothing of {unknown}, so not how they were scaled; it has "
-                f"{list(metadata.variables)}. Rename variables of the cube, or give statistics"
+                f"unknown variables {unknown}; the store has {list(metadata.variables)}; rename "
+                "variables of the cube, or give statistics"
             )
         spec = metadata.spec if metadata else None
         if spec is not None and set(spec.dims) != set(shape):
             raise InvalidValueError(
-                f"the store was made from a cube with dims {spec.dims}, this one has "
-                f"{tuple(shape)}; rename the dims"
+                f"the dims of the cube must be those of the store, {spec.dims}, got "
+                f"{tuple(shape)}; rename them"
             )
         sizes, window_dims = _windows(shape, metadata, sample_size)
         if overlap is None and spec is not None and sample_size is None:
@@ -279,23 +277,27 @@ class _Recipe:
             cells = parse_overlap("overlap", overlap, sizes)
         applied = spec.filter_var if spec and spec.apply_mask and mask is None else None
         settings = metadata.provenance.get("settings", {}) if metadata else {}
+        known = metadata.provenance.get("variables", {}) if metadata else {}
+        fill = metadata.fill if metadata else None
+        if metadata and fill is None:  # a store of an older version
+            fill = metadata.statistics
         recipe = cls(
-            features=seen,
-            targets=wanted or seen,
+            features=inputs,
+            targets=outputs or inputs,
             cover=Cover(shape, sizes, cells),
             window_dims=window_dims,
-            scaling=_scaling(source if metadata is None else metadata, cube, (*seen, *wanted)),
-            attrs=_variable_attrs(metadata),
+            scaling=_scaling(source if metadata is None else metadata, cube, (*inputs, *outputs)),
+            attrs={name: dict(about.get("attrs", {})) for name, about in known.items()},
             mask=applied if applied in cube.variables else mask,
             mask_features=applied is not None and applied in cube.variables,
-            fill_methods={name: how for name in seen if spec and (how := spec.fill_of(name))},
+            fill_methods={name: how for name in inputs if spec and (how := spec.fill_of(name))},
             const=spec.const if spec else None,
-            fill=_fill_statistics(metadata) if metadata else None,
+            fill=fill,
             seed=settings.get("seed", 0),
             callback=settings.get("callback"),
         )
         recipe._check(cube)
-        if recipe.callback is None:  # which may have changed units, as must be done to `ds` too
+        if recipe.callback is None:  # a callback may change units
             recipe._warn_of_units(cube)
         return recipe
 
@@ -304,47 +306,46 @@ class _Recipe:
             for name in names:
                 if name is not None and name not in cube.variables:
                     raise InvalidValueError(
-                        f"{argument} names {name!r}, the cube has {list(cube.data_vars)}; "
-                        "rename a variable or name another"
+                        f"{argument}: unknown variable {name!r}; the cube has "
+                        f"{list(cube.data_vars)}"
                     )
                 if name is not None and not set(cube[name].dims) <= set(self.cover.shape):
                     raise InvalidValueError(
-                        f"{argument} {name!r} has dims {cube[name].dims}, the cube has "
-                        f"{tuple(self.cover.shape)}; leave it out"
+                        f"{argument} must lie along {tuple(self.cover.shape)}, got {name!r} with "
+                        f"dims {cube[name].dims}"
                     )
         if self.scaling and not self.scaling.keys() & {*self.features, *self.targets}:
             raise InvalidValueError(
-                f"store_or_stats has statistics of {list(self.scaling)}, the features are "
-                f"{list(self.features)}, the targets {list(self.targets)}; rename one or the other"
+                f"store_or_stats has statistics of {list(self.scaling)}, but not of the features "
+                f"{list(self.features)} or the targets {list(self.targets)}"
             )
         if self.mask is not None:
             check_mask("mask", cube[self.mask].dtype)
         for name in self.features:
             if cube[name].dtype.kind not in "fiub":
                 raise InvalidTypeError(
-                    f"features names {name!r} of dtype {cube[name].dtype}; a model sees numbers "
-                    "only, leave it out"
+                    f"features must be numbers, got {name!r} of dtype {cube[name].dtype}"
                 )
             check_decoded(name, cube[name].dtype, cube[name].attrs)
 
     def _warn_of_units(self, cube: xr.Dataset) -> None:
-        """Warn of features whose numbers mean something else than in training."""
+        """Warn if a feature has other units than in training."""
         for name in self.features:
             now, then = (
                 attrs.get("units") for attrs in (cube[name].attrs, self.attrs.get(name, {}))
             )
             if now is not None and then is not None and str(now).strip() != str(then).strip():
                 warnings.warn(
-                    f"features: {name!r} has units {now!r} in this cube and had {then!r} in the "
-                    "one that the model was trained on; if they are not two names of the same "
-                    "unit, convert the cube, or every prediction is wrong",
+                    f"features: {name!r} has units {now!r} in this cube and had {then!r} in "
+                    "training; unless both mean the same unit, convert the cube, or every "
+                    "prediction is wrong",
                     stacklevel=4,
                 )
 
     def scaling_in(
         self, name: str, box: Mapping[str, slice], values: NDArray[Any]
     ) -> tuple[Any, Any]:
-        """Offset and scale of a feature in the cells of a box, in a row, or one number."""
+        """Return offset and scale of a feature: one number, or one for each cell of a box."""
         shape = tuple(s.stop - s.start for s in box.values())
         pair = self.scaling[name].in_box(box, values.reshape(shape))
         offset, scale = (
@@ -353,7 +354,7 @@ class _Recipe:
         return offset, scale
 
     def about(self, model: Model) -> dict[str, Any]:
-        """Return what a reader of the predicted cube may ask, as JSON values."""
+        """Return a description for the attributes of the predicted cube, as JSON values."""
         kind = type(model) if isinstance(model, torch.nn.Module) else model
         return {
             "model": getattr(kind, "__name__", type(model).__name__),
@@ -370,8 +371,8 @@ class _Recipe:
         return (*self.features, *extra)
 
     @property
-    def seen(self) -> str:
-        """What the model sees, for an error that it raises."""
+    def model_input(self) -> str:
+        """Description of the model's input, for errors that it raises."""
         if not self.window_dims:
             window = "windows of a single point (sample_size= makes larger ones)"
         else:
@@ -385,24 +386,24 @@ class _Recipe:
 
 
 def _of_samples(samples: PTXrDataset) -> StoreMetadata:
-    """What is known about samples, if a cube can be cut into the likes of them."""
+    """Return the metadata of a data set; refuse one whose samples cannot be cut from a cube."""
     if samples.metadata is None:
         raise InvalidValueError(
-            "the data set was made of samples by hand, so nobody knows how they were cut and "
-            "scaled; give statistics, features, targets and sample_size"
+            "the data set was made from arrays without metadata; give statistics, features, "
+            "targets and sample_size instead"
         )
     added = samples.channels[len(samples.features) :]
     if added or samples.shifted:
-        found = f"adds {', '.join(added)} to X" if added else "has its targets elsewhere than X"
+        found = f"coordinate features ({', '.join(added)})" if added else "a target offset"
         raise InvalidValueError(
-            f"the data set {found}, and predict_cube gives a model windows of the cube's "
-            "variables alone; run such a model over PTXrDataset.take and use its to_dataset"
+            f"the data set has {found}, which predict_cube does not support; run the model over "
+            "PTXrDataset.take and use its to_dataset"
         )
     return samples.metadata
 
 
 def _metadata(source: Source) -> StoreMetadata | None:
-    """What the store says, if a store was given."""
+    """Return the metadata of a store, if a store was given."""
     if isinstance(source, StoreMetadata):
         return source
     if source is None or isinstance(source, CubeScaler):
@@ -413,54 +414,30 @@ def _metadata(source: Source) -> StoreMetadata | None:
 
 
 def _scaling(source: Source, cube: xr.Dataset, used: Iterable[str]) -> dict[str, Scaling]:
-    """Offset and scale of every variable that is scaled, in every cell of the cube."""
+    """Return offset and scale of every scaled variable, in every cell of the cube."""
     if isinstance(source, Mapping) and not isinstance(source, Statistics):
-        pairs = {str(name): _mean_std(str(name), pair) for name, pair in source.items()}
-        return {name: Scaling(name, *pair) for name, pair in pairs.items()}
+        pairs = {str(name): pair for name, pair in source.items()}
+        return {
+            name: Scaling(name, *offset_and_scale(f"store_or_stats[{name!r}]", pair, spread_of_std))
+            for name, pair in pairs.items()
+        }
     if source is None or (isinstance(source, StoreMetadata) and source.spec.scale_fn is None):
         return {}
     statistics, how = given_statistics(source, "standardize")
-    # others need not fit this cube
+    # statistics of unused variables need not match this cube
     chosen = {name: statistics[name] for name in used if name in statistics}
     if not chosen:
         return {name: Scaling(name, 0.0, 1.0) for name in statistics}
     return scaling_of(Statistics(chosen, statistics.part), how, cube, cube_dims(cube))
 
 
-def _mean_std(name: str, pair: Any) -> tuple[float, float]:
-    try:
-        mean, std = (float(value) for value in pair)
-    except (TypeError, ValueError):
-        raise InvalidTypeError(
-            f"statistics of {name!r} are {pair!r}; give [mean, std], as get_statistics does"
-        ) from None
-    if not (np.isfinite(mean) and np.isfinite(std) and std >= 0):
-        raise InvalidValueError(
-            f"statistics of {name!r} are mean {mean} and std {std}; give finite numbers"
-        )
-    return mean, std or 1.0
-
-
-def _fill_statistics(metadata: StoreMetadata) -> Statistics:
-    """What stood in for gaps in training, as nearly as a store of an older version knows."""
-    return metadata.statistics if metadata.fill is None else metadata.fill
-
-
-def _variable_attrs(metadata: StoreMetadata | None) -> dict[str, dict[str, Any]]:
-    """Attributes that variables had in the cube the store was made from."""
-    if metadata is None:
-        return {}
-    known = metadata.provenance.get("variables", {})
-    return {name: dict(about.get("attrs", {})) for name, about in known.items()}
-
-
 def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) -> tuple[str, ...]:
-    """Every variable of numbers but targets, mask and split label."""
+    """Return all numeric variables except targets, mask and split label."""
     names, _ = cube_variables(cube, mask)
     found = tuple(n for n in names if n not in targets and cube[n].dtype.kind in "fiub")
     if not found:
         raise InvalidValueError(
-            f"no variable is left to predict {list(targets)} from; the cube has "
+            f"no feature is left for the targets {list(targets)}; the cube has "
             f"{list(cube.data_vars)}"
         )
     return found
@@ -469,15 +446,15 @@ def _all_features(cube: xr.Dataset, targets: tuple[str, ...], mask: str | None) 
 def _windows(
     shape: dict[str, int], metadata: StoreMetadata | None, sample_size: SizesLike | None
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Window size along every dim, and the dims that the model sees, in its order."""
+    """Return the window size along every dim, and the window's dims in the model's order."""
     if sample_size is None and metadata is not None:
         spec = metadata.spec
         sizes = dict(zip(spec.dims, spec.size, strict=True))
         too_long = {dim: n for dim, n in sizes.items() if n > shape[dim]}
         if too_long:
             raise InvalidValueError(
-                f"windows of the store have {too_long} cells, the cube has {shape}; "
-                "predict a larger cube, or give sample_size if the model takes smaller windows"
+                f"windows of the store have {too_long} cells, the cube only {shape}; predict a "
+                "larger cube, or give sample_size if the model takes smaller windows"
             )
         return {dim: sizes[dim] for dim in shape}, spec.window_dims
     given = parse_sizes("sample_size", sample_size, shape) if sample_size is not None else {}
@@ -487,7 +464,7 @@ def _windows(
 
 
 def _source_chunks(cube: xr.Dataset) -> dict[str, int]:
-    """Chunks of the largest variable, where they are known."""
+    """Return the chunk sizes of the largest variable, if known."""
     names, _ = cube_variables(cube)
     array = max((cube[name] for name in names), key=lambda v: v.ndim)
     if array.chunks is not None:
@@ -503,14 +480,14 @@ def _tile_cells(shape: Mapping[str, int]) -> int:
 
 
 def _output_dtypes(cube: xr.Dataset, recipe: _Recipe, dtype: torch.dtype) -> dict[str, Any]:
-    """Dtype of each target: its own if it is a float, else that of the model's numbers."""
+    """Return the dtype of each target: its own if it is a float, else that of the model."""
     default = np.dtype("f8" if dtype == torch.float64 else "f4")
     own = {n: cube[n].dtype if n in cube.data_vars else default for n in recipe.targets}
     return {n: kind.newbyteorder("=") if kind.kind == "f" else default for n, kind in own.items()}
 
 
 def _input_dtype(model: Model, cube: xr.Dataset, recipe: _Recipe) -> torch.dtype:
-    """Dtype of the model's parameters; a module without any takes the cube's precision."""
+    """Return the dtype of the model's parameters, or that of the cube if it has none."""
     if not isinstance(model, torch.nn.Module):
         return torch.float32
     for tensor in (*model.parameters(), *model.buffers()):
@@ -522,7 +499,7 @@ def _input_dtype(model: Model, cube: xr.Dataset, recipe: _Recipe) -> torch.dtype
 
 @dataclass(frozen=True)
 class _Runner:
-    """The model, ready to be called with numpy arrays."""
+    """A model that is called with numpy arrays."""
 
     model: Model
     device: torch.device
@@ -533,7 +510,7 @@ class _Runner:
             y = self.model(torch.from_numpy(x).to(self.dtype).to(self.device))
         if not isinstance(y, torch.Tensor):
             raise InvalidTypeError(
-                f"the model returned a {type(y).__name__}; wrap it so that it returns one tensor"
+                f"the model must return one tensor, got {type(y).__name__}; wrap it"
             )
         result: NDArray[np.float64] = y.detach().to("cpu", torch.float64).numpy()
         return result
@@ -543,28 +520,28 @@ class _Runner:
 def _ready(
     model: Model, dtype: torch.dtype, device: str | torch.device | None
 ) -> Iterator[_Runner]:
-    """Bring the model into eval mode and onto the device, and back as it was."""
+    """Set the model to eval mode on the device; restore its mode and device afterwards."""
     if not isinstance(model, torch.nn.Module):
         yield _Runner(model, pick_device(device or "cpu"), dtype)
         return
-    # the forward of a DDP wrapper broadcasts buffers, for which ranks with fewer blocks would
-    # not turn up
+    # the forward of a DDP wrapper broadcasts buffers, which would hang if ranks have unequal
+    # numbers of blocks
     module = model.module if isinstance(model, DistributedDataParallel) else model
     tensors = [*module.parameters(), *module.buffers()]
-    home = tensors[0].device if tensors else torch.device("cpu")
-    target = home if device is None else pick_device(device)
+    original = tensors[0].device if tensors else torch.device("cpu")
+    target = original if device is None else pick_device(device)
     modes = {part: part.training for part in module.modules()}
     try:
         yield _Runner(module.to(target).eval(), target, dtype)
     finally:
         for part, mode in modes.items():
             part.training = mode
-        module.to(home)
+        module.to(original)
 
 
 @dataclass(frozen=True)
 class _Predictor:
-    """Predicts one block of cells at a time."""
+    """Prediction of one block of cells at a time."""
 
     run: _Runner
     recipe: _Recipe
@@ -572,7 +549,7 @@ class _Predictor:
     keep_gaps: bool
 
     def block(self, block: Block, batch_size: int) -> NDArray[np.float64]:
-        """Values of the targets in a block, shape (targets, *block), in physical units."""
+        """Return the targets of a block, shape (targets, *block), in physical units."""
         recipe = self.recipe
         tile = recipe.cover.tile(block, recipe.window_dims)
         cells = self.reader.read(tile.box)
@@ -582,8 +559,8 @@ class _Predictor:
             inside = flags_of(cells[recipe.mask]).reshape(-1)
         if recipe.mask_features:
             values = {name: _gaps_outside(array, inside) for name, array in values.items()}
-        left_out = self._left_out(values, inside)
-        wanted = ~np.logical_and.reduce(left_out)
+        gap_cells = self._gap_cells(values, inside)
+        wanted = ~np.logical_and.reduce(gap_cells)
         scaling = {
             name: recipe.scaling_in(name, tile.box, array)
             for name, array in values.items()
@@ -591,13 +568,13 @@ class _Predictor:
         }
         blend = Blend(len(recipe.targets), tile)
         for positions in tile.batches(batch_size):
-            # a window of nothing but gaps would be computed to be thrown away
+            # skip windows of only gaps
             positions = positions[np.take(wanted, positions).any(axis=1)]
             if len(positions):
                 blend.add(positions, self._windows(values, positions, tile, scaling))
         result = blend.block()
         shape = tuple(cells.stop - cells.start for cells in tile.box.values())
-        gaps = left_out.reshape(-1, *shape)[(slice(None), *tile.inner)]
+        gaps = gap_cells.reshape(-1, *shape)[(slice(None), *tile.inner)]
         for target, name in enumerate(recipe.targets):
             if name in recipe.scaling:
                 offset, scale = recipe.scaling[name].in_box(block.slices)
@@ -605,10 +582,10 @@ class _Predictor:
             result[target][gaps[target]] = np.nan
         return result
 
-    def _left_out(
+    def _gap_cells(
         self, values: Mapping[str, NDArray[Any]], inside: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Cells of the box that become gaps whatever the model says, for each target."""
+        """Return the cells of the box that become gaps, for each target."""
         targets = self.recipe.targets
         if not self.keep_gaps:
             return np.broadcast_to(~inside, (len(targets), inside.size))
@@ -623,7 +600,7 @@ class _Predictor:
         tile: Tile,
         scaling: Mapping[str, tuple[Any, Any]],
     ) -> NDArray[np.float64]:
-        """Predictions for some windows, shape (windows, targets, cells), still scaled."""
+        """Predict some windows; return the scaled results, shape (windows, targets, cells)."""
         recipe = self.recipe
         x = np.empty((len(positions), len(recipe.features), positions.shape[1]))
         for channel, (name, array) in enumerate(values.items()):
@@ -636,22 +613,22 @@ class _Predictor:
         try:
             y = self.run(x)
         except Exception as error:
-            error.add_note(f"the model was given X of shape {x.shape}: {recipe.seen}")
+            error.add_note(f"the model was given X of shape {x.shape}: {recipe.model_input}")
             raise
         expected = (len(x), len(recipe.targets), *tile.window_shape)
         if y.shape != expected and not (
             len(recipe.targets) == 1 and y.shape == (len(x), *tile.window_shape)
         ):
             raise InvalidValueError(
-                f"the model turned {x.shape} into {y.shape}; for the "
-                f"targets {list(recipe.targets)} it must return {expected}"
+                f"the model must return shape {expected} for the targets {list(recipe.targets)} "
+                f"and X of shape {x.shape}, got {y.shape}"
             )
         return y.reshape(len(x), len(recipe.targets), -1)
 
     def _filled(
         self, name: str, samples: NDArray[Any], tile: Tile, positions: NDArray[np.intp]
     ) -> NDArray[Any]:
-        """Samples with numbers in the place of gaps, if the model was trained so."""
+        """Fill the gaps of samples as in training."""
         recipe = self.recipe
         method = recipe.fill_methods.get(name)
         if method is None or samples.dtype.kind != "f":
@@ -673,18 +650,18 @@ class _Predictor:
 
 
 def _check_filled(name: str, samples: NDArray[Any], method: str, callback: str) -> None:
-    """Refuse gaps that only numbers in the units before a callback could fill as in training."""
+    """Refuse gaps that training filled before a callback, maybe in other units."""
     gaps = find_gaps(samples)
     if (gaps.all(axis=1) if method == "sample_mean" else gaps).any():
         raise InvalidValueError(
-            f"{name!r} has gaps, and training filled them ({method!r}) before the callback "
-            f"{callback!r}, maybe in other units; fill ds so before you do to it what the callback "
-            "did, and give mask= to have its gaps back"
+            f"{name!r} has gaps, which training filled ({method!r}) before the callback "
+            f"{callback!r}; fill them in ds before you apply the callback to it, and give mask= to "
+            "make them gaps again"
         )
 
 
 def _gaps_outside(values: NDArray[Any], inside: NDArray[np.bool_]) -> NDArray[Any]:
-    """Values with gaps outside the mask; integers have none to set."""
+    """Set values outside the mask to NaN; integers stay."""
     if values.dtype.kind != "f":
         return values
     return np.where(inside, values, values.dtype.type(np.nan))
@@ -692,7 +669,7 @@ def _gaps_outside(values: NDArray[Any], inside: NDArray[np.bool_]) -> NDArray[An
 
 @contextmanager
 def _together(world: World) -> Iterator[None]:
-    """Let every rank fail if one does, instead of waiting for it."""
+    """Fail on every rank if one fails."""
     failure: Exception | None = None
     try:
         yield
@@ -703,7 +680,7 @@ def _together(world: World) -> Iterator[None]:
         raise failure
     for rank, report in enumerate(reports):
         if report is not None:
-            raise RunError(f"prediction stopped, since rank {rank} failed: {report}")
+            raise RunError(f"prediction stopped because rank {rank} failed: {report}")
 
 
 def _run(
@@ -714,7 +691,7 @@ def _run(
     world: World,
     progress: bool,
 ) -> xr.Dataset:
-    """Share the blocks among the ranks, and collect them."""
+    """Predict all blocks, shared among the ranks."""
     targets = predictor.recipe.targets
     try:
         with _together(world):

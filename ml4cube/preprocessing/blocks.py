@@ -1,4 +1,4 @@
-"""Work on a variable block by block: on threads, or where dask reads it, results in order."""
+"""Apply a function to a variable block by block, on threads or by dask, results in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Work = Callable[..., T]
 
 
 def threads() -> int:
-    """Count the cores this process may use, up to eight."""
+    """Return the number of cores that this process may use, at most eight."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(count or 1, 8)
 
@@ -59,7 +59,7 @@ def each_block(
 
 
 def _cut(one: xr.Variable | None, slices: Slices) -> NDArray[Any] | None:
-    """Part of a variable that belongs to a block."""
+    """Return the part of a variable that lies in a block."""
     if one is None:
         return None
     return np.asarray(one.isel({dim: slices[str(dim)] for dim in one.dims}).values)
@@ -73,21 +73,21 @@ def _run(
     values: NDArray[Any],
     *others: NDArray[Any] | None,
 ) -> T:
-    """Run `work` with every array repeated to the shape of the block."""
+    """Run `work` with every array broadcast to the shape of the block."""
     full = [
-        None if array is None or known is None else _repeated(array, known, dims, values.shape)
+        None if array is None or known is None else _broadcast(array, known, dims, values.shape)
         for array, known in zip(others, dims_of_others, strict=True)
     ]
     return work(slices, values, *full)
 
 
-def _repeated(
+def _broadcast(
     array: NDArray[Any],
     known: tuple[Hashable, ...],
     dims: tuple[Hashable, ...],
     shape: tuple[int, ...],
 ) -> NDArray[Any]:
-    """Repeat an array along the dims it lacks, as a read-only view."""
+    """Broadcast an array along the dims it lacks, as a read-only view."""
     present = [dim for dim in dims if dim in known]
     ordered = array.transpose([known.index(dim) for dim in present])
     lacking = tuple(i for i, dim in enumerate(dims) if dim not in known)
@@ -97,7 +97,7 @@ def _repeated(
 def _each_dask_block(
     variable: xr.Variable, others: Sequence[xr.Variable | None], run: Work[T]
 ) -> Iterator[tuple[Slices, T]]:
-    """Run where dask computes the blocks; a few results come back at a time."""
+    """Run in dask's workers, which return a few results at a time."""
     import dask
 
     if variable.chunks is None:
@@ -109,24 +109,24 @@ def _each_dask_block(
     indices = iter(np.ndindex(*values.shape))
     starts = {dim: np.concatenate([[0], np.cumsum(sizes)]) for dim, sizes in chunks.items()}
     while batch := list(islice(indices, max(4 * threads(), 16))):
-        places, tasks = [], []
+        block_slices, tasks = [], []
         for index in batch:
             at = dict(zip(variable.dims, index, strict=True))
-            places.append(
+            block_slices.append(
                 {str(d): slice(int(starts[d][i]), int(starts[d][i + 1])) for d, i in at.items()}
             )
             parts = [
                 None if part is None else part[tuple(at[dim] for dim in dims)] for part, dims in cut
             ]
-            tasks.append(task(places[-1], values[index], *parts))
+            tasks.append(task(block_slices[-1], values[index], *parts))
         results = dask.compute(*tasks)  # type: ignore[attr-defined,no-untyped-call]
-        yield from zip(places, results, strict=True)
+        yield from zip(block_slices, results, strict=True)
 
 
 def _delayed_parts(
     one: xr.Variable | None, chunks: Mapping[Hashable, tuple[int, ...]]
 ) -> tuple[NDArray[np.object_] | None, tuple[Hashable, ...]]:
-    """Parts of a variable, cut like the blocks along the dims it has."""
+    """Chunk a variable like the blocks, along the dims it has."""
     if one is None:
         return None, ()
     return one.chunk({dim: chunks[dim] for dim in one.dims}).data.to_delayed(), one.dims

@@ -1,4 +1,4 @@
-"""Counts that cubes carry: what each stage removed, and why."""
+"""Counts of removed and filled cells, carried as coordinates of a cube."""
 
 from __future__ import annotations
 
@@ -24,50 +24,48 @@ logger = logging.getLogger(__name__)
 
 # Prefix of the scalar coordinates that hold a cube's counts.
 _PREFIX = "accounting_"
-# Attribute of the total: what removed cells of a cube so far, as JSON.
+# Attribute of the total: the stages that removed cells so far, as JSON.
 _STAGES = "ml4cube_stages"
 
 
 class Stage(NamedTuple):
-    """What a stage looked at, and whose cells it counted."""
+    """A call that removes cells: what it depends on, and whose cells it counts."""
 
-    # Variables whose gaps count; none where a mask alone is applied.
+    # Variables whose gaps count; none if only a mask is applied.
     names: Sequence[str]
     mode: str
-    # Name of the mask in use.
+    # Name of the mask.
     mask: str | None
-    # Variable whose cells were counted; empty before that.
+    # Variable whose cells are counted; empty if not chosen yet.
     counted: str = ""
 
 
 def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[str, int]:
-    """Tell what `apply_filter`, `drop_nan_values` and `fill_nan_values` have removed and filled.
+    """Return the counts of what `apply_filter`, `drop_nan_values` and `fill_nan_values` did.
 
     Parameters
     ----------
     result : dict, Dataset or DataArray
-        What one of them returned. Reading the counts of a lazy cube reads its masks and
-        variables once.
+        Result of one of them. If it is lazy, its masks and variables are read once.
 
     Returns
     -------
     dict of str to int
-        ``total``, ``kept`` and one count for each reason (``mask``, ``gap``), which add up to
-        the total; ``filled`` counts filled cells. Empty where nothing was counted. Of a cube
-        that was cut, reduced, filled or renamed between stages, the last stage counts the cells
-        that are there then; earlier stages count as far as their masks and gaps are still there.
+        ``total``, ``kept`` and one count for each reason to drop (``mask``, ``gap``). The kept
+        and dropped add up to the total. ``filled`` counts filled cells. Empty if nothing was
+        counted. If the cube was cut, reduced, filled or renamed between calls, the last call
+        counts the cells of the new cube, and earlier calls count as far as their masks and gaps
+        are still in it.
 
     Notes
     -----
-    Counts are of one cube. Where pieces were joined, as by ``xr.concat``, the cells of the whole
-    are counted anew, stage by stage, from the gaps and masks that are there: what a mask removed
-    after gaps were dropped counts as gap then, and what was filled in the pieces is not known any
-    more. The pieces are taken to have gone through the same stages. Nothing is known of joined
-    samples, since what was dropped is gone, and of pieces from which variables that a stage
-    looked at were taken off.
+    After ``xr.concat`` of cubes that went through the same calls, the cells of the whole are
+    counted again from its gaps and masks. A cell that a mask removed after its gap was dropped
+    then counts as gap, and the number of filled cells is lost. The result is empty for joined
+    samples, and if a variable that one of the calls depended on is gone.
 
-    ``xr.merge`` refuses cubes whose counts differ: give it ``compat="override"``, or take the
-    coordinates ``accounting_...`` off first.
+    ``xr.merge`` refuses cubes with different counts: use ``compat="override"``, or drop the
+    coordinates ``accounting_...`` first.
 
     Examples
     --------
@@ -96,52 +94,55 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
 
 
 def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
-    """Counts that a cube carries, and what removed cells so far."""
+    """Return the counts that a cube carries, and the stages that removed cells."""
     counts = {
         str(name).removeprefix(_PREFIX): coord.variable
         for name, coord in cube.coords.items()
         if str(name).startswith(_PREFIX)
     }
     total = counts.get("total")
-    said = [] if total is None else json.loads(total.attrs.get(_STAGES, "[]"))
-    stages = [Stage(*stage) for stage in said]
+    written = [] if total is None else json.loads(total.attrs.get(_STAGES, "[]"))
+    stages = [Stage(*stage) for stage in written]
     if not _joined(cube, counts, stages):
         return counts, stages
     counted = counted_by(cube, stages[-1]) if stages else None
-    told = all(_is_there(cube, stage) for stage in stages)
-    if not told or counted is None or SAMPLES in cube.dims:
+    if (
+        not all(_is_complete(cube, stage) for stage in stages)
+        or counted is None
+        or SAMPLES in cube.dims
+    ):
         return {}, []
     like = cube.variables[counted]
     removed = _removed(cube, stages, like)
-    anew = {"total": xr.Variable((), like.size)}
+    counts = {"total": xr.Variable((), like.size)}
     for code, name in REASONS.items():
-        if _looked_for(code, stages):
-            anew[name] = _size(removed == code, like)
-    return anew, [*stages[:-1], stages[-1]._replace(counted=counted)]
+        if _can_remove(code, stages):
+            counts[name] = _size(removed == code, like)
+    return counts, [*stages[:-1], stages[-1]._replace(counted=counted)]
 
 
 def _joined(cube: xr.Dataset, counts: Mapping[str, xr.Variable], stages: Sequence[Stage]) -> bool:
-    """Whether counts are those of pieces: xarray lines up unequal ones, and keeps equal ones."""
-    # floats have been lined up with cells that had none, as by reindex
+    """Return whether the counts are those of joined pieces."""
+    # xarray concatenates unequal counts, and makes floats of them by reindexing
     if any(count.ndim or count.dtype.kind == "f" for count in counts.values()):
         return True
     if "total" not in counts:
         return False
     known = int(counts["total"].values)
-    if SAMPLES in cube.dims and not stages:  # samples are gone where dropped, cells are not
+    if SAMPLES in cube.dims and not stages:  # dropped samples are gone, unlike cells
         known -= sum(int(n.values) for name, n in counts.items() if name in REASONS.values())
     if SAMPLES in cube.dims:
         return cube.sizes[SAMPLES] > known
     last = stages[-1] if stages else Stage([], "masked", None)
     if last.counted in cube.data_vars:
         return cube.variables[last.counted].size > known
-    # it was renamed or taken off; a larger variable may have been put beside it
+    # it was renamed or dropped, and a larger variable may have been added
     sizes = [cube.variables[name].size for name in _countable(cube, last)]
     return known not in sizes and max(sizes, default=0) > known
 
 
 def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = ()) -> xr.Dataset:
-    """Let a cube carry counts, as scalar coordinates ``accounting_<name>``."""
+    """Store counts in a cube, as scalar coordinates ``accounting_<name>``."""
     coords = {
         _PREFIX + name: xr.Variable((), count, {"long_name": f"accounting: {name}"})
         for name, count in counts.items()
@@ -153,7 +154,7 @@ def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = 
 
 
 def add(before: Mapping[str, int], reason: NDArray[Any]) -> dict[str, int]:
-    """Add dropped samples to earlier counts, which end where other samples are given."""
+    """Add dropped samples to earlier counts; start from zero if the samples are others."""
     counts = {name: n for name, n in before.items() if name != "kept"}
     left = counts.get("total", 0) - sum(counts.get(name, 0) for name in REASONS.values())
     if "total" not in counts or left != reason.size:
@@ -162,34 +163,34 @@ def add(before: Mapping[str, int], reason: NDArray[Any]) -> dict[str, int]:
     for code, name in REASONS.items():
         if dropped := int((reason == code).sum()):
             counts[name] = counts.get(name, 0) + dropped
-            logger.info("%d of %d samples dropped: %s", dropped, reason.size, name)
+            logger.info("dropped %d of %d samples: %s", dropped, reason.size, name)
     return counts
 
 
 def record_stage(
     result: xr.Dataset, cube: xr.Dataset, stage: Stage, reason: xr.Variable
 ) -> xr.Dataset:
-    """Count the cells that a stage removes and that were removed before."""
+    """Store the counts of a stage and of those before."""
     before, stages = carried(cube)
     like = cube.variables[stage.counted]
     removed = _removed(cube, stages, like)
     reason = reason * (removed == KEPT)
-    # they tell which stage was first, if the cells are still those that they count
+    # earlier counts stay if they still describe these cells
     earlier = {name: n for name, n in before.items() if name in REASONS.values()}
-    hold = sum(earlier.values()) == _size(removed != KEPT, like)
+    valid = sum(earlier.values()) == _size(removed != KEPT, like)
     counts = {"total": like.size}
     if "filled" in before:
         counts["filled"] = before["filled"].data
     for code, name in REASONS.items():
-        if name in earlier or _looked_for(code, [stage]):
+        if name in earlier or _can_remove(code, [stage]):
             size = _size(removed == code, like)
-            known = earlier.get(name, size) * hold + size * ~hold
+            known = earlier.get(name, size) * valid + size * ~valid
             counts[name] = (known + _size(reason == code, like)).data
     return record(result, counts, [*stages, stage])
 
 
 def counted_by(cube: xr.Dataset, stage: Stage) -> str | None:
-    """Find the variable whose cells a stage counts."""
+    """Return the variable whose cells a stage counts, if any."""
     if stage.counted in cube.data_vars:
         return stage.counted
     found = _countable(cube, stage)
@@ -199,9 +200,9 @@ def counted_by(cube: xr.Dataset, stage: Stage) -> str | None:
 
 
 def _countable(cube: xr.Dataset, stage: Stage) -> list[str]:
-    """Variables that have all dims of those that a stage looks at."""
+    """Return the variables with all dims of those that a stage depends on."""
     names, mask = stage.names, stage.mask
-    # a mask alone is fitted to any variable
+    # a mask alone is broadcast to any variable
     dims = _dims(*(cube.variables.get(name) for name in (*names, mask) if names))
     others = not_data(cube, mask)
     return [
@@ -213,36 +214,36 @@ def _countable(cube: xr.Dataset, stage: Stage) -> list[str]:
 
 
 def _dims(*variables: xr.Variable | None) -> dict[Hashable, int]:
-    """Sizes of the dims that variables, those that there are, have together."""
+    """Return the sizes of all dims of some variables."""
     return {dim: n for one in variables if one is not None for dim, n in one.sizes.items()}
 
 
-def _is_there(cube: xr.Dataset, stage: Stage) -> bool:
-    """Whether the variables are there that a stage looked at; nothing else tells of them."""
+def _is_complete(cube: xr.Dataset, stage: Stage) -> bool:
+    """Return whether the cube still has the variables that a stage depends on."""
     return {*stage.names, *filter(None, [stage.mask])} <= set(cube.variables)
 
 
-def _looked_for(code: int, stages: Iterable[Stage]) -> bool:
-    """Whether a stage could remove cells for a reason."""
+def _can_remove(code: int, stages: Iterable[Stage]) -> bool:
+    """Return whether a stage can remove cells for a reason."""
     return any(stage.mask if code == MASK else stage.names for stage in stages)
 
 
 def _size(cells: xr.Variable, like: xr.Variable) -> xr.Variable:
-    """Number of cells of a variable that are flagged, also along dims that the flags lack."""
+    """Return the number of flagged cells of a variable, which may have more dims than the flags."""
     return cells.sum() * (like.size // max(cells.size, 1))
 
 
 def _removed(cube: xr.Dataset, stages: Iterable[Stage], like: xr.Variable) -> xr.Variable:
-    """Code of `keep_samples` for the cells of a variable, told from what stages looked at."""
+    """Return the reason code of every cell of a variable, from the stages so far."""
     removed = xr.Variable((), np.uint8(KEPT))
-    for names, mode, mask, _ in (stage for stage in stages if _is_there(cube, stage)):
+    for names, mode, mask, _ in (stage for stage in stages if _is_complete(cube, stage)):
         inside = None if mask is None else cubes.flags(cube.variables[mask])
-        looked_at = [cube.variables[name] for name in names]
+        variables = [cube.variables[name] for name in names]
         if inside is not None and not names:
             reason = outside(inside, like)
-        # cells along further dims were none of this variable
-        elif _dims(*looked_at, inside).keys() <= set(like.dims):
-            reason = reasons(looked_at, inside, mode, None)
+        # cells along other dims do not belong to this variable
+        elif _dims(*variables, inside).keys() <= set(like.dims):
+            reason = reasons(variables, inside, mode, None)
         else:
             continue
         removed = removed + reason * (removed == KEPT)
@@ -250,17 +251,17 @@ def _removed(cube: xr.Dataset, stages: Iterable[Stage], like: xr.Variable) -> xr
 
 
 def outside(inside: xr.Variable, variable: xr.Variable) -> xr.Variable:
-    """Code of `keep_samples` for the cells of a variable outside a mask."""
+    """Return the reason code of the cells of a variable that lie outside a mask."""
     return ~cubes.fitted(inside, variable) * np.uint8(MASK)
 
 
 def reasons(
     variables: Sequence[xr.Variable], mask: xr.Variable | None, mode: str, samples: int | None
 ) -> xr.Variable:
-    """Code of `keep_samples` for each sample of a Dataset, or for each cell of a cube."""
+    """Return the reason code of each sample of a Dataset, or of each cell of a cube."""
     if samples is None:
         return _reasons(variables, mask, mode, _dims(*variables, mask))
-    # each by its own window: together they would have all dims of all windows
+    # one by one, because their windows may have different dims
     each = (_reasons([one], mask, mode, {SAMPLES: samples, **one.sizes}) for one in variables)
     combine: Callable[..., xr.Variable] = np.minimum if mode == "if_all_nan" else np.maximum
     return functools.reduce(combine, each)
@@ -272,7 +273,7 @@ def _reasons(
     mode: str,
     sizes: Mapping[Hashable, int],
 ) -> xr.Variable:
-    """Code of `keep_samples` for variables that are repeated along all of some dims."""
+    """Return reason codes for variables that are broadcast to `sizes`."""
     outer = [dim for dim in sizes if dim == SAMPLES or SAMPLES not in sizes]
     window = [dim for dim in sizes if dim not in outer]
     full = xr.Variable(
@@ -296,7 +297,7 @@ def _reasons(
 def _reasons_of_block(
     *arrays: NDArray[Any], mode: str, masked: bool, window: int
 ) -> NDArray[np.uint8]:
-    """Code of `keep_samples` for the samples of one block, of any number of outer dims."""
+    """Return the reason codes of one block, of any number of outer dims."""
     outer = arrays[0].shape[: arrays[0].ndim - window]
     flat = [array.reshape(-1, *array.shape[len(outer) :]) for array in arrays]
     mask = flat.pop() if masked else None

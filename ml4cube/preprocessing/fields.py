@@ -1,4 +1,4 @@
-"""Statistics of a cube that keep dims, follow a climatology, are weighted, or know quantiles."""
+"""Statistics that keep dims, follow a climatology, are weighted, or have quantiles."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from ml4cube.preprocessing.weights import Weights, cell_weights, fitted_weights
 
 @dataclass(frozen=True)
 class Form:
-    """What statistics are asked for besides one mean and range per variable."""
+    """Options of statistics: kept dims, climatology, weights, quantiles."""
 
-    # Dims to sum up along; all if None.
+    # Dims to reduce over; all if None.
     dims: tuple[str, ...] | None = None
     by: str | None = None
-    # Each on some dims of the cube; a variable takes the one that fits it.
+    # One for each latitude of the cube; `fitted_weights` selects.
     weights: tuple[xr.Variable, ...] | None = None
+    # Whether to keep a histogram.
     counted: bool = False
     # Group of each time step.
     groups: xr.Variable | None = None
@@ -39,7 +40,7 @@ class Form:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is asked for."""
+        """True if no option is set."""
         return self.dims is None and self.by is None and self.weights is None and not self.counted
 
 
@@ -51,7 +52,7 @@ def form_of(
     weights: Weights,
     counted: bool,
 ) -> Form:
-    """Check what a user asked for."""
+    """Check the options."""
     check_group("by", by)
     check_free(by, cube.dims)
     if dims is not None:
@@ -60,8 +61,7 @@ def form_of(
     if by is not None:
         if dims is not None and time_dim(cube) not in dims:
             raise InvalidValueError(
-                f"by={by!r} sums along {time_dim(cube)!r}, but dims={list(dims)} keeps it; "
-                "name it in dims too"
+                f"dims must include {time_dim(cube)!r} if by={by!r}, got {list(dims)}"
             )
         groups = group_ids(cube, by)
     labels = {str(name): cube[str(name)].values for name in cube.indexes if name in cube.dims}
@@ -73,12 +73,10 @@ def form_of(
 def field_statistics(
     variable: xr.Variable, where: xr.Variable | None, form: Form
 ) -> FieldStatistics:
-    """Sum up one variable as the form asks."""
+    """Compute the statistics of one variable."""
     plan = _Plan.of(variable, form)
     weights = None if form.weights is None else fitted_weights(form.weights, variable)
-    groups = None
-    if plan.grouped and form.groups is not None:
-        groups = form.groups
+    groups = form.groups if plan.grouped else None
     shape = tuple(plan.sizes.values())
     bins = default_bins(math.prod(shape)) if form.counted else None
     total = Moments.empty(shape)
@@ -86,16 +84,16 @@ def field_statistics(
     work = partial(_sum_block, plan, bins)
     for slices, found in each_block(variable, [where, weights, groups], work):
         for group, moments, histogram in found:
-            place = plan.place(slices, group)
-            target = tuple(array[place] for array in total)
+            entries = plan.entries(slices, group)
+            target = tuple(array[entries] for array in total)
             merged = Moments(*target).merge(moments)
             for array, values in zip(target, merged, strict=True):
                 array[...] = values
             if histogram is not None:
-                # blocks cover the same places, or none in common
-                before = histograms.get(str(place))
+                # two blocks cover either the same entries or none in common
+                before = histograms.get(str(entries))
                 together = histogram if before is None else before[1].merge(histogram)
-                histograms[str(place)] = (place, together)
+                histograms[str(entries)] = (entries, together)
     labels = dict(form.labels or {})
     if plan.grouped:
         labels[str(form.by)] = GROUPS[str(form.by)]
@@ -112,7 +110,7 @@ def field_statistics(
 
 @dataclass(frozen=True)
 class _Plan:
-    """How a block of one variable is summed up."""
+    """Axes of one variable, and the shape of its statistics."""
 
     dims: tuple[str, ...]
     kept: tuple[str, ...]
@@ -121,7 +119,7 @@ class _Plan:
 
     @classmethod
     def of(cls, variable: xr.Variable, form: Form) -> _Plan:
-        """Plan for a variable; one that lacks the time has no climatology."""
+        """Make the plan of a variable; one without a time dim has no climatology."""
         dims = tuple(str(dim) for dim in variable.dims)
         kept = tuple(d for d in dims if form.dims is not None and d not in form.dims)
         sizes = {dim: variable.sizes[dim] for dim in kept}
@@ -133,23 +131,23 @@ class _Plan:
 
     @property
     def grouped(self) -> bool:
-        """Whether the first dim is that of the climatology."""
+        """True if the first dim is that of the climatology."""
         return self.time_axis is not None
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Axes of the variable that are summed along."""
+        """Axes of the variable to reduce over."""
         return tuple(i for i, dim in enumerate(self.dims) if dim not in self.kept)
 
-    def place(self, slices: Slices, group: int) -> tuple[Any, ...]:
-        """Where a block's sums belong in the field; `...` keeps a view of a single place."""
+    def entries(self, slices: Slices, group: int) -> tuple[Any, ...]:
+        """Index of a block's sums in the result; `...` makes a single entry a view."""
         front: tuple[Any, ...] = (group,) if self.grouped else ()
         return (*front, *(slices[dim] for dim in self.kept), ...)
 
     def of_group(
         self, arrays: tuple[NDArray[Any] | None, ...], groups: NDArray[Any] | None
     ) -> list[tuple[int, tuple[NDArray[Any] | None, ...]]]:
-        """Cut a block by groups."""
+        """Split a block by groups of the climatology."""
         if self.time_axis is None or groups is None:
             return [(0, arrays)]
         axis = self.time_axis
@@ -174,7 +172,7 @@ def _sum_block(
     weights: NDArray[Any] | None,
     groups: NDArray[Any] | None,
 ) -> list[tuple[int, Moments, Histogram | None]]:
-    """Sum up one block, group by group, and count its cells if `bins` says by how many."""
+    """Return moments, and a histogram if `bins` is given, of every group in a block."""
     found = []
     for group, arrays in plan.of_group((values, where, weights), groups):
         moments = Moments.of(arrays[0], plan.axes, arrays[1], arrays[2])  # type: ignore[arg-type]
@@ -190,7 +188,7 @@ def _count_block(
     where: NDArray[Any] | None,
     weights: NDArray[Any] | None,
 ) -> Histogram:
-    """Count the cells of one block of a group."""
+    """Return the histogram of one group in a block."""
     assert values is not None
     cells = values
     if values.dtype not in (np.float32, np.float64):

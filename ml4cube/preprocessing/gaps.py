@@ -1,8 +1,8 @@
-"""Masks and gaps: which samples or cells are kept, and what stands in for a gap.
+"""Masks and gaps: drop samples or cells, and fill gaps.
 
-Samples are dicts of arrays (samples, *window) or Datasets with a dim ``samples``: there, a
-sample is dropped. On any other cube each cell is a sample of its own; a grid cannot lose cells,
-so a cell that is dropped becomes a gap in every floating-point variable.
+Samples are dicts of arrays (samples, *window) or Datasets with a dim ``samples``; there, whole
+samples are dropped. On any other cube each cell is a sample. A grid cannot lose cells, so a
+dropped cell becomes a gap in every floating-point variable.
 """
 
 from __future__ import annotations
@@ -59,40 +59,41 @@ from ml4cube.preprocessing.statistics import Statistics
 
 logger = logging.getLogger(__name__)
 
-# Kinds of dtypes of which it is known which values are gaps; integers have none.
+# Kinds of dtypes whose gaps are known; integers have none.
 _GAP_KINDS = "fciubmM"
 
 
 def assign_mask(
     ds: xr.Dataset, mask: Any, mask_name: str | None = None, stack_dim: str | None = "time"
 ) -> xr.Dataset:
-    """Add a mask to a cube; one that lacks dims of the cube counts along all of them.
+    """Add a mask to a cube, broadcast along the dims that it lacks.
 
     Parameters
     ----------
     ds : Dataset
-        Left as it is.
+        Not changed.
     mask : DataArray, or array (numpy or dask)
-        True (or any number but 0) where cells count; NaN is False. A DataArray is matched by
-        name. An array has the dims of the cube in order, or all of them but `stack_dim`.
+        True, or a number other than 0, for cells that count; NaN is False. A DataArray is matched
+        by the names of its dims. An array has the dims of the cube in order, with or without
+        `stack_dim`.
     mask_name : str, optional
-        Name of the new variable; ``"filter_mask"`` if not given.
+        Name of the new variable. Default: ``"filter_mask"``.
     stack_dim : str, optional
-        The dim that an array of one dim less does not have.
+        The dim that an array with one dim less lacks.
 
     Returns
     -------
     Dataset
-        With the mask as a bool variable on the cube's dims, chunked like the cube. A mask that
-        is repeated takes no more memory than the one given.
+        With the mask as a bool variable on the cube's dims, chunked like the cube. It takes no
+        more memory than the given mask.
 
     Raises
     ------
     InvalidValueError
-        If a dim is unknown, the shape or the coordinates do not fit, or something else of the
-        cube has the name.
+        If a dim is unknown, the shape or the coordinates do not fit, or the cube has a dim,
+        coordinate or variable of that name that is not a mask.
     InvalidTypeError
-        If `ds` is no Dataset, the mask is one, or the name is no text.
+        If `ds` is not a Dataset, the mask is one, or the name is not a string.
 
     Examples
     --------
@@ -102,71 +103,48 @@ def assign_mask(
            [ True, False,  True]])
     """
     if not isinstance(ds, xr.Dataset):
-        raise InvalidTypeError(f"ds is a {type(ds).__name__}; a mask is added to a Dataset")
+        raise InvalidTypeError(f"ds must be a Dataset, got {type(ds).__name__}")
     check_names((*ds.variables, *ds.dims))
     name = roles.FILTER_VAR if mask_name is None else mask_name
-    _check_mask_name(name, ds, mask)
+    if not isinstance(name, str) or not name:
+        raise InvalidTypeError(f"mask_name must be a string such as 'land', got {name!r}")
+    if name in ds.dims or (name in ds.variables and not_data(ds).get(name) != "a mask"):
+        raise InvalidValueError(
+            f"mask_name must be unused or a mask, got {name!r}, which the cube already has"
+        )
     dims = set(cube_dims(ds))
-    like = next(ds.variables[n] for n in cube_variables(ds)[0] if set(ds[n].dims) == dims)
-    flags = cubes.flags(_mask_variable(mask, like, stack_dim, ds))
-    full = cubes.spread(flags, like)
+    like = next(ds[n] for n in cube_variables(ds)[0] if set(ds[n].dims) == dims)
+    flags = cubes.flags(_mask_variable(mask, like, stack_dim))
+    full = cubes.spread(flags, like.variable)
     if like.chunks is not None:
         full = full.chunk(dict(zip(like.dims, like.chunks, strict=True)))
     full.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
     return ds.assign({name: full})
 
 
-def _check_mask_name(name: object, ds: xr.Dataset, mask: Any) -> None:
-    """Refuse a name that would take the place of something else."""
-    if not isinstance(name, str) or not name:
-        raise InvalidTypeError(f"mask_name={name!r} is no name; give a text such as 'land'")
-    if name in ds.dims or (name in ds.variables and not _may_replace(name, ds, mask)):
-        raise InvalidValueError(
-            f"mask_name={name!r} is a dim, coordinate or variable of the cube, which would be "
-            "lost; choose another name"
-        )
-
-
-def _may_replace(name: str, ds: xr.Dataset, mask: Any) -> bool:
-    """Whether a mask may stand in for a variable: another mask, or flags that it was made of."""
-    what = not_data(ds).get(name)
-    if what == "a mask":
-        return name in ds.data_vars
-    # arrays bear the name of what they were made of by comparison
-    if what is not None or not isinstance(mask, xr.DataArray) or mask.name != name:
-        return False
-    flags = ds.variables[name]
-    if flags.dtype.kind in "iu" and flags.dtype.itemsize == 1:  # as files keep booleans
-        return bool(((flags == 0) | (flags == 1)).all())
-    return bool(flags.dtype == np.bool_)
-
-
-def _mask_variable(
-    mask: Any, like: xr.Variable, stack_dim: str | None, ds: xr.Dataset
-) -> xr.Variable:
-    """Give the mask named dims, and refuse one that does not fit."""
+def _mask_variable(mask: Any, like: xr.DataArray, stack_dim: str | None) -> xr.Variable:
+    """Return the mask with named dims; refuse one that does not fit."""
     if isinstance(mask, xr.Dataset):
         raise InvalidTypeError(
-            f"mask is a Dataset of {list(mask.data_vars)}; give one variable of it, as ds['land']"
+            f"mask must be one variable, got a Dataset of {list(mask.data_vars)}"
         )
     if isinstance(mask, xr.DataArray):
-        cubes.check_known("mask", (str(dim) for dim in mask.dims), like.dims)
-        cubes.check_places("mask", mask, ds)
+        cubes.check_aligned("mask", mask, like)
         return mask.variable
     array = mask if hasattr(mask, "ndim") else np.asarray(mask)
     dims = like.dims
     if array.ndim == like.ndim - 1:
         if stack_dim not in like.dims:
             raise InvalidValueError(
-                f"stack_dim={stack_dim!r} is no dim of the cube {like.dims}; name the dim that "
-                f"a mask of shape {array.shape} lacks"
+                f"stack_dim must be the dim of {like.dims} that a mask of shape {array.shape} "
+                f"lacks, got {stack_dim!r}"
             )
         dims = tuple(dim for dim in like.dims if dim != stack_dim)
     expected = tuple(like.sizes[dim] for dim in dims)
     if array.shape != expected:
         raise InvalidValueError(
-            f"mask has shape {array.shape}, the cube's {dims} have {expected}; transpose it or "
-            "give a DataArray, which is matched by name"
+            f"mask must have shape {expected} for {dims}, got {array.shape}; transpose it, or give "
+            "a DataArray, which is matched by name"
         )
     return xr.Variable(dims, array)
 
@@ -174,32 +152,32 @@ def _mask_variable(
 def apply_filter(
     ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR, drop_sample: bool = False
 ) -> Any:
-    """Apply a mask: drop the samples it touches, or turn the cells outside into gaps.
+    """Apply a mask: drop samples with cells outside it, or turn those cells into gaps.
 
     Parameters
     ----------
     ds : dict of arrays (samples, *window), Dataset or DataArray
-        Left as it is. The mask is one of its variables; it may lack dims, or the samples.
+        Not changed. The mask is one of its variables; it may lack dims, also the samples.
     filter_var : str, optional
-        Name of the mask; None applies none. A missing ``"filter_mask"`` means that there is no
-        mask, any other missing name is an error.
+        Name of the mask; None applies none. Without a variable ``"filter_mask"`` there is no
+        mask; any other unknown name is an error.
     drop_sample : bool
-        Drop samples with a cell outside the mask; otherwise cells outside become gaps. A point
-        outside the mask is dropped either way. On a cube without samples cells become gaps.
+        Drop samples with a cell outside the mask. If False, cells outside become gaps; points
+        outside are dropped. On a cube without samples, cells become gaps.
 
     Returns
     -------
     Samples (a dict), Dataset or DataArray
-        Of the kind given; a lazy cube stays lazy. Floats keep their dtype; integers and
-        booleans become floats where cells are turned into gaps. `accounting` tells the counts.
+        Of the kind given; a lazy cube stays lazy. Floats keep their dtype. Integers and booleans
+        become floats if cells become gaps. `accounting` returns the counts.
 
     Raises
     ------
     InvalidValueError
-        If a mask of another name than the default is missing, or does not fit the data, or a
-        variable holds packed integers that were not decoded.
+        If the mask is unknown or does not fit the data, or a variable holds packed integers that
+        were not decoded.
     InvalidTypeError
-        If the mask holds neither booleans nor numbers, or `drop_sample` is no bool.
+        If the mask holds neither booleans nor numbers, or `drop_sample` is not a bool.
 
     Examples
     --------
@@ -227,15 +205,10 @@ def apply_filter(
     return _kept(ds, arrays, np.where(outside, MASK, KEPT).astype(np.uint8))
 
 
-def _blanked_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Dtype of the result of `blank`."""
-    return dtype if dtype.kind in "fcmM" else scaled_dtype(dtype)
-
-
 def _kept(
     given: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], reason: NDArray[np.uint8]
 ) -> Samples:
-    """Keep the samples without a reason to drop them, and count the others."""
+    """Select the samples without a reason to drop them; count the others."""
     keep = reason == KEPT
     counts = add(dict(getattr(given, "accounting", {})), reason)
     counts = {"total": counts.pop("total"), "kept": int(keep.sum()), **counts}
@@ -270,19 +243,19 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
 
 
 def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
-    """Turn cells of one variable into gaps, lazily if it is lazy."""
+    """Turn cells of a variable into gaps, lazily if it is lazy."""
     return xr.apply_ufunc(
         blank,
         read_in_blocks(array),
         cells,
         dask="parallelized",
-        output_dtypes=[_blanked_dtype(array.dtype)],
+        output_dtypes=[array.dtype if array.dtype.kind in "fcmM" else scaled_dtype(array.dtype)],
         keep_attrs="override",
     )
 
 
 def _drop(cube: xr.Dataset, reason: NDArray[Any]) -> xr.Dataset:
-    """Drop samples of a Dataset, whose counts add to those it carries."""
+    """Drop samples of a Dataset; add to the counts that it carries."""
     before = {name: int(count.values) for name, count in carried(cube)[0].items()}
     return record(cube.isel({SAMPLES: np.flatnonzero(reason == KEPT)}), add(before, reason))
 
@@ -293,37 +266,37 @@ def drop_nan_values(
     mode: str | None = "auto",
     filter_var: str | None = roles.FILTER_VAR,
 ) -> Any:
-    """Drop samples for their gaps; each sample is judged by itself.
+    """Drop samples with gaps, independently of other samples.
 
     Parameters
     ----------
     ds : dict of arrays (samples, *window), Dataset or DataArray
-        Left as it is.
+        Not changed.
     vars : iterable of str, optional
-        Variables whose gaps count; all data variables if not given.
+        Variables whose gaps count. Default: all data variables.
     mode : {"auto", "if_all_nan", "masked", None}
-        ``"auto"`` drops a sample with any gap, ``"if_all_nan"`` one in which every listed
-        variable is all gaps (if none are listed, every one whose type knows gaps), ``"masked"``
-        one without a mask-true cell or with a gap in a mask-true cell. None drops none.
+        ``"auto"`` drops samples with any gap; ``"if_all_nan"`` those in which every variable of
+        `vars` has only gaps (default: every variable whose dtype can have gaps); ``"masked"``
+        those without a mask-true cell or with a gap in a mask-true cell. None drops none.
     filter_var : str, optional
-        Name of the mask that ``"masked"`` uses; it may lack dims, or the samples.
+        Name of the mask for ``"masked"``; it may lack dims, also the samples.
 
     Returns
     -------
     Samples (a dict), Dataset or DataArray
-        Of the kind given, all its variables with the same samples. A cube without samples has
-        cells for samples: those dropped become gaps in every floating-point variable that has
-        all dims of the variables whose gaps count, also along the dims that those lack, and a
-        lazy cube stays lazy. `accounting` tells the counts.
+        Of the kind given; all variables keep the same samples. On a cube without samples, each
+        cell is one: dropped cells become gaps in every floating-point variable that has all dims
+        of the variables whose gaps count. A lazy cube stays lazy. `accounting` returns the
+        counts.
 
     Raises
     ------
     InvalidValueError
-        If a name or the mode is unknown, `vars` lists what is no data variable, no variable has
-        all dims of those whose gaps count, ``"masked"`` finds no mask, or a variable holds packed
-        integers that were not decoded, whose gaps are numbers.
+        If a name or the mode is unknown, `vars` has no data variable, no variable has all dims of
+        those whose gaps count, the mask for ``"masked"`` is missing, or a variable holds packed
+        integers that were not decoded.
     InvalidTypeError
-        If a variable listed holds texts or other objects.
+        If a variable in `vars` holds strings or other objects.
 
     Examples
     --------
@@ -360,24 +333,24 @@ def _counting(
     listed: tuple[str, ...] | None,
     mode: str | None,
 ) -> list[str]:
-    """Variables whose gaps decide: an integer, which has none, saves no sample unless listed."""
+    """Return the variables whose gaps count."""
     if listed is None:
+        # an integer has no gaps, so it would keep every sample
         return [name for name in data if mode != "if_all_nan" or dtypes[name].kind in "fM"]
     for name in listed:
         if dtypes[name].kind not in _GAP_KINDS:
             raise InvalidTypeError(
-                f"vars: variable {name!r} is of dtype {dtypes[name]}, whose gaps are not known; "
-                "leave it out of vars or convert it"
+                f"vars must be variables of numbers or dates, got {name!r} of dtype {dtypes[name]}"
             )
     return [name for name in data if name in listed]
 
 
 def _needed_mask(present: Mapping[Any, Any], filter_var: str | None) -> str:
-    """Name of the mask that ``"masked"`` cannot do without."""
+    """Return the name of the mask for ``"masked"``; refuse a missing one."""
     if filter_var is None or filter_var not in present:
         raise InvalidValueError(
-            f"mode='masked' needs the mask filter_var={filter_var!r}, found only "
-            f"{list(present)}; add it by assign_mask or choose mode='auto'"
+            f"mode='masked' needs the mask filter_var={filter_var!r}, got only {list(present)}; "
+            "add it with assign_mask, or use mode='auto'"
         )
     return filter_var
 
@@ -385,7 +358,7 @@ def _needed_mask(present: Mapping[Any, Any], filter_var: str | None) -> str:
 def _drop_nan_of_cube(
     ds: Any, listed: tuple[str, ...] | None, mode: str | None, filter_var: str | None
 ) -> Any:
-    """Drop samples of a Dataset of samples, or cells of any other cube."""
+    """Drop samples of a Dataset with samples, or cells of any other cube."""
     cube = as_dataset(ds)
     if listed is not None:
         listed = cubes.only_data("vars", listed, cube, filter_var)
@@ -402,11 +375,10 @@ def _drop_nan_of_cube(
     stage = Stage(wanted, mode, mask_name)
     counted = counted_by(cube, stage)
     if SAMPLES not in cube.dims and counted is None:
-        grids = [*wanted, *([] if mask_name is None else [mask_name])]
-        dims = {name: cube[name].dims for name in grids}
+        dims = {name: cube[name].dims for name in filter(None, [*wanted, mask_name])}
         raise InvalidValueError(
-            f"cells are dropped for the gaps of {dims}, but no variable has all of these dims; "
-            "name in vars such as share a grid, and drop for each grid by itself"
+            f"the gaps of {dims} count, but no variable has all of these dims; list variables of "
+            "one grid in vars, and call once for each grid"
         )
     inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
     variables = [cube.variables[name] for name in wanted]
@@ -440,57 +412,54 @@ def fill_nan_values(
     split: str | None = "train",
     seed: int = 42,
 ) -> Any:
-    """Put numbers in the place of gaps, lazily where the cube is lazy.
+    """Fill gaps with numbers, lazily if the cube is lazy.
 
     Parameters
     ----------
     ds : dict of arrays (samples, *window), Dataset or DataArray
-        Left as it is.
+        Not changed.
     vars : iterable of str, optional
-        Variables to fill; all floating-point data variables if not given. Leave out what is to be
-        predicted: nobody can tell filled gaps from measurements.
+        Variables to fill. Default: all floating-point data variables. Do not fill targets: filled
+        gaps look like measurements.
     method : {"mean", "sample_mean", "constant", "noise"} or mapping of str to str or None
-        How, for all, or by variable, as ``{"rain": "mean", "ndvi": None}``; variables that a
-        mapping does not name are left as they are. ``"mean"`` takes the mean of the training
-        cells. ``"sample_mean"`` takes the mean of the sample's own finite cells, and the training
-        mean for a sample that has none; a point, or a cell of a cube without samples, is such a
-        sample when it is a gap. ``"constant"`` takes `const`. ``"noise"`` draws evenly from the
-        range of the training cells.
+        One method for all, or one by variable, as ``{"rain": "mean", "ndvi": None}``; variables
+        that the mapping lacks are not filled. ``"mean"`` is the mean of the training cells;
+        ``"sample_mean"`` the mean of the sample's finite cells, or the training mean if there is
+        none (as in points and in cells of a cube without samples); ``"constant"`` is `const`;
+        ``"noise"`` is uniform over the range of the training cells.
     const : float, optional
         Value for ``"constant"``.
     statistics : Statistics, optional
-        Of the training cells. If not given and needed, computed from `ds`: one pass over it.
+        Of the training cells. Default: computed from `ds` if needed, in one pass.
     split : {"train", "val", "test", None}
         Part to compute them from, if `ds` has a split label; None for all cells.
     seed : int
-        Seeds the noise, which depends on it, the variable and the position of a cell alone.
+        Seed of the noise, which depends only on it, the variable and the position of a cell.
 
     Returns
     -------
     Samples (a dict), Dataset or DataArray
-        Of the kind given, with the same dtypes; a lazy cube stays lazy. `accounting` tells the
-        number of cells filled. Variables of a cube that were filled say so by the attribute
-        ``ml4cube_filled``; samplers, data sets and `create_split` warn of it in a target.
+        Of the kind given, with the same dtypes; a lazy cube stays lazy. `accounting` returns the
+        number of filled cells. Filled variables of a cube have the attribute ``ml4cube_filled``;
+        samplers, data sets and `create_split` warn if a target has it.
 
     Raises
     ------
     InvalidValueError
-        If a name or the method is unknown, `vars` lists what is no data variable, ``"constant"``
-        has no `const` or one that is not finite in the variable's dtype (told when a gap is
-        filled), or a variable holds packed integers that were not decoded, whose gaps are numbers.
+        If a name or the method is unknown, `vars` has no data variable, ``"constant"`` lacks
+        `const`, a variable holds packed integers that were not decoded, or (when a gap is filled)
+        `const` is not finite in the variable's dtype.
     InvalidTypeError
-        If a variable listed holds no numbers, `const` is no real number, `seed` no integer, or
-        `statistics` keep dims.
+        If a variable in `vars` holds no numbers, `const` is not a real number, `seed` not an
+        integer, or `statistics` keep dims.
 
     Notes
     -----
-    A cube without samples keeps the cells that `drop_nan_values` and `apply_filter` drop, as gaps
-    like any other: filling puts numbers there too, which the log warns of. Cut samples, or fill
-    first.
+    On a cube without samples, cells dropped by `drop_nan_values` or `apply_filter` are gaps, and
+    are filled too; a warning is logged. Fill first, or cut samples.
 
-    Constants and noise are the same for any chunking, and so are means from `statistics`. A mean
-    that is computed here is summed up chunk by chunk: with other chunks, the last bit of a float64
-    may be another.
+    The result does not depend on the chunking, except for the last bit of a float64 mean that is
+    computed here.
 
     Examples
     --------
@@ -508,7 +477,7 @@ def fill_nan_values(
     if const is not None:
         check_real_number("const", const)
     if "constant" in ([method] if methods is None else methods.values()) and const is None:
-        raise InvalidValueError("method='constant' needs const, found None; give a number")
+        raise InvalidValueError("const must be a number if method='constant', got None")
     listed = None if vars is None else cubes.names("vars", vars)
     if methods is not None:
         listed = tuple(methods)
@@ -518,8 +487,7 @@ def fill_nan_values(
     for name in listed or ():
         if getattr(given[name], "dtype", np.dtype(float)).kind not in "fiub":
             raise InvalidTypeError(
-                f"variable {name!r} is of dtype {given[name].dtype}, only numbers can be filled; "
-                "leave it out of vars"
+                f"vars must be variables of numbers, got {name!r} of dtype {given[name].dtype}"
             )
     if isinstance(given, xr.Dataset):
         for name in listed or data_variables(given):
@@ -536,14 +504,14 @@ def fill_nan_values(
 
 
 def _methods(vars: Iterable[str] | None, method: Any) -> dict[str, str] | None:
-    """Methods by variable; None if there is one for all."""
+    """Return the methods by variable; None if there is one for all."""
     if not isinstance(method, Mapping):
         check_choice("method", method, FILL_METHODS)
         return None
     if vars is not None:
         raise InvalidTypeError(
-            f"method={dict(method)!r} names the variables to fill, and so does vars={vars!r}; "
-            "leave vars out"
+            f"vars must be left out if method is a mapping, got vars={vars!r} and "
+            f"method={dict(method)!r}"
         )
     for name, how in method.items():
         check_choice(f"method[{name!r}]", how, (*FILL_METHODS, None))
@@ -551,7 +519,7 @@ def _methods(vars: Iterable[str] | None, method: Any) -> dict[str, str] | None:
 
 
 def _fillable(given: Any, listed: tuple[str, ...] | None) -> list[str]:
-    """Variables to fill: floats that are neither label nor mask."""
+    """Return the variables to fill: floats that are neither label nor mask."""
     if isinstance(given, xr.Dataset):
         data = data_variables(given)
         return [n for n in data if given[n].dtype.kind == "f" and (listed is None or n in listed)]
@@ -562,20 +530,18 @@ def _fillable(given: Any, listed: tuple[str, ...] | None) -> list[str]:
 def _fill_options(
     name: str, method: str, const: float | None, statistics: core.Statistics | None, seed: int
 ) -> dict[str, Any]:
-    """Arguments of `fill_gaps` for one variable."""
+    """Return the arguments of `fill_gaps` for one variable."""
     options: dict[str, Any] = {"method": method, "const": const, "seed": seed, "variable": name}
     if statistics is not None and method != "constant":
         if name not in statistics:
-            raise InvalidValueError(
-                f"statistics has {list(statistics)}, not {name!r}; compute them of this cube"
-            )
+            raise InvalidValueError(f"statistics must have {name!r}, got {list(statistics)}")
         stats = statistics[name]
         if np.ndim(stats.mean):
             raise InvalidTypeError(
-                f"the statistics of {name!r} keep dims, filling takes one number for all places; "
-                "compute them without dims and by"
+                f"statistics must not keep dims, as those of {name!r} do; compute them without "
+                "dims and by"
             )
-        # those of weighted cells, or with quantiles, are arrays without dims
+        # weighted statistics, and those with quantiles, are arrays without dims
         options |= {
             "mean": float(stats.mean),
             "low": float(stats.min),
@@ -591,7 +557,7 @@ def _fill_samples(samples: Mapping[str, Any], options: Mapping[str, dict[str, An
     cells = sum(int(find_gaps(arrays[name]).sum()) for name in options)
     counts = dict(getattr(samples, "accounting", {}))
     counts["filled"] = counts.get("filled", 0) + cells
-    logger.info("%d gaps filled in %s", cells, ", ".join(options))
+    logger.info("filled %d gaps in %s", cells, ", ".join(options))
     return Samples({**arrays, **filled}, counts)
 
 
@@ -601,14 +567,14 @@ def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, An
     gappy = {name: read_in_blocks(cube[name]) for name in options}
     filled = {name: _filled(gappy[name], chosen) for name, chosen in options.items()}
     for name, array in gappy.items():
-        # whether a lazy one has gaps is not known yet
+        # it is not known yet whether a lazy one has gaps
         if array.chunks is not None or find_gaps(array.values).any():
             filled[name].attrs[FILLED_ATTR] = options[name]["method"]
     counts, stages = carried(cube)
     if counts.keys() & {"gap", "mask"} and SAMPLES not in cube.dims:
         logger.warning(
-            "cells of this cube were dropped by drop_nan_values or apply_filter, which made gaps "
-            "of them, and they are filled as well; fill before dropping, or cut samples first"
+            "cells that drop_nan_values or apply_filter dropped are gaps, which are filled too; "
+            "fill before dropping, or cut samples first"
         )
     cells = {name: count.data for name, count in counts.items()}
     for array in gappy.values():
@@ -617,7 +583,7 @@ def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, An
 
 
 def _gap_count(variable: xr.Variable) -> xr.Variable:
-    """Number of gaps, lazy if the variable is."""
+    """Return the number of gaps, lazily if the variable is lazy."""
     flags: xr.Variable = xr.apply_ufunc(
         find_gaps, variable, dask="parallelized", output_dtypes=[np.bool_]
     )
@@ -641,7 +607,7 @@ def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
         output_dtypes=[array.dtype],
         keep_attrs="override",
     ).transpose(*array.dims)
-    # windows were joined for the work; the cube keeps its chunks
+    # undo the rechunking to whole windows
     return (
         filled
         if array.chunks is None
@@ -665,7 +631,7 @@ def _fill_block(
 
 
 def _positions(array: xr.DataArray) -> xr.DataArray:
-    """Id of each cell, row-major over the sorted names of dims: no chunking or order matters."""
+    """Return the id of each cell: row-major over sorted dims, so independent of their order."""
     stride = 1
     total = xr.DataArray(np.uint64(0))
     for dim in sorted(array.dims, key=str, reverse=True):

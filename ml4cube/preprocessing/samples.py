@@ -16,15 +16,15 @@ SAMPLES = "samples"
 
 
 class Samples(dict[str, NDArray[Any]]):
-    """A dict of arrays (samples, *window) that knows how many samples were dropped, and why.
+    """Dict of arrays (samples, *window) with counts of the dropped samples.
 
     Parameters
     ----------
     arrays : mapping of str to ndarray
         By variable, all with the same number of samples.
     accounting : mapping of str to int
-        ``total`` at the start, ``kept`` now, and the dropped ones by reason (``mask``,
-        ``gap``); those add up to the total. ``filled`` counts cells, not samples.
+        ``total`` at the start, ``kept`` now, and the dropped ones by reason (``mask``, ``gap``),
+        which add up to the total. ``filled`` counts cells, not samples.
 
     Examples
     --------
@@ -38,7 +38,7 @@ class Samples(dict[str, NDArray[Any]]):
     def __init__(
         self, arrays: Mapping[str, NDArray[Any]], accounting: Mapping[str, int] | None = None
     ) -> None:
-        """Store the arrays as they are and copy the counts."""
+        """Store the arrays and copy the counts."""
         super().__init__(arrays)
         self.accounting: dict[str, int] = dict(accounting or {})
 
@@ -46,14 +46,12 @@ class Samples(dict[str, NDArray[Any]]):
 def sample_arrays(
     samples: Mapping[str, Any], filter_var: str | None
 ) -> tuple[dict[str, NDArray[Any]], list[str], int]:
-    """Read a dict of arrays, giving label and mask a dim of samples where they lack it."""
+    """Read a dict of arrays; give label and mask a samples dim if they lack it."""
     arrays = {name: plain(values) for name, values in samples.items()}
     data = [name for name in arrays if name not in (filter_var, "split")]
     lengths = {name: arrays[name].shape[:1] for name in data}
     if len(set(lengths.values())) != 1 or () in lengths.values():
-        raise InvalidValueError(
-            f"samples need arrays of one length along the first dim, found {lengths}"
-        )
+        raise InvalidValueError(f"arrays of samples must have equal first lengths, got {lengths}")
     for name in set(arrays).difference(data):
         arrays[name] = cubes.with_samples(arrays[name], arrays[data[0]].shape, name)
     return arrays, data, int(lengths[data[0]][0])

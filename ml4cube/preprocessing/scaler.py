@@ -1,4 +1,4 @@
-"""`CubeScaler`: statistics and scaling in scikit-learn's protocol."""
+"""`CubeScaler`: statistics and scaling with the interface of scikit-learn."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.core.statistics import QUARTILES, scale_parameters, scale_values, unscale_values
-from ml4cube.cube.rescaling import labelled, no_zero
+from ml4cube.cube.rescaling import labelled
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.climatology import check_free, check_group
-from ml4cube.preprocessing.scaling import Parameters, Rescale, pairs, rescale
+from ml4cube.preprocessing.rescaling import (
+    Pairs,
+    Rescale,
+    Spread,
+    rescale,
+    spread_of_range,
+    spread_of_std,
+)
 from ml4cube.preprocessing.statistics import Statistics
 from ml4cube.preprocessing.weights import Weights
 
@@ -22,39 +29,39 @@ METHODS = ("standardize", "normalize", "robust")
 
 
 class CubeScaler:
-    """Learn a scaling from a cube's training part, apply it, and take it back exactly.
+    """Scaler of cubes, fitted to the training part and exactly invertible.
 
-    It speaks scikit-learn's protocol (`fit`, `partial_fit`, `transform`, `inverse_transform`,
-    `get_params`, `set_params`; `sklearn.base.clone` and pickle work), with cubes for `X`.
+    It has the interface of scikit-learn's transformers, with cubes for `X`.
+    `sklearn.base.clone` and pickle work.
 
     Parameters
     ----------
     method : {"standardize", "normalize", "robust"}
-        To mean 0 and standard deviation 1; to the range 0 to 1; or to median 0 and interquartile
-        range 1, which a few extremes do not move. Quartiles, those of numpy's
-        ``method="inverted_cdf"``, are read from a histogram: off by less than 1/32767 of the
-        range of the variable, a few values far out left aside
-        (``statistics_[name].quantile_error`` says how much; more at many places). Where they
-        are not that far apart, as of rain on mostly dry days, values are only shifted.
+        Scale to mean 0 and standard deviation 1, to the range 0 to 1, or to median 0 and
+        interquartile range 1, which a few extremes do not change. Quartiles are those of numpy's
+        ``method="inverted_cdf"``, read from a histogram. Their error is usually below 1/32767 of
+        the variable's range, and ``statistics_[name].quantile_error`` bounds it. If the quartiles
+        are closer together than this error, as of rain on mostly dry days, values are only
+        shifted.
     per : sequence of str
-        What has numbers of its own: ``("variable",)``, and any dims, e.g. ``("variable",
-        "level")``, or ``("variable", "lat", "lon")`` for each pixel. Variables always have; along
-        a dim of that name, as `Dataset.to_array` makes, it has to be listed.
+        What is scaled separately: ``("variable",)``, and any dims, e.g. ``("variable",
+        "level")``, or ``("variable", "lat", "lon")`` for each pixel. Variables always are; a dim
+        named ``"variable"``, as from `Dataset.to_array`, must be listed.
     climatology : {"month", "season", "dayofyear"}, optional
-        Whether each month, season or day of the year has numbers of its own, so that what is
-        left is the (standardized) anomaly.
+        Scale each month, season or day of the year separately. The result is the (standardized)
+        anomaly.
     weights : {"area"} or DataArray, optional
         Weights of cells in the statistics, as in `get_statistics`.
 
     Attributes
     ----------
     statistics_ : Statistics
-        What `fit` learned.
+        The fitted statistics.
 
     Notes
     -----
-    Blocks are merged in order: the same chunks give the same bits under any scheduler, other
-    chunks the same numbers to rounding of float64.
+    The same chunks give the same bits under any scheduler. Other chunks give the same numbers up
+    to float64 rounding.
 
     Examples
     --------
@@ -69,7 +76,7 @@ class CubeScaler:
     """
 
     statistics_: Statistics
-    # parameters of the first fit, which later ones must share
+    # an unfitted copy with the parameters of the first fit
     _first: CubeScaler | None = None
 
     def __init__(
@@ -79,14 +86,14 @@ class CubeScaler:
         climatology: str | None = None,
         weights: Weights = None,
     ) -> None:
-        """Store the parameters; they are checked by `fit`."""
+        """Store the parameters, which `fit` checks."""
         self.method = method
         self.per = per
         self.climatology = climatology
         self.weights = weights
 
     def fit(self, X: cubes.Cube, y: object = None) -> Self:
-        """Learn the statistics of a cube, of its training part if it has a split label.
+        """Fit to a cube, or to its training part if it has a split label.
 
         Parameters
         ----------
@@ -103,18 +110,18 @@ class CubeScaler:
         Raises
         ------
         InvalidValueError
-            If a parameter is unknown, or there is nothing to learn from.
+            If a parameter is unknown, or no variable or cell is left to fit to.
         InvalidTypeError
-            If dims are named, but `X` is a dict of arrays, which have none.
+            If `per` has dims, but `X` is a dict of arrays, which have none.
         """
-        self.statistics_ = self._learned(X)
+        self.statistics_ = self._statistics_of(X)
         # a list may be changed in place
         per = self.per if isinstance(self.per, str) else tuple(self.per)
         self._first = type(self)(**{**self.get_params(), "per": per})
         return self
 
     def partial_fit(self, X: cubes.Cube, y: object = None) -> Self:
-        """Learn from one more cube of the same variables; the order does not matter.
+        """Fit to one more cube with the same variables; the order does not matter.
 
         Parameters
         ----------
@@ -126,17 +133,17 @@ class CubeScaler:
         Returns
         -------
         CubeScaler
-            Itself, as if it had been fitted to all cells together, to rounding.
+            Itself, as if fitted to all cells together, up to rounding.
 
         Raises
         ------
         InvalidValueError
-            If a parameter is unknown, or parameters, variables or coordinates are not those of
-            the first fit.
+            If a parameter is unknown, or parameters, variables or coordinates differ from those
+            of the first fit.
         """
-        if not self._is_fitted():
+        if not self.__sklearn_is_fitted__():
             return self.fit(X)
-        self.statistics_ = self.fitted_statistics().merge(self._learned(X))
+        self.statistics_ = self.fitted_statistics().merge(self._statistics_of(X))
         return self
 
     def merge(self, other: CubeScaler) -> Self:
@@ -150,21 +157,21 @@ class CubeScaler:
         Returns
         -------
         CubeScaler
-            A new one, as if fitted to all cells together, to rounding.
+            A new one, as if fitted to all cells together, up to rounding.
 
         Raises
         ------
         InvalidValueError
             If parameters or variables differ.
         InvalidTypeError
-            If `other` is no CubeScaler.
+            If `other` is not a CubeScaler.
         RunError
             If one of the two is not fitted.
         """
         if not isinstance(other, CubeScaler):
-            raise InvalidTypeError(f"other is a {type(other).__name__}; give a fitted CubeScaler")
+            raise InvalidTypeError(f"other must be a fitted CubeScaler, got {type(other).__name__}")
         if not self._same_parameters(other):
-            raise InvalidValueError(f"cannot merge {self!r} with {other!r}; give equal parameters")
+            raise InvalidValueError(f"cannot merge {self!r} and {other!r}; their parameters differ")
         merged = type(self)(**self.get_params())
         merged.statistics_ = self.fitted_statistics().merge(other.fitted_statistics())
         merged._first = self._first
@@ -176,42 +183,38 @@ class CubeScaler:
         Parameters
         ----------
         X : Dataset, DataArray or dict of arrays (samples, *window)
-            Left as it is; a lazy cube stays lazy. Variables not fitted are not scaled.
+            Not changed; a lazy cube stays lazy. Variables not fitted are not scaled.
 
         Returns
         -------
         Dataset, DataArray or dict
-            Of the kind given, with its coordinates and attributes; ``units`` become ``"1"`` and
-            the old ones ``unscaled_units`` until `inverse_transform`, as in `standardize`. Gaps
-            stay gaps. A place (level, pixel,
-            ...) without a training cell becomes a gap; one that was constant is shifted to 0.
+            As from `standardize`. A level, pixel or month without a training cell becomes a
+            gap.
 
         Raises
         ------
         InvalidValueError
             If no variable was fitted, one was fitted to gaps only, a coordinate or month of `X`
-            has no statistics, or parameters are not those of the fit.
+            has no statistics, or parameters were changed after the fit.
         RunError
             If the scaler is not fitted.
         """
         return self._rescaled(X, scale_values)
 
     def inverse_transform(self, X: cubes.Cube) -> Any:
-        """Take the scaling back.
+        """Undo the scaling.
 
         Parameters
         ----------
         X : Dataset, DataArray or dict of arrays (samples, *window)
-            Scaled; left as it is, and a lazy cube stays lazy.
+            Scaled; not changed, and a lazy cube stays lazy.
 
         Returns
         -------
         Dataset, DataArray or dict
-            Of the kind given, in physical units: for float32 within 2 units in the last place
-            of the larger of value and offset, which is all that a scaled float32 can hold
-            (of values much nearer to 0 than the mean it keeps fewer digits). A cube turned to
-            float64 before `transform` comes back to the float32 values themselves, but for
-            those a hundred million times smaller than the offset.
+            Of the kind given, in physical units. float32 values return within 2 units in the last
+            place of the larger of value and offset, which is all that a scaled float32 can hold.
+            To get float32 values back exactly, convert the cube to float64 before `transform`.
 
         Raises
         ------
@@ -223,7 +226,7 @@ class CubeScaler:
         return self._rescaled(X, unscale_values)
 
     def fit_transform(self, X: cubes.Cube, y: object = None) -> Any:
-        """Learn from a cube and scale it.
+        """Fit to a cube and scale it.
 
         Parameters
         ----------
@@ -240,36 +243,35 @@ class CubeScaler:
         return self.fit(X, y).transform(X)
 
     def fitted_statistics(self) -> Statistics:
-        """Return the statistics, if they suit the parameters.
+        """Return the statistics, after checking that the parameters are those of the fit.
 
         Returns
         -------
         Statistics
-            What `fit` learned.
+            The fitted statistics.
 
         Raises
         ------
         RunError
             If the scaler is not fitted.
         InvalidValueError
-            If its parameters were changed since.
+            If its parameters were changed after the fit.
         """
-        if not self._is_fitted():
+        if not self.__sklearn_is_fitted__():
             raise RunError(f"{self!r} is not fitted; call fit first")
         if self._first is not None and not self._same_parameters(self._first):
             raise InvalidValueError(
-                f"{self!r} was fitted as {self._first!r}; set its parameters back, or call fit to "
-                "start anew"
+                f"{self!r} was fitted as {self._first!r}; restore its parameters or call fit again"
             )
         return self.statistics_
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """List the constructor's parameters.
+        """Return the constructor's parameters.
 
         Parameters
         ----------
         deep : bool
-            Without effect; there is no estimator inside.
+            Ignored; there is no nested estimator.
 
         Returns
         -------
@@ -294,7 +296,7 @@ class CubeScaler:
         Raises
         ------
         InvalidValueError
-            If there is no such parameter.
+            If a parameter is unknown.
         """
         for name, value in params.items():
             check_choice("parameter", name, self._parameter_names())
@@ -302,11 +304,12 @@ class CubeScaler:
         return self
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Answer `sklearn.utils.validation.check_is_fitted`."""
-        return self._is_fitted()
+        """Support `sklearn.utils.validation.check_is_fitted`."""
+        return hasattr(self, "statistics_")
 
     def __sklearn_tags__(self) -> Any:
-        """Tell scikit-learn what this is; only scikit-learn calls it, so it is imported here."""
+        """Return the tags of scikit-learn."""
+        # only scikit-learn calls this, so it is installed
         from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
 
         return Tags(
@@ -317,7 +320,7 @@ class CubeScaler:
         )
 
     def __repr__(self) -> str:
-        """Text that evaluates back to an unfitted copy."""
+        """Return text that evaluates to an unfitted copy."""
         unset = type(self)()
         given = ", ".join(
             f"{name}={value!r}"
@@ -328,11 +331,11 @@ class CubeScaler:
 
     @classmethod
     def _parameter_names(cls) -> list[str]:
-        """Names of the constructor's parameters."""
+        """Return the names of the constructor's parameters."""
         return [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
 
-    def _learned(self, X: cubes.Cube) -> Statistics:
-        """Statistics of a cube, in the form that the parameters ask for."""
+    def _statistics_of(self, X: cubes.Cube) -> Statistics:
+        """Compute the statistics that the parameters ask for."""
         check_choice("method", self.method, METHODS)
         check_group("climatology", self.climatology)
         cubes.check_cube(X)
@@ -345,7 +348,7 @@ class CubeScaler:
             along = [str(dim) for dim in dims if dim not in per]
         elif per:
             raise InvalidTypeError(
-                f"per={self.per!r} names dims, but a dict of arrays has none; give a Dataset"
+                f"X must be a Dataset or DataArray if per={self.per!r}, got a dict of arrays"
             )
         return Statistics.from_cube(
             X,
@@ -356,7 +359,7 @@ class CubeScaler:
         )
 
     def _same_parameters(self, other: CubeScaler) -> bool:
-        """Whether two scalers are made alike; weights may be DataArrays, dims in any order."""
+        """Compare the parameters; the order of dims does not matter."""
         mine, theirs = (
             {**one.get_params(), "per": set(cubes.names("per", one.per))} for one in (self, other)
         )
@@ -365,30 +368,23 @@ class CubeScaler:
             return mine == theirs and weights.equals(others)
         return mine == theirs and type(weights) is type(others) and weights == others
 
-    def _is_fitted(self) -> bool:
-        """Whether there are statistics."""
-        return hasattr(self, "statistics_")
-
     def _rescaled(self, X: cubes.Cube, arithmetic: Rescale) -> Any:
-        """Scale a cube or take the scaling back."""
-        parameters = self._parameters()
+        """Scale a cube or undo the scaling."""
+        pairs, spread = self._pairs()
         if isinstance(X, xr.Dataset | xr.DataArray):
             check_free(self.climatology, X.dims)
-        return rescale(X, parameters, arithmetic)
+        return rescale(X, pairs, "statistics_", spread, arithmetic)
 
-    def _parameters(self) -> Parameters:
-        """Offset and scale by variable."""
+    def _pairs(self) -> tuple[Pairs, Spread]:
+        """Return two numbers of each variable, and what computes the scale from them."""
         statistics = self.fitted_statistics()
         if self.method == "standardize":
-            found = pairs(statistics.mean_std(), "fitted", lambda mean, std: no_zero(std))
-        elif self.method == "normalize":
-            found = pairs(statistics.range(), "fitted", lambda low, high: no_zero(high - low))
-        else:
-            quartiles = {
-                name: [labelled(stats, values) for values in scale_parameters(stats, "robust")]
-                for name, stats in statistics.items()
-                if np.any(stats.count)
-            }
-            gaps = {name: [np.nan, np.nan] for name in statistics if name not in quartiles}
-            found = pairs(quartiles | gaps, "fitted", lambda _, spread: spread)
-        return found
+            return statistics.mean_std(), spread_of_std
+        if self.method == "normalize":
+            return statistics.range(), spread_of_range
+        quartiles: dict[str, list[Any]] = {}
+        for name, stats in statistics.items():
+            known = np.any(stats.count)
+            numbers = scale_parameters(stats, "robust") if known else (np.nan, np.nan)
+            quartiles[name] = [labelled(stats, one) if known else one for one in numbers]
+        return quartiles, lambda _, iqr: iqr

@@ -1,4 +1,4 @@
-"""Weights of cells: by area, or as given."""
+"""Weights of cells: their areas, or given ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ V = TypeVar("V", xr.Variable, xr.DataArray)
 def cell_weights(
     cube: xr.Dataset, weights: Weights, chosen: Iterable[str]
 ) -> tuple[xr.Variable, ...] | None:
-    """Read what a user gave for weights."""
+    """Check the argument ``weights``; return weights, maybe one for each of several latitudes."""
     if weights is None:
         return None
     if isinstance(weights, str):
@@ -30,15 +30,11 @@ def cell_weights(
         return _areas(cube, chosen)
     if not isinstance(weights, xr.DataArray):
         raise InvalidTypeError(
-            f"weights is a {type(weights).__name__}; give 'area', or a DataArray, whose dims have "
-            "names"
+            f"weights must be 'area', a DataArray or None, got {type(weights).__name__}"
         )
-    cubes.check_known("weights", (str(dim) for dim in weights.dims), cube.dims)
-    cubes.check_places("weights", weights, cube)
+    cubes.check_aligned("weights", weights, cube)
     if weights.dtype.kind not in "fiub":
-        raise InvalidTypeError(
-            f"weights are of dtype {weights.dtype}; give numbers that are not negative"
-        )
+        raise InvalidTypeError(f"weights must be numbers, not negative, got dtype {weights.dtype}")
     found = weights.variable.astype(np.float64)
     if found.chunks is None:
         check_weights(found.values)
@@ -46,19 +42,19 @@ def cell_weights(
 
 
 def _areas(cube: xr.Dataset, chosen: Iterable[str]) -> tuple[xr.Variable, ...]:
-    """Areas by each latitude that a variable lies on; staggered grids have two."""
+    """Return areas by each latitude of the variables; staggered grids have two."""
     latitudes = find_latitudes(cube.coords)
     if not latitudes:
         raise InvalidValueError(
-            f"weights='area' needs latitudes in numbers, but none of {list(cube.coords)} is one; "
-            "name it 'lat', or give it units='degrees_north'"
+            f"weights='area' needs a latitude among the coordinates, got {list(cube.coords)}; name "
+            "it 'lat', or set its units to 'degrees_north'"
         )
     used = {str(_nearest(latitudes, cube.variables[name]).name) for name in chosen}
     return tuple(area_of(c, cube.variables) for c in latitudes if c.name in used)
 
 
 def find_latitudes(coords: Mapping[Hashable, xr.DataArray]) -> list[xr.DataArray]:
-    """Find the latitudes of a cube, also of a rotated grid."""
+    """Return the latitudes of a cube, also of a rotated grid."""
     found = [
         c
         for name, c in coords.items()
@@ -70,10 +66,10 @@ def find_latitudes(coords: Mapping[Hashable, xr.DataArray]) -> list[xr.DataArray
 def area_of(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> xr.Variable:
     """Return the areas of cells, up to a factor, by `cell_areas`."""
     called = f"weights='area': latitudes {latitude.name!r}"
-    if along := _places_along(latitude, among):
+    if along := _points_along(latitude, among):
         raise UnknownAreaError(
-            f"{called} are those of places along {along!r}, which have no rows and so no areas; "
-            "give areas of the cells as weights, or none"
+            f"{called} belong to points along {along!r} (stations or cells of a mesh), whose areas "
+            "are unknown; give weights, or none"
         )
     units = latitude.attrs.get("units")
     bounds = _bounds(latitude, among) if latitude.ndim == 1 else None
@@ -81,7 +77,7 @@ def area_of(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> xr.Vari
 
 
 def _bounds(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> NDArray[Any] | None:
-    """What the latitude's attributes name as its bounds, if it is there."""
+    """Return the bounds that the latitude's attributes name, if present."""
     named = str({**latitude.encoding, **latitude.attrs}.get("bounds"))
     if named not in among:
         return None
@@ -89,8 +85,8 @@ def _bounds(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> NDArray
     return found
 
 
-def _places_along(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> str | None:
-    """The dim along which latitude and longitude both vary (stations, cells of a mesh), if any."""
+def _points_along(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> str | None:
+    """Return the dim along which both latitude and longitude vary (stations, a mesh), if any."""
     if latitude.ndim != 1 or latitude.name in latitude.dims:
         return None
     varies = any(
@@ -101,12 +97,12 @@ def _places_along(latitude: xr.DataArray, among: Mapping[Any, xr.Variable]) -> s
 
 
 def _nearest(found: Sequence[V], variable: xr.Variable) -> V:
-    """The one with fewest dims that a variable lacks; of these, that with fewest dims."""
+    """Return the array with the fewest dims that the variable lacks, then with the fewest dims."""
     return min(found, key=lambda one: (len(set(one.dims) - set(variable.dims)), one.ndim))
 
 
 def fitted_weights(weights: tuple[xr.Variable, ...], variable: xr.Variable) -> xr.Variable:
-    """Take the weights that fit a variable, reduced to the dims that it has."""
+    """Return the weights for a variable, reduced to its dims."""
     found = _nearest(weights, variable)
     spare = [dim for dim in found.dims if dim not in variable.dims]
     return found.mean(spare) if spare else found

@@ -27,9 +27,10 @@ from ml4cube.cube.reader import ComputedSource, CubeReader
 from ml4cube.cube.roles import RECIPE_ATTR
 from ml4cube.cube.variables import cube_dims, cube_variables, split_label
 from ml4cube.preprocessing.cubes import check_decoded
+from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.sampling.counting import Schema
 from ml4cube.sampling.extractor import Axis, BlockChoice, Callback, Extractor, tiling
-from ml4cube.sampling.rescaling import given_statistics, needed, scaling_of
+from ml4cube.sampling.rescaling import needed, scaling_of
 from ml4cube.splits import assign_block_split
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.cube import CubeView

@@ -1,60 +1,16 @@
-"""Choose the statistics that scale samples: those of their train part, or given ones."""
+"""Offset and scale of samples, from statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.scaling import Places, Scaling
-from ml4cube.core.statistics import SCALE_FNS, Statistics
-from ml4cube.preprocessing.scaler import CubeScaler
-from ml4cube.store.format import StoreMetadata
+from ml4cube.core.statistics import Statistics
 
 if TYPE_CHECKING:
     import xarray as xr
-
-
-def given_statistics(given: Any, scale_fn: str | None) -> tuple[Statistics, str]:
-    """Read the argument ``statistics=``; return the statistics and how they scale."""
-    if scale_fn is None:
-        raise InvalidValueError(
-            "statistics= and scale_fn=None contradict each other: samples are scaled by the "
-            "statistics, or not at all; drop one of them"
-        )
-    if isinstance(given, Statistics):
-        return given, scale_fn
-    found: Statistics
-    if isinstance(given, CubeScaler):
-        found, how = given.fitted_statistics(), given.method
-    else:
-        metadata = _metadata_of(given)
-        if metadata.spec.scale_fn is None:
-            raise InvalidValueError(
-                "statistics= is a store that is not scaled (scale_fn=None); give its "
-                "StoreMetadata.of(...).statistics, or a CubeScaler"
-            )
-        found, how = metadata.statistics, metadata.spec.scale_fn
-    if scale_fn not in (how, SCALE_FNS[0]):
-        raise InvalidValueError(
-            f"scale_fn={scale_fn!r}, but statistics= scales by {how!r}; drop scale_fn, or give "
-            "only its Statistics"
-        )
-    return found, how
-
-
-def _metadata_of(given: Any) -> StoreMetadata:
-    """Return the metadata of a store, given as a dataset, a path or its metadata."""
-    found = getattr(given, "metadata", given)  # of a PTXrDataset
-    if isinstance(found, StoreMetadata):
-        return found
-    try:
-        return StoreMetadata.of(given)
-    except InvalidTypeError:
-        raise InvalidTypeError(
-            "statistics must be Statistics (Statistics.from_cube), a fitted CubeScaler, or a "
-            f"sample store or its path, got a {type(given).__name__}"
-        ) from None
 
 
 def needed(given: Statistics, names: Iterable[str]) -> Statistics:

@@ -65,7 +65,7 @@ def test_every_room_finds_the_same_latitude(name, attrs, kind):
     assert (CubeView.of(ds).axis_of("lat") is not None) == (kind == "plain")
     if kind == "none":
         assert area_weights(ds) is None
-        with pytest.raises(InvalidValueError, match="needs latitudes"):
+        with pytest.raises(InvalidValueError, match="needs a latitude"):
             pp.get_statistics(ds, weights="area")
         with pytest.raises(InvalidValueError, match="fits no coordinate"):
             PTXrDataset(ds, features="a", coord_features="lat", scale_fn=None)
@@ -199,7 +199,7 @@ def test_what_has_no_area_is_refused_or_said_in_the_scores():
     where = {n: ("station", rng.uniform(-80, 80, 6)) for n in ("lat", "lon")}
     stations = xr.Dataset({"a": values}, where)
     one_row = xr.Dataset({"a": (("time", "lat"), np.ones((4, 1)))}, {"lat": [40.0]})
-    for ds, reason in ((stations, "places along 'station'"), (one_row, "are all 40")):
+    for ds, reason in ((stations, "points along 'station'"), (one_row, "are all 40")):
         with pytest.raises(InvalidValueError, match=reason):
             pp.get_statistics(ds, weights="area")
         assert area_weights(ds) is None

@@ -48,17 +48,17 @@ def test_a_dask_array_stays_lazy() -> None:
 @pytest.mark.parametrize(
     ("x", "first", "second", "error", "words"),
     [
-        (np.ones(2), {"a": [0, 1]}, None, InvalidTypeError, "names variables"),
+        (np.ones(2), {"a": [0, 1]}, None, InvalidTypeError, "xm.* is a mapping, got ndarray"),
         ({"a": np.ones(2)}, 0.0, 1.0, InvalidTypeError, "mapping"),
-        ({"a": np.ones(2)}, {"b": [0, 1]}, None, InvalidValueError, "none of them"),
-        ({"a": np.ones(2)}, {"a": [0, 1]}, 1.0, InvalidTypeError, "leave it out"),
+        ({"a": np.ones(2)}, {"b": [0, 1]}, None, InvalidValueError, "no variable in common"),
+        ({"a": np.ones(2)}, {"a": [0, 1]}, 1.0, InvalidTypeError, "left out"),
         (np.ones(2), 0.0, None, InvalidTypeError, "two numbers"),
         (
             np.ones(2),
             xr.DataArray([0.0, 1.0], dims="level"),
             1.0,
             InvalidTypeError,
-            "names of dims",
+            "keep dims.*ndarray",
         ),
         (np.ones(2), 0.0, float("nan"), InvalidValueError, "all gaps"),
         (

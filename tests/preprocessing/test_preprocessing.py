@@ -197,7 +197,7 @@ def test_masked_cells_of_samples_are_gaps() -> None:
 def test_the_train_part_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ml4cube"):
         pp.get_statistics(split_cube())
-    assert "train part only" in caplog.text
+    assert "only the train part" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO, "ml4cube"):
         assert pp.Statistics.from_cube(cell_id_cube(SHAPE)).part == "all"
@@ -310,7 +310,7 @@ def test_what_is_left_out_for_its_dtype_is_named(dtype: str, form: Any) -> None:
 
 
 def test_a_scalar_alone_is_named() -> None:
-    with pytest.raises(InvalidValueError, match=r"'z' \(float64, 0 dims\).*scalars"):
+    with pytest.raises(InvalidValueError, match=r"'z' \(float64, 0 dims\).*scalar"):
         pp.get_statistics(xr.Dataset({"z": 1.0}))
 
 
@@ -328,14 +328,14 @@ def test_wrong_names_and_parts_are_refused() -> None:
         pp.get_statistics(ds, split="trian")
     with pytest.raises(InvalidValueError, match=r"exclude_vars must be .* got 'c'"):
         pp.get_statistics(ds, ["c"])
-    with pytest.raises(InvalidValueError, match="no split label"):
+    with pytest.raises(InvalidValueError, match="needs a split label"):
         pp.get_statistics(cell_id_cube(SHAPE), split="test")
     with pytest.raises(InvalidValueError, match="no variable is left"):
         pp.get_statistics(ds, ["a", "b"])
     with pytest.raises(EmptyPartError, match="part 'train'"):
         pp.get_statistics(ds.isel(time=slice(6, None)))
     for empty in (ds.isel(time=slice(0)), {"a": np.zeros((0, 4)), "b": np.zeros((0, 4))}):
-        with pytest.raises(EmptyPartError, match=r"no cell, its shape is \(.*give a cube"):
+        with pytest.raises(EmptyPartError, match=r"no cell, its shape is \("):
             pp.get_statistics(empty, split=None)
     with pytest.raises(InvalidTypeError, match="ndarray"):
         pp.get_statistics(ds.a.values)  # type: ignore[arg-type]
@@ -404,7 +404,7 @@ def test_statistics_objects_and_missing_variables_are_understood() -> None:
     xr.testing.assert_identical(only_a.b, ds.b)
     unnamed = ds.a.rename(None)
     np.testing.assert_array_equal(pp.standardize(unnamed, {"a": [1.0, 2.0]}), only_a.a)
-    with pytest.raises(InvalidValueError, match="no variable would be scaled"):
+    with pytest.raises(InvalidValueError, match="no variable in common"):
         pp.standardize(ds, {"c": [0.0, 1.0]})
     with pytest.raises(InvalidTypeError, match=r"\['a'\] is 3"):
         pp.standardize(ds, {"a": 3})  # type: ignore[dict-item]
@@ -465,7 +465,10 @@ def test_a_mask_over_time_counts_where_a_static_variable_is_listed() -> None:
             "const must be a real number, got '0'",
         ),
         (lambda ds: undo_standardizing(ds.a, "0", 1), "must be two numbers"),
-        (lambda ds: pp.Statistics.from_cube(ds, quantiles=0.5), r"quantiles=0.5.*\(0.5,\)"),
+        (
+            lambda ds: pp.Statistics.from_cube(ds, quantiles=0.5),
+            r"quantiles must be a sequence.*0.5",
+        ),
         (lambda ds: pp.Statistics.from_cube(ds).merge(3), "other must be Statistics, got 3"),
         (lambda ds: pp.Statistics.from_json(None), "text must be the str .* got None"),
         (lambda ds: create_split(ds, "a", stack_axis="x"), "stack_axis='x'"),
@@ -484,29 +487,13 @@ def test_options_of_the_wrong_kind_are_named(act: Any, says: str) -> None:
 )
 def test_a_mask_takes_no_place_of_other_variables(name: Any, error: Any) -> None:
     ds = split_cube().assign_coords(height=1.0).expand_dims(level=1)
-    with pytest.raises(error, match=r"mask_name=.*(choose another|give a text)"):
+    with pytest.raises(error, match="mask_name must be"):
         pp.assign_mask(ds, np.ones((6, 8)), name)
     land = pp.assign_mask(ds.isel(level=0), np.ones((6, 8)), "land")
     assert not pp.assign_mask(land, ~land.land, "land").land.any()
-    for dtype in (bool, "int8"):  # flags become a mask under their own name
-        flags = split_cube().assign(land=("lat", (np.arange(6) > 2).astype(dtype)))
-        for mask in (flags.land, flags.land > 0):
-            masked = pp.assign_mask(flags, mask, "land")
-            assert masked.land.sum() == flags.a.size // 2
-    flags["cover"] = ("lat", np.arange(6))
-    flags["crs"] = ((), 0, {"grid_mapping_name": "latitude_longitude"})
-    flags["few"] = flags.cover.astype("uint8")
-    masks = [flags.a > 0, flags.split, flags.cover > 0, flags.few > 0, flags.land.rename("a")]
-    others = flags.assign(events=flags.land.copy())
-    others = others.assign_coords(ice=flags.land.copy(), old=land.land)
-    masks += [flags.land.rename(name) for name in ("crs", "ice", "old")]
-    with dask.config.set(scheduler=no_compute):
-        for cube in (others, others.drop_vars("few").chunk()):
-            for mask in (mask for mask in masks if mask.name in cube):
-                with pytest.raises(InvalidValueError, match="would be lost"):
-                    pp.assign_mask(cube, mask, mask.name)
-            with pytest.raises(InvalidValueError, match="would be lost"):
-                pp.assign_mask(cube, flags.land, "events")
+    flags = split_cube().assign(land=("lat", np.arange(6) > 2))
+    with pytest.raises(InvalidValueError, match="mask_name must be"):
+        pp.assign_mask(flags, flags.land, "land")
 
 
 @pytest.mark.parametrize("dtype", ["M8[s]", "c8", "U3", object, "i2", "?", ">f4"])
@@ -525,11 +512,11 @@ def test_masks_that_do_not_fit_are_refused() -> None:
     ds = split_cube()
     with pytest.raises(InvalidValueError, match="transpose it"):
         pp.assign_mask(ds, np.ones((8, 6)))
-    with pytest.raises(InvalidTypeError, match=r"mask is a Dataset of \['a', 'b', 'split'\]"):
+    with pytest.raises(InvalidTypeError, match=r"mask must be one variable.*\['a', 'b', 'split'\]"):
         pp.assign_mask(ds, ds)
-    with pytest.raises(InvalidValueError, match="stack_dim='level'"):
+    with pytest.raises(InvalidValueError, match=r"stack_dim must be .*'level'"):
         pp.assign_mask(ds, np.ones((6, 8)), stack_dim="level")
-    with pytest.raises(InvalidValueError, match=r"mask must be .* got 'level'"):
+    with pytest.raises(InvalidValueError, match="mask .*'level'"):
         pp.assign_mask(ds, xr.DataArray(np.ones(3), dims="level"))
     shifted = xr.DataArray(np.ones(6), {"lat": ds.lat + 1}, ["lat"])
     with pytest.raises(InvalidValueError, match="other 'lat' coordinates"):
@@ -682,7 +669,7 @@ def test_gaps_of_a_static_variable_drop_its_cells_at_all_times(lazy: bool, maske
 def test_statistics_that_keep_dims_fill_nothing() -> None:
     ds = cell_id_cube(SHAPE, gaps=0.2)[["a"]]
     stats = pp.Statistics.from_cube(ds, dims="time")
-    with pytest.raises(InvalidTypeError, match="the statistics of 'a' keep dims, filling"):
+    with pytest.raises(InvalidTypeError, match="must not keep dims, as those of 'a'"):
         pp.fill_nan_values(ds, statistics=stats)
 
 
@@ -731,8 +718,8 @@ def made_with_others() -> xr.Dataset:
 @pytest.mark.parametrize(
     ("name", "what", "in_dict"),
     [
-        ("time", "a coordinate, no data variable; leave it out$", False),
-        ("height", r"a coordinate.*by ds.reset_coords\('height'\)", False),
+        ("time", "a coordinate", False),
+        ("height", r"a coordinate.*ds.reset_coords\(\)", False),
         ("filter_mask", "a mask", True),
         ("land", "a mask", False),
         ("split", "the split label", True),
@@ -745,7 +732,7 @@ def test_what_is_no_data_variable_is_named(work: Any, name: str, what: str, in_d
     ds = made_with_others()
     samples = {other: ds[other].values for other in ("a", "filter_mask", "split")}
     for form in (ds, samples) if in_dict else (ds,):
-        with pytest.raises(InvalidValueError, match=f"vars lists '{name}', which is {what}"):
+        with pytest.raises(InvalidValueError, match=rf"'{name}' \({what}"):
             work(form, [name, "a"] if what.startswith("a coordinate") else [name])
 
 
@@ -786,7 +773,7 @@ def test_gaps_of_texts_are_not_known(texts: np.ndarray) -> None:
     samples = {"t": np.array([1.0, np.nan]), "name": texts}
     cube = xr.Dataset({name: ("x", values) for name, values in samples.items()})
     for form in (samples, cube):
-        with pytest.raises(InvalidTypeError, match=r"'name' is of dtype .* leave it out of vars"):
+        with pytest.raises(InvalidTypeError, match=r"vars must be variables of numbers.*'name'"):
             pp.drop_nan_values(form, ["name"])
         assert pp.accounting(pp.drop_nan_values(form))["gap"] == 1
 
@@ -1131,7 +1118,7 @@ def test_gaps_on_grids_of_their_own_are_refused_before_any_work(mode: str) -> No
     ds["deep"] = ("depth", [np.nan, 1.0])
     with dask.config.set(scheduler=no_compute):
         for cube in (ds, ds.chunk()):
-            with pytest.raises(InvalidValueError, match=r"no variable has all.*share a grid"):
+            with pytest.raises(InvalidValueError, match=r"no variable has all.*one grid in vars"):
                 pp.drop_nan_values(cube, mode=mode)
     assert pp.accounting(pp.drop_nan_values(ds, ["s", "deep"]))["kept"] == 4
 
@@ -1228,14 +1215,14 @@ def test_means_come_from_the_train_part_unless_told_otherwise() -> None:
     assert pp.fill_nan_values(samples, ["a"], "mean")["a"][2] == 2
     assert pp.fill_nan_values(samples, ["a"], "mean", split=None)["a"][2] == pytest.approx(104 / 3)
     assert np.isnan(samples["a"][2])
-    with pytest.raises(InvalidValueError, match="needs const"):
+    with pytest.raises(InvalidValueError, match="const must be a number"):
         pp.fill_nan_values(samples, ["a"], "constant")
     with pytest.raises(InvalidValueError, match="did you mean 'mean'"):
         pp.fill_nan_values(samples, ["a"], "means")
     dated = xr.Dataset({"when": ("x", np.array(["NaT"], "M8[ns]"))})
-    with pytest.raises(InvalidTypeError, match=r"'when'.*only numbers"):
+    with pytest.raises(InvalidTypeError, match=r"vars must be variables of numbers.*'when'"):
         pp.fill_nan_values(dated, ["when"], "constant", 0)
-    with pytest.raises(InvalidValueError, match="not 'a'"):
+    with pytest.raises(InvalidValueError, match="statistics must have 'a'"):
         pp.fill_nan_values(samples, ["a"], statistics=pp.Statistics.empty(["b"]))
 
 
@@ -1264,8 +1251,10 @@ def test_the_scaler_speaks_scikit_learn(method: str) -> None:
     xr.testing.assert_identical(scaled, act(ds, pp.Statistics.from_cube(ds)))
     back = scaler.inverse_transform(scaled)
     for name in "ab":
+        stats = scaler.statistics_[name]
+        offset = np.float32(stats.mean if method == "standardize" else stats.min)
         error = np.abs(back[name].values - ds[name].values)
-        size = np.maximum(np.abs(ds[name].values), np.float32(scaler._parameters()[name][0]))
+        size = np.maximum(np.abs(ds[name].values), offset)
         assert np.nanmax(error / np.spacing(size)) <= 2
     loaded = pickle.loads(pickle.dumps(scaler))  # noqa: S301
     xr.testing.assert_identical(loaded.transform(ds), scaled)
@@ -1298,7 +1287,7 @@ def test_partial_fits_in_any_order_and_merged_scalers_are_one_fit() -> None:
             whole.max,
         )
         np.testing.assert_allclose([stats.mean, stats.std], [whole.mean, whole.std], 1e-14)
-    with pytest.raises(InvalidValueError, match="equal parameters"):
+    with pytest.raises(InvalidValueError, match="parameters differ"):
         merged.merge(pp.CubeScaler("normalize").fit(ds))
 
 
@@ -1345,9 +1334,17 @@ def test_a_cube_opened_without_dask_is_not_read_as_a_whole(
 @pytest.mark.parametrize(
     ("label", "error", "words"),
     [
-        (("time", np.array(["train"] * 12)), InvalidTypeError, "'split' is of <U5.* train 1"),
-        (("time", np.full(12, None, object)), InvalidTypeError, "'split' is of object"),
-        (("y", np.ones(6, "u1")), InvalidValueError, r"lies along \['y'\]"),
+        (
+            ("time", np.array(["train"] * 12)),
+            InvalidTypeError,
+            "'split' must hold numbers .train 1.*<U5",
+        ),
+        (
+            ("time", np.full(12, None, object)),
+            InvalidTypeError,
+            "'split' must hold numbers.*object",
+        ),
+        (("y", np.ones(6, "u1")), InvalidValueError, r"has the dims \['y'\]"),
     ],
 )
 def test_labels_that_say_nothing_of_the_cells_are_refused(
@@ -1362,7 +1359,9 @@ def test_labels_that_say_nothing_of_the_cells_are_refused(
 def test_a_label_averaged_with_its_cube_is_refused(chunks: Any) -> None:
     ds = split_cube()  # 6 steps of train, then 255, 2, 0, 0: the mean of a 2 and a 0 is train's
     ds = ds.chunk(chunks) if chunks else ds
-    with pytest.raises(InvalidValueError, match=r"no part's.*averaged.*drop_vars\('split'\)"):
+    with pytest.raises(
+        InvalidValueError, match=r"got other numbers.*averaged.*drop_vars\('split'\)"
+    ):
         pp.get_statistics(ds.isel(time=slice(1, 9)).coarsen(time=2).mean(keep_attrs=True))
     # floats that hold the codes, with gaps where a cube was aligned, are a label
     aligned = ds.assign(split=ds.split.where(ds.split != 255))
@@ -1396,7 +1395,7 @@ def test_fill_values_that_were_not_decoded_are_refused(
 
 def test_weights_of_nothing_but_zeros_are_named() -> None:
     ds = cell_id_cube({"time": 12, "lat": 6, "lon": 4}, "float32")
-    with pytest.raises(EmptyPartError, match="only cells of weight 0; give other weights"):
+    with pytest.raises(EmptyPartError, match="only cells of weight 0"):
         pp.get_statistics(ds, weights=xr.DataArray(np.zeros(6), dims="lat"))
 
 
@@ -1459,5 +1458,5 @@ def test_what_is_no_data_may_be_listed_beside_data(act: Any) -> None:
     listed = [name for name in ds.data_vars if ds[name].dtype.kind in "fiub"]
     assert {"crs", "filter_mask"} <= set(listed)
     xr.testing.assert_identical(act(ds, listed), act(ds, [n for n in listed if n in ("a", "b")]))
-    with pytest.raises(InvalidValueError, match=r"'crs', which is a scalar.*'filter_mask', which"):
+    with pytest.raises(InvalidValueError, match=r"'crs' .a scalar., 'filter_mask' .a mask"):
         act(ds, ["crs", "filter_mask"])

@@ -717,9 +717,7 @@ def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: Any
 
 
 @pytest.mark.parametrize("gone", ["a/c/0/0", "a/c"])
-def test_files_removed_meanwhile_are_ignored(
-    tmp_path: Path, monkeypatch: Any, gone: str
-) -> None:
+def test_files_removed_meanwhile_are_ignored(tmp_path: Path, monkeypatch: Any, gone: str) -> None:
     write(tmp_path / "a", 1.0)
     cube, stat = opened(tmp_path / "a"), os.stat
     removed = tmp_path / "a" / gone
