@@ -41,11 +41,11 @@ class WithCoordinates(View):
         self,
         source: SampleSource,
         wanted: Any,
-        window: tuple[int, ...],
-        dims: tuple[str, ...],
+        like: str,
         cube_dims: Mapping[str, str],
     ) -> None:
         super().__init__(source)
+        window, dims = source.schema[like][0], source.dims[like]
         self._window = {cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
         self._channels: dict[str, _Channel] = {}
         axes = source.axes()

@@ -112,8 +112,8 @@ class CubeSource:
             # the other variables were read before, to look for gaps
             cells = self._reader.only(extractor.reads).read(extractor.cells_of(tile))
         else:
-            cells = self._look(chunk, extractor.reads)
-        keep = self._keep(chunk)
+            cells = self._classify(chunk, extractor.reads)
+        keep = self._sample_windows(chunk)
         samples = extractor.samples(cells, tile, keep)
         first = None
         for name, target in out.items():
@@ -125,13 +125,13 @@ class CubeSource:
                 values = self._scaling.scaled(name, values, self, first or {})
             target[...] = values
 
-    def _keep(self, chunk: int) -> NDArray[np.intp]:
+    def _sample_windows(self, chunk: int) -> NDArray[np.intp]:
         """Return the windows of a tile that are samples."""
         if chunk not in self._kept:
-            self._look(chunk)
+            self._classify(chunk)
         return np.flatnonzero(np.unpackbits(self._kept[chunk]))
 
-    def _look(self, chunk: int, wanted: Iterable[str] = ()) -> Arrays:
+    def _classify(self, chunk: int, wanted: Iterable[str] = ()) -> Arrays:
         """Read the cells of a tile, and note which of its windows are samples."""
         tile = self._extractor.tiles.block(chunk)
         rules = self._extractor.rules(self._reader.dtypes)
@@ -171,7 +171,7 @@ class CubeSource:
         result: Arrays = {}
         for chunk in np.unique(chunks).tolist():
             here = ascending[chunks[ascending] == chunk]
-            keep = self._keep(chunk)[samples[here] - self._starts[chunk]]
+            keep = self._sample_windows(chunk)[samples[here] - self._starts[chunk]]
             origins = self._extractor.origins(self._extractor.tiles.block(chunk), keep)
             for name, values in origins.items():
                 result.setdefault(name, np.empty(len(samples), values.dtype))[here] = values

@@ -148,7 +148,7 @@ class _InputSpec(SampleSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class LeadReader(CubeReader):
-    """Reads the cells of inputs and of their targets."""
+    """Reader of the cells of inputs and of their targets."""
 
     far: CubeReader
     lead: Lead
@@ -157,7 +157,7 @@ class LeadReader(CubeReader):
 
     @property
     def near(self) -> CubeReader:
-        """Reads inputs alone."""
+        """Reader of inputs alone."""
         return CubeReader(self.dims, self.shape, self.sources)
 
     def read(self, slices: Slices) -> Arrays:
@@ -200,7 +200,7 @@ def _inside(part: Slices, whole: Slices) -> tuple[slice, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class _TargetExtractor(Extractor):
-    """Decides about targets, whose windows lie `lead` after those of the tile."""
+    """Extractor of targets, whose windows lie `lead` after those of the tile."""
 
     lead: Lead
     inputs: SampleSpec
@@ -218,7 +218,7 @@ class _TargetExtractor(Extractor):
 
 @dataclass(frozen=True, kw_only=True)
 class LeadExtractor(Extractor):
-    """Decides about pairs of windows and makes samples of both; picklable."""
+    """Extractor of pairs of windows, inputs and targets; picklable."""
 
     # The extractor of the targets.
     target: Extractor

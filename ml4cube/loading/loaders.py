@@ -29,7 +29,6 @@ from ml4cube.core.shares import (
 )
 from ml4cube.loading.delivery import Augment, Collate, Handover
 from ml4cube.loading.memory import Memory, check_megabytes
-from ml4cube.loading.ring.gathering import Gatherers
 from ml4cube.loading.ring.ring import Resident, Ring
 from ml4cube.loading.ring.slots import Buffers
 from ml4cube.loading.tensors import PTXrDataset
@@ -232,7 +231,7 @@ class EpochLoader:
     parallel : bool
         Whether ranks share the samples.
     keeps_samples : bool
-        Whether batches surely have the samples that they were made of.
+        Whether no batch can lose or gain samples after it was gathered.
     num_samples : int
         Samples that this rank yields in one epoch.
     """
@@ -242,12 +241,12 @@ class EpochLoader:
 
     @property
     def parallel(self) -> bool:
-        """Whether ranks share the samples."""
+        """Return whether ranks share the samples."""
         return self.plan.parallel
 
     @property
     def keeps_samples(self) -> bool:
-        """Whether batches surely have the samples that they were made of."""
+        """Return whether no batch can lose or gain samples after it was gathered."""
         return self.handover.keeps_samples
 
     @property
@@ -524,21 +523,9 @@ class SampleLoader(EpochLoader):
             source, fields = self.dataset._source, self.dataset._fields
             threads = self._reads_at_once(len(chunks))
             self._resident = chunks, Resident(source, fields, threads, chunks)
-        resident, order = self._resident[1], self.plan.samples(epoch)
-        with Gatherers(min(self.num_workers, _GATHERERS)) as gatherers:
-            for positions in groups:
-                while not gatherers.may_begin():
-                    yield gatherers.finish()
-                samples = positions if order is None else order[positions]
-                out = take(len(positions))
-
-                def gather(rows: slice, samples: Ints = samples, out: Arrays = out) -> None:
-                    resident.gather(samples[rows], [array[rows] for array in out])
-
-                gatherers.begin(out)
-                gatherers.fill(positions, slice(0, len(positions)), gather)
-            while len(gatherers):
-                yield gatherers.finish()
+        order = self.plan.samples(epoch)
+        samples = groups if order is None else (order[positions] for positions in groups)
+        return self._resident[1].batches(samples, take, min(self.num_workers, _GATHERERS))
 
     def _through_ring(
         self, share: Share, epoch: int, start: int, groups: Iterator[Ints], take: Take

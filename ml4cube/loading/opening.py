@@ -21,7 +21,7 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.loading.cube_source import CUTTING, CubeOptions, cut_cube
 from ml4cube.loading.lead import LeadArguments
 from ml4cube.loading.memory import check_megabytes
-from ml4cube.loading.sources import DatasetSource, SampleSource, of_store
+from ml4cube.loading.sources import DatasetSource, SampleSource, source_of_store
 from ml4cube.loading.views import WindowPair
 from ml4cube.store.format import StoreMetadata, open_store
 
@@ -139,7 +139,7 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
             f"{', '.join(asked)} can be given for a cube only, and ds holds samples already (dim "
             f"{dim!r}); leave them out"
         )
-    source = of_store(ds, dim) if metadata else DatasetSource(ds, dim)
+    source = source_of_store(ds, dim) if metadata else DatasetSource(ds, dim)
     return (source if lead is None else WindowPair(source, lead, options.sample_size)), metadata
 
 

@@ -28,7 +28,7 @@ _ENCODED = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsig
 
 @dataclass
 class ShardedArray:
-    """Reads chunks along the first axis of an array; picklable, from any thread."""
+    """Reader of chunks along the first axis of an array; picklable, for any thread."""
 
     # Make one with `ShardedArray.of`.
     # Path of the array inside the file system.

@@ -90,7 +90,7 @@ class KnownScaling:
         return cls(found, metadata.spec.cube_dims)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a variable of a source is scaled."""
+        """Return whether a variable of a source is scaled."""
         return base_name(name) in self.scaling
 
     def dims(self, name: str) -> tuple[str, ...]:
@@ -205,8 +205,8 @@ class DatasetSource:
             windows = [dict(zip(self.dims[n], w, strict=True)) for n, (w, _) in self.schema.items()]
             size = max((window.get(dim, 1) for window in windows), default=1)
             index, axis = np.asarray(coords[name].values), stored.get(dim)
-            if axis is None or not _fits(axis, index, size - 1, np.asarray(origin.values)):
-                axis = _axis_of(dim, index, origin.variable, size)
+            if axis is None or not _has_origins(axis, index, size - 1, np.asarray(origin.values)):
+                axis = _axis_from_origins(dim, index, origin.variable, size)
             if axis is not None:
                 found[dim] = axis
         return found
@@ -223,14 +223,16 @@ def _stored_axes(path: Any) -> dict[str, xr.Variable]:
     return {str(name): c.variable.load() for name, c in axes.coords.items()}
 
 
-def _fits(axis: xr.Variable, index: Ints, last: int, origins: NDArray[Any]) -> bool:
-    """Whether an axis has the origins of samples; not if the user changed these."""
+def _has_origins(axis: xr.Variable, index: Ints, last: int, origins: NDArray[Any]) -> bool:
+    """Return whether an axis has the origins of samples, which a user may have changed."""
     if not len(index) or index.max() + last >= len(axis):
         return False
     return bool((np.asarray(axis.values)[index] == origins).all())
 
 
-def _axis_of(dim: str, index: Ints, origins: xr.Variable, window: int) -> xr.Variable | None:
+def _axis_from_origins(
+    dim: str, index: Ints, origins: xr.Variable, window: int
+) -> xr.Variable | None:
     """Return the coordinate values of all cells from those of some, or None if unknown."""
     import xarray as xr
 
@@ -312,25 +314,27 @@ class StoreSource(DatasetSource):
         return next(iter(self._arrays.values())).describe(chunk)
 
 
-def of_store(ds: xr.Dataset, dim: str) -> DatasetSource:
+def source_of_store(ds: xr.Dataset, dim: str) -> DatasetSource:
     """Choose how to read an opened store: straight from its files, unless it was changed."""
     names = [str(n) for n, v in ds.data_vars.items() if v.dtype.kind in "fiub"]
     path = ds.encoding.get("source")
     lazy = all(ds[name].variable.chunks is not None for name in names)
     if names and lazy and isinstance(path, str) and ds.sizes[dim]:
         # dask names an array by how it was made, so equal names mean equal values
-        for fresh in _opened_anew(path):
-            if all(name in fresh and _key(ds, name) == _key(fresh, name) for name in names):
+        for fresh in _reopened(path):
+            if all(
+                name in fresh and _identity(ds, name) == _identity(fresh, name) for name in names
+            ):
                 arrays = sharded_arrays(path, names)
                 return DatasetSource(ds, dim) if arrays is None else StoreSource(ds, dim, arrays)
     return DatasetSource(ds, dim)
 
 
-def _opened_anew(path: str) -> Iterator[xr.Dataset]:
+def _reopened(path: str) -> Iterator[xr.Dataset]:
     """Open a store in the ways that users do; not at all if its path alone does not open it."""
     import xarray as xr
 
-    if _is_elsewhere(path):
+    if _needs_more_than_path(path):
         logger.warning(
             "samples opened from %s are read through xarray, which is slower and checks less, "
             "because that path alone does not open them (they are in a group, or options are "
@@ -347,8 +351,8 @@ def _opened_anew(path: str) -> Iterator[xr.Dataset]:
         yield xr.open_zarr(form)
 
 
-def _is_elsewhere(path: str) -> bool:
-    """Whether a path, from which samples were opened, is not that of a sample store itself."""
+def _needs_more_than_path(path: str) -> bool:
+    """Return whether a path, from which samples were opened, is not that of their store."""
     try:
         fs, root = url_to_fs(path)
         found = json.loads(fs.cat_file(f"{root.rstrip('/')}/zarr.json"))
@@ -362,7 +366,7 @@ def _is_elsewhere(path: str) -> bool:
     return "ml4cube_format" not in found.get("attributes", {})
 
 
-def _key(ds: xr.Dataset, name: str) -> tuple[Any, ...]:
+def _identity(ds: xr.Dataset, name: str) -> tuple[Any, ...]:
     """Return what identifies the values of a lazy variable."""
     variable = ds[name].variable
     return variable.dims, variable.shape, variable.data.name

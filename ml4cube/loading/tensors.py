@@ -185,7 +185,7 @@ class PTXrDataset(Dataset[Any]):
 
     @property
     def scaling(self) -> dict[str, Scaling] | None:
-        """How the features and targets are scaled; None if that is not known."""
+        """Scaling of the features and targets; None if it is not known."""
         if self.metadata is None:
             return None
         known = KnownScaling.of(self.metadata).scaling
@@ -456,10 +456,8 @@ class PTXrDataset(Dataset[Any]):
             raise InvalidTypeError(
                 "coord_features are channels of X, so they need features or to_pred"
             )
-        first = self.features[0]
-        window, dims = self._source.schema[first][0], self._source.dims[first]
         cube_dims = self.metadata.spec.cube_dims if self.metadata else {}
-        source = WithCoordinates(self._source, coord_features, window, dims, cube_dims)
+        source = WithCoordinates(self._source, coord_features, self.features[0], cube_dims)
         self._source = source
         self.channels = (*self.features, *source.channels)
 

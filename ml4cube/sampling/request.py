@@ -135,7 +135,7 @@ class SamplingOptions:
 
     @property
     def splits_unlabelled(self) -> bool:
-        """Whether a cube without a label is split, or all its samples are for training."""
+        """Return whether a cube without a label is split, or all its samples are for training."""
         return True
 
 
@@ -219,7 +219,7 @@ class Sampling:
 
     @property
     def spec(self) -> SampleSpec:
-        """How samples are cut."""
+        """The windows, variables and gap policy of samples."""
         return self.extractor.spec
 
     def has_part(self, part: str, *, read: bool) -> bool:
@@ -367,7 +367,7 @@ def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
 
 
 def _is_odd(name: str) -> bool:
-    """Whether a name cannot be that of a folder."""
+    """Return whether a name cannot be that of a folder."""
     # NUL ends a path, and a newline ends a line in lists of files
     odd = "/" in name or any(letter < " " for letter in name)
     return not name or odd or name in (".", "..") or name.startswith("__")
@@ -428,16 +428,10 @@ def _used_blocks(ds: xr.Dataset, spec: SampleSpec, block_size: SizesLike | None)
 
 
 def tile_bytes(spec: SampleSpec, ds: xr.Dataset) -> tuple[int, int]:
-    """Return the bytes of a sample, and of all samples that a tile should have."""
-    one = sample_bytes(spec, {n: ds[n].dtype for n in spec.variables})
+    """Return the bytes of a sample, before compression, and of all samples of a tile."""
+    values = math.prod(spec.size) * sum(ds[name].dtype.itemsize for name in spec.variables)
+    one = values + ORIGIN_BYTES * len(spec.dims)
     return one, min(shard_bytes(len(spec.windows) * one) // _TILES_PER_SHARD, _TILE_BYTES)
-
-
-def sample_bytes(spec: SampleSpec, dtypes: Mapping[str, np.dtype[Any]]) -> int:
-    """Return the bytes of one stored sample with its coordinates, before compression."""
-    return math.prod(spec.size) * sum(d.itemsize for d in dtypes.values()) + ORIGIN_BYTES * len(
-        spec.dims
-    )
 
 
 def shard_bytes(total: int) -> int:

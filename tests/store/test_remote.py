@@ -786,7 +786,7 @@ def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
         with pytest.raises(CubeError, match="is another part's place too"):
             MultiProcSampler(cube(), train_cube=train, test_cube=test)
     client = SimpleNamespace(submit=None, scheduler_info=None)
-    with pytest.raises(CubeError, match=r"MemoryStore at 'train.zarr' is written by way of a fold"):
+    with pytest.raises(CubeError, match=r"MemoryStore at 'train.zarr' is written through a folder"):
         into(store, cube(), client=client).run()
 
 

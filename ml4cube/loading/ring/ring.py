@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -82,7 +83,7 @@ class Ring:
 
     @property
     def is_resting(self) -> bool:
-        """Whether no thread writes into the slots, so that another epoch may begin."""
+        """Return whether no thread writes into the slots, so that another epoch may begin."""
         return self._resting
 
     def batches(
@@ -175,7 +176,7 @@ class _RingEpoch:
         self._free = sorted({*range(ring._slots)} - {*self._kept.values()})
 
     def is_ready_for(self, positions: Ints) -> bool:
-        """Whether a batch can be begun now without delaying the next one to hand out."""
+        """Return whether a batch can be begun now without delaying the next one to hand out."""
         if not len(self._gatherers):
             return True
         if not self._gatherers.may_begin():
@@ -290,8 +291,24 @@ class Resident:
             for read in [pool.submit(load, chunk) for chunk in chunks if counts[chunk]]:
                 read.result()
 
-    def gather(self, samples: Ints, out: Sequence[Array]) -> None:
-        """Copy samples into a batch."""
-        rows = samples - self._first
+    def batches(
+        self,
+        samples: Iterable[Ints],
+        take: Callable[[int], list[Array]],
+        gatherers: int,
+    ) -> Generator[list[Array]]:
+        """Gather batch after batch of the given samples, some ahead of need."""
+        with Gatherers(gatherers) as threads:
+            for wanted in samples:
+                while not threads.may_begin():
+                    yield threads.finish()
+                out = take(len(wanted))
+                threads.begin(out)
+                threads.fill(wanted, slice(0, len(wanted)), partial(self._gather, wanted, out))
+            while len(threads):
+                yield threads.finish()
+
+    def _gather(self, samples: Ints, out: Sequence[Array], rows: slice) -> None:
+        inside = samples[rows] - self._first
         for array, target in zip(self._arrays, out, strict=True):
-            array.gather(rows, target)
+            array.gather(inside, target[rows])
