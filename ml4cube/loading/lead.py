@@ -21,7 +21,7 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.reader import CubeReader, Slices
 from ml4cube.sampling.extractor import OUTCOMES, Arrays, Extractor
-from ml4cube.sampling.request import Sampling
+from ml4cube.sampling.request import Sampling, check_known
 
 _TARGET = "@target"
 
@@ -109,16 +109,11 @@ class LeadArguments:
 
     def elsewhere(self, variables: Iterable[str]) -> tuple[str, ...]:
         """Return the variables that are cut with the targets."""
-        wanted = dict.fromkeys(self.targets, "to_pred")
-        if self.weights is not None:
-            wanted.setdefault(self.weights, "weights")
+        weights = () if self.weights is None else (self.weights,)
         known = list(variables)
-        for name, argument in wanted.items():
-            if name not in known:
-                raise InvalidValueError(
-                    f"{argument}: unknown variable {name!r}; the samples have {known}"
-                )
-        return tuple(wanted)
+        check_known("to_pred", self.targets, known)
+        check_known("weights", weights, known)
+        return tuple(dict.fromkeys((*self.targets, *weights)))
 
 
 def whole_cells(

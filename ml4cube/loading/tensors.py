@@ -26,6 +26,7 @@ from ml4cube.loading.ring.slots import Field
 from ml4cube.loading.sources import KnownScaling, SampleSource
 from ml4cube.loading.unbatch import to_dataset
 from ml4cube.loading.views import WEIGHT, Broadcast, Weighted, Whole
+from ml4cube.sampling.request import check_known
 
 with needs_torch("ml4cube.datasets.pytorch"):
     import torch
@@ -402,11 +403,8 @@ class PTXrDataset(Dataset[Any]):
         """Choose the variables of X and of y, and whether they are stacked."""
         targets, chosen = options.targets, options.chosen
         stored = [name for name in self._source.schema if not is_target(name)]
-        for argument, names in (("to_pred", targets), ("features", chosen)):
-            if unknown := [name for name in names if name not in stored]:
-                raise InvalidValueError(
-                    f"{argument}: unknown variables {unknown}; the samples have {stored}"
-                )
+        check_known("to_pred", targets, stored)
+        check_known("features", chosen, stored)
         both = set(targets) & set(chosen)
         if both and not self.shifted:
             raise InvalidValueError(

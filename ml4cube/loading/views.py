@@ -18,6 +18,7 @@ from ml4cube.core.shares import Ints
 from ml4cube.loading.lead import Lead, LeadArguments, target_name, whole_cells
 from ml4cube.loading.ring.slots import Scratch
 from ml4cube.loading.sources import KnownScaling, SampleSource
+from ml4cube.sampling.request import check_known
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -199,10 +200,7 @@ class Weighted(View):
         window: tuple[int, ...] = ()
         dims: tuple[str, ...] = ()
         if isinstance(weights, str):
-            if weights not in source.schema:
-                raise InvalidValueError(
-                    f"weights: unknown variable {weights!r}; the samples have {list(source.schema)}"
-                )
+            check_known("weights", [weights], source.schema)
             self._variable = weights
             window, dims = source.schema[weights][0], source.dims[weights]
         elif isinstance(weights, Mapping):

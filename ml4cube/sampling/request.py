@@ -337,12 +337,18 @@ def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> No
 
 def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
     """Refuse targets and features that samples do not have."""
-    known = list(stored)
-    for argument, names in (("to_pred", spec.targets), ("features", spec.features or ())):
-        if unknown := [name for name in names if name not in known]:
-            raise InvalidValueError(
-                f"{argument}: unknown variables {unknown}; the samples have {known}"
-            )
+    stored = list(stored)
+    check_known("to_pred", spec.targets, stored)
+    check_known("features", spec.features or (), stored)
+
+
+def check_known(argument: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse names of variables that are not among those of the samples."""
+    known = list(known)
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidValueError(
+            f"{argument}: unknown variables {unknown}; the samples have {known}"
+        )
 
 
 def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:

@@ -331,7 +331,7 @@ def test_weights_are_those_of_the_targets_cells(
     assert len(X) >= 3
     np.testing.assert_array_equal(y, w)
     np.testing.assert_array_equal(y.flatten(1)[:, :4], X[:, 0, 0] + 8)
-    with pytest.raises(InvalidValueError, match=r"weights.* 'v'"):
+    with pytest.raises(InvalidValueError, match=r"weights.*'v'"):
         PTXrDataset(ds, "b", weights="v", target_offset={"time": 2}, **options)
 
 

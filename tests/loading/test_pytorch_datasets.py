@@ -734,6 +734,16 @@ class Endless(IterableDataset[int]):
             InvalidValueError,
             "part='training'.*did you mean 'train'",
         ),
+        *(
+            (lambda p, given=given: PTXrDataset(cell_id_cube(CUBE), **given), kind, told)
+            for given, kind, told in (
+                ({"apply_mask": "yes"}, InvalidTypeError, "apply_mask.*'yes'"),
+                ({"seed": 1.5}, InvalidTypeError, "seed.*float"),
+                ({"data_fraq": 2}, InvalidValueError, "data_fraq.*2"),
+                ({"callback": 3}, InvalidTypeError, "callback must be"),
+                ({"max_chunk_mb": 1}, InvalidTypeError, "no argument 'max_chunk_mb'"),
+            )
+        ),
         (lambda p: PTXrDataset(p / "no"), StoreError, "no does not exist"),
         (lambda p: PTXrDataset("memory://no.zarr"), StoreError, "memory://no.zarr does not exist"),
         (
