@@ -1,4 +1,4 @@
-"""MultiProcSampler: the batch job that turns a cube into training stores. Plans, then writes."""
+"""MultiProcSampler: the batch job that cuts samples from a cube into stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from ml4cube.core.errors import (
     StoreExistsError,
     check_choice,
     check_flags,
-    check_seed,
     check_whole,
 )
 from ml4cube.core.grid import SizesLike
@@ -39,7 +38,12 @@ from ml4cube.sampling.identity.callback import checked_identity, copy_of, name_o
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_tasks
 from ml4cube.sampling.plan import SamplePlan, check_missing_chunks, make_plan
-from ml4cube.sampling.request import MAX_CHUNK_MB, Sampling, check_stored_names
+from ml4cube.sampling.request import (
+    MAX_CHUNK_MB,
+    Sampling,
+    SamplingOptions,
+    check_stored_names,
+)
 from ml4cube.sampling.rescaling import places_of
 from ml4cube.sampling.shards import ShardJob, make_shard
 from ml4cube.store.encoding import Compressor
@@ -66,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What a run of the sampler wrote.
+    """Summary of a run of the sampler.
 
     Parameters
     ----------
@@ -77,7 +81,7 @@ class RunSummary:
     resumed : int
         Shards that an earlier, interrupted run of the same call had written.
     shards : int
-        All shards.
+        Number of all shards.
     seconds : float
         Wall time of this run.
     """
@@ -89,9 +93,9 @@ class RunSummary:
     seconds: float
 
     def __str__(self) -> str:
-        """A table for people."""
+        """Return the summary as a table."""
         rows = [str(self.plan)]
-        rows += [f"{size / 1e6:>14,.1f} MB on disk: {place}" for place, size in self.nbytes.items()]
+        rows += [f"{size / 1e6:>14,.1f} MB on disk: {path}" for path, size in self.nbytes.items()]
         earlier = f", {self.resumed} of them by an earlier run" if self.resumed else ""
         rate = sum(self.plan.samples.values()) / max(self.seconds, 1e-9)
         rows.append(
@@ -100,11 +104,52 @@ class RunSummary:
         return "\n".join(rows)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _SamplerOptions(SamplingOptions):
+    """Arguments of `MultiProcSampler`, which documents them, checked when made."""
+
+    nproc: int
+    chunk_size: int | Sequence[int] | None
+    train_cube: Any
+    test_cube: Any
+    val_cube: Any
+    chunk_batch: int | None
+    overwrite: bool
+    resume: bool
+    order: str
+    client: Any
+    progress: bool
+    compressors: Any
+    dtype: Any
+    bitround: Any
+    missing_chunks: str
+    version: str | int | None
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        super().__post_init__()
+        check_client(self.client)
+        check_whole("nproc", self.nproc, 1)
+        object.__setattr__(self, "nproc", int(self.nproc))
+        check_choice("order", self.order, ORDERS)
+        if self.chunk_batch is not None:
+            check_whole("chunk_batch", self.chunk_batch, 1)
+        flags = ("overwrite", "resume", "progress")
+        check_flags({name: getattr(self, name) for name in flags})
+        if self.val_split and self.val_cube is None:
+            raise InvalidValueError(f"val_split={self.val_split!r} needs val_cube; give it a path")
+
+    @property
+    def default_val_split(self) -> float:
+        """Half of what training leaves, if there is a validation store."""
+        return 0.0 if self.val_cube is None else (1 - self.data_split) / 2
+
+
 class MultiProcSampler:
-    """Cuts samples from a cube and writes them as one zarr store per part, on many processes.
+    """Cut samples from a cube and write one zarr store per part, on many processes.
 
     Windows lie on one grid over the whole cube, ``size - overlap`` cells apart. A window belongs
-    to a part if all its cells do. Every window ends as a sample of one part or is counted as
+    to a part if all its cells do. Every window becomes a sample of one part or is counted as
     dropped with a reason. The order of work is label, mask, drop, fill, callback, scale; the
     statistics are those of the train samples after the callback. The same call gives the same
     bytes for any `nproc` and `chunk_batch`.
@@ -114,41 +159,41 @@ class MultiProcSampler:
     ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
         The cube, of any dims; a path or URL of a zarr store works too. Variables that lack a
         dim are broadcast; bounds, scalars and texts are left out. If it carries a split label
-        (see `assign_block_split`), that decides about parts.
+        (see `assign_block_split`), it defines the parts.
     rand_chunk : bool
-        With ``data_fraq < 1``: draw the blocks at random rather than take the first ones.
+        With ``data_fraq < 1``: draw the blocks at random instead of taking the first ones.
     data_fraq : float
         Fraction of the blocks to use, above 0 and up to 1; a window belongs to the block in
         which it starts. The others are counted as ``unused``.
     nproc : int
         Worker processes; 1 works in this process.
     apply_mask : bool
-        Whether the mask is applied, if the cube has one.
+        Whether to apply the mask, if the cube has one.
     drop_sample : bool
-        Whether a sample with a cell outside the mask is dropped. If not, such cells become
-        gaps. Points outside the mask are dropped always; ``drop_nan="masked"`` brings its own
-        rule, and cells outside the mask become gaps.
+        Whether to drop samples with a cell outside the mask. If not, or with
+        ``drop_nan="masked"``, which has its own rule, such cells become gaps. Points outside
+        the mask are always dropped.
     fill_method : {"sample_mean", "mean", "constant", "noise", None} or mapping
-        What stands in for gaps of float variables in samples that are kept: the sample's mean
-        (or the train mean if it has none), the train mean, `const`, or seeded noise within the
+        How to fill gaps of float variables in samples that are kept: by the sample's mean (or
+        the train mean if it has none), the train mean, `const`, or seeded noise within the
         train range. One method fills all variables but those of `to_pred`; a mapping, as
         ``{"rain": "mean", "ndvi": None}``, fills those it names, targets too. With
-        ``drop_nan="auto"`` no sample with a gap is kept, so that nothing is filled.
+        ``drop_nan="auto"`` no sample with a gap is kept, so nothing is filled.
     const : float, optional
         The value for ``"constant"``.
     filter_var : str, optional
         The mask variable, true where cells count; a static one is enough. Not stored.
     chunk_size : int or sequence of int, optional
-        Samples of a chunk in the stores (the first number; a chunk holds whole windows). By
-        default chosen for training reads.
+        Samples per chunk of the stores (the first number; a chunk holds whole windows). By
+        default chosen for fast reading in training.
     train_cube, test_cube : str, path, zarr store or StorePath, or Icechunk session
-        Where the stores will stand: paths, URLs that fsspec knows (``"s3://..."``;
-        ``"memory://..."`` with one process and no cluster of others), or places inside a
-        writable zarr store, such as ``StorePath(session.store, "train")`` of an Icechunk
-        session, which you commit afterwards. Nothing is there before it is complete.
+        Where to write the stores: paths, URLs that fsspec knows (``"s3://..."``;
+        ``"memory://..."`` with one process and no cluster), or paths inside a writable zarr
+        store, such as ``StorePath(session.store, "train")`` of an Icechunk session, which you
+        commit afterwards. Nothing appears there before it is complete.
     drop_nan : {"auto", "if_all_nan", "masked", None}
-        Which samples are dropped for gaps (NaN, infinite): those with any; those where all
-        variables are all gap; those without a cell inside the mask or with a gap there; none.
+        Samples to drop for gaps (NaN, infinite): those with any; those where all variables are
+        all gap; those without a cell inside the mask or with a gap there; none.
     array_dims : sequence of str, optional
         Names of the stored dims, ``("samples", ...)``: cube dims to keep, also those of one
         cell, in any order; or new names for the dims that are kept anyway.
@@ -165,16 +210,16 @@ class MultiProcSampler:
         installed libraries are not looked into. See also `version`.
     block_size : mapping or pairs, optional
         Blocks for `data_split` and `data_fraq`, in cells by dim; a dim that is missing is not
-        cut. By default `data_split` shares out few large blocks of whole windows, with a warning,
-        as `assign_block_split` does; and `data_fraq` counts chunks, or some dozens of blocks.
+        cut. By default `data_split` uses few large blocks of whole windows, with a warning, as
+        `assign_block_split` does, and `data_fraq` uses chunks, or some dozens of blocks.
     sample_size : mapping or pairs, optional
         Cells of a window by dim, 1 for dims left out. None: single points.
     overlap : mapping, pairs or float, optional
         Fraction of a window that neighbours share by dim.
     scale_fn : {"standardize", "normalize", None}
-        How float variables are scaled by the train statistics; others never are.
+        How to scale float variables by the train statistics; others are never scaled.
     val_cube : str, path, zarr store or StorePath, or Icechunk session, optional
-        Where the validation store will stand, as for `train_cube`; needed if the label has a
+        Where to write the validation store, as for `train_cube`; needed if the label has a
         validation part, and refused if it has none.
     val_split : float, optional
         Fraction of blocks for validation, if the cube has no split label. By default, with a
@@ -182,9 +227,9 @@ class MultiProcSampler:
     seed : int
         Seeds the split, the order, `rand_chunk` and noise.
     overwrite : bool
-        Replace stores of ours that stand at the paths; anything else is never replaced.
+        Replace sample stores that exist at the paths; anything else is never replaced.
     resume : bool
-        Go on where an interrupted run of the same call stopped.
+        Continue where an interrupted run of the same call stopped.
     to_pred : str or list of str, optional
         Variables to predict; recorded in the stores.
     features : str or list of str, optional
@@ -193,15 +238,15 @@ class MultiProcSampler:
         Order of samples: tiles of neighbouring windows in seeded random order, mixed among a
         few dozen tiles; or tile by tile in the cube's order.
     client : dask.distributed Client or str, optional
-        Sends the same tasks to a cluster, by its client or its scheduler's address; an active
-        client is used without being named. Cube and paths must be where its workers see them.
+        Runs the same tasks on a cluster, by its client or its scheduler's address; an active
+        client is used even if it is not named. Its workers must see the cube and the paths.
     progress : bool
         Whether to show bars in terminals and notebooks, and elsewhere a line on stderr for each
         tenth of a long stage.
     compressors : {"lz4", "zstd", None} or zarr.codecs.BloscCodec
-        How chunks are compressed: fast to read, smaller, not at all, or in detail. The names
-        stand for blosc: "lz4" with byte shuffle, or bitshuffle if there is `bitround`; "zstd"
-        with bitshuffle. A checksum is added always.
+        How chunks are compressed: fast to read, smaller, not at all, or by your own codec. The
+        names mean blosc: "lz4" with byte shuffle, or bitshuffle with `bitround`; "zstd" with
+        bitshuffle. A checksum is always added.
     dtype : dtype or mapping, optional
         Float dtype to store float variables in, of all or by variable: ``"float16"`` halves a
         store of scaled float32. Samples are cast after they are scaled.
@@ -209,16 +254,16 @@ class MultiProcSampler:
         Bits of mantissa to keep of float variables, of all or by variable; the others become
         zero, which compresses well. 10 bits are about three digits.
     max_chunk_mb : float
-        Most megabytes that a decoded chunk of the cube may have; a worker holds some at a time.
+        Most megabytes that a decoded chunk of the cube may have; a worker holds some in memory.
     missing_chunks : {"fill", "raise"}
-        What of chunks that the cube's zarr store does not have, and which read as its fill value.
-        They are counted in the plan, and warned of where that value is no gap; or refused.
+        What to do about chunks that the cube's zarr store lacks, and which read as its fill
+        value: count them in the plan, and warn if that value is no gap; or refuse them.
     statistics : Statistics, CubeScaler, or a sample store or its path, optional
-        What float variables are scaled by, instead of the statistics of this call's train
-        samples: so that stores share their scaling, or to scale per level, pixel or month
+        Statistics to scale float variables by, instead of those of this call's train samples:
+        to share the scaling between stores, or to scale per level, pixel or month
         (``CubeScaler(per=("variable", "level"))``). Coordinates are matched by their values and
-        dates by month, season or day. `scale_fn` says how ``Statistics`` scale; a scaler or store
-        brings its own way.
+        dates by month, season or day. `scale_fn` applies to ``Statistics``; a scaler or store has
+        its own method.
     version : str or int, optional
         Version of `callback`, to be changed with it. By default its source code and what that
         names tell whether the callback is the same as before. Where they do not (it uses objects
@@ -228,9 +273,8 @@ class MultiProcSampler:
     Warns
     -----
     UserWarning
-        If the cube has no split label and `block_size` is not given: which blocks were chosen,
-        and how to choose better ones. If nothing tells whether `callback` is that of an earlier
-        call.
+        If the cube has no split label and `block_size` is not given; names the blocks used, and
+        how to choose better ones. If nothing tells whether `callback` is that of an earlier call.
 
     Raises
     ------
@@ -301,70 +345,31 @@ class MultiProcSampler:
         version: str | int | None = None,
     ) -> None:
         """Check every argument against the cube; read none of its cells."""
-        check_client(client)
-        self._client = client
-        check_whole("nproc", nproc, 1)
-        self.nproc = int(nproc)
-        check_choice("order", order, ORDERS)
-        if chunk_batch is not None:
-            check_whole("chunk_batch", chunk_batch, 1)
-        flags = {"rand_chunk": rand_chunk, "overwrite": overwrite, "resume": resume}
-        check_flags({**flags, "progress": progress})
+        self._options = options = _SamplerOptions.of(locals())
         self.targets = targets_of(
             {"train": train_cube, "test": test_cube, "val": val_cube},
             here=nproc == 1 or client is not None,
         )
-        if val_split and val_cube is None:
-            raise InvalidValueError(f"val_split={val_split!r} needs val_cube; give it a path")
+        # before any call of it, which may change its state
         self._identity = checked_identity(callback, version)
         self.sampling = Sampling.of(
-            ds,
-            rand_chunk=rand_chunk,
-            data_fraq=data_fraq,
-            filter_var=filter_var,
-            array_dims=array_dims,
-            data_split=data_split,
-            val_split=val_split,
-            wants_val=val_cube is not None,
-            callback=None if callback is None else copy_of(callback),
-            block_size=block_size,
-            sample_size=sample_size,
-            overlap=overlap,
-            seed=check_seed(seed),
-            to_pred=to_pred,
-            features=features,
-            apply_mask=apply_mask,
-            drop_sample=drop_sample,
-            fill_method=fill_method,
-            const=const,
-            drop_nan=drop_nan,
-            scale_fn=scale_fn,
-            max_chunk_mb=max_chunk_mb,
-            statistics=statistics,
+            ds, options if callback is None else replace(options, callback=copy_of(callback))
         )
+        spec = self.sampling.spec
         self._check_val(read=False)
         check_missing_chunks(missing_chunks, self.sampling.reader)
-        self._missing_chunks = missing_chunks
         self._precision = Precision.parse(dtype, bitround)
         self._compressor = Compressor.parse(compressors, rounded=bool(self._precision.keepbits))
         if callback is None:
-            ds_dtypes = {n: self.sampling.ds[n].dtype for n in self.sampling.spec.variables}
-            self._precision.check_names(ds_dtypes)
+            self._precision.check_names({n: self.sampling.ds[n].dtype for n in spec.variables})
         # a callback may rename what the cube has, but not its dims
-        check_stored_names(
-            self.sampling.spec, self.sampling.spec.variables if callback is None else ()
-        )
-        self._chunk = chunk_samples(chunk_size, self.sampling.spec)
-        self._batch = chunk_batch
-        self._order = order
-        self._overwrite = overwrite
-        self._resume = resume
-        self._progress = progress
+        check_stored_names(spec, spec.variables if callback is None else ())
+        self._chunk = chunk_samples(chunk_size, spec)
         self._settings = {
             "order": order,
-            "seed": int(seed),
+            "seed": options.seed,
             "data_fraq": float(data_fraq),
-            "rand_chunk": bool(rand_chunk),
+            "rand_chunk": rand_chunk,
             "chunk_size": self._chunk,
             "parts": sorted(self.targets),
             "callback": name_of(callback),
@@ -373,11 +378,12 @@ class MultiProcSampler:
         }
         if (given := self.sampling.given) is not None:
             self._settings["statistics"] = hashlib.sha256(given.to_json().encode()).hexdigest()
-        # with the call, which is another one once the cube has changed
+        self._overwrite = overwrite
+        # with the call, whose id changes when the cube does
         self._planned: tuple[str, Extractor, SamplePlan] | None = None
 
     def plan(self) -> SamplePlan:
-        """Read the cube once and count, without writing anything.
+        """Count the samples of every part, without writing anything; reads the cube once.
 
         Returns
         -------
@@ -387,9 +393,9 @@ class MultiProcSampler:
         Raises
         ------
         EmptyPartError
-            If a part that was asked for would hold no sample.
+            If a part that was asked for has no sample.
         InvalidTypeError
-            If other processes are to work, and the cube cannot be pickled.
+            If there are other processes, and the cube cannot be pickled.
         RunError, StoreError
             If the callback fails, a worker dies, or cells cannot be read.
         """
@@ -397,10 +403,9 @@ class MultiProcSampler:
             return self._plan_on(engine, self._call())[1]
 
     def _check_val(self, *, read: bool) -> None:
-        """Refuse a validation store of which the label knows nothing."""
-        if "val" not in self.targets or not self.sampling.labelled:
-            return
-        if not self.sampling.has_part("val", read=read):
+        """Refuse a validation store for a label without that part."""
+        wanted = "val" in self.targets and self.sampling.labelled
+        if wanted and not self.sampling.has_part("val", read=read):
             raise EmptyPartError(
                 f"val_cube={str(self.targets['val'])!r} is given, but the split label "
                 f"{self.sampling.extractor.label!r} of the cube has no validation part (2); label "
@@ -418,17 +423,17 @@ class MultiProcSampler:
                     self.sampling,
                     engine,
                     self.targets,
-                    batch=self._batch,
+                    batch=self._options.chunk_batch,
                     note=stage.update,
-                    missing_chunks=self._missing_chunks,
+                    missing_chunks=self._options.missing_chunks,
                 )
             check_stored_names(self.sampling.spec, plan.schema)
             scaled_by_train = self.sampling.spec.scale_fn and self.sampling.given is None
             if not plan.samples["train"] and scaled_by_train:
                 raise EmptyPartError(
-                    "the train part would hold no sample, and its statistics are what "
-                    f"scale_fn={self.sampling.spec.scale_fn!r} scales by; give it blocks "
-                    "(data_split, or the split label), statistics=, or scale_fn=None"
+                    "the train part would hold no sample, so there are no statistics for "
+                    f"scale_fn={self.sampling.spec.scale_fn!r}; give it blocks (data_split, or "
+                    "the split label), statistics=, or scale_fn=None"
                 )
             self.sampling.scaling(plan.statistics, plan.schema)
             dims = len(self.sampling.spec.dims)
@@ -436,35 +441,35 @@ class MultiProcSampler:
         return self._planned[1:]
 
     def run(self) -> RunSummary | None:
-        """Write the stores that are not there yet; all of them, with ``overwrite=True``.
+        """Write the stores that do not exist yet; all of them, with ``overwrite=True``.
 
-        Those that an interrupted run of the same call has replaced already stay.
+        Stores that an interrupted run of the same call has replaced already stay.
 
         Returns
         -------
         RunSummary or None
-            What was written, also logged; None if every store stood there already, made by the
-            same call.
+            What was written, also logged; None if every store existed already, made by the same
+            call.
 
         Warns
         -----
         UserWarning
-            If nothing was written, since every store stood there already.
+            If nothing was written, because every store existed already.
 
         Raises
         ------
         StoreExistsError
-            If something else stands at a path, also if it came there meanwhile.
+            If something else exists at a path, or appears there during the run.
         EmptyPartError, RunError, StoreError
-            As `plan`; or if another run writes to the same path, or the disk is full. Nothing
-            stands at the paths then, and the same call goes on where this one stopped.
+            As `plan`; or if another run writes to the same path, or the disk is full. Then
+            nothing exists at the paths, and the same call continues where this one stopped.
         """
         summary = self._run()
-        places = ", ".join(map(str, self.targets.values()))
+        paths = ", ".join(map(str, self.targets.values()))
         if summary is None:
             warnings.warn(
-                f"nothing was written: {places} stand already, complete and made by the same call. "
-                "get_datasets() opens them; overwrite=True writes them anew",
+                f"nothing was written: {paths} exist already, complete and made by the same call. "
+                "get_datasets() opens them; overwrite=True writes them again",
                 UserWarning,
                 stacklevel=2,
             )
@@ -486,43 +491,43 @@ class MultiProcSampler:
                 )
         for target in self.targets.values():
             sweep(target, call.id)
-        # once written, the stores of this object are there to be opened, not replaced again
+        # get_datasets() now opens the stores, and does not replace them again
         self._overwrite = False
-        logger.info("%s", summary or "every store stands already")
+        logger.info("%s", summary or "every store exists already")
         return summary
 
     def _drafts(self, call: Call, stack: contextlib.ExitStack) -> dict[str, Draft]:
-        """Take hold of the stores that are not there yet."""
+        """Lock the stores that are to be written."""
         held: dict[str, Draft] = {}
-        # in one order, or of two runs each could hold what the other needs
+        # in one order, so that two runs cannot block one another
         for part in sorted(self._wanted(call), key=lambda part: str(self.targets[part])):
             with WriteErrors.of(self.targets[part]):
                 draft = open_draft(self.targets[part], call.id)
             held[part] = stack.enter_context(draft)
-        # another run may have ended before it gave its locks to this one
+        # another run may have written some before this one got their locks
         return {part: held[part] for part in self._wanted(call) if part in held}
 
     def _wanted(self, call: Call) -> list[str]:
-        """Parts whose stores are to be written."""
-        wanted = [part for part, target in self.targets.items() if not self._stands(target, call)]
-        # where all are replaced, that run was over, and this is asked for anew
+        """Return the parts whose stores are to be written."""
+        wanted = [part for part, target in self.targets.items() if not self._exists(target, call)]
+        # if an earlier run had replaced all of them, it was complete, and this call is a new one
         return list(self.targets) if self._overwrite and not wanted else wanted
 
     def _folders(self) -> list[Path]:
-        """Where stores stand and grow on this machine's disk."""
+        """Return the folders of the stores on this machine's disk, also of unfinished ones."""
         stores = [target for target in self.targets.values() if isinstance(target, Path)]
         return [*stores, *(Path(work_place(store)) for store in stores)]
 
-    def _stands(self, target: Place, call: Call) -> bool:
-        """Whether the very store of this call is there; refuse anything that is in the way."""
+    def _exists(self, target: Place, call: Call) -> bool:
+        """Return whether the store of this call exists; refuse anything else at its path."""
         with WriteErrors.of(target):
             put_back(target)
             if not is_taken(target):
                 return False
             if self._overwrite:
                 check_overwritable(target)
-                # a run that failed later has replaced it already
-                if not (self._resume and was_published(target, call.id)):
+                # replaced already by an earlier run, which failed later
+                if not (self._options.resume and was_published(target, call.id)):
                     return False
         try:
             open_store(target)
@@ -531,8 +536,8 @@ class MultiProcSampler:
             if self._overwrite:
                 return False
             raise StoreExistsError(
-                f"{target} exists and is no complete store of this call ({error}); move it away, "
-                "choose another path, or replace a store of ours by overwrite=True"
+                f"{target} exists and is not a complete store of this call ({error}); move it "
+                "away, choose another path, or replace a sample store by overwrite=True"
             ) from error
         same = bool(found.get("call") == call.id)
         if not same and not self._overwrite:
@@ -543,54 +548,47 @@ class MultiProcSampler:
         return same
 
     def _write(self, drafts: dict[str, Draft], call: Call) -> tuple[SamplePlan, int]:
-        """Write and publish; tell the plan and how many shards were there."""
+        """Write and publish the stores; return the plan and the number of shards found."""
         finished = []
-        # stores are described and completed while workers write, the last while they stop
+        # metadata is written while workers write shards, the last while they stop
         with ThreadPoolExecutor(1, "ml4cube-finish") as finisher, self._engine() as engine:
             extractor, plan = self._plan_on(engine, call)
-            # not before it is sure that this call has something to write
+            # only now is it certain that there is something to write
             for draft in drafts.values():
                 with WriteErrors.of(draft.target):
-                    draft.begin(self._resume)
+                    draft.begin(self._options.resume)
             resumed = sum(len(draft.done) for draft in drafts.values())
             scaling = self.sampling.scaling(plan.statistics, plan.schema)
-            layouts = {
-                part: layout_of(
-                    self.sampling,
-                    plan,
-                    part,
-                    self._chunk,
-                    scaling,
-                    self._precision,
-                    self._compressor,
-                )
-                for part in drafts
-            }
             jobs = {
                 part: ShardJob(
                     extractor,
                     part,
                     draft.root_of_workers(elsewhere=isinstance(engine, DaskCluster)),
                     WriteErrors.of(draft.target),
-                    layouts[part],
+                    layout_of(
+                        self.sampling,
+                        plan,
+                        part,
+                        self._chunk,
+                        scaling,
+                        self._precision,
+                        self._compressor,
+                    ),
                     scaling,
-                    self._order == "shuffled",
+                    self._options.order == "shuffled",
                     self._precision,
                     self.sampling.reader.common(),
                 )
                 for part, draft in drafts.items()
             }
             described = {
-                part: finisher.submit(self._describe, draft, layouts[part])
+                part: finisher.submit(self._describe, draft, jobs[part].layout)
                 for part, draft in drafts.items()
             }
             for part in self._written(engine, jobs, plan, drafts):
                 metadata = self._metadata(extractor, plan, part, call)
-                finished.append(
-                    finisher.submit(
-                        self._finish, drafts[part], layouts[part], metadata, described[part]
-                    )
-                )
+                parts = drafts[part], jobs[part].layout, metadata, described[part]
+                finished.append(finisher.submit(self._finish, *parts))
         for done in finished:
             done.result()
         for draft in drafts.values():
@@ -628,12 +626,12 @@ class MultiProcSampler:
         plan: SamplePlan,
         drafts: Mapping[str, Draft],
     ) -> Iterator[str]:
-        """Write all shards, of one part after the other, and yield each part that has them all."""
+        """Write all shards, part after part, and yield each part when it is complete."""
         # No worker waits for the end of a part.
         left = {part: job.layout.shards - len(drafts[part].done) for part, job in jobs.items()}
         recorded: deque[tuple[str, Future[None]]] = deque()
         total = sum(job.layout.shards for job in jobs.values())
-        # recording waits for the disk, beside the work
+        # recording waits for the disk, so it has a thread of its own
         with (
             self._stage("writing", total, "shards") as stage,
             ThreadPoolExecutor(1, "ml4cube-record") as recorder,
@@ -660,8 +658,8 @@ class MultiProcSampler:
         self, plan: SamplePlan, jobs: Mapping[str, ShardJob], drafts: Mapping[str, Draft]
     ) -> Iterator[Any]:
         for part, job in jobs.items():
-            done = set(drafts[part].done)
-            for shard, pieces in shard_tasks(self.sampling, plan, part, job.layout, self._order):
+            done, order = set(drafts[part].done), self._options.order
+            for shard, pieces in shard_tasks(self.sampling, plan, part, job.layout, order):
                 if shard not in done:
                     readers = self.sampling.tile_tasks(piece.tile for piece in pieces)
                     yield part, shard, pieces, [reader for _, reader in readers]
@@ -685,7 +683,7 @@ class MultiProcSampler:
         )
 
     def get_datasets(self) -> tuple[xr.Dataset, ...]:
-        """Open the stores, after writing those that are not there yet.
+        """Open the stores, after writing those that do not exist yet.
 
         Returns
         -------
@@ -702,26 +700,26 @@ class MultiProcSampler:
 
     def _engine(self) -> Engine:
         tiles = len(self.sampling.extractor.tiles)
-        engine = choose_engine(min(self.nproc, tiles), self._client)
+        engine = choose_engine(min(self._options.nproc, tiles), self._options.client)
         if not isinstance(engine, DaskCluster):
             return engine
         for target in self.targets.values():
             if isinstance(target, ZarrFolder):
                 raise InvalidValueError(
-                    f"{target} is written by way of a folder of this machine, which a cluster's "
+                    f"{target} is written through a folder of this machine, which a cluster's "
                     "workers may not see; give a path or URL that all of them see, then copy the "
                     "store: open_store(path).to_zarr(...)"
                 )
             if is_in_memory(target) and not engine.is_here():
                 raise InvalidValueError(
-                    f"{target} lives in this process only, which the workers of a cluster "
-                    "(client=, or the active client) do not see; close the client and write with "
+                    f"{target} exists in this process only, so the workers of a cluster "
+                    "(client=, or the active client) cannot see it; close the client and use "
                     "nproc=1, or give a path or URL that all of them see"
                 )
         return engine
 
     def _stage(self, what: str, total: int, unit: str) -> Stage:
-        return Stage(what, total, unit, show=self._progress)
+        return Stage(what, total, unit, show=self._options.progress)
 
 
 def _record(draft: Draft, shard: int, files: Files) -> None:

@@ -6,17 +6,18 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ml4cube.core.errors import (
-    InvalidTypeError,
-    check_choice,
-    check_flags,
-    check_whole,
-    needs_torch,
-)
+from ml4cube.core.errors import InvalidTypeError, needs_torch
 from ml4cube.core.joining import check_joined
-from ml4cube.loading.augmentation import Flip, Rotate90, bound
+from ml4cube.loading.augmentation import Flip, Rotate90, bind_augmentations
 from ml4cube.loading.delivery import Augment, Collate, Handover
-from ml4cube.loading.loaders import MapLoader, Plan, SampleLoader, ShareSampler
+from ml4cube.loading.loaders import (
+    EpochLoader,
+    EpochPlan,
+    LoaderOptions,
+    MapLoader,
+    SampleLoader,
+    ShareSampler,
+)
 from ml4cube.loading.memory import Memory
 from ml4cube.loading.tensors import PTXrDataset
 
@@ -25,6 +26,7 @@ with needs_torch("ml4cube.datasets.pytorch"):
     from torch.utils.data import IterableDataset
 
 __all__ = [
+    "EpochLoader",
     "Flip",
     "MapLoader",
     "PTXrDataset",
@@ -53,7 +55,7 @@ def prep_dataloader(
     augment: Augment | Sequence[Augment] | None = None,
     device: Any = None,
 ) -> Any:
-    """Make loaders for training, and for testing and validation if asked for.
+    """Make loaders for training, testing and validation data.
 
     Parameters
     ----------
@@ -64,19 +66,19 @@ def prep_dataloader(
     batch_size : int
         Samples in a batch of one rank.
     callback : callable, optional
-        Makes a batch of a list of items; by default tensors are stacked.
+        Makes a batch from a list of items; by default tensors are stacked.
     num_workers : int
-        For a `PTXrDataset`: decode threads, 0 for as many as help. For other data sets:
-        worker processes, 0 for none. They are never forked and never run the calling script
-        again, so no ``if __name__ == "__main__"`` is needed.
+        For a `PTXrDataset`: decode threads, 0 to choose. For other data sets: worker
+        processes, 0 for none. They are never forked and never run the calling script again, so
+        no ``if __name__ == "__main__"`` is needed.
     parallel : bool
         Whether the ranks of the process group share the samples. Rank and world are read
         when an epoch begins; without an initialised group there is one rank.
     shuffle : bool
-        Whether the training samples are shuffled, anew each epoch.
+        Whether the training samples are shuffled, differently in each epoch.
     drop_last : bool
-        Whether a last training batch that is not full is left out. With ``False`` it is
-        kept, equal on all ranks, so fewer than one sample per rank is left out.
+        Whether a last training batch that is not full is dropped. With ``False`` it is kept,
+        of equal size on all ranks, so that less than one sample per rank is left out.
     val_ds : PTXrDataset or map-style data set, optional
         Samples to validate on.
     seed : int
@@ -90,13 +92,13 @@ def prep_dataloader(
         a slow `callback` in Python, else slower.
     augment : callable or sequence of callable, optional
         Changes training batches, after `callback`: takes a batch and a `torch.Generator` and
-        returns a batch. The generator is seeded by seed, epoch and the batch's place in the
-        epoch, so that a resumed run draws the same. `Flip` and `Rotate90` respect the grid.
-        One of your own that never leaves out or adds a sample may say so by an attribute
-        ``keeps_samples = True``; ranks then need not ask one another in every step.
+        returns a batch. The generator is seeded by seed, epoch and the position of the batch,
+        so that a resumed run draws the same numbers. `Flip` and `Rotate90` respect the grid.
+        One of your own that never leaves out or adds a sample may have an attribute
+        ``keeps_samples = True``; ranks then need not communicate about it in every step.
     device : torch.device or str, optional
-        Where batches are handed over, and augmented; by default in main memory, pinned where
-        there is a GPU.
+        Device of the batches, also to augment them; by default main memory, pinned if there
+        is a GPU.
 
     Returns
     -------
@@ -122,42 +124,11 @@ def prep_dataloader(
     >>> [len(x) for (x,) in train], [x.tolist() for (x,) in test]
     ([4, 4], [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0]])
     """
-    check_choice("workers", workers, ["threads", "processes"])
-    check_flags({"parallel": parallel, "shuffle": shuffle, "drop_last": drop_last})
-    for name, number, least in (
-        ("num_workers", num_workers, 0),
-        ("batch_size", batch_size, 1),
-        ("seed", seed, 0),
-    ):
-        check_whole(name, number, least)
-
-    def loader(argument: str, data: Any, train: bool) -> SampleLoader | MapLoader:
-        _check_dataset(argument, data)
-        memory = None
-        if isinstance(data, PTXrDataset):
-            sample_bytes = sum(field.nbytes for field in data._fields)
-            memory = Memory(data._source.counts, sample_bytes, buffer_mb)
-        plan = Plan(
-            len(data),
-            batch_size=int(batch_size),  # torch and the loader's state know no numbers of numpy
-            train=train,
-            shuffle=train and shuffle,
-            drop_last=drop_last,
-            parallel=parallel,
-            seed=int(seed),
-            order=memory.order_name if memory else "whole",
-        )
-        threads = memory is not None and workers == "threads"
-        changes = bound(augment, data) if train else None
-        items = data._items if threads else None
-        handover = Handover(items, callback, device, changes, seed)
-        if memory and threads:
-            return SampleLoader(data, plan, memory, handover, int(num_workers) or _useful_threads())
-        return _map_loader(data, plan, memory, handover, int(num_workers))
-
-    given = {"train_ds": train_ds, "test_ds": test_ds, "val_ds": val_ds}
+    arguments = dict(locals())
+    given = {name: arguments.pop(name) for name in ("train_ds", "test_ds", "val_ds")}
+    options = LoaderOptions(**arguments)
     check_joined(given)
-    loaders = [loader(a, data, a == "train_ds") for a, data in given.items() if data is not None]
+    loaders = [_loader(name, data, options) for name, data in given.items() if data is not None]
     if not loaders:
         raise InvalidTypeError("there is no data set; give train_ds, test_ds or val_ds")
     return loaders[0] if len(loaders) == 1 else tuple(loaders)
@@ -166,28 +137,41 @@ def prep_dataloader(
 prepare_dataloader = prep_dataloader
 
 
-def _map_loader(
-    data: Any, plan: Plan, memory: Memory | None, handover: Handover, processes: int
-) -> MapLoader:
-    order = None
-    if memory and not memory.fits:
-        order = memory.order(plan.seed).samples
+def _loader(argument: str, data: Any, options: LoaderOptions) -> EpochLoader:
+    _check_dataset(argument, data)
+    memory = None
+    if isinstance(data, PTXrDataset):
+        sample_bytes = sum(field.nbytes for field in data._fields)
+        memory = Memory(data._source.counts, sample_bytes, options.buffer_mb)
+    train = argument == "train_ds"
+    plan = EpochPlan(len(data), options, memory, train=train)
+    threads = memory is not None and options.workers == "threads"
+    handover = Handover(
+        data._items if threads else None,
+        options.callback,
+        options.device,
+        bind_augmentations(options.augment, data) if train else None,
+        options.seed,
+    )
+    if threads:
+        return SampleLoader(data, plan, handover, options.num_workers or _useful_threads())
     context = None
-    if processes:
+    if options.num_workers:
         from loky.backend import get_context
 
         context = get_context("loky")
     loader = MapLoader(
         data,
         batch_size=plan.batch_size,
-        sampler=ShareSampler(plan, order),
-        collate_fn=handover.callback,
-        num_workers=processes,
+        sampler=ShareSampler(plan),
+        collate_fn=options.callback,
+        num_workers=options.num_workers,
         multiprocessing_context=context,
         generator=torch.Generator(),
         pin_memory=torch.cuda.is_available(),
     )
-    loader.handover, loader._is_accelerate_prepared = handover, plan.parallel
+    loader.plan, loader.handover = plan, handover
+    loader._is_accelerate_prepared = plan.parallel
     return loader
 
 
@@ -196,20 +180,20 @@ def _check_dataset(argument: str, data: Any) -> None:
 
     if isinstance(data, str | os.PathLike | xr.Dataset | xr.DataArray):
         raise InvalidTypeError(
-            f"{argument} is a {type(data).__name__}; give PTXrDataset of it, which makes samples "
-            "of a store or a cube"
+            f"{argument} must be a data set, got a {type(data).__name__}; give "
+            f"PTXrDataset({argument}), which makes samples of a store or a cube"
         )
     if isinstance(data, IterableDataset) or not (
         hasattr(data, "__len__") and hasattr(data, "__getitem__")
     ):
         raise InvalidTypeError(
-            f"{argument} is a {type(data).__name__}, which has no length or cannot be indexed; "
-            "give a PTXrDataset, a TensorDataset or another map-style data set"
+            f"{argument} must be a PTXrDataset, a TensorDataset or another map-style data set, "
+            f"got a {type(data).__name__}, which has no length or cannot be indexed"
         )
 
 
 def _useful_threads() -> int:
-    """Decode threads that help: up to four, shared among the ranks of this machine."""
+    """Return up to four decode threads, fewer if several ranks share this machine."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     here = max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     return max(1, min(4, (available or 1) // here))

@@ -1,4 +1,4 @@
-"""XrDataset: a cube that fits into memory, straight to arrays."""
+"""XrDataset: samples of a cube as arrays in memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import (
-    EmptyPartError,
-    InvalidValueError,
-    check_flags,
-    check_seed,
-    check_whole,
-)
+from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_whole
 from ml4cube.core.grid import Block, SizesLike
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
@@ -30,65 +24,92 @@ from ml4cube.sampling.extractor import (
     float_statistics,
 )
 from ml4cube.sampling.plan import fill_statistics, warn_of_nothing_to_fill
-from ml4cube.sampling.request import Sampling, block_order, check_targets
-from ml4cube.sampling.rescaling import scaling_of
+from ml4cube.sampling.request import Sampling, SamplingOptions, block_order, check_targets
+from ml4cube.sampling.rescaling import needed
 
 Pair = tuple[NDArray[Any], NDArray[Any]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _XrOptions(SamplingOptions):
+    """Arguments of `XrDataset`, which documents them, checked when made."""
+
+    chunk_indices: Sequence[int] | None
+    patience: int
+    num_chunks: int | None
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        super().__post_init__()
+        check_whole("patience", self.patience, 1)
+        if self.num_chunks is not None:
+            check_whole("num_chunks", self.num_chunks, 1)
+
+    @property
+    def splits_unlabelled(self) -> bool:
+        """Return whether a cube without a label is split; only training and testing need parts."""
+        return self.to_pred is not None
+
+
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Samples of one block, their parts, and what became of all its windows."""
+    """Samples of one block, their parts, and the counts of its windows by outcome."""
 
     samples: Arrays
     labels: NDArray[np.uint8]
     counts: NDArray[np.int64]
+    # Index of the first cell of each sample along every dim, if the scaling may depend on it.
+    first: Arrays
 
     @property
     def parts(self) -> set[int]:
         return set(self.labels.tolist())
 
 
-def _make_room(used: list[_Block]) -> None:
-    """Drop the last block that others can stand in for."""
-    for place in reversed(range(len(used))):
-        others = [block.parts for k, block in enumerate(used) if k != place]
-        if used[place].parts <= set().union(*others):
-            del used[place]
+def _drop_replaceable(used: list[_Block]) -> None:
+    """Drop the last block whose parts the other blocks have too."""
+    for number in reversed(range(len(used))):
+        others = [block.parts for k, block in enumerate(used) if k != number]
+        if used[number].parts <= set().union(*others):
+            del used[number]
             return
 
 
-class XrDataset:
-    """Cuts samples from blocks of a cube into arrays in memory.
+def _joined(arrays: list[Arrays]) -> Arrays:
+    return {name: np.concatenate([each[name] for each in arrays]) for name in arrays[0]}
 
-    The same windows, rules for gaps and statistics as `MultiProcSampler`: a window belongs to
-    the block in which it starts, and to a part if all its cells do; float variables are scaled
-    by the statistics of the train samples alone.
+
+class XrDataset:
+    """Cut samples from blocks of a cube into arrays in memory.
+
+    The windows, the rules for gaps and the statistics are those of `MultiProcSampler`: a window
+    belongs to the block in which it starts, and to a part if all its cells do; float variables
+    are scaled by the statistics of the train samples alone.
 
     Parameters
     ----------
     ds : Dataset, DataArray, str, path, zarr store or group, or Icechunk session
-        The cube; its split label, if it has one, decides about parts.
+        The cube; its split label, if it has one, defines the parts.
     chunk_indices : sequence of int, optional
         Ids of the blocks to use, in row-major order of the cube's dims.
     rand_chunk : bool
-        Take blocks in seeded random order rather than in the cube's.
+        Take blocks in seeded random order instead of the cube's order.
     drop_nan : {"auto", "if_all_nan", "masked", None}
-        Which samples are dropped for gaps, as in `MultiProcSampler`.
+        Samples to drop for gaps, as in `MultiProcSampler`.
     apply_mask, drop_sample : bool
-        What the mask does, as in `MultiProcSampler`.
+        How to use the mask, as in `MultiProcSampler`.
     fill_method : {"sample_mean", "mean", "constant", "noise", None} or mapping
-        What stands in for gaps in samples that are kept, as in `MultiProcSampler`: one method
-        fills all variables but those of `to_pred`, a mapping those it names.
+        How to fill gaps in samples that are kept, as in `MultiProcSampler`: one method fills all
+        variables but those of `to_pred`, a mapping those it names.
     const : float, optional
         The value for ``"constant"``.
     filter_var : str, optional
         The mask variable.
     patience : int
-        Blocks in a row without a sample after which no further block is tried.
+        Blocks in a row without a sample after which no other block is tried.
     block_size : mapping or pairs, optional
-        Blocks, in cells by dim; by default the chunks are counted, and the split of a cube
-        without a label is of few large blocks, with a warning, as of `assign_block_split`.
+        Blocks, in cells by dim; by default the chunks, and for the split of a cube without a
+        label few large blocks, with a warning, as in `assign_block_split`.
     sample_size : mapping or pairs, optional
         Cells of a window by dim. None: single points.
     overlap : mapping, pairs or float, optional
@@ -96,33 +117,36 @@ class XrDataset:
     callback : callable, optional
         Takes a dict of arrays ``(n, *window)`` and returns one, sample by sample.
     num_chunks : int, optional
-        Blocks with samples to use; all if not given. With `to_pred` the last of them give way
-        to the next ones that hold a part which would be empty.
+        Number of blocks with samples to use; all if not given. With `to_pred` the next blocks
+        replace the last of them if train or test would be empty otherwise.
     to_pred : str or list of str, optional
         Variables to predict.
     scale_fn : {"standardize", "normalize", None}
-        How float variables are scaled.
+        How to scale float variables.
     features : str or list of str, optional
         Variables to predict from; by default all others.
     data_split : float
         Fraction of blocks for training, if `to_pred` is given and the cube has no label.
     seed : int
         Seeds split, order and noise.
+    statistics : Statistics, CubeScaler, or a sample store or its path, optional
+        Statistics to scale float variables by, instead of those of the train samples, as in
+        `MultiProcSampler`.
 
     Attributes
     ----------
     statistics : Statistics
-        Of the float variables of the train samples, before scaling.
+        Statistics that scaled the float variables: of the train samples, or those given.
     accounting : dict of str to int
-        What became of the windows of all blocks tried, as in `SamplePlan`; windows of other
-        blocks are counted as ``unused``.
+        Windows of all blocks tried by outcome, as in `SamplePlan`; windows of other blocks are
+        counted as ``unused``.
 
     Raises
     ------
     InvalidTypeError, InvalidValueError
         If an argument cannot work.
     EmptyPartError
-        If no sample is left, or none for training or testing with `to_pred`.
+        If there is no sample, or with `to_pred` none for training or testing.
 
     Examples
     --------
@@ -157,46 +181,23 @@ class XrDataset:
         features: str | Iterable[str] | None = None,
         data_split: float = 0.8,
         seed: int = 42,
+        statistics: Any = None,
     ) -> None:
         """Check every argument, then read the blocks."""
-        for name, value in (("num_chunks", num_chunks), ("patience", patience)):
-            if value is not None:
-                check_whole(name, value, 1)
-        check_flags({"rand_chunk": rand_chunk})
-        self._sampling = Sampling.of(
-            ds,
-            filter_var=filter_var,
-            block_size=block_size,
-            sample_size=sample_size,
-            overlap=overlap,
-            callback=callback,
-            to_pred=to_pred,
-            features=features,
-            data_split=data_split,
-            seed=check_seed(seed),
-            split_unlabelled=to_pred is not None,
-            drop_nan=drop_nan,
-            apply_mask=apply_mask,
-            drop_sample=drop_sample,
-            fill_method=fill_method,
-            const=const,
-            scale_fn=scale_fn,
-        )
-        self._patience = patience
-        self._number = num_chunks
-        self._blocks = self._block_ids(chunk_indices, rand_chunk)
+        self._options = _XrOptions.of(locals())
+        self._sampling = Sampling.of(ds, self._options)
         self._counts = np.zeros(len(OUTCOMES), np.int64)
-        samples, labels = self._read()
-        self.statistics = self._train_statistics(samples, labels)
-        self._samples = self._scaled(samples)
-        self._labels = labels
+        samples, first, self._labels = self._read()
+        self.statistics = self._statistics_of(samples)
+        self._samples = self._scaled(samples, first)
         self.accounting = self._account()
         warn_of_nothing_to_fill(self._sampling.spec, self.accounting)
 
-    def _block_ids(self, wanted: Sequence[int] | None, at_random: bool) -> list[int]:
-        blocks = self._sampling.blocks
+    def _block_ids(self) -> list[int]:
+        """Return the ids of the blocks to use, in their order."""
+        blocks, wanted = self._sampling.blocks, self._options.chunk_indices
         if wanted is None:
-            order = block_order(blocks, at_random, self._sampling.extractor.seed)
+            order = block_order(blocks, self._options.rand_chunk, self._options.seed)
             return [int(id) for id in order]
         outside = [id for id in wanted if not 0 <= id < len(blocks)]
         if outside or not len(wanted):
@@ -207,7 +208,7 @@ class XrDataset:
         return [int(id) for id in wanted]
 
     def _tile(self, id: int) -> Block | None:
-        """Windows that start in a block, or None if there are none."""
+        """Return the windows that start in a block, or None if there are none."""
         block = self._sampling.blocks.block(id)
         windows = self._sampling.spec.windows
         start = tuple(-(-a // s) for a, s in zip(block.start, windows.stride, strict=True))
@@ -219,34 +220,34 @@ class XrDataset:
             return None
         return Block(id, block.dims, block.index, start, stop)
 
-    def _read(self) -> tuple[Arrays, NDArray[np.uint8]]:
-        """Samples of the blocks used and the part of each sample."""
-        extractor = self._sampling.extractor
+    def _read(self) -> tuple[Arrays, Arrays, NDArray[np.uint8]]:
+        """Read the samples of the blocks used, with their first cells and their parts."""
+        extractor, ids = self._sampling.extractor, self._block_ids()
         if self._sampling.spec.fills_from_train:
             extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess(), None))
-        used = self._used_blocks(extractor)
+        used = self._used_blocks(extractor, ids)
         labels = [block.labels for block in used]
         self._refuse_empty(labels)
         check_targets(self._sampling.spec, used[0].samples)
-        names = list(used[0].samples)
-        joined = {name: np.concatenate([b.samples[name] for b in used]) for name in names}
-        return joined, np.concatenate(labels)
+        samples = _joined([block.samples for block in used])
+        return samples, _joined([block.first for block in used]), np.concatenate(labels)
 
-    def _used_blocks(self, extractor: Extractor) -> list[_Block]:
-        """The first blocks with samples; the last ones make room for a part that is missing."""
+    def _used_blocks(self, extractor: Extractor, ids: list[int]) -> list[_Block]:
+        """Return the first blocks with samples, and later ones that hold a lacking part."""
         lacking = {PARTS["train"], PARTS["test"]} if self._sampling.spec.targets else set()
         used: list[_Block] = []
         without = 0
-        for id in self._blocks:
-            enough = self._number is not None and len(used) >= self._number
-            if (enough and not lacking) or without >= self._patience:
+        number = self._options.num_chunks
+        for id in ids:
+            enough = number is not None and len(used) >= number
+            if (enough and not lacking) or without >= self._options.patience:
                 break
             block = self._block(extractor, id)
             if block is None or (enough and not block.parts & lacking):
                 without += 1
                 continue
             if enough:
-                _make_room(used)
+                _drop_replaceable(used)
             used.append(block)
             lacking -= block.parts
             without = 0
@@ -255,7 +256,7 @@ class XrDataset:
         return used
 
     def _block(self, extractor: Extractor, id: int) -> _Block | None:
-        """Samples of one block; None, and its windows counted, if there are none."""
+        """Return the samples of one block; if there are none, count its windows and return None."""
         tile = self._tile(id)
         if tile is None:
             return None
@@ -266,7 +267,11 @@ class XrDataset:
         if not keep.size:
             self._counts += counts
             return None
-        return _Block(extractor.samples(cells, tile, keep), codes[keep], counts)
+        first: Arrays = {}
+        if self._sampling.given is not None:
+            origins = extractor.origins(tile, keep)
+            first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
+        return _Block(extractor.samples(cells, tile, keep), codes[keep], counts, first)
 
     def _refuse_empty(self, labels: list[NDArray[np.uint8]]) -> None:
         found = set(np.concatenate(labels).tolist()) if labels else set()
@@ -275,21 +280,26 @@ class XrDataset:
         if not labels or empty:
             counts = dict(zip(OUTCOMES, self._counts.tolist(), strict=True))
             raise EmptyPartError(
-                f"there is no sample for {' and '.join(empty) or 'any part'}: the windows of the "
-                f"blocks read became { ({k: n for k, n in counts.items() if n}) }; use more "
+                f"there is no sample for {' and '.join(empty) or 'any part'}; windows of the "
+                f"blocks read, by outcome: { ({k: n for k, n in counts.items() if n}) }. Use more "
                 "blocks or smaller windows, or change drop_nan, the mask or the split"
             )
 
-    def _train_statistics(self, samples: Arrays, labels: NDArray[np.uint8]) -> Statistics:
-        train = labels == PARTS["train"]
+    def _statistics_of(self, samples: Arrays) -> Statistics:
+        """Return the statistics to scale by: those given, else of the train samples."""
+        if (given := self._sampling.given) is not None:
+            return needed(given, [n for n, values in samples.items() if values.dtype.kind == "f"])
+        train = self._labels == PARTS["train"]
         return float_statistics({name: values[train] for name, values in samples.items()})
 
-    def _scaled(self, samples: Arrays) -> Arrays:
-        scaling = scaling_of(self.statistics, self._sampling.spec.scale_fn)
-        return {
-            name: scaling[name].scaled(values, {}, {}, values.dtype) if name in scaling else values
-            for name, values in samples.items()
-        }
+    def _scaled(self, samples: Arrays, first: Arrays) -> Arrays:
+        spec = self._sampling.spec
+        schema = {name: (v.shape[1:], v.dtype.str) for name, v in samples.items()}
+        for name, scaling in self._sampling.scaling(self.statistics, schema).items():
+            values = samples[name]
+            window = spec.window_of(name, values.shape[1:])
+            samples[name] = scaling.scaled(values, first, window, values.dtype)
+        return samples
 
     def _account(self) -> dict[str, int]:
         spec = self._sampling.spec

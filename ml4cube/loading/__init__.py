@@ -1,6 +1,6 @@
 """Samples from stores or cubes, as batches.
 
-`sources` gives samples chunk by chunk (`shard_files`, `cube_source`), `ring/` gathers batches,
-`views`, `lead` and `coordinate_features` add to samples, `tensors` and `loaders` make tensors,
-`delivery` gives batches their last form.
+`sources` and `cube_source` read samples chunk by chunk, `opening` chooses between them, `views`,
+`lead` and `coordinate_features` add to samples, `ring/` gathers batches, `tensors` and `loaders`
+make tensors, `delivery` and `augmentation` finish batches, `unbatch` makes Datasets of them.
 """

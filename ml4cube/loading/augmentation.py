@@ -1,18 +1,20 @@
-"""Flip and Rotate90: changes of a batch that keep its grid a grid.
+"""Flip and Rotate90: augmentations that keep the samples of a batch on a grid.
 
-An augmentation takes a batch and a random generator and returns a batch. These know which axis
-of which tensor is which dim of the cube, so that X, y and weights of a sample are turned alike.
+An augmentation takes a batch and a random generator and returns a batch. These two know the dim
+of every axis of the tensors, so that X, y and weights of a sample are turned alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
+from ml4cube.loading.delivery import Augment
 from ml4cube.loading.lead import Lead
 from ml4cube.loading.tensors import PTXrDataset
 
@@ -21,11 +23,10 @@ with needs_torch("ml4cube.datasets.pytorch"):
     from torch import Tensor
 
 Layout = tuple[Mapping[str, int], ...]
-Augment = Callable[[Any, torch.Generator], Any]
 
 
-def bound(augment: Any, data: Any) -> Augment | None:
-    """Tell augmentations which axes a data set's batches have, and make one of several."""
+def bind_augmentations(augment: Any, data: Any) -> Augment | None:
+    """Bind augmentations to the axes of a data set's batches, and join several to one."""
     if augment is None:
         return None
     steps = list(augment) if isinstance(augment, list | tuple) else [augment]
@@ -33,15 +34,14 @@ def bound(augment: Any, data: Any) -> Augment | None:
     for step in steps:
         if not callable(step):
             raise InvalidTypeError(
-                f"augment={step!r} cannot be called; give a function of a batch and a generator"
+                f"augment must be a function of a batch and a generator, got {step!r}"
             )
         ready.append(step.bind(data) if hasattr(step, "bind") else step)
-
-    return _InTurn(tuple(ready))
+    return _AugmentSequence(tuple(ready))
 
 
 @dataclass(frozen=True)
-class _InTurn:
+class _AugmentSequence:
     """Several augmentations, one after the other."""
 
     steps: tuple[Augment, ...]
@@ -53,60 +53,59 @@ class _InTurn:
 
     @property
     def keeps_samples(self) -> bool:
-        """Whether all promise to; a user's own may leave out samples."""
+        """Return whether all keep their samples; a user's own may leave out some."""
         return all(getattr(step, "keeps_samples", False) for step in self.steps)
 
 
 class _Turn:
-    """What turns samples along dims; made ready for a data set by `bind`."""
+    """Base of augmentations along dims, which `bind` prepares for a data set."""
 
     dims: tuple[str, ...]
     keeps_samples = True
 
     def __init__(self, p: float) -> None:
         if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
-            raise InvalidValueError(f"p={p!r} is no probability; give a number from 0 to 1")
+            raise InvalidValueError(f"p must be a probability from 0 to 1, got {p!r}")
         self.p = float(p)
         self._layout: Layout = ()
 
-    def bind(self, data: Any) -> Any:
-        """Return one that knows the dims of a data set's batches."""
+    def bind(self, data: Any) -> Self:
+        """Return a copy that knows the dims of a data set's batches."""
         if not isinstance(data, PTXrDataset):
             raise InvalidTypeError(
-                f"{type(self).__name__} needs to know dims, and a {type(data).__name__} has none; "
-                "give a PTXrDataset, or write the augmentation for its tensors"
+                f"{type(self).__name__} needs a PTXrDataset, which knows its dims, got a "
+                f"{type(data).__name__}; write an augmentation for its tensors"
             )
         layout = tuple(
             dict(zip(dims, field.window, strict=True))
             for dims, field in zip(data.layout, data._fields, strict=True)
         )
-        twin = self._for(layout)
-        twin._check_lead(data._source.lead)
-        twin._layout = layout
-        return twin
+        self._check_layout(layout)
+        self._check_lead(data._source.lead)
+        bound = copy.copy(self)
+        bound._layout = layout
+        return bound
 
     def _check_lead(self, lead: Lead | None) -> None:
-        """Refuse windows of X and y that would each be turned about a centre of its own."""
+        """Refuse windows of X and y that have different centres, about which they would turn."""
         if lead is None:
             return
-        for dim, k, old, new in zip(
-            lead.dims, lead.offset, lead.input_size, lead.size, strict=True
-        ):
+        for dim, (k, old, new) in lead.along.items():
             if dim in self.dims and 2 * k + new != old:
                 raise InvalidValueError(
-                    f"{type(self).__name__}(dims={list(self.dims)}): along {dim!r} the targets "
-                    f"({new} cells, {k} from the first of {old} of the inputs) have another "
-                    "centre, about which they would be turned; choose other dims"
+                    f"{type(self).__name__}(dims={list(self.dims)}): along {dim!r} the centre of "
+                    f"the targets ({new} cells, {k} after the first of the {old} of the inputs) "
+                    "is not that of the inputs; choose other dims"
                 )
 
-    def _for(self, layout: Layout) -> Any:
+    def _check_layout(self, layout: Layout) -> None:
         raise NotImplementedError
 
     def __call__(self, batch: Any, generator: torch.Generator) -> Any:
-        """Turn each sample of a batch by chance, X and y and weights alike."""
+        """Turn each sample of a batch at random, X and y and weights alike."""
         if not self._layout:
             raise InvalidTypeError(
-                f"{type(self).__name__} knows no dims yet; give it to prep_dataloader by augment="
+                f"{type(self).__name__} does not know the dims yet; use prep_dataloader(augment=)"
             )
         tensors = _tensors(batch)
         turned = self._turned(tensors, generator)
@@ -120,7 +119,7 @@ class _Turn:
         raise NotImplementedError
 
     def _axis(self, number: int, dim: str) -> int:
-        """Axis of a dim in a tensor, counted from its end."""
+        """Return the axis of a dim in a tensor, counted from the end."""
         dims = list(self._layout[number])
         return dims.index(dim) - len(dims)
 
@@ -132,15 +131,15 @@ def _tensors(batch: Any) -> list[Tensor]:
 
 
 def _pick(chosen: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Sample by sample one or the other."""
+    """Choose one or the other for each sample."""
     return torch.where(chosen.reshape(-1, *(1 for _ in range(yes.ndim - 1))), yes, no)
 
 
 class Flip(_Turn):
-    """Mirrors samples along dims of their window, each dim by chance.
+    """Mirror samples along dims of their window, each dim at random.
 
     A target that lacks the dim, such as one class of a whole window, stays as it is. Leave out
-    dims along which vectors point (u along longitude): a mirrored wind would blow backwards.
+    dims along which vectors point (u along longitude), because their sign would be wrong.
 
     Parameters
     ----------
@@ -162,15 +161,13 @@ class Flip(_Turn):
         super().__init__(p)
         self.dims = parse_names("dims", dims)
 
-    def _for(self, layout: Layout) -> Flip:
+    def _check_layout(self, layout: Layout) -> None:
         known = {dim for axes in layout for dim in axes}
         missing = [dim for dim in self.dims if dim not in known]
         if missing or not self.dims:
             raise InvalidValueError(
-                f"Flip(dims={list(self.dims)}): samples have the dims {sorted(known)}; choose some "
-                "of these"
+                f"Flip(dims={list(self.dims)}): unknown dims; the samples have {sorted(known)}"
             )
-        return Flip(self.dims, self.p)
 
     def _turned(self, tensors: list[Tensor], generator: torch.Generator) -> list[Tensor]:
         for dim in self.dims:
@@ -186,17 +183,17 @@ class Flip(_Turn):
 
 
 class Rotate90(_Turn):
-    """Turns samples by a quarter, a half or three quarters, in the plane of two dims.
+    """Rotate samples by 90, 180 or 270 degrees in the plane of two dims.
 
-    A quarter turn makes one dim the other, so both must have equal sizes. On a grid of latitude
-    and longitude it also swaps what is near the pole with what is east: that has to be asked for.
+    A rotation by 90 degrees swaps the dims, so both must have the same size. On a grid of
+    latitude and longitude this needs ``geographic=True``.
 
     Parameters
     ----------
     dims : pair of str
         Dims of the cube.
     p : float
-        Probability that a sample is turned at all.
+        Probability that a sample is rotated.
     geographic : bool
         Whether latitude may be turned into longitude.
 
@@ -215,27 +212,25 @@ class Rotate90(_Turn):
         super().__init__(p)
         self.dims = parse_names("dims", dims)
         if len(self.dims) != 2:
-            raise InvalidValueError(f"dims={dims!r}; a rotation needs two dims, in this order")
-        self.geographic = geographic
-        swapped = all(  # dims are known by name only, as yet
+            raise InvalidValueError(f"dims must be two dims, got {dims!r}")
+        swapped = all(  # only the names of dims are known yet
             any(alike(dim, {}, rotated=True) for dim in self.dims)
             for alike in (is_latitude, is_longitude)
         )
         if swapped and not geographic:
             raise InvalidValueError(
-                f"Rotate90(dims={list(self.dims)}) would turn latitude into longitude; use Flip, "
-                "or geographic=True if that is meant"
+                f"Rotate90(dims={list(self.dims)}) would swap latitude and longitude; use Flip, "
+                "or geographic=True if you want that"
             )
 
-    def _for(self, layout: Layout) -> Rotate90:
+    def _check_layout(self, layout: Layout) -> None:
         for number, axes in enumerate(layout):
             found = {dim: axes[dim] for dim in self.dims if dim in axes}
             if (number == 0 and len(found) != 2) or len(found) == 1 or len({*found.values()}) > 1:
                 raise InvalidValueError(
-                    f"Rotate90(dims={list(self.dims)}): the samples have {dict(axes)}; both dims "
-                    "must be there and of one size. Use Flip for windows that are not square"
+                    f"Rotate90(dims={list(self.dims)}): samples must have both dims, of one size, "
+                    f"and have {dict(axes)}; use Flip for windows that are not square"
                 )
-        return Rotate90(self.dims, self.p, geographic=self.geographic)
 
     def _turned(self, tensors: list[Tensor], generator: torch.Generator) -> list[Tensor]:
         first = tensors[0]

@@ -1,7 +1,6 @@
 """Coordinates as features: sine and cosine of latitude, longitude, day of the year and hour.
 
-An angle itself jumps where its circle closes; its sine and cosine do not. Nothing here knows
-torch.
+Unlike the angle itself, they do not jump where the circle closes. Does not use torch.
 """
 
 from __future__ import annotations
@@ -18,36 +17,35 @@ from ml4cube.core.axes import is_time
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
+from ml4cube.loading.sources import SampleSource
 from ml4cube.loading.views import View
 
 if TYPE_CHECKING:
     import xarray as xr
-
-    from ml4cube.loading.sources import SampleSource
 
 _OF_TIME = ("dayofyear", "hour")
 
 
 @dataclass(frozen=True)
 class _Channel:
-    """Values by index along a dim of the cube."""
+    """Values of a feature at every cell along a dim of the cube."""
 
     dim: str
     table: NDArray[np.float32]
 
 
 class WithCoordinates(View):
-    """Samples with sine and cosine of coordinates as further variables."""
+    """Samples with sine and cosine of coordinates as additional variables."""
 
     def __init__(
         self,
         source: SampleSource,
         wanted: Any,
-        window: tuple[int, ...],
-        dims: tuple[str, ...],
+        like: str,
         cube_dims: Mapping[str, str],
     ) -> None:
         super().__init__(source)
+        window, dims = source.schema[like][0], source.dims[like]
         self._window = {cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
         self._channels: dict[str, _Channel] = {}
         axes = source.axes()
@@ -55,15 +53,15 @@ class WithCoordinates(View):
             dim, phase = _phase(name, axes)
             if dim not in self._window and f"{dim}_origin" in source.coords(np.zeros(0, np.int64)):
                 raise InvalidValueError(
-                    f"coord_features={name!r}: windows extend along {dim!r}, and samples have the "
-                    f"dims {dims}, none of that name; rename it back"
+                    f"coord_features={name!r}: windows extend along {dim!r}, but the samples have "
+                    f"no dim of that name, only {dims}; rename it back"
                 )
             for function in (np.sin, np.cos):
                 channel = f"{function.__name__}({name})"
                 if channel in source.schema:
                     raise InvalidValueError(
-                        f"coord_features would name a channel {channel!r}, and a variable has "
-                        "that name; rename it"
+                        f"coord_features adds a channel {channel!r}, and a variable has that name "
+                        "already; rename it"
                     )
                 self._channels[channel] = _Channel(dim, function(phase).astype(np.float32))
                 self.schema[channel], self.dims[channel] = (window, "<f4"), dims
@@ -75,16 +73,16 @@ class WithCoordinates(View):
         wanted = {name: self._channels[name] for name in out if name in self._channels}
         if not wanted:
             return
-        places = self.places(self._rows(chunk), {channel.dim for channel in wanted.values()})
+        firsts = self.first_cells(self._rows(chunk), {channel.dim for channel in wanted.values()})
         for name, channel in wanted.items():
-            first, cells = places[channel.dim], self._window.get(channel.dim, 1)
+            first, cells = firsts[channel.dim], self._window.get(channel.dim, 1)
             values = channel.table[first[:, None] + np.arange(cells)]
             shape = [cells if dim == channel.dim else 1 for dim in self._window]
             out[name][...] = values.reshape(-1, *shape)
 
 
 def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.float64]]:
-    """Dim of a coordinate, and its angle in radians at every cell along it."""
+    """Return the dim of a coordinate and its angle in radians at every cell."""
     if name in _OF_TIME:
         dim = _the_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
         return dim, _phase_of_time(name, np.asarray(axes[dim].values))
@@ -101,8 +99,8 @@ def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.
     units = axis.attrs.get("units")
     if not known and not str(units).startswith(("degree", "rad")):
         raise InvalidValueError(
-            f"coord_features={name!r} is no angle (units {units!r}), so it has "
-            "no sine; make it a variable of the cube, or choose lat, lon, dayofyear, hour"
+            f"coord_features={name!r} must be an angle, got units {units!r}; make it a variable "
+            "of the cube, or choose lat, lon, dayofyear, hour"
         )
     return dim, np.deg2rad(in_degrees(axis.values, units))
 
@@ -111,22 +109,22 @@ def _the_one(found: list[str], name: str, axes: Mapping[str, xr.Variable]) -> st
     if len(found) == 1:
         return found[0]
     raise InvalidValueError(
-        f"coord_features={name!r} fits {found or 'no coordinate'}; known at every cell are the "
-        f"coordinates {list(axes)}, of which angles (lat, lon) can be features, and by {_OF_TIME} "
-        "one that holds dates. Of samples made by hand only regular coordinates are known at "
-        "every cell; give the cube itself, or the store, where there is one"
+        f"coord_features={name!r} matches {found or 'no coordinate'}; the coordinates known at "
+        f"every cell are {list(axes)}. Choose angles (lat, lon), or one of {_OF_TIME} if one has "
+        "dates. For samples made by hand only evenly spaced coordinates are known; give the cube "
+        "itself, or its store"
     )
 
 
 def _phase_of_time(name: str, times: NDArray[Any]) -> NDArray[np.float64]:
-    """Turns since the year, or the day, began; each calendar by the length of its own years."""
+    """Return the angle of times in the year, or the day, by the calendar's length of years."""
     day, length, of_day = _by_datetime(times) if times.dtype.kind == "M" else _by_cftime(times)
     turns = of_day if name == "hour" else (day + of_day) / length
     return np.asarray(2 * np.pi * turns, np.float64)
 
 
 def _by_datetime(times: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Whole days since the year began, days of that year, part of the day that is over."""
+    """Return whole days since the year began, days of that year, and the fraction of the day."""
     days, year = times.astype("datetime64[D]"), times.astype("datetime64[Y]")
     begin, end = year.astype("datetime64[D]"), (year + 1).astype("datetime64[D]")
     of_day = (times - days) / np.timedelta64(1, "D")
@@ -142,5 +140,5 @@ def _by_cftime(times: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray
 
 def _last_day(time: Any) -> int:
     if not hasattr(time, "dayofyr"):
-        raise InvalidTypeError(f"a time is a {type(time).__name__}; use datetime64 or cftime")
+        raise InvalidTypeError(f"times must be datetime64 or cftime, got {type(time).__name__}")
     return 30 if time.calendar == "360_day" else 31

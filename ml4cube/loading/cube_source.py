@@ -1,4 +1,4 @@
-"""Samples cut from a cube as they are read: the source behind a lazy data set."""
+"""A source of samples that are cut from a cube as they are read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, fields, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +27,17 @@ from ml4cube.core.shares import Ints
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import split_label
-from ml4cube.loading.known_scaling import KnownScaling
 from ml4cube.loading.lead import (
     Lead,
     LeadArguments,
     LeadExtractor,
     LeadReader,
+    is_target,
     target_name,
     with_lead,
     without_targets,
 )
+from ml4cube.loading.sources import KnownScaling
 from ml4cube.progress import Stage
 from ml4cube.sampling.engines import local_engine
 from ml4cube.sampling.extractor import Arrays, Extractor
@@ -44,7 +45,7 @@ from ml4cube.sampling.identity.callback import identity_of, name_of
 from ml4cube.sampling.identity.cube import identity_of_variable, state_of
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.plan import SamplePlan, make_plan, makes_samples, refuse_empty
-from ml4cube.sampling.request import Sampling
+from ml4cube.sampling.request import Sampling, SamplingOptions
 from ml4cube.sampling.rescaling import places_of
 from ml4cube.store.format import StoreMetadata
 
@@ -53,38 +54,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: What `PTXrDataset` takes for cubes besides sizes, with the meaning of `MultiProcSampler`.
-CUTTING_OPTIONS = (
-    "apply_mask",
-    "drop_sample",
-    "fill_method",
-    "const",
-    "filter_var",
-    "drop_nan",
-    "scale_fn",
-    "callback",
-    "data_split",
-    "val_split",
-    "data_fraq",
-    "rand_chunk",
-    "seed",
-    "nproc",
-    "statistics",
-    "progress",
-)
+
+@dataclass(frozen=True, kw_only=True)
+class CubeOptions(SamplingOptions):
+    """Arguments of `PTXrDataset` for cutting a cube, checked when made."""
+
+    part: str = "train"
+    data_split: float = 1.0
+    # Position of the targets, if it differs from that of the inputs.
+    lead: LeadArguments | None = None
+    nproc: int = 1
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        super().__post_init__()
+        check_choice("part", self.part, PARTS)
+        check_flags({"progress": self.progress})
+        check_whole("nproc", self.nproc, 1)
+
+
+# Options that `PTXrDataset` names itself or does not take.
+_NOT_CUTTING = {"part", "lead", "unfilled", "to_pred", "features", "array_dims", "max_chunk_mb"}
+_SIZES = {"sample_size", "overlap", "block_size"}
+#: Arguments that `PTXrDataset` takes by ``**cutting``.
+CUTTING = tuple(f.name for f in fields(CubeOptions) if f.name not in _NOT_CUTTING | _SIZES)
 
 
 class CubeSource:
     """Samples cut from a cube as they are read: those that `MultiProcSampler` would write."""
 
-    # A chunk is a tile of neighbouring windows, whose cells are read once whatever the overlap.
+    # A chunk is a tile of neighbouring windows, whose cells are read once despite the overlap.
 
     def __init__(
         self, sampling: Sampling, extractor: Extractor, plan: SamplePlan, metadata: StoreMetadata
     ) -> None:
         part = metadata.part
         self._reader, self._extractor, self._label = sampling.reader, extractor, PARTS[part]
-        # dims of these samples have the names that they have in the cube
+        # the dims of these samples have their names in the cube
         self._scaling = KnownScaling(KnownScaling.of(metadata).scaling, {})
         reader = sampling.reader
         self.lead: Lead | None = reader.lead if isinstance(reader, LeadReader) else None
@@ -94,7 +101,7 @@ class CubeSource:
         self.dims = {name: _window_dims(extractor, name, w) for name, (w, _) in self.schema.items()}
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
         self._starts = np.concatenate([[0], np.cumsum(self.counts)])
-        # which windows of a tile are samples, one bit each, from the first reading on
+        # one bit for each window of a tile that was read: is it a sample?
         self._kept: dict[int, NDArray[np.uint8]] = {}
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
@@ -102,11 +109,11 @@ class CubeSource:
         extractor, tile = self._extractor, self._extractor.tiles.block(chunk)
         extractor = extractor.only(out)
         if chunk in self._kept:
-            # only the first reading needs the other variables, to look for gaps
+            # the other variables were read before, to look for gaps
             cells = self._reader.only(extractor.reads).read(extractor.cells_of(tile))
         else:
-            cells = self._look(chunk, extractor.reads)
-        keep = self._keep(chunk)
+            cells = self._classify(chunk, extractor.reads)
+        keep = self._sample_windows(chunk)
         samples = extractor.samples(cells, tile, keep)
         first = None
         for name, target in out.items():
@@ -118,14 +125,14 @@ class CubeSource:
                 values = self._scaling.scaled(name, values, self, first or {})
             target[...] = values
 
-    def _keep(self, chunk: int) -> NDArray[np.intp]:
-        """Which windows of a tile are samples."""
+    def _sample_windows(self, chunk: int) -> NDArray[np.intp]:
+        """Return the windows of a tile that are samples."""
         if chunk not in self._kept:
-            self._look(chunk)
+            self._classify(chunk)
         return np.flatnonzero(np.unpackbits(self._kept[chunk]))
 
-    def _look(self, chunk: int, wanted: Iterable[str] = ()) -> Arrays:
-        """Read what decides about the windows of a tile, and note which of them are samples."""
+    def _classify(self, chunk: int, wanted: Iterable[str] = ()) -> Arrays:
+        """Read the cells of a tile, and note which of its windows are samples."""
         tile = self._extractor.tiles.block(chunk)
         rules = self._extractor.rules(self._reader.dtypes)
         read = self._reader.only(dict.fromkeys((*rules, *wanted)))
@@ -133,19 +140,19 @@ class CubeSource:
         keep = self._extractor.outcomes(cells, tile) == self._label
         if keep.sum() != self.counts[chunk]:
             raise RunError(
-                f"{self.describe(chunk)} gave {self.counts[chunk]} samples when they were counted "
-                f"and {keep.sum()} now: the cube changed meanwhile; open it again"
+                f"{self.describe(chunk)} had {self.counts[chunk]} samples when they were counted "
+                f"and has {keep.sum()} now, so the cube has changed; open it again"
             )
         self._kept[chunk] = np.packbits(keep)
         return cells
 
     def describe(self, chunk: int) -> str:
-        """Name a tile for an error message."""
+        """Describe a tile for an error message."""
         cells = self._extractor.cells_of(self._extractor.tiles.block(chunk))
         return "block " + ", ".join(f"{dim} {s.start}:{s.stop}" for dim, s in cells.items())
 
     def coords(self, samples: Ints) -> Arrays:
-        """Find out where samples come from; reads their tiles if they were never read."""
+        """Return coordinates of samples; reads their tiles if they were never read."""
         import xarray as xr
 
         result = self._origins(samples)
@@ -158,62 +165,50 @@ class CubeSource:
         return {str(name): np.asarray(v.values) for name, v in decoded.variables.items()}
 
     def _origins(self, samples: Ints) -> Arrays:
-        """Where samples begin, as the extractor gives it."""
+        """Return the origins of samples, dates as numbers."""
         chunks = np.searchsorted(self._starts, samples, side="right") - 1
         ascending = np.argsort(samples, kind="stable")
         result: Arrays = {}
         for chunk in np.unique(chunks).tolist():
             here = ascending[chunks[ascending] == chunk]
-            keep = self._keep(chunk)[samples[here] - self._starts[chunk]]
+            keep = self._sample_windows(chunk)[samples[here] - self._starts[chunk]]
             origins = self._extractor.origins(self._extractor.tiles.block(chunk), keep)
             for name, values in origins.items():
                 result.setdefault(name, np.empty(len(samples), values.dtype))[here] = values
         return result
 
-    def places(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
-        """Find out where samples begin; reads their tiles if they were never read."""
+    def first_cells(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
+        """Return the index of the first cell of samples; reads tiles that were never read."""
         origins = self._origins(samples)
         return {dim: origins[f"{dim}_index"].astype(np.int64) for dim in dims}
 
     def axes(self) -> dict[str, xr.Variable]:
-        """Coordinate values along each cube dim that has some."""
+        """Return the coordinate values of every cell along each cube dim, where they are known."""
         return dict(self._axes)
 
 
 def _window_dims(extractor: Extractor, name: str, window: tuple[int, ...]) -> tuple[str, ...]:
-    """Dims of a sample's window; a callback may make windows that no dim of the cube has."""
+    """Return the dims of a sample's window; those that a callback makes get new names."""
     spec = extractor.spec
-    if isinstance(extractor, LeadExtractor) and name.endswith(target_name("")):
-        assert extractor.target is not None
+    if isinstance(extractor, LeadExtractor) and is_target(name):
         spec = extractor.target.spec
     return tuple(spec.window_of(name, window))
 
 
-def cut_cube(
-    ds: xr.Dataset,
-    part: str,
-    sizes: Mapping[str, Any],
-    lead: LeadArguments | None,
-    unfilled: Iterable[str],
-    options: dict[str, Any],
-) -> tuple[CubeSource, StoreMetadata]:
-    """Count the windows of a cube; unless it has a split, all are training."""
-    # Only what decides about windows, fills and scales is read, once for all parts.
-    check_choice("part", part, PARTS)
-    progress = options.pop("progress", True)
-    check_flags({"progress": progress})
-    unsplit = options.get("data_split", 1.0) == 1.0 and not options.get("val_split")
+def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMetadata]:
+    """Count the windows of a cube; without a split, all are training samples."""
+    # Only variables that decide about windows, fills and scaling are read, once for all parts.
+    part, lead = options.part, options.lead
+    unsplit = options.data_split == 1.0 and not options.val_split
     if part != "train" and unsplit and split_label(ds) is None:
         raise InvalidValueError(
             f"part={part!r}, but the cube has no split, so all its windows are training samples; "
             "label it first (ml4cube.splits), or give data_split="
         )
-    nproc = options.pop("nproc", 1)
-    check_whole("nproc", nproc, 1)
-    sampling = whole = Sampling.of(ds, unfilled=unfilled, **sizes, **{"data_split": 1.0, **options})
+    sampling = whole = Sampling.of(ds, options)
     if lead is not None:
         sampling = with_lead(whole, lead)
-    extractor, plan = _planned(sampling, int(nproc), progress)
+    extractor, plan = _planned(sampling, int(options.nproc), options.progress)
     if not plan.accounting[part]:
         refuse_empty(plan.accounting, [part])
     logger.info("samples cut as they are read:\n%s", plan)
@@ -235,14 +230,14 @@ def cut_cube(
     return CubeSource(sampling, extractor, plan, metadata), metadata
 
 
-#: What was counted last, by the identity of the call, for the other parts of the same cube.
+#: The last plans, by the identity of the call, for the other parts of the same cube.
 _counted: OrderedDict[str, tuple[Statistics | None, SamplePlan]] = OrderedDict()
 _COUNTED_AT_MOST = 8
 _lock = Lock()
 
 
 def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor, SamplePlan]:
-    """Count the windows of all parts, or recall what was counted for another part."""
+    """Count the windows of all parts, unless that was done for another part before."""
     extractor = sampling.extractor
     rules = extractor.rules(sampling.reader.dtypes)
     fills = sampling.spec.fills_from_train
@@ -254,7 +249,7 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
             _counted.move_to_end(call)
             fill, plan = _counted[call]
             return replace(extractor, fill=fill), plan
-    # whether a part has samples is nothing to whom asks for another one
+    # do not refuse this part because another one is empty
     asked = replace(sampling, recipe={"plan": {"fractions": {}}})
     stage = Stage("counting", len(extractor.tiles), "tiles", show=progress and reads)
     with local_engine(nproc) as engine, stage:
@@ -268,7 +263,7 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
 
 
 def _identity_of(sampling: Sampling) -> str | None:
-    """Tell a call from others; None where only reading the cube would tell."""
+    """Return the identity of a call, or None if it cannot be known without reading the cube."""
     state = functools.cache(functools.partial(state_of, outputs=frozenset()))
     extractor, reader = sampling.extractor, sampling.reader
     settings: dict[str, Any] = {"seed": extractor.seed, "ds": [str(d) for d in sampling.ds.dims]}

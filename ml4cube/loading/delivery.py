@@ -1,4 +1,4 @@
-"""Handover: what is done to a batch last, and which batches were handed out lately."""
+"""Handover: the last steps of a batch, and the batches that were handed out lately."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
+from ml4cube.core.errors import InvalidValueError, needs_torch
 from ml4cube.core.shares import Ints
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -23,34 +23,25 @@ _REMEMBERED = 64
 
 
 class Handover:
-    """Brings a batch into its last form, and remembers where it came from."""
+    """The last steps of a batch: callback, device, augmentation; remembers the latest ones."""
 
     def __init__(
         self,
         items: Callable[[Any], list[Any]] | None,
         callback: Collate | None,
-        device: Any,
+        device: torch.device | None,
         augment: Augment | None,
         seed: int,
     ) -> None:
-        if augment is not None and not callable(augment):
-            raise InvalidTypeError(
-                f"augment={augment!r} cannot be called; give a function of a batch and a generator"
-            )
-        if callback is not None and not callable(callback):
-            raise InvalidTypeError(
-                f"callback={callback!r} cannot be called; give a function of a list of items"
-            )
         self.callback, self._items = callback, items
-        self._device = None if device is None else _device(device)
-        self._augment, self._seed = augment, seed
-        kept = getattr(augment, "keeps_samples", augment is None)
-        self.keeps_samples = callback is None and bool(kept)
+        self._device, self._augment, self._seed = device, augment, seed
+        kept = augment is None or bool(getattr(augment, "keeps_samples", False))
+        self.keeps_samples = callback is None and kept
         self._plain = device is None and augment is None and (callback is None or items is None)
         self._lately: deque[tuple[Any, int, Ints, int, bool]] = deque(maxlen=_REMEMBERED)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what was handed out, which another process does not have."""
+        """Leave out the batches, which another process does not have."""
         return {**self.__dict__, "_lately": deque(maxlen=_REMEMBERED)}
 
     def hand(self, batch: Any, epoch: int, positions: Ints, first: int) -> Any:
@@ -79,45 +70,32 @@ class Handover:
         return batch
 
     def find(self, batch: Any) -> tuple[int, Ints]:
-        """Say where in which epoch a batch stood."""
+        """Return the epoch of a batch and its positions in it."""
         tensor = _first_tensor(batch)
         for held, epoch, positions, first, whole in reversed(self._lately):
             if tensor is not None and held() is tensor:
                 if not whole:
                     raise InvalidValueError(
-                        "the loader's callback or augment left out some samples of this batch, or "
-                        "added some, so which these are is not known; let it keep their number"
+                        "the loader's callback or augment changed the number of samples in this "
+                        "batch, so they cannot be identified; keep their number"
                     )
                 return epoch, positions[first : first + len(tensor)]
         raise InvalidValueError(
-            f"this is none of the last {_REMEMBERED} batches that the loader handed out, or its "
-            "tensors are copies; ask before the batch is copied to another device, or use device="
+            f"the batch must be one of the last {_REMEMBERED} that the loader handed out, and no "
+            "copy; ask before it is copied to another device, or use device="
         )
 
     def refuse_augmented(self) -> None:
-        """Refuse to name cells that were moved."""
+        """Refuse a loader that may have moved cells."""
         if self._augment is not None:
             raise InvalidValueError(
                 "the loader's augment= may have moved cells, so their coordinates are not known; "
-                "coords(batch) still tells where the samples come from"
+                "coords(batch) still gives the origins of the samples"
             )
 
 
-def _device(given: Any) -> torch.device:
-    """A device that is there."""
-    try:
-        device = torch.device(given)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise InvalidValueError(
-            f"device={given!r} cannot be used here ({str(error).splitlines()[0]}); give a device "
-            "that torch finds, such as 'cpu' or 'cuda'"
-        ) from error
-    return device
-
-
 def _samples(tensor: Tensor | None) -> int | None:
-    """How many samples a tensor holds; None if it is a single number."""
+    """Return the number of samples of a tensor; None for a single number."""
     return len(tensor) if tensor is not None and tensor.ndim else None
 
 
@@ -132,7 +110,7 @@ def _first_tensor(batch: Any) -> Tensor | None:
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
-    """The same with all its tensors on a device."""
+    """Return a batch with all its tensors on a device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):

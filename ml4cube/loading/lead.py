@@ -1,132 +1,134 @@
-"""Targets at a lead time: X is cut from one place of a cube and y from another.
+"""Targets at a lead time: y is cut from other cells of a cube than X.
 
-A sample is then two windows, the inputs' and the targets', a fixed number of cells apart. Both
-must lie in the same part and pass the same rules for masks and gaps; so no target ever comes from
-another part, and the counts of dropped windows still add up.
+A sample is then a pair of windows, a fixed number of cells apart. Both must lie in the same part
+and pass the same rules for masks and gaps. So no target comes from another part, and the counts
+of dropped windows still add up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.grid import Block, Grid, SizesLike, parse_pairs
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.reader import CubeReader, Slices
 from ml4cube.sampling.extractor import OUTCOMES, Arrays, Extractor
-from ml4cube.sampling.request import Sampling
+from ml4cube.sampling.request import Sampling, check_known
 
 _TARGET = "@target"
 
 
 def target_name(name: str) -> str:
-    """Name a variable as a target that lies elsewhere than the inputs."""
+    """Return the name of a variable as a target at a lead time."""
     return name + _TARGET
+
+
+def is_target(name: str) -> bool:
+    """Return whether a name is that of a target at a lead time."""
+    return name.endswith(_TARGET)
+
+
+def base_name(name: str) -> str:
+    """Return the variable behind a name, a target's or not."""
+    return name.removesuffix(_TARGET)
+
+
+class Along(NamedTuple):
+    """Cells of inputs and targets along one dim."""
+
+    # From the first cell of the inputs to the first cell of the targets.
+    offset: int
+    input_size: int
+    size: int
+
+    @property
+    def reach(self) -> int:
+        """Cells by which the targets extend past the end of the inputs."""
+        return max(0, self.offset + self.size - self.input_size)
 
 
 @dataclass(frozen=True)
 class Lead:
-    """Where targets lie, seen from the inputs, and how large they are."""
+    """Position of the targets relative to the inputs, and their size, along every dim."""
 
     # Make one with `Lead.parse`.
-
-    dims: tuple[str, ...]
-    # Cells from the first cell of the inputs to the first cell of the targets.
-    offset: tuple[int, ...]
-    # Cells of the inputs' window, and of the targets'.
-    input_size: tuple[int, ...]
-    size: tuple[int, ...]
+    along: Mapping[str, Along]
 
     @classmethod
     def parse(
         cls, offset: SizesLike | None, size: SizesLike | None, window: Mapping[str, int]
     ) -> Lead:
-        """Make a lead from what a user wrote."""
-        cells = _whole("target_offset", offset, window, least=0)
-        sizes = _whole("target_size", size, window, least=1)
-        return cls(
-            tuple(window),
-            tuple(cells.get(dim, 0) for dim in window),
-            tuple(window.values()),
-            tuple(sizes.get(dim, n) for dim, n in window.items()),
-        )
+        """Make a lead from the arguments of a user."""
+        cells = whole_cells("target_offset", offset, window, least=0)
+        sizes = whole_cells("target_size", size, window, least=1)
+        return cls({d: Along(cells.get(d, 0), n, sizes.get(d, n)) for d, n in window.items()})
 
-    @property
-    def reach(self) -> tuple[int, ...]:
-        """Cells by which the targets pass the end of the inputs."""
-        parts = zip(self.offset, self.size, self.input_size, strict=True)
-        return tuple(max(0, k + n - window) for k, n, window in parts)
+    def check_fits(self, sizes: Mapping[str, int], what: str) -> None:
+        """Refuse inputs and targets that together are longer than the cube, or a window."""
+        for dim, along in self.along.items():
+            if (span := along.input_size + along.reach) > sizes[dim]:
+                raise InvalidValueError(
+                    f"inputs and targets together span {span} cells along {dim!r}, and {what} has "
+                    f"{sizes[dim]}; choose a smaller target_offset, target_size or sample_size"
+                )
 
     def targets_of(self, inputs: Slices, shape: tuple[int, ...]) -> dict[str, slice]:
-        """Find the cells of the targets that belong to the cells of some inputs."""
+        """Return the cells of the targets that belong to the cells of some inputs."""
         result = {}
-        for dim, k, old, new, n in zip(
-            self.dims, self.offset, self.input_size, self.size, shape, strict=True
-        ):
-            start = min(inputs[dim].start + k, n)
-            result[dim] = slice(start, max(start, min(inputs[dim].stop + k + new - old, n)))
+        for (dim, along), n in zip(self.along.items(), shape, strict=True):
+            start = min(inputs[dim].start + along.offset, n)
+            stop = inputs[dim].stop + along.offset + along.size - along.input_size
+            result[dim] = slice(start, max(start, min(stop, n)))
         return result
 
 
 @dataclass(frozen=True)
 class LeadArguments:
-    """What a user wrote about targets at a lead time."""
+    """Arguments of a user about targets at a lead time."""
 
     targets: tuple[str, ...]
     offset: SizesLike | None
     size: SizesLike | None
-    # Variable that weighs the cells of the targets, so that it is cut where they are.
+    # Variable that holds the weights of the targets' cells, and is cut with them.
     weights: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a lead of nothing."""
+        """Refuse a lead without targets."""
         if not self.targets:
             raise InvalidTypeError(
-                "target_offset and target_size need to_pred; name what to predict"
+                "target_offset and target_size need to_pred; name the variables to predict"
             )
 
     def elsewhere(self, variables: Iterable[str]) -> tuple[str, ...]:
-        """Say which variables are cut where the targets lie."""
-        wanted = dict.fromkeys(self.targets, "to_pred")
-        if self.weights is not None:
-            wanted.setdefault(self.weights, "weights")
+        """Return the variables that are cut with the targets."""
+        weights = () if self.weights is None else (self.weights,)
         known = list(variables)
-        for name, argument in wanted.items():
-            if name not in known:
-                raise InvalidValueError(
-                    f"{argument} names {name!r}, there are {known}; choose of these"
-                )
-        return tuple(wanted)
+        check_known("to_pred", self.targets, known)
+        check_known("weights", weights, known)
+        return tuple(dict.fromkeys((*self.targets, *weights)))
 
 
-def _whole(
+def whole_cells(
     argument: str, given: SizesLike | None, dims: Mapping[str, int], least: int
 ) -> dict[str, int]:
+    """Return the cells by dim that a user gave."""
     pairs = {} if given is None else parse_pairs(argument, given, tuple(dims))
     for dim, value in pairs.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise InvalidTypeError(
-                f"{argument}={given!r}: {value!r} along {dim!r} is a {type(value).__name__}; give "
-                "a whole number of cells"
-            )
-        if value < least:
-            raise InvalidValueError(
-                f"{argument}={given!r}: {value} along {dim!r}; give at least {least}, counted "
-                "from the first cell of the inputs"
-            )
+        check_whole(f"{argument} along {dim!r}", value, least)
     return {dim: int(value) for dim, value in pairs.items()}
 
 
 @dataclass(frozen=True)
 class _InputSpec(SampleSpec):
-    """A spec whose windows leave room for the targets; those that do not are `edge`."""
+    """A spec whose windows have their targets inside the cube; all others are `edge`."""
 
     reach: tuple[int, ...] = ()
 
@@ -139,18 +141,18 @@ class _InputSpec(SampleSpec):
         return Grid.windows({dim: n - reach for dim, n, reach in rows}, size, overlap)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LeadReader(CubeReader):
-    """Reads the cells of inputs, and beside them those of their targets."""
+    """Reader of the cells of inputs and of their targets."""
 
-    far: CubeReader = CubeReader((), (), {})  # noqa: RUF009 (frozen)
-    lead: Lead = Lead((), (), (), ())
-    # Whether the readers know no more than one region each.
+    far: CubeReader
+    lead: Lead
+    # Whether each reader can read only one region.
     narrowed: bool = False
 
     @property
     def near(self) -> CubeReader:
-        """Reads inputs alone."""
+        """Reader of inputs alone."""
         return CubeReader(self.dims, self.shape, self.sources)
 
     def read(self, slices: Slices) -> Arrays:
@@ -178,8 +180,8 @@ class LeadReader(CubeReader):
     def only(self, names: Iterable[str]) -> LeadReader:
         """Return a reader of some variables."""
         names = list(names)
-        far = [name.removesuffix(_TARGET) for name in names if name.endswith(_TARGET)]
-        sources = self.near.only([n for n in names if not n.endswith(_TARGET)]).sources
+        far = [base_name(name) for name in names if is_target(name)]
+        sources = self.near.only([n for n in names if not is_target(n)]).sources
         return replace(self, sources=sources, far=self.far.only(far))
 
 
@@ -191,68 +193,57 @@ def _inside(part: Slices, whole: Slices) -> tuple[slice, ...]:
     return tuple(slice(s.start - whole[d].start, s.stop - whole[d].start) for d, s in part.items())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _TargetExtractor(Extractor):
-    """Decides about targets, whose windows lie `lead` beyond the tile's."""
+    """Extractor of targets, whose windows lie `lead` after those of the tile."""
 
-    lead: Lead = Lead((), (), (), ())
-    inputs: SampleSpec | None = None
+    lead: Lead
+    inputs: SampleSpec
 
     def cells_of(self, tile: Block) -> dict[str, slice]:
-        """Cells that the targets of a tile's windows cover."""
-        assert self.inputs is not None
+        """Return the cells that the targets of a tile's windows cover."""
+        rows = zip(self.lead.along.items(), tile.start, tile.stop, self.inputs.stride, strict=True)
         return {
-            dim: slice(first * stride + k, (last - 1) * stride + k + size)
-            for dim, first, last, stride, k, size in zip(
-                self.lead.dims,
-                tile.start,
-                tile.stop,
-                self.inputs.stride,
-                self.lead.offset,
-                self.lead.size,
-                strict=True,
+            dim: slice(
+                first * stride + along.offset, (last - 1) * stride + along.offset + along.size
             )
+            for (dim, along), first, last, stride in rows
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LeadExtractor(Extractor):
-    """Decides about pairs of windows and makes samples of both; picklable."""
+    """Extractor of pairs of windows, inputs and targets; picklable."""
 
-    # The same for the targets alone.
-    target: Extractor | None = None
-
-    @property
-    def _targets(self) -> Extractor:
-        assert self.target is not None
-        return self.target
+    # The extractor of the targets.
+    target: Extractor
 
     @property
     def reads(self) -> tuple[str, ...]:
         """Variables of the reader that `samples` needs."""
-        return (*super().reads, *map(target_name, self._targets.reads))
+        return (*super().reads, *map(target_name, self.target.reads))
 
     def rules(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
         """Variables of the reader that `outcomes` needs."""
-        return (*super().rules(dtypes), *map(target_name, self._targets.rules(dtypes)))
+        return (*super().rules(dtypes), *map(target_name, self.target.rules(dtypes)))
 
     def schema(self, dtypes: Mapping[str, np.dtype[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Tell window shape and dtype of samples without making one."""
-        far = self._targets.schema(dtypes)
+        """Return window shape and dtype of samples without making one."""
+        far = self.target.schema(dtypes)
         return super().schema(dtypes) | {target_name(name): one for name, one in far.items()}
 
     def only(self, names: Iterable[str]) -> LeadExtractor:
         """Return an extractor of some variables."""
         names = list(names)
-        far = [name.removesuffix(_TARGET) for name in names if name.endswith(_TARGET)]
-        near = [name for name in names if not name.endswith(_TARGET)]
-        return replace(self, spec=super().only(near).spec, target=self._targets.only(far))
+        far = [base_name(name) for name in names if is_target(name)]
+        near = [name for name in names if not is_target(name)]
+        return replace(self, spec=super().only(near).spec, target=self.target.only(far))
 
     def outcomes(self, cells: Arrays, tile: Block) -> NDArray[np.uint8]:
-        """Decide what becomes of each window: both halves must be samples of one part."""
+        """Classify pairs of windows; both must be samples of the same part."""
         near, far = _apart(cells)
         inputs = super().outcomes(near, tile)
-        targets = self._targets.outcomes(far, tile)
+        targets = self.target.outcomes(far, tile)
         pairs = np.where(inputs == targets, inputs, OUTCOMES.index("straddle"))
         pairs = np.where(targets >= len(PARTS), targets, pairs)
         return np.where(inputs >= len(PARTS), inputs, pairs).astype(np.uint8)
@@ -260,51 +251,46 @@ class LeadExtractor(Extractor):
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Make samples of inputs and targets."""
         near, far = _apart(cells)
-        targets = self._targets.samples(far, tile, keep)
+        targets = self.target.samples(far, tile, keep)
         made = super().samples(near, tile, keep)
         return made | {target_name(name): values for name, values in targets.items()}
 
     def train_cells(self, reader: CubeReader, block: Block) -> Statistics:
-        """Sum up the raw train cells of a box, as for inputs alone."""
+        """Return the statistics of the train cells of a block, of inputs alone."""
         near = reader.near if isinstance(reader, LeadReader) else reader
         return super().train_cells(near, block)
 
 
 def _apart(cells: Arrays) -> tuple[Arrays, Arrays]:
-    near = {name: values for name, values in cells.items() if not name.endswith(_TARGET)}
-    far = {n.removesuffix(_TARGET): v for n, v in cells.items() if n.endswith(_TARGET)}
+    near = {name: values for name, values in cells.items() if not is_target(name)}
+    far = {base_name(n): v for n, v in cells.items() if is_target(n)}
     return near, far
 
 
 def with_lead(sampling: Sampling, wanted: LeadArguments) -> Sampling:
-    """Let the targets of a sampling lie elsewhere than its inputs."""
+    """Return a sampling whose targets lie elsewhere than its inputs."""
     spec, extractor = sampling.spec, sampling.extractor
     targets = wanted.elsewhere(spec.variables)
     if extractor.callback is not None:
         raise InvalidTypeError(
-            "callback cannot be combined with target_offset or target_size, since it gets the "
-            "inputs without their targets; compute the variable on the cube, or change batches "
-            "with augment="
+            "callback cannot be combined with target_offset or target_size, because it gets the "
+            "inputs without their targets; compute the variable on the cube, or use augment="
         )
     lead = Lead.parse(wanted.offset, wanted.size, dict(zip(spec.dims, spec.size, strict=True)))
-    for dim, n, size, reach in zip(spec.dims, spec.shape, spec.size, lead.reach, strict=True):
-        if size + reach > n:
-            raise InvalidValueError(
-                f"inputs and targets together span {size + reach} cells along {dim!r}, the cube "
-                f"has {n}; choose a smaller target_offset, target_size or sample_size"
-            )
+    lead.check_fits(dict(zip(spec.dims, spec.shape, strict=True)), "the cube")
     fields = {name: getattr(spec, name) for name in SampleSpec.__dataclass_fields__}
-    inputs = _InputSpec(**fields, reach=lead.reach)
-    # windows of targets lie as far apart as those of inputs, so they may leave cells between them
-    apart = tuple(n - stride for n, stride in zip(lead.size, spec.stride, strict=True))
+    inputs = _InputSpec(**fields, reach=tuple(along.reach for along in lead.along.values()))
+    # windows of targets have the stride of the inputs, so there may be cells between them
+    size = tuple(along.size for along in lead.along.values())
+    apart = tuple(n - stride for n, stride in zip(size, spec.stride, strict=True))
     far_spec = replace(
         spec,
-        size=lead.size,
+        size=size,
         overlap=apart,
         variables=targets,
         window_dims=(),
         array_dims=(),
-        fill_method=None,  # they would be scored as if they had been measured
+        fill_method=None,  # filled targets would be scored like measured ones
         const=None,
     )
     counts = dict(zip(spec.dims, inputs.windows.counts, strict=True))
@@ -330,6 +316,6 @@ def with_lead(sampling: Sampling, wanted: LeadArguments) -> Sampling:
 
 
 def without_targets(statistics: Statistics) -> Statistics:
-    """Drop the entries of targets, so that those of the inputs scale both alike."""
-    known = {name: statistics[name] for name in statistics if not name.endswith(_TARGET)}
+    """Drop the statistics of targets, so that those of the inputs scale both."""
+    known = {name: statistics[name] for name in statistics if not is_target(name)}
     return Statistics(known, statistics.part)

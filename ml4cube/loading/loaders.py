@@ -1,16 +1,24 @@
-"""SampleLoader and MapLoader: one epoch of batches, in an order that seed and epoch decide."""
+"""SampleLoader and MapLoader: epochs of batches, in an order that seed and epoch decide."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError, check_whole, needs_torch
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    check_choice,
+    check_flags,
+    check_whole,
+    needs_torch,
+)
 from ml4cube.core.shares import (
     EvalShare,
     Ints,
@@ -19,10 +27,8 @@ from ml4cube.core.shares import (
     permutation,
     worker_seed,
 )
-from ml4cube.loading.delivery import Handover
-from ml4cube.loading.memory import Memory
-from ml4cube.loading.ring.cursor import EpochCursor
-from ml4cube.loading.ring.gathering import Gatherers
+from ml4cube.loading.delivery import Augment, Collate, Handover
+from ml4cube.loading.memory import Memory, check_megabytes
 from ml4cube.loading.ring.ring import Resident, Ring
 from ml4cube.loading.ring.slots import Buffers
 from ml4cube.loading.tensors import PTXrDataset
@@ -41,200 +47,241 @@ Share = TrainShare | EvalShare
 Arrays = list[NDArray[Any]]
 Take = Callable[[int], Arrays]
 
-# Batches that are gathered together at most.
+# Most batches that are gathered together.
 _TOGETHER = 1024
-# A remote read mostly waits, so this many may be under way at once.
+# Remote reads mostly wait, so up to this many run at once.
 _SLOW_READS = 64
-# Memory gives no more to more threads.
+# More threads copy no faster.
 _GATHERERS = 4
 
 
 def _rank_and_world(parallel: bool) -> tuple[int, int]:
-    """This rank and the number of ranks; (0, 1) where no process group was initialised."""
+    """Return this rank and the number of ranks; (0, 1) without a process group."""
     dist = torch.distributed
     if parallel and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
-class Plan:
-    """What the loaders share: whose turn it is, which epoch, and how far."""
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """Arguments of `prep_dataloader`, which documents them, checked when made."""
+
+    batch_size: int
+    callback: Collate | None
+    num_workers: int
+    parallel: bool
+    shuffle: bool
+    drop_last: bool
+    seed: int
+    buffer_mb: float
+    workers: str
+    augment: Augment | Sequence[Augment] | None
+    device: Any
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        check_choice("workers", self.workers, ["threads", "processes"])
+        check_flags({name: getattr(self, name) for name in ("parallel", "shuffle", "drop_last")})
+        for name, least in (("num_workers", 0), ("batch_size", 1), ("seed", 0)):
+            check_whole(name, getattr(self, name), least)
+            # torch and the loader's state take no numpy numbers
+            object.__setattr__(self, name, int(getattr(self, name)))
+        check_megabytes("buffer_mb", self.buffer_mb)
+        if self.callback is not None and not callable(self.callback):
+            raise InvalidTypeError(
+                f"callback must be a function of a list of items, got {self.callback!r}"
+            )
+        if self.device is not None:
+            object.__setattr__(self, "device", _device(self.device))
+
+
+def _device(given: Any) -> torch.device:
+    try:
+        device = torch.device(given)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InvalidValueError(
+            f"device={given!r} cannot be used here ({str(error).splitlines()[0]}); give a device "
+            "that torch finds, such as 'cpu' or 'cuda'"
+        ) from error
+    return device
+
+
+class EpochPlan:
+    """The samples of this rank in every epoch, their order, and the progress of the epoch."""
+
+    # Every iteration is a new epoch: the one that `set_epoch` named, else the next.
 
     def __init__(
-        self,
-        n: int,
-        *,
-        batch_size: int,
-        train: bool,
-        shuffle: bool,
-        drop_last: bool,
-        parallel: bool,
-        seed: int,
-        order: str,
+        self, n: int, options: LoaderOptions, memory: Memory | None, *, train: bool
     ) -> None:
-        check_whole("seed", seed, 0)
-        self.n, self.batch_size, self.parallel = n, batch_size, parallel
-        self.train, self.shuffle, self.drop_last, self.seed = train, shuffle, drop_last, seed
-        identity: dict[str, Any] = {"samples": n, "train": train}
-        identity |= {"seed": seed, "order": order} if shuffle else {}
-        self.cursor = EpochCursor(identity)
-        assert self.share() is not None  # refuses sizes that cannot work, before any work
+        self.n, self.train, self.memory = n, train, memory
+        self.batch_size, self.seed = options.batch_size, options.seed
+        self.parallel = options.parallel
+        self.shuffle = train and options.shuffle
+        self.drop_last = train and options.drop_last
+        self._identity: dict[str, Any] = {"samples": n, "train": train}
+        if self.shuffle:
+            order = memory.order_name if memory else "whole"
+            self._identity |= {"seed": self.seed, "order": order}
+        # epoch and samples done: of the iteration that began last, and of the next one
+        self._now = self._next = (0, 0)
+        self.share()  # refuses sizes that cannot work, before any work
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next iteration."""
+        return self._next[0]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration."""
+        check_whole("epoch", epoch, 0)
+        if epoch != self._next[0]:
+            self._next = (int(epoch), 0)
+        self._now = self._next
+
+    def begin(self) -> tuple[int, int]:
+        """Begin an iteration: return its epoch and the samples of it that are done."""
+        self._now = self._next
+        self._next = (self._now[0] + 1, 0)
+        return self._now
+
+    def advance(self, share: Share, epoch: int, start: int, batches: int) -> None:
+        """Count batches as handed out, in training those of all ranks, else of this one."""
+        if epoch != self._now[0]:
+            return  # another iteration has begun
+        if isinstance(share, TrainShare):
+            done = min(start + batches * share.global_batch, share.stop(start))
+        else:
+            done = min(start + batches * share.batch_size, share.num_samples)
+        self._now = (epoch, done)
+
+    def finish(self, epoch: int) -> None:
+        """Note the end of an epoch."""
+        if epoch == self._now[0]:
+            self._now = (epoch + 1, 0)
+
+    def samples(self, epoch: int) -> Ints | None:
+        """Return all samples in the order of an epoch; None for the order they are stored in."""
+        if not self.shuffle:
+            return None
+        if self.memory is None or self.memory.fits:
+            return permutation(self.n, self.seed, epoch)
+        return self.memory.order(self.seed).samples(epoch)
 
     def share(self) -> Share:
-        """Return this rank's positions, in the world as it is now."""
+        """Return this rank's positions, for the process group as it is now."""
         rank, world = _rank_and_world(self.parallel)
         if not self.train:
             return EvalShare(self.n, self.batch_size, rank, world)
         share = TrainShare(self.n, self.batch_size, rank, world, self.drop_last)
         if not len(share):
-            advice = "choose a smaller batch_size" + (
-                " or drop_last=False" if self.drop_last else ""
-            )
+            advice = "choose a smaller batch_size"
             if self.n < world:
-                advice = (
-                    "each rank needs one; the accounting of a store (ds.attrs['accounting']) says "
-                    "what became of all windows"
-                )
+                advice = "ds.attrs['accounting'] of a store counts why windows were dropped"
+            elif self.drop_last:
+                advice += " or drop_last=False"
             raise InvalidValueError(
-                f"{self.n} training samples make no batch of batch_size={self.batch_size} on "
-                f"{world} rank(s); {advice}"
+                f"{self.n} training samples are too few for a batch of "
+                f"batch_size={self.batch_size} on {world} rank(s); {advice}"
             )
         return share
 
-    def advance(self, share: Share, epoch: int, start: int, batches: int) -> None:
-        """Note that so many batches were handed out: of all ranks in training, else of this."""
-        if isinstance(share, TrainShare):
-            done = min(start + batches * share.global_batch, share.stop(start))
-        else:
-            done = min(start + batches * share.batch_size, share.num_samples)
-        self.cursor.advance(epoch, done)
-
     def state_dict(self) -> dict[str, Any]:
-        """Say how far the epoch is: in training for all ranks, else for this one alone."""
-        state = self.cursor.state_dict()
-        if not self.train and state["done"]:
-            state |= self._place()
-        return state
+        """Return the progress of the epoch: in training of all ranks, else of this one."""
+        state = {**self._identity, "epoch": self._now[0], "done": self._now[1]}
+        return state | self._rank() if state["done"] and not self.train else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken."""
-        given = {key: value for key, value in state.items() if key not in ("rank", "world")}
-        place = {key: value for key, value in state.items() if key not in given}
-        if place and place != self._place():
+        """Let the next iteration continue where a state was taken."""
+        rank = {key: state[key] for key in ("rank", "world") if key in state}
+        given = {k: v for k, v in state.items() if k not in (*rank, "epoch", "done")}
+        if rank and rank != self._rank():
             raise InvalidValueError(
-                "the loader's state was saved inside a pass over test or validation samples with "
-                f"{place}, this is {self._place()}; such a pass goes on only on the same rank of "
-                "as many ranks, begin it anew"
+                "the loader's state was saved inside a pass over test or validation samples on "
+                f"{rank}, and this is {self._rank()}; such a pass can continue only on the same "
+                "rank of as many ranks"
             )
-        self.cursor.load_state_dict(given)
+        if given != self._identity or not {"epoch", "done"} <= set(state):
+            raise InvalidValueError(
+                f"the loader's state was saved with {given}, this loader has {self._identity}; "
+                "an epoch can continue only with the same data and order"
+            )
+        for name in ("epoch", "done"):
+            check_whole(name, state[name], 0)
+        if state["done"] > self.n:
+            raise InvalidValueError(
+                f"the loader's state has {state['done']} of {self.n} samples done; give one that "
+                "state_dict returned"
+            )
+        self._next = self._now = (int(state["epoch"]), int(state["done"]))
 
-    def _place(self) -> dict[str, Any]:
+    def _rank(self) -> dict[str, Any]:
         return dict(zip(("rank", "world"), _rank_and_world(self.parallel), strict=True))
 
 
-class SampleLoader:
-    """Batches of a `PTXrDataset`, decoded by threads; made by `prep_dataloader`.
+class EpochLoader:
+    """Base of `SampleLoader` and `MapLoader`: epochs that ranks share, and that can be resumed.
 
-    Iterates like a DataLoader. If the samples fit into `buffer_mb` they are read once and
-    shuffled as a whole; else chunks pass through a ring of slots, and a batch mixes samples
-    of many chunks (see `ml4cube.core.shares.ChunkOrder`).
-
-    Parameters
-    ----------
-    dataset : PTXrDataset
-        Where samples come from.
-    plan : object
-        Whose turn it is; made by `prep_dataloader`.
-    memory : object
-        What of the samples fits into memory; made by `prep_dataloader`.
-    handover : object
-        What is done to a batch last; made by `prep_dataloader`.
-    threads : int
-        Chunks decoded at once.
+    Every iteration is one epoch: the one that `set_epoch` named, else the next.
 
     Attributes
     ----------
-    batch_size : int
-        Samples in a batch of one rank.
     parallel : bool
         Whether ranks share the samples.
-    callback, collate_fn : callable or None
-        Makes a batch of a list of items.
-    num_workers : int
-        Chunks decoded at once.
-    drop_last : bool
-        Whether a last batch that is not full is left out.
+    keeps_samples : bool
+        Whether no batch can lose or gain samples after it was gathered.
+    num_samples : int
+        Samples that this rank yields in one epoch.
     """
 
-    def __init__(
-        self,
-        dataset: PTXrDataset,
-        plan: Plan,
-        memory: Memory,
-        handover: Handover,
-        threads: int,
-    ) -> None:
-        self.dataset = dataset
-        self.callback = self.collate_fn = handover.callback
-        self.num_workers, self.drop_last = threads, plan.train and plan.drop_last
-        self.batch_size, self.parallel = plan.batch_size, plan.parallel
-        self._plan, self._threads, self._handover = plan, threads, handover
-        self._memory = memory
-        self._resident: tuple[range, Resident] | None = None
-        self._idle_rings: list[tuple[int, Ring]] = []
-        batch_bytes = sum(field.nbytes for field in dataset._fields) * self.batch_size
-        # small batches are gathered several at a time, for the price of one call
-        self._together = max(1, min(memory.group_bytes // max(batch_bytes, 1), _TOGETHER))
-        rows = min(self.batch_size * self._together, plan.n)
-        self._buffers = [Buffers(field, rows) for field in dataset._fields]
-        self._orders: dict[int, Ints | None] = {}
+    plan: EpochPlan
+    handover: Handover
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is in memory, which is read again."""
-        return {**self.__dict__, "_resident": None, "_idle_rings": [], "_orders": {}}
-
-    def __len__(self) -> int:
-        """Batches of this rank in one epoch."""
-        return len(self._plan.share())
-
-    def share_out(self) -> None:
-        """Let the ranks of the process group share the samples, as ``parallel=True`` does."""
-        self.parallel = self._plan.parallel = True
+    @property
+    def parallel(self) -> bool:
+        """Return whether ranks share the samples."""
+        return self.plan.parallel
 
     @property
     def keeps_samples(self) -> bool:
-        """Whether batches surely have the samples that they were made of."""
-        return self._handover.keeps_samples
+        """Return whether no batch can lose or gain samples after it was gathered."""
+        return self.handover.keeps_samples
 
     @property
     def num_samples(self) -> int:
         """Samples that this rank yields in one epoch."""
-        return self._plan.share().num_samples
+        return self.plan.share().num_samples
+
+    def share_out(self) -> None:
+        """Let the ranks of the process group share the samples, as ``parallel=True`` does."""
+        self.plan.parallel = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is; without it, the next one.
+        """Set the epoch of the next iteration.
 
         Parameters
         ----------
         epoch : int
             From 0. The order is a function of the seed and the epoch.
         """
-        self._plan.cursor.set_epoch(epoch)
+        self.plan.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Say how far the epoch is, counted in batches that were handed out.
+        """Return the progress of the epoch, in batches that were handed out.
 
         Returns
         -------
         dict
-            Plain numbers and words, for `load_state_dict`.
+            Plain numbers and strings, for `load_state_dict`.
         """
-        return self._plan.state_dict()
+        return self.plan.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where a state was taken.
+        """Let the next iteration continue where a state was taken.
 
-        In training on any number of ranks; a pass over test or validation samples goes on only
+        In training on any number of ranks; a pass over test or validation samples continues only
         on the same rank of as many ranks.
 
         Parameters
@@ -247,10 +294,69 @@ class SampleLoader:
         InvalidValueError
             If the state belongs to other data, another order, or the pass of another rank.
         """
-        self._plan.load_state_dict(state)
+        self.plan.load_state_dict(state)
+
+
+class SampleLoader(EpochLoader):
+    """Batches of a `PTXrDataset`, decoded by threads; made by `prep_dataloader`.
+
+    Iterates like a DataLoader. If the samples fit into `buffer_mb` they are read once and
+    shuffled as a whole; else chunks pass through a ring of slots, and a batch mixes samples
+    of many chunks (see `ml4cube.core.shares.ChunkOrder`).
+
+    Parameters
+    ----------
+    dataset : PTXrDataset
+        Where samples come from.
+    plan : object
+        Order and progress of epochs; made by `prep_dataloader`.
+    handover : object
+        Last steps of a batch; made by `prep_dataloader`.
+    threads : int
+        Chunks decoded at once.
+
+    Attributes
+    ----------
+    batch_size : int
+        Samples in a batch of one rank.
+    callback, collate_fn : callable or None
+        Makes a batch of a list of items.
+    num_workers : int
+        Chunks decoded at once.
+    drop_last : bool
+        Whether a last batch that is not full is left out.
+    """
+
+    def __init__(
+        self,
+        dataset: PTXrDataset,
+        plan: EpochPlan,
+        handover: Handover,
+        threads: int,
+    ) -> None:
+        assert plan.memory is not None  # the samples of a PTXrDataset have a size
+        self.dataset, self.plan, self.handover, self._memory = dataset, plan, handover, plan.memory
+        self.callback = self.collate_fn = handover.callback
+        self.num_workers, self.batch_size, self.drop_last = threads, plan.batch_size, plan.drop_last
+        self._resident: tuple[range, Resident] | None = None
+        self._idle_rings: list[tuple[int, Ring]] = []
+        batch_bytes = sum(field.nbytes for field in dataset._fields) * self.batch_size
+        # several small batches are gathered at once, which takes as long as one
+        self._together = max(1, min(self._memory.group_bytes // max(batch_bytes, 1), _TOGETHER))
+        rows = min(self.batch_size * self._together, plan.n)
+        self._buffers = [Buffers(field, rows) for field in dataset._fields]
+        self._orders: dict[int, Ints | None] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is in memory, which is read again."""
+        return {**self.__dict__, "_resident": None, "_idle_rings": [], "_orders": {}}
+
+    def __len__(self) -> int:
+        """Batches of this rank in one epoch."""
+        return len(self.plan.share())
 
     def samples(self, batch: Any) -> Ints:
-        """Say which samples a batch holds.
+        """Return the numbers of the samples in a batch.
 
         Parameters
         ----------
@@ -266,16 +372,16 @@ class SampleLoader:
         Raises
         ------
         InvalidValueError
-            If this loader did not hand it out, or too long ago.
+            If this loader did not hand it out, or too many batches ago.
         """
-        epoch, positions = self._handover.find(batch)
+        epoch, positions = self.handover.find(batch)
         if epoch not in self._orders:
-            self._orders = {epoch: self._order(epoch)}
+            self._orders = {epoch: self.plan.samples(epoch)}
         order = self._orders[epoch]
         return positions if order is None else order[positions]
 
     def coords(self, batch: Any) -> dict[str, Any]:
-        """Say where the samples of a batch come from.
+        """Return the coordinates of the samples in a batch.
 
         Parameters
         ----------
@@ -307,31 +413,30 @@ class SampleLoader:
         Raises
         ------
         InvalidValueError
-            If the batch is not known, or was augmented, so that its cells lie elsewhere.
+            If the batch is not known, or was augmented, which may move cells.
         """
-        self._handover.refuse_augmented()
+        self.handover.refuse_augmented()
         return self.dataset.to_dataset(batch, self.samples(batch), unscale=unscale)
 
     def shuffle_report(self, epoch: int = 0, batches: int = 32) -> ShuffleReport:
-        """Say how well the batches of this rank are mixed.
+        """Return how well the batches of this rank are mixed.
 
-        Samples that lie near one another resemble one another, so a batch of few blocks is
-        worth fewer samples than it has. How many a perfect shuffle would make of it depends on how
-        many blocks the data has; where a batch is worth less than that, the remedy is a larger
-        `buffer_mb`, or a store written in shuffled order (the sampler's default).
+        Samples near one another are alike, so a batch from few blocks is worth fewer samples than
+        it has. A perfect shuffle of the same blocks is the reference; if a batch is worth less,
+        use a larger `buffer_mb`, or a store written in shuffled order (the sampler's default).
 
         Parameters
         ----------
         epoch : int
-            Which epoch.
+            The epoch.
         batches : int
-            How many batches to look at, evenly spaced over the epoch.
+            Number of batches to look at, evenly spaced over the epoch.
 
         Returns
         -------
         ShuffleReport
             The effective batch size, that of a perfect shuffle, and the least number of blocks in
-            a batch. Printed, it says what limits them.
+            a batch. Printed, it names what limits them.
 
         Raises
         ------
@@ -340,12 +445,11 @@ class SampleLoader:
         """
         check_whole("epoch", epoch, 0)
         check_whole("batches", batches, 1)
-        share = self._plan.share()
+        share, order = self.plan.share(), self.plan.samples(epoch)
         if not len(share):
-            raise InvalidValueError("the loader has no batch on this rank, so nothing is mixed")
-        order = self._order(epoch)
+            raise InvalidValueError("the loader has no batch on this rank")
         chosen = set(np.linspace(0, len(share) - 1, batches).astype(int).tolist())
-        block, unit = self.dataset.blocks(np.arange(self._plan.n))
+        block, unit = self.dataset.blocks(np.arange(self.plan.n))
         found = [
             block[positions if order is None else order[positions]]
             for number, positions in enumerate(share.batches())
@@ -353,37 +457,29 @@ class SampleLoader:
         ]
         return ShuffleReport.of(found, unit, np.unique(block, return_counts=True)[1])
 
-    def _order(self, epoch: int) -> Ints | None:
-        """All samples in the order of an epoch; None if that is the order they are stored in."""
-        if not self._plan.shuffle:
-            return None
-        if self._memory.fits:
-            return permutation(self._plan.n, self._plan.seed, epoch)
-        return self._memory.order(self._plan.seed).samples(epoch)
-
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over one epoch, the one that was set, else the next, from its first batch on."""
-        # a generator, so that an iterator that is never asked (Lightning makes one) begins none
-        size, pack, plan = self.batch_size, self.dataset.pack, self._plan
+        """Iterate over one epoch: the one that was set, else the next."""
+        # a generator, so that an iterator which is never used (Lightning makes one) begins none
+        size, pack, plan = self.batch_size, self.dataset.pack, self.plan
         share = plan.share()
-        epoch, start = plan.cursor.begin()
-        hand, number = self._handover.hand, 0
+        epoch, start = plan.begin()
+        hand, number = self.handover.hand, 0
         with closing(self._groups(share, epoch, start)) as groups:
             for positions, tensors in groups:
                 parts: Iterable[Sequence[Tensor]] = [tuple(tensors)]
                 if len(positions) > size:
                     parts = zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
-                # the arrays come back for other batches when nobody holds them any more
+                # arrays that nobody holds are used again for other batches
                 del tensors
                 for first, arrays in zip(range(0, len(positions), size), parts, strict=True):
                     number += 1
                     plan.advance(share, epoch, start, number)
                     yield hand(pack(arrays), epoch, positions, first)
                 del arrays, parts
-        plan.cursor.finish(epoch)
+        plan.finish(epoch)
 
     def _groups(self, share: Share, epoch: int, start: int) -> Generator[tuple[Ints, list[Tensor]]]:
-        """Several batches at a time, end to end: their positions and arrays."""
+        """Yield the positions and arrays of several batches at a time, end to end."""
         tensors: deque[list[Tensor]] = deque()
         waiting: deque[Ints] = deque()
 
@@ -407,18 +503,18 @@ class SampleLoader:
 
     def _tensors(self, rows: int) -> list[Tensor]:
         if torch.cuda.is_available():
-            # torch's own pinned memory knows of copies to the GPU that are still under way
+            # torch does not reuse its pinned memory before copies to the GPU have ended
             return [
                 torch.from_numpy(field.empty(0)).new_empty((rows, *field.shape), pin_memory=True)
                 for field in self.dataset._fields
             ]
         return [torch.from_numpy(buffer.take(rows)) for buffer in self._buffers]
 
-    def _reads_at_once(self, room: int) -> int:
-        """Threads that read: more where they mostly wait, as far as there is room."""
+    def _reads_at_once(self, chunks: int) -> int:
+        """Return the number of reading threads: more if reads mostly wait, up to `chunks`."""
         if self.dataset._source.slow:
-            return max(self._threads, min(_SLOW_READS, room))
-        return self._threads
+            return max(self.num_workers, min(_SLOW_READS, chunks))
+        return self.num_workers
 
     def _from_memory(
         self, chunks: range, epoch: int, groups: Iterator[Ints], take: Take
@@ -427,47 +523,32 @@ class SampleLoader:
             source, fields = self.dataset._source, self.dataset._fields
             threads = self._reads_at_once(len(chunks))
             self._resident = chunks, Resident(source, fields, threads, chunks)
-        resident = self._resident[1]
-        order = None
-        if self._plan.shuffle:
-            order = permutation(self._plan.n, self._plan.seed, epoch)
-        with Gatherers(min(self._threads, _GATHERERS)) as gatherers:
-            for positions in groups:
-                while not gatherers.has_room():
-                    yield gatherers.finish()
-                samples = positions if order is None else order[positions]
-                out = take(len(positions))
-
-                def gather(rows: slice, samples: Ints = samples, out: Arrays = out) -> None:
-                    resident.gather(samples[rows], [array[rows] for array in out])
-
-                gatherers.begin(out)
-                gatherers.fill(positions, slice(0, len(positions)), gather)
-            while len(gatherers):
-                yield gatherers.finish()
+        order = self.plan.samples(epoch)
+        samples = groups if order is None else (order[positions] for positions in groups)
+        return self._resident[1].batches(samples, take, min(self.num_workers, _GATHERERS))
 
     def _through_ring(
         self, share: Share, epoch: int, start: int, groups: Iterator[Ints], take: Take
     ) -> Generator[Arrays]:
-        order = self._memory.order(self._plan.seed if self._plan.shuffle else None)
+        order = self._memory.order(self.plan.seed if self.plan.shuffle else None)
         if isinstance(share, TrainShare):
-            tour = order.schedule(epoch, start, share.stop(start), share.rank, share.world)
+            schedule = order.schedule(epoch, start, share.stop(start), share.rank, share.world)
         else:
-            tour = order.schedule(epoch, share.begin + start, share.end)
+            schedule = order.schedule(epoch, share.begin + start, share.end)
         slots = self._memory.slots(order, share)
         ring = self._idle_ring(slots)
         if ring is None:
-            reads, gatherers = self._reads_at_once(slots), min(self._threads, _GATHERERS)
+            reads, gatherers = self._reads_at_once(slots), min(self.num_workers, _GATHERERS)
             ring = Ring(self.dataset._source, self.dataset._fields, slots, reads, gatherers)
         try:
-            with closing(ring.batches(tour, groups, take)) as arrays:
+            with closing(ring.batches(schedule, groups, take)) as arrays:
                 yield from arrays
         finally:
             if ring.is_resting:
                 self._idle_rings[:] = [(slots, ring)]
 
     def _idle_ring(self, slots: int) -> Ring | None:
-        """Take the ring that the last epoch left, if it fits; nobody else gets it then."""
+        """Take the ring that the last epoch left, if its size is right."""
         try:
             size, ring = self._idle_rings.pop()
         except IndexError:
@@ -478,15 +559,13 @@ class SampleLoader:
 class ShareSampler(DistributedSampler[int]):
     """Samples of one rank, in the order of an epoch, for a torch DataLoader.
 
-    It is a DistributedSampler by name, not by what it does: it pads nothing. By that name
-    Lightning and ignite know that samples are shared among ranks already, and leave it alone.
+    It derives from DistributedSampler, so that Lightning and ignite know that samples are shared
+    among ranks already and leave it alone; but it pads nothing.
 
     Parameters
     ----------
     plan : object
-        Whose turn it is; made by `prep_dataloader`.
-    order : callable, optional
-        All samples in the order of an epoch; by default, shuffled as a whole.
+        Order and progress of epochs; made by `prep_dataloader`.
 
     Attributes
     ----------
@@ -494,10 +573,9 @@ class ShareSampler(DistributedSampler[int]):
         Epoch that was begun last, and samples of it that were done before.
     """
 
-    def __init__(self, plan: Plan, order: Callable[[int], Ints] | None = None) -> None:
-        # not DistributedSampler's own, which asks for a process group and copies the samples
+    def __init__(self, plan: EpochPlan) -> None:
+        # DistributedSampler's own asks for a process group and copies the samples
         self.plan = plan
-        self._order = order
         self.begun = (0, 0)
 
     def __len__(self) -> int:
@@ -506,30 +584,23 @@ class ShareSampler(DistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Begin an epoch: the one that was set, else the next."""
-        self.begun = epoch, start = self.plan.cursor.begin()
-        samples = self._samples(epoch)
+        self.begun = epoch, start = self.plan.begin()
+        samples = self.plan.samples(epoch)
         for positions in self.plan.share().batches(start):
             yield from (positions if samples is None else samples[positions]).tolist()
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is.
+        """Set the epoch of the next iteration.
 
         Parameters
         ----------
         epoch : int
             From 0.
         """
-        self.plan.cursor.set_epoch(epoch)
-
-    def _samples(self, epoch: int) -> Ints | None:
-        if not self.plan.shuffle:
-            return None
-        if self._order is None:
-            return permutation(self.plan.n, self.plan.seed, epoch)
-        return self._order(epoch)
+        self.plan.set_epoch(epoch)
 
 
-class MapLoader(DataLoader[Any]):
+class MapLoader(EpochLoader, DataLoader[Any]):
     """A torch DataLoader over any map-style data set, with a `ShareSampler`.
 
     Made by `prep_dataloader`; takes the arguments of a DataLoader.
@@ -537,88 +608,34 @@ class MapLoader(DataLoader[Any]):
     Attributes
     ----------
     sampler : ShareSampler
-        Says which samples are this rank's.
+        Chooses the samples of this rank.
     """
 
     sampler: ShareSampler
-    handover: Handover
-    # by this name accelerate's `prepare` knows what it shared out already: it leaves that alone
+    # accelerate's `prepare` does not change a loader that has this mark
     _is_accelerate_prepared: bool
-
-    @property
-    def parallel(self) -> bool:
-        """Whether ranks share the samples."""
-        return self.sampler.plan.parallel
 
     def share_out(self) -> None:
         """Let the ranks of the process group share the samples, as ``parallel=True`` does."""
-        self.sampler.plan.parallel = self._is_accelerate_prepared = True
-
-    @property
-    def keeps_samples(self) -> bool:
-        """Whether batches surely have the samples that they were made of."""
-        return self.handover.keeps_samples
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that this rank yields in one epoch."""
-        return len(self.sampler)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is; without it, the next one.
-
-        Parameters
-        ----------
-        epoch : int
-            From 0. The order is a function of the seed and the epoch.
-        """
-        self.sampler.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Say how far the epoch is, counted in batches that were handed out.
-
-        Returns
-        -------
-        dict
-            Plain numbers and words, for `load_state_dict`.
-        """
-        return self.sampler.plan.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on where a state was taken.
-
-        In training on any number of ranks; a pass over test or validation samples goes on only
-        on the same rank of as many ranks.
-
-        Parameters
-        ----------
-        state : mapping
-            From `state_dict`.
-
-        Raises
-        ------
-        InvalidValueError
-            If the state belongs to other data, another order, or the pass of another rank.
-        """
-        self.sampler.plan.load_state_dict(state)
+        super().share_out()
+        self._is_accelerate_prepared = True
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over one epoch: the one that was set, else the next."""
-        plan = self.sampler.plan
-        # torch draws the seed of its workers when it starts: from this generator, so that the
-        # global random state is neither read nor changed
+        plan = self.plan
+        # torch draws the seed of its workers from this generator, not from the global one
         assert self.generator is not None
-        self.generator.manual_seed(worker_seed(plan.seed, plan.cursor.coming))
+        self.generator.manual_seed(worker_seed(plan.seed, plan.next_epoch))
         batches = super().__iter__()
-        # with worker processes the epoch has begun here, without at the first batch
+        # worker processes begin the epoch now; without them it begins at the first batch
         return self._count(batches, self.sampler.begun if self.num_workers else None)
 
     def _count(self, batches: Iterator[Any], begun: tuple[int, int] | None) -> Iterator[Any]:
-        plan = self.sampler.plan
+        plan = self.plan
         share, positions = plan.share(), None
         for number, batch in enumerate(batches, 1):
             begun = begun or self.sampler.begun
             positions = positions or share.batches(begun[1])
             plan.advance(share, *begun, number)
             yield self.handover.hand(batch, begun[0], next(positions), 0)
-        plan.cursor.finish((begun or self.sampler.begun)[0])
+        plan.finish((begun or self.sampler.begun)[0])

@@ -1,4 +1,4 @@
-"""Memory: what of a data set fits into a loader's memory, and the order that follows from it."""
+"""Memory: the part of a data set that a loader holds in memory, and the order of samples."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.shares import ChunkOrder, EvalShare, Ints, TrainShare, stream_count
 
 _MB = 1 << 20
-# Smaller batches are gathered several at a time; together they are a small part of the buffer.
+# Most bytes of small batches that are gathered together, also as a part of the buffer.
 _GROUP_BYTES = 4 << 20
 _GROUP_PART = 16
 
 
 def check_megabytes(argument: str, value: object) -> None:
-    """Refuse what is no size of memory."""
+    """Refuse anything but a number of megabytes."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise InvalidTypeError(f"{argument}={value!r} is a {type(value).__name__}; give a number")
+        raise InvalidTypeError(f"{argument} must be a number of megabytes, got {value!r}")
     if not 0 <= value < np.inf:
-        raise InvalidValueError(f"{argument}={value!r}; give a number of megabytes, 0 or more")
+        raise InvalidValueError(f"{argument} must be at least 0 and finite, got {value!r}")
 
 
 class Memory:
-    """What of a data set fits into a loader's memory, and the order that follows from it."""
+    """The part of a data set that a loader holds in memory, and the order of samples."""
 
     def __init__(self, counts: Ints, sample_bytes: int, buffer_mb: float) -> None:
         check_megabytes("buffer_mb", buffer_mb)
@@ -30,25 +30,24 @@ class Memory:
         self._starts = np.concatenate([[0], np.cumsum(counts)])
         self._sample_bytes = max(1, sample_bytes)
         self._bytes = int(buffer_mb * _MB)
-        self._buffer_mb = buffer_mb
         chunk_bytes = int(self._counts.max(initial=1)) * self._sample_bytes
-        self._room = self._bytes // max(chunk_bytes, 1)
+        self._chunks_that_fit = self._bytes // max(chunk_bytes, 1)
         self.fits = int(self._starts[-1]) * self._sample_bytes <= self._bytes
-        if self._room < 2 and not self.fits:
+        if self._chunks_that_fit < 2 and not self.fits:
             raise InvalidValueError(
-                f"buffer_mb={buffer_mb} does not hold two chunks of {chunk_bytes / _MB:.3g} MB; "
+                f"buffer_mb={buffer_mb} is too small for two chunks of {chunk_bytes / _MB:.3g} MB; "
                 f"give at least {2 * chunk_bytes / _MB:.3g}, or store smaller chunks"
             )
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of small batches that are gathered together."""
+        """Most bytes of small batches that are gathered together."""
         return min(_GROUP_BYTES, self._bytes // _GROUP_PART)
 
     @property
     def streams(self) -> int:
-        """Chunks that a shuffled batch mixes when the samples do not fit."""
-        return stream_count(int((self._counts > 0).sum()), self._room)
+        """Number of chunks that a shuffled batch mixes if the samples do not fit."""
+        return stream_count(int((self._counts > 0).sum()), self._chunks_that_fit)
 
     @property
     def order_name(self) -> str:
@@ -56,7 +55,7 @@ class Memory:
         return "whole" if self.fits else f"{self.streams} streams"
 
     def resident_chunks(self, share: TrainShare | EvalShare) -> range | None:
-        """Choose the chunks to hold in memory for good."""
+        """Return the chunks to hold in memory all the time; None if they do not fit."""
         if isinstance(share, TrainShare):
             return range(len(self._counts)) if self.fits else None
         if share.begin == share.end:
@@ -67,12 +66,12 @@ class Memory:
         return range(first, stop) if held * self._sample_bytes <= self._bytes else None
 
     def order(self, seed: int | None) -> ChunkOrder:
-        """Choose the order of samples that pass through a ring."""
+        """Return the order of samples that pass through a ring."""
         return ChunkOrder(self._counts, 1 if seed is None else self.streams, seed)
 
     def slots(self, order: ChunkOrder, share: TrainShare | EvalShare) -> int:
-        """Choose the chunks in one rank's ring: its share of the memory, and never too few."""
-        used, room = order.streams, self._room
+        """Return the number of chunks in one rank's ring: its share of the memory, if enough."""
+        used, most = order.streams, self._chunks_that_fit
         if isinstance(share, TrainShare) and used % share.world == 0:
-            used, room = used // share.world, room // share.world
-        return min(max(used + 1, room), max(len(self._counts), used + 1))
+            used, most = used // share.world, most // share.world
+        return min(max(used + 1, most), max(len(self._counts), used + 1))

@@ -1,13 +1,12 @@
-"""Chunks of a zarr v3 array, read straight from its shard files.
+"""Read chunks of a zarr v3 array straight from its shard files.
 
-A read through zarr-python has a fixed cost of milliseconds, which matters where every chunk of a
-store is read once an epoch. Layouts that are not known here are left to zarr.
+A read through zarr-python takes milliseconds at least, which is slow if every chunk of a store is
+read in every epoch. Layouts that are not supported here are read by zarr.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
 from ml4cube.cube.chunks.codecs import CHECKSUM, Bytes, ChunkCodecs, without_checksum
+from ml4cube.loading.ring.slots import Scratch
 from ml4cube.store.format import read_manifest, read_metadata
 
 _UNUSED = np.iinfo(np.uint64).max
@@ -28,10 +28,9 @@ _ENCODED = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsig
 
 @dataclass
 class ShardedArray:
-    """Reads chunks along the first axis of an array; picklable, from any thread."""
+    """Reader of chunks along the first axis of an array; picklable, for any thread."""
 
     # Make one with `ShardedArray.of`.
-
     # Path of the array inside the file system.
     root: str
     # An fsspec file system; None for local files.
@@ -47,13 +46,13 @@ class ShardedArray:
     sizes: Mapping[str, int]
     _indices: dict[int, NDArray[np.uint64]] = field(default_factory=dict, repr=False)
     _files: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
-    _scratch: Any = field(default_factory=threading.local, repr=False)
+    _scratch: Scratch = field(default_factory=Scratch, repr=False)
 
     @classmethod
     def of(
         cls, root: str, fs: Any, metadata: Mapping[str, Any], sizes: Mapping[str, int]
     ) -> ShardedArray | None:
-        """Make a reader from an array's ``zarr.json``."""
+        """Make a reader from an array's ``zarr.json``; None if its layout is not supported."""
         shape = tuple(metadata["shape"])
         outer = metadata["chunk_grid"]["configuration"]["chunk_shape"]
         codecs, inner = metadata["codecs"], outer
@@ -81,9 +80,8 @@ class ShardedArray:
         return ShardedArray, (*parts, self.codecs, self.sizes)
 
     def note_files(self) -> None:
-        """Remember which local files there are now, to refuse others that take their place."""
-        # Files that are not noted, as those of a copy in another process, count from their first
-        # read on.
+        """Remember the present local files, to refuse others that replace them."""
+        # A copy in another process remembers files from their first read on.
         for key in self.sizes:
             try:
                 self._check_same(key, os.stat(f"{self.root}/{key}"))
@@ -108,9 +106,10 @@ class ShardedArray:
         return self._bytes(key, offset, size, self.codecs.checksum)
 
     def decode(self, chunk: int, data: Bytes, out: NDArray[Any]) -> None:
-        """Decode what was fetched."""
+        """Decode the fetched bytes of a chunk."""
         direct = out.dtype == self.dtype and out.flags.c_contiguous and len(out) == self.chunk
-        target = out if direct else self._room()
+        window = self.shape[1:]
+        target = out if direct else self._scratch.take("chunk", (self.chunk, *window), self.dtype)
         try:
             self.codecs.decompress(data, target)
         except ValueError as error:
@@ -121,20 +120,13 @@ class ShardedArray:
             out[...] = target[: len(out)]
 
     def describe(self, chunk: int) -> str:
-        """Name a chunk for an error message."""
+        """Describe a chunk for an error message."""
         first = chunk * self.chunk
         last = min(first + self.chunk, self.shape[0]) - 1
         return f"samples {first} to {last} in {self.root}/{self._key(first // self.shard)}"
 
     def _key(self, shard: int) -> str:
         return "/".join(["c", str(shard), *("0" for _ in self.shape[1:])])
-
-    def _room(self) -> NDArray[Any]:
-        """An array for one chunk that is used again by the same thread."""
-        room: NDArray[Any] | None = getattr(self._scratch, "room", None)
-        if room is None:
-            room = self._scratch.room = np.empty((self.chunk, *self.shape[1:]), self.dtype)
-        return room
 
     def _read_index(self, key: str) -> NDArray[np.uint64]:
         size = self.shard // self.chunk * 16 + CHECKSUM
@@ -144,15 +136,15 @@ class ShardedArray:
         return np.frombuffer(raw.tobytes(), "<u8").reshape(-1, 2)
 
     def _bytes(self, key: str, offset: int, size: int, checksum: bool) -> Bytes:
-        """Read a range of a file; if it ends in a checksum, check that and leave it out."""
-        # Local files are read into an array that the next read of the same thread overwrites: a new
-        # one each time would cost page faults.
+        """Read a range of a file; check its checksum, if it has one, and drop that."""
+        # The next read of the same thread overwrites the array, to avoid page faults of new ones.
         path = f"{self.root}/{key}"
         if self.fs is not None:
             found: bytes = self.fs.cat_file(path, start=offset, end=offset + size)
             raw = np.frombuffer(found, np.uint8)
         else:
-            raw = self._file_room(size)
+            # larger than needed, so that it soon has the size of the largest chunk
+            raw = self._scratch.take("file", (size + size // 4,), np.dtype(np.uint8))[:size]
             handle = os.open(path, os.O_RDONLY)
             try:
                 self._check_same(key, os.fstat(handle))
@@ -169,7 +161,7 @@ class ShardedArray:
             ) from error
 
     def _check_same(self, key: str, found: os.stat_result) -> None:
-        """Refuse a file that took the place of the one read before: samples of two would mix."""
+        """Refuse a file that replaced the one read before, because samples of both would mix."""
         known = self._files.setdefault(key, (found.st_ino, found.st_mtime_ns, self.sizes[key]))
         if known != (found.st_ino, found.st_mtime_ns, found.st_size):
             raise StoreError(
@@ -177,16 +169,9 @@ class ShardedArray:
                 "open it again"
             )
 
-    def _file_room(self, size: int) -> Bytes:
-        """An array for encoded bytes that is used again by the same thread."""
-        room: Bytes | None = getattr(self._scratch, "file_room", None)
-        if room is None or len(room) < size:
-            room = self._scratch.file_room = np.empty(size + size // 4, np.uint8)
-        return room[:size]
-
 
 def _read_fully(handle: int, into: Bytes, offset: int) -> int:
-    """Read until the array is full or the file ends; one call may give less than asked for."""
+    """Read until the array is full or the file ends; one call may read less."""
     done = 0
     while done < len(into):
         got = os.preadv(handle, [into[done:].data], offset + done)
@@ -197,7 +182,7 @@ def _read_fully(handle: int, into: Bytes, offset: int) -> int:
 
 
 def sharded_arrays(path: str, names: list[str]) -> dict[str, ShardedArray] | None:
-    """Make readers of a sample store's variables."""
+    """Make readers of a sample store's variables; None if a layout is not supported."""
     fs, root = url_to_fs(path)
     root = root.rstrip("/")
     files = read_manifest(path)

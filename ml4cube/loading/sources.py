@@ -1,7 +1,7 @@
-"""Where the samples of a data set come from, chunk by chunk. Nothing here knows torch.
+"""Sources of samples, read chunk by chunk: the interface, and those of stores and Datasets.
 
 A source reads chunks of samples, knows each variable's window and dtype (`schema`) and where
-samples lie in their cube (`coords`). `open_source` chooses the one that fits what a user gave.
+samples lie in their cube (`coords`). Does not use torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,18 +19,14 @@ import numpy as np
 from fsspec.core import url_to_fs
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_choice
-from ml4cube.core.grid import SizesLike
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.errors import StoreError
+from ml4cube.core.scaling import Scaling
 from ml4cube.core.shares import Ints
-from ml4cube.core.split_plan import PARTS
-from ml4cube.cube.opening import as_dataset
+from ml4cube.core.statistics import scale_parameters
 from ml4cube.cube.reader import CubeReader
-from ml4cube.loading.cube_source import CUTTING_OPTIONS, cut_cube
-from ml4cube.loading.lead import Lead, LeadArguments
+from ml4cube.loading.lead import Lead, base_name, is_target
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.loading.shard_files import ShardedArray, sharded_arrays
-from ml4cube.loading.views import WindowPair
 from ml4cube.sampling.counting import Schema
 from ml4cube.sampling.extractor import Arrays
 from ml4cube.sampling.request import NUMBERED
@@ -40,44 +37,103 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Samples in memory are handed on in pieces of about this size.
+# Samples in memory are read in pieces of about this size.
 _PIECE_BYTES = 4 << 20
 
-# How far origins may lie off a line for the cells between to be known: as far as numbers that
-# were float32 once, and dates that were days as floats.
+# Origins may lie this far off a straight line and still count as evenly spaced: as far as
+# rounding to float32, and of dates to days as floats, moves them.
 _ROUNDED = 8 * float(np.finfo(np.float32).eps)
 _ROUNDED_NS = 1e6
 
 
 class SampleSource(ChunkSource, Protocol):
-    """A source of chunks that knows what is in them."""
+    """Samples in chunks, with their variables, dims and positions in the cube."""
 
-    @property
-    def schema(self) -> Schema:
-        """Window shape and dtype of every variable."""
-        ...
-
-    @property
-    def dims(self) -> Mapping[str, tuple[str, ...]]:
-        """Dims of every variable's window."""
-        ...
-
-    @property
-    def lead(self) -> Lead | None:
-        """Where targets lie, if elsewhere than the inputs."""
-        ...
+    # Window shape and dtype of every variable.
+    schema: Schema
+    # Dims of every variable's window.
+    dims: dict[str, tuple[str, ...]]
+    # Position of the targets, if it differs from that of the inputs.
+    lead: Lead | None
 
     def coords(self, samples: Ints) -> Arrays:
-        """Coordinates of samples, one array per coordinate."""
-        ...
+        """Return coordinates of samples, one array per coordinate."""
 
-    def places(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
-        """Index of the first cell of samples along cube dims."""
-        ...
+    def first_cells(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
+        """Return the index of the first cell of samples along cube dims."""
 
     def axes(self) -> dict[str, xr.Variable]:
-        """Coordinate values of every cell along each cube dim, as far as they are known."""
-        ...
+        """Return the coordinate values of every cell along each cube dim, where they are known."""
+
+
+@dataclass(frozen=True)
+class KnownScaling:
+    """Scaling of the samples of a source, as far as it is known."""
+
+    # By variable of the cube.
+    scaling: Mapping[str, Scaling]
+    # Dim of the cube behind each dim of a sample, where it has another name.
+    cube_dims: Mapping[str, str]
+
+    @classmethod
+    def of(cls, metadata: StoreMetadata | None) -> KnownScaling:
+        """Make it from the metadata of samples."""
+        if metadata is None:
+            return cls({}, {})
+        found = {}
+        if (how := metadata.spec.scale_fn) is not None:
+            for name, stats in metadata.statistics.items():
+                if not np.any(stats.count):
+                    continue  # no cell was counted, so nothing was scaled
+                offset, scale = scale_parameters(stats, how)
+                found[name] = Scaling(name, offset, scale, metadata.places.get(name, ()), how)
+        return cls(found, metadata.spec.cube_dims)
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether a variable of a source is scaled."""
+        return base_name(name) in self.scaling
+
+    def dims(self, name: str) -> tuple[str, ...]:
+        """Return the dims of the cube along which the scaling of a variable differs."""
+        return self.scaling[base_name(name)].dims
+
+    def scaled(
+        self,
+        name: str,
+        values: NDArray[Any],
+        source: SampleSource,
+        first: Mapping[str, NDArray[Any]],
+    ) -> NDArray[Any]:
+        """Scale samples of a source."""
+        scaling = self.scaling[base_name(name)]
+        windows = self._windows(name, values.shape[1:], source, first)
+        return scaling.scaled(values, *windows, values.dtype)
+
+    def unscaled(
+        self, name: str, values: NDArray[Any], source: SampleSource, samples: Ints
+    ) -> NDArray[Any]:
+        """Undo the scaling of samples of a source."""
+        scaling = self.scaling[base_name(name)]
+        first = source.first_cells(samples, scaling.dims) if scaling.dims else {}
+        return scaling.unscaled(values, *self._windows(name, values.shape[1:], source, first))
+
+    def _windows(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        source: SampleSource,
+        first: Mapping[str, NDArray[Any]],
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+        """Return the first cells of a variable's windows and the window's size, by cube dim."""
+        own = source.dims[name]
+        window = {self.cube_dims.get(d, d): n for d, n in zip(own, shape, strict=True)}
+        moved = dict(first)
+        if source.lead is not None and is_target(name):
+            for dim, along in source.lead.along.items():
+                dim = self.cube_dims.get(dim, dim)
+                if dim in moved:
+                    moved[dim] = moved[dim] + along.offset
+        return moved, window
 
 
 class DatasetSource:
@@ -88,7 +144,7 @@ class DatasetSource:
 
     def __init__(self, ds: xr.Dataset, dim: str) -> None:
         self._dim = dim
-        self._places: dict[str, Ints] = {}
+        self._first_cells: dict[str, Ints] = {}
         self._axes: dict[str, xr.Variable] | None = None
         self._coords = ds.drop_vars(list(ds.data_vars))
         names = [str(name) for name, v in ds.data_vars.items() if dim in v.dims]
@@ -112,103 +168,106 @@ class DatasetSource:
             target[...] = np.moveaxis(values, reader.dims.index(self._dim), 0)
 
     def describe(self, chunk: int) -> str:
-        """Name a chunk for an error message."""
+        """Describe a chunk for an error message."""
         return f"{self._dim} {self._starts[chunk]} to {self._starts[chunk + 1] - 1}"
 
     def coords(self, samples: Ints) -> Arrays:
-        """Look up where samples come from."""
+        """Return coordinates of samples, one array per coordinate."""
         along = [name for name, c in self._coords.coords.items() if c.dims == (self._dim,)]
         chosen = self._coords[along].isel({self._dim: samples} if along else {})
         return {str(name): np.asarray(chosen[name].values) for name in along}
 
-    def places(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
-        """Look up where samples begin."""
+    def first_cells(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
+        """Return the index of the first cell of samples along cube dims."""
         for dim in dims:
-            if dim not in self._places:
-                self._places[dim] = np.asarray(self._coords[f"{dim}_index"].values, np.int64)
-        return {dim: self._places[dim][samples] for dim in dims}
+            if dim not in self._first_cells:
+                index = self._coords[f"{dim}_index"].values
+                self._first_cells[dim] = np.asarray(index, np.int64)
+        return {dim: self._first_cells[dim][samples] for dim in dims}
 
     def axes(self) -> dict[str, xr.Variable]:
-        """Return coordinate values along each cube dim, of the store or of where samples begin."""
+        """Return the coordinate values of every cell along each cube dim, where they are known."""
         if self._axes is None:
             self._axes = self._find_axes()
         return self._axes
 
     def _find_axes(self) -> dict[str, xr.Variable]:
+        coords = self._coords.coords
         stored = _stored_axes(self._coords.encoding.get("source"))
         found = {}
-        for name in map(str, self._coords.coords):
+        for name in map(str, coords):
             dim = name.removesuffix("_index")
-            origin = next((n for n in (f"{dim}_origin", dim) if n in self._coords.coords), None)
-            numbered = origin and self._coords[origin].attrs.get("long_name") == NUMBERED
-            if origin and name != dim and not numbered and self._coords[name].dims == (self._dim,):
-                window = [s[0][ds.index(dim)] for s, ds in self._windows_along(dim)]
-                index = np.asarray(self._coords[name].values)
-                origins, last = self._coords[origin].variable, max(window, default=1) - 1
-                axis = stored.get(dim)
-                if axis is None or not _fits(axis, index, last, np.asarray(origins.values)):
-                    axis = _axis_of(dim, index, origins, last + 1)
-                found.update({dim: axis} if axis is not None else {})
+            origin = next((coords[n] for n in (f"{dim}_origin", dim) if n in coords), None)
+            if name == dim or origin is None or coords[name].dims != (self._dim,):
+                continue
+            if origin.attrs.get("long_name") == NUMBERED:
+                continue  # the dim has no coordinate
+            windows = [dict(zip(self.dims[n], w, strict=True)) for n, (w, _) in self.schema.items()]
+            size = max((window.get(dim, 1) for window in windows), default=1)
+            index, axis = np.asarray(coords[name].values), stored.get(dim)
+            if axis is None or not _has_origins(axis, index, size - 1, np.asarray(origin.values)):
+                axis = _axis_from_origins(dim, index, origin.variable, size)
+            if axis is not None:
+                found[dim] = axis
         return found
 
-    def _windows_along(self, dim: str) -> list[tuple[Any, tuple[str, ...]]]:
-        return [(self.schema[n], dims) for n, dims in self.dims.items() if dim in dims]
 
-
-def _stored_axes(place: Any) -> dict[str, xr.Variable]:
-    """The axes that a store holds; none where there is no store."""
-    if place is None:
+def _stored_axes(path: Any) -> dict[str, xr.Variable]:
+    """Return the coordinates of the cube in a store; nothing without a store."""
+    if path is None:
         return {}
     try:
-        axes = open_axes(place)
+        axes = open_axes(path)
     except NoStoreError:
         return {}
     return {str(name): c.variable.load() for name, c in axes.coords.items()}
 
 
-def _fits(axis: xr.Variable, index: Ints, last: int, origins: NDArray[Any]) -> bool:
-    """Whether samples begin where an axis says, which they do not if the user moved them."""
+def _has_origins(axis: xr.Variable, index: Ints, last: int, origins: NDArray[Any]) -> bool:
+    """Return whether an axis has the origins of samples, which a user may have changed."""
     if not len(index) or index.max() + last >= len(axis):
         return False
     return bool((np.asarray(axis.values)[index] == origins).all())
 
 
-def _axis_of(dim: str, index: Ints, origins: xr.Variable, window: int) -> xr.Variable | None:
-    """Coordinate values of all cells, from those of some; None where they cannot be known."""
+def _axis_from_origins(
+    dim: str, index: Ints, origins: xr.Variable, window: int
+) -> xr.Variable | None:
+    """Return the coordinate values of all cells from those of some, or None if unknown."""
     import xarray as xr
 
     if not len(index):
         return None
-    places, first = np.unique(index, return_index=True)
+    known, first = np.unique(index, return_index=True)
     values = np.asarray(origins.values)[first]
-    cells = np.arange(places[-1] + window)
-    if len(places) == len(cells):
+    cells = np.arange(known[-1] + window)
+    if len(known) == len(cells):
         return xr.Variable(dim, values, origins.attrs)
-    if window == 1:  # cells between are never asked for
-        nearest = np.searchsorted(places, cells).clip(max=len(places) - 1)
+    if window == 1:  # no sample has one of the cells between
+        nearest = np.searchsorted(known, cells).clip(max=len(known) - 1)
         return xr.Variable(dim, values[nearest], origins.attrs)
-    if len(places) < 2 or values.dtype.kind not in "fiuM":
+    if len(known) < 2 or values.dtype.kind not in "fiuM":
         return None
     start, numbers = values[0], values
     if values.dtype.kind == "M":
         numbers = (values - start).astype("timedelta64[ns]").astype(np.int64)
-    step = (float(numbers[-1]) - float(numbers[0])) / (places[-1] - places[0])
-    expected = float(numbers[0]) + step * (places - places[0])
+    step = (float(numbers[-1]) - float(numbers[0])) / (known[-1] - known[0])
+    expected = float(numbers[0]) + step * (known - known[0])
     rounding = _ROUNDED_NS if values.dtype.kind == "M" else _ROUNDED * np.abs(numbers).max()
     if np.abs(expected - numbers).max() > rounding:
         return None
-    line = float(numbers[0]) + step * (cells - places[0])
+    line = float(numbers[0]) + step * (cells - known[0])
     if values.dtype.kind == "M":
         along = start + np.round(line).astype("timedelta64[ns]")
     else:
         along = np.round(line) if values.dtype.kind in "iu" else line
     along = along.astype(values.dtype)
-    along[places] = values
+    along[known] = values
     return xr.Variable(dim, along, origins.attrs)
 
 
 def _chunk_counts(ds: xr.Dataset, variables: list[str], dim: str) -> Ints:
-    """Samples per chunk: the chunks of the file or of dask, else pieces of a few MB."""
+    """Return the samples per chunk: chunks of the file or of dask, else pieces of a few MB."""
     n = ds.sizes.get(dim, 0)
     for name in variables:
         v = ds[name].variable
@@ -243,7 +302,7 @@ class StoreSource(DatasetSource):
             for name, target in out.items():
                 self._arrays[name].read(chunk, target)
             return
-        # a remote read mostly waits: ask for all variables at once
+        # remote reads mostly wait, so ask for all variables at once
         arrays = [self._arrays[name] for name in out]
         with ThreadPoolExecutor(len(arrays), thread_name_prefix="ml4cube-fetch") as threads:
             fetched = list(threads.map(lambda array: array.fetch(chunk), arrays))
@@ -251,34 +310,35 @@ class StoreSource(DatasetSource):
             array.decode(chunk, data, target)
 
     def describe(self, chunk: int) -> str:
-        """Name a chunk for an error message."""
+        """Describe a chunk for an error message."""
         return next(iter(self._arrays.values())).describe(chunk)
 
 
-def _of_store(ds: xr.Dataset, dim: str) -> DatasetSource:
-    """Choose how to read an opened store: straight from its files unless it was changed."""
+def source_of_store(ds: xr.Dataset, dim: str) -> DatasetSource:
+    """Choose how to read an opened store: straight from its files, unless it was changed."""
     names = [str(n) for n, v in ds.data_vars.items() if v.dtype.kind in "fiub"]
     path = ds.encoding.get("source")
     lazy = all(ds[name].variable.chunks is not None for name in names)
     if names and lazy and isinstance(path, str) and ds.sizes[dim]:
-        # the name of a dask array says how it was made, so equal names mean equal values
-        for fresh in _opened_anew(path):
-            if all(name in fresh and _key(ds, name) == _key(fresh, name) for name in names):
+        # dask names an array by how it was made, so equal names mean equal values
+        for fresh in _reopened(path):
+            if all(
+                name in fresh and _identity(ds, name) == _identity(fresh, name) for name in names
+            ):
                 arrays = sharded_arrays(path, names)
                 return DatasetSource(ds, dim) if arrays is None else StoreSource(ds, dim, arrays)
     return DatasetSource(ds, dim)
 
 
-def _opened_anew(path: str) -> Iterator[xr.Dataset]:
-    """Open a store in the ways that users do: by us, and by xarray with either form of its path."""
-    # None where the path alone does not lead to the store.
+def _reopened(path: str) -> Iterator[xr.Dataset]:
+    """Open a store in the ways that users do; not at all if its path alone does not open it."""
     import xarray as xr
 
-    if _is_elsewhere(path):
+    if _needs_more_than_path(path):
         logger.warning(
-            "samples opened from %s are read through xarray, which is slower and checks less: the "
-            "path alone does not lead to them (they are a group in there, or options are needed); "
-            "give PTXrDataset the path of the group, or a zarr store",
+            "samples opened from %s are read through xarray, which is slower and checks less, "
+            "because that path alone does not open them (they are in a group, or options are "
+            "needed); give PTXrDataset the path of the group, or a zarr store",
             path,
         )
         return
@@ -291,106 +351,22 @@ def _opened_anew(path: str) -> Iterator[xr.Dataset]:
         yield xr.open_zarr(form)
 
 
-def _is_elsewhere(path: str) -> bool:
-    """Whether a path is not that of a store of ours, but samples were opened from there."""
+def _needs_more_than_path(path: str) -> bool:
+    """Return whether a path, from which samples were opened, is not that of their store."""
     try:
         fs, root = url_to_fs(path)
         found = json.loads(fs.cat_file(f"{root.rstrip('/')}/zarr.json"))
     except FileNotFoundError:
         raise StoreError(
-            f"{path}, from which the samples were opened, is not there any more; open them where "
-            "they are now"
+            f"{path}, from which the samples were opened, does not exist any more; open them from "
+            "where they are now"
         ) from None
     except Exception:  # whatever a file system raises where options are missing
         return True
     return "ml4cube_format" not in found.get("attributes", {})
 
 
-def _key(ds: xr.Dataset, name: str) -> tuple[Any, ...]:
-    """What a lazy variable's values come from."""
+def _identity(ds: xr.Dataset, name: str) -> tuple[Any, ...]:
+    """Return what identifies the values of a lazy variable."""
     variable = ds[name].variable
     return variable.dims, variable.shape, variable.data.name
-
-
-def open_source(
-    ds: Any,
-    *,
-    part: str | None = None,
-    sample_size: SizesLike | None = None,
-    overlap: SizesLike | float | None = None,
-    block_size: SizesLike | None = None,
-    lead: LeadArguments | None = None,
-    unfilled: Iterable[str] = (),
-    options: Mapping[str, Any] | None = None,
-) -> tuple[SampleSource, StoreMetadata | None]:
-    """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut."""
-    import xarray as xr
-
-    options = dict(options or {})
-    check_choice("part", part, (*PARTS, None))
-    for name in options:
-        if name not in CUTTING_OPTIONS:
-            raise InvalidTypeError(
-                f"{name}={options[name]!r} is no argument; beside those of PTXrDataset, cubes take "
-                f"sample_size, overlap, block_size, {', '.join(CUTTING_OPTIONS)}"
-            )
-    sizes = {"sample_size": sample_size, "overlap": overlap, "block_size": block_size}
-    asked = [*(name for name, given in sizes.items() if given is not None), *options]
-    asked = [name for name in asked if name != "progress"]  # of which a store needs none
-    if lead is not None and asked == ["sample_size"] and _holds_samples(ds):
-        asked = []  # it says how many cells of a stored window are inputs
-    opened = isinstance(ds, xr.Dataset | xr.DataArray)
-    ds = as_dataset(ds) if opened or asked else _opened_store(ds)
-    metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
-    dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
-    if metadata and dim not in ds.dims:
-        raise InvalidValueError(
-            f"ds is a sample store by its attrs, but has no dim {dim!r}, only {list(ds.dims)}; "
-            f"rename the dim back, or take one sample by isel({dim}=[0])"
-        )
-    if dim not in ds.dims:
-        return cut_cube(ds, part or "train", sizes, lead, unfilled, options)
-    if part is not None and (metadata is None or metadata.part != part):
-        found = f"the store of {metadata.part!r}" if metadata else "samples made by hand"
-        raise InvalidValueError(f"part={part!r} was asked for, but ds is {found}; open another")
-    if asked:
-        raise InvalidTypeError(
-            f"{', '.join(asked)} cut a cube, and ds holds samples already (dim {dim!r}); leave "
-            "them out"
-        )
-    source = _of_store(ds, dim) if metadata else DatasetSource(ds, dim)
-    return (source if lead is None else WindowPair(source, lead, sample_size)), metadata
-
-
-def _opened_store(source: Any) -> xr.Dataset:
-    """Open a store; where there is none, say what there is."""
-    try:
-        return open_store(source)
-    except NoStoreError:
-        if isinstance(source, str | os.PathLike):
-            fs, root = url_to_fs(os.fspath(source))
-            if not fs.exists(root):
-                raise StoreError(f"{source} does not exist: no sample store, no cube") from None
-        try:
-            found = as_dataset(source)
-        except StoreError:
-            found = None
-        if found is not None and "ml4cube_format" not in found.attrs and found.sizes:
-            raise StoreError(
-                f"{source} is no sample store but a cube with dims {dict(found.sizes)}; give "
-                "sample_size= (or scale_fn=, ...) with the path, or the cube opened by xarray, to "
-                "cut it as it is read"
-            ) from None
-        raise
-
-
-def _holds_samples(ds: Any) -> bool:
-    """Whether samples were cut already."""
-    import xarray as xr
-
-    if isinstance(ds, xr.Dataset):
-        return SAMPLE_DIM in ds.dims or "ml4cube_format" in ds.attrs
-    try:
-        return not isinstance(ds, xr.DataArray) and StoreMetadata.of(ds) is not None
-    except NoStoreError:
-        return False

@@ -14,20 +14,19 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, warn_of_filled
-from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.shares import Ints
 from ml4cube.core.statistics import Statistics
 from ml4cube.loading.coordinate_features import WithCoordinates
 from ml4cube.loading.cube_source import CubeSource
-from ml4cube.loading.known_scaling import KnownScaling
-from ml4cube.loading.lead import LeadArguments, target_name
-from ml4cube.loading.memory import check_megabytes
+from ml4cube.loading.lead import is_target, target_name
+from ml4cube.loading.opening import DatasetOptions, open_source
 from ml4cube.loading.ring.ring import ChunkSource, read_chunk
 from ml4cube.loading.ring.slots import Field
-from ml4cube.loading.sources import SampleSource, open_source
+from ml4cube.loading.sources import KnownScaling, SampleSource
 from ml4cube.loading.unbatch import to_dataset
 from ml4cube.loading.views import WEIGHT, Broadcast, Weighted, Whole
+from ml4cube.sampling.request import check_known
 
 with needs_torch("ml4cube.datasets.pytorch"):
     import torch
@@ -47,24 +46,23 @@ _SAMPLE_ANEW = (
 
 
 class PTXrDataset(Dataset[Any]):
-    """Samples of a store or a cube as tensors; reads chunks when they are asked for.
+    """Samples of a store or a cube as tensors; chunks are read when needed.
 
     Parameters
     ----------
     ds : Dataset, str, path, zarr store or group, or Icechunk session
         A sample store (opened, by path or URL, or a Dataset made by hand whose variables have
         the dim ``samples``), or a cube, which is cut into windows as it is read: the samples
-        that `MultiProcSampler` would write for the same arguments. The cube is read once
-        beforehand for all its parts, for the statistics and to look for gaps and masks; not at
-        all with ``drop_nan=None`` (or without floats and dates), no mask, and `statistics` or
-        ``scale_fn=None``, unless there is a `callback` or gaps are filled by train means. A path
-        is taken for a sample
-        store unless one of the arguments for cubes is given.
+        that `MultiProcSampler` would write for the same arguments. A path is that of a sample
+        store unless one of the arguments for cubes is given. A cube is first read once, for all
+        its parts, for the statistics, gaps and masks. It is not with ``drop_nan=None`` (or
+        without floats and dates), no mask, and `statistics` or ``scale_fn=None``, unless there
+        is a `callback` or gaps are filled by train means.
     to_pred : str or list of str, optional
         Target variables. Items are then pairs ``(X, y)``.
     features : str or list of str, optional
         Feature variables; by default those that the store was sampled with for the same
-        `to_pred`, else all that are no targets. Without `to_pred`, items are X.
+        `to_pred`, else all but the targets. Without `to_pred`, items are X.
     block_size : mapping or pairs, optional
         For a cube without a split, with `data_split` below 1: blocks of the split.
     sample_size : mapping or pairs, optional
@@ -90,14 +88,14 @@ class PTXrDataset(Dataset[Any]):
         by the value of the target in each of its cells (0 in a gap), or one number per sample.
         w of samples has the shape () and w of cells (1, *window of y).
     part : {"train", "test", "val"}, optional
-        For a cube: whose samples, those of train if not given. Without a split, all windows are
-        training samples, and other parts are refused, as is a store of another part.
+        For a cube: the part to take samples of, by default train. Without a split, all windows
+        are training samples, and other parts are refused, as is a store of another part.
     dtype : str or dtype
         Type of the values.
     target_dtype : str or dtype, optional
         Type of the targets, if another (``"int64"`` for classes).
     cache_mb : float
-        Memory for decoded chunks when samples are asked for one by one.
+        Memory for decoded chunks when samples are read one by one.
     **cutting
         For a cube, as `MultiProcSampler` takes them: `apply_mask`, `drop_sample`,
         `fill_method`, `const`, `filter_var`, `drop_nan`, `scale_fn`, `callback`,
@@ -116,14 +114,13 @@ class PTXrDataset(Dataset[Any]):
     layout : tuple of tuple of str
         Dims of each array of a batch, without samples and channels: of X, of y ...
     metadata : StoreMetadata or None
-        What a store says about itself, or the same about a cube; None for samples made by
-        hand.
+        Metadata of the store, or the same for a cube; None for samples made by hand.
 
     Raises
     ------
     StoreError
-        If a store is not whole: a shard is missing or has the wrong size. A flipped bit is
-        noticed when its chunk is read; the message names the chunk.
+        If a shard of a store is missing or has the wrong size. A flipped bit is found when its
+        chunk is read; the message names the chunk.
     InvalidValueError
         If a variable is unknown, or stacked variables differ in their windows.
 
@@ -165,44 +162,22 @@ class PTXrDataset(Dataset[Any]):
         cache_mb: float = 256,
         **cutting: Any,
     ) -> None:
-        if block_size is not None and block_sizes is not None:
-            raise InvalidTypeError("block_size and block_sizes are the same; give one of them")
-        targets, chosen = parse_names("to_pred", to_pred), parse_names("features", features)
-        lead = None
-        weighing = weights if isinstance(weights, str) else None
-        # what a loss is made of; at a lead time it lies in windows of its own, which no one fills
-        judging = (*targets, *([weighing] if weighing else []))
-        if target_offset is not None or target_size is not None:
-            lead = LeadArguments(targets, target_offset, target_size, weighing)
-        self.shifted = lead is not None
+        options = DatasetOptions.of(locals())
+        self.shifted = options.lead is not None
         self._source: SampleSource
-        self._source, self.metadata = open_source(
-            ds,
-            part=part,
-            sample_size=sample_size,
-            overlap=overlap,
-            block_size=block_size if block_size is not None else block_sizes,
-            lead=lead,
-            unfilled=judging if lead is None else (),
-            options=cutting,
-        )
-        self._whole_blocks = not isinstance(self._source, CubeSource)
-        self._choose_variables(targets, chosen, weighing, apart=lead is not None)
-        self._warn_of_filled(ds, judging, weighing)
-        self._add_features(coord_features)
-        if lead is not None and isinstance(weights, str):
-            weights = target_name(weights)  # those of the cells of y
-        self._add_weights(weights)
-        kept = _numpy_dtype("dtype", dtype)
-        other = kept if target_dtype is None else _numpy_dtype("target_dtype", target_dtype)
-        self._fields = self._make_fields(kept, other)
+        self._source, self.metadata = open_source(ds, options)
+        self._from_cube = isinstance(self._source, CubeSource)
+        self._choose_variables(options)
+        self._warn_of_filled(ds, options)
+        self._add_features(options.coord_features)
+        self._add_weights(options.weights)
+        self._fields = self._make_fields(options)
         whole = [field.variables for field in self._fields if field.dtype.kind in "iub"]
         if whole:
             self._source = Whole(self._source, {name for names in whole for name in names})
         self.layout = tuple(self._source.dims[field.variables[0]] for field in self._fields)
         self._starts = np.concatenate([[0], np.cumsum(self._source.counts)])
-        check_megabytes("cache_mb", cache_mb)
-        self._cache = _ChunkCache(self._source, self._fields, int(cache_mb * _MB))
+        self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
 
     @property
     def statistics(self) -> Statistics | None:
@@ -211,7 +186,7 @@ class PTXrDataset(Dataset[Any]):
 
     @property
     def scaling(self) -> dict[str, Scaling] | None:
-        """How the features and targets are scaled; None if that is not known."""
+        """Scaling of the features and targets; None if it is not known."""
         if self.metadata is None:
             return None
         known = KnownScaling.of(self.metadata).scaling
@@ -221,19 +196,19 @@ class PTXrDataset(Dataset[Any]):
         return {name: known.get(name, Scaling(name, 0.0, 1.0)) for name in names}
 
     def __len__(self) -> int:
-        """How many samples."""
+        """Number of samples."""
         return int(self._starts[-1])
 
     def __getitem__(self, index: int) -> Any:
-        """Sample at `index`; negative counts from the end."""
+        """Return the sample at `index`; negative counts from the end."""
         if np.ndim(index):
             raise InvalidTypeError(
-                f"sample {index!r}: an item is one sample; take(...) gives several"
+                f"index must be one whole number, got {index!r}; take(...) returns several samples"
             )
         return self._items(self.take([index]))[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several samples at once, each chunk read once; torch's loaders call this."""
+        """Return several samples, each chunk read once; torch's loaders call this."""
         return self._items(self.take(indices))
 
     def take(self, indices: Sequence[int] | NDArray[Any]) -> Batch:
@@ -242,7 +217,7 @@ class PTXrDataset(Dataset[Any]):
         Parameters
         ----------
         indices : sequence of int or of bool
-            Which samples; negative numbers count from the end. Or a bool for every sample.
+            Numbers of the samples; negative ones count from the end. Or one bool per sample.
 
         Returns
         -------
@@ -265,12 +240,12 @@ class PTXrDataset(Dataset[Any]):
         return self.pack([torch.from_numpy(array) for array in out])
 
     def coords(self, index: int | Sequence[int] | NDArray[Any]) -> dict[str, Any]:
-        """Where samples come from.
+        """Return the coordinates of samples.
 
         Parameters
         ----------
         index : int or sequence of int
-            Which sample, or samples.
+            Number of the sample, or of several.
 
         Returns
         -------
@@ -290,18 +265,17 @@ class PTXrDataset(Dataset[Any]):
         Parameters
         ----------
         batch : tuple of Tensor, Tensor or dict of str to Tensor
-            Samples as `take` or a loader gives them, or something of that shape: a model's
-            prediction in the place of y.
+            Samples as from `take` or a loader; y may be replaced by a prediction of that shape.
         index : int or sequence of int
-            Which samples they are.
+            Numbers of these samples.
         unscale : bool
-            Whether to give values in physical units, with their attributes.
+            Whether to return values in physical units, with their attributes.
 
         Returns
         -------
         Dataset
-            Variables (samples, *window); where each sample begins, as `coords`; by
-            ``<dim>_cells`` the coordinate of every cell of a window, where it is known. Targets
+            Variables (samples, *window), with the origins of samples as in `coords` and, where
+            it is known, the coordinate of every cell of a window as ``<dim>_cells``. Targets
             that are features too are called ``<name>_target``.
 
         Raises
@@ -323,54 +297,53 @@ class PTXrDataset(Dataset[Any]):
         unknown = [name for name in (*self.features, *self.targets) if name not in known]
         if unscale and unknown and self.metadata:
             raise InvalidValueError(
-                f"unscale=True, but the store knows nothing of {unknown}, so not how they were "
-                f"scaled; it has {list(known)}, so rename them back"
+                f"unscale=True, but the store has no scaling of {unknown}, only of {list(known)}; "
+                "rename the variables back"
             )
         return to_dataset(self._source, self._fields, arrays, rows, self.metadata, unscale=unscale)
 
     def _rows(self, indices: Any) -> Ints:
-        """Count negative indices from the end, and refuse those that do not exist."""
+        """Return the numbers of samples, negative ones counted from the end."""
         given = np.asarray(indices)
         if given.dtype == bool and given.shape == (len(self),):
             return np.flatnonzero(given)
         if given.ndim > 1 or (given.size and given.dtype.kind not in "iu"):
             raise InvalidTypeError(
-                f"sample {indices!r}: samples have whole numbers; give one, a list of them, or one "
-                f"bool for each of the {len(self)} samples"
+                "samples must be given as a whole number, a list of them, or one bool for each of "
+                f"the {len(self)} samples, got {indices!r}"
             )
         wanted = given.astype(np.int64)
         wanted = np.where(wanted < 0, wanted + len(self), wanted)
         if ((wanted < 0) | (wanted >= len(self))).any():
-            raise IndexError(f"sample {indices} of {len(self)} samples")
+            raise IndexError(f"no sample {indices}; there are {len(self)} samples")
         return wanted
 
     def blocks(self, indices: Sequence[int] | NDArray[Any]) -> tuple[Ints, str]:
-        """Say which samples belong together, to judge how well batches are mixed.
+        """Return the block of every sample, to measure how well batches are mixed.
 
         Parameters
         ----------
         indices : sequence of int
-            Which samples.
+            Numbers of the samples.
 
         Returns
         -------
         blocks : ndarray of int64
             Number of the block in which each sample begins.
         unit : str
-            What a block is: ``"blocks of the split"`` for a store that knows them, else
-            ``"chunks"``.
+            Kind of blocks: ``"blocks of the split"`` of a store if known, else ``"chunks"``.
         """
         rows = self._rows(indices)
         plan = self.metadata.split.get("plan", {}) if self.metadata else {}
-        if "grid" not in plan or not self._whole_blocks:
+        if "grid" not in plan or self._from_cube:
             return np.searchsorted(self._starts, rows, side="right") - 1, "chunks"
         grid = Grid.from_json(json.dumps(plan["grid"]))
-        places = self._source.places(rows, grid.dims)
-        along = [places[dim] // n for dim, n in zip(grid.dims, grid.stride, strict=True)]
+        first = self._source.first_cells(rows, grid.dims)
+        along = [first[dim] // n for dim, n in zip(grid.dims, grid.stride, strict=True)]
         return np.ravel_multi_index(along, grid.counts).astype(np.int64), "blocks of the split"
 
     def pack(self, arrays: Sequence[Tensor]) -> Batch:
-        """Put the arrays of a batch into the form of an item.
+        """Return the arrays of a batch in the form of an item.
 
         Parameters
         ----------
@@ -389,7 +362,7 @@ class PTXrDataset(Dataset[Any]):
         return {field.variables[0]: a for field, a in zip(self._fields, arrays, strict=True)}
 
     def unpack(self, batch: Batch) -> list[Tensor]:
-        """Take a batch apart into its arrays; undoes `pack`.
+        """Return the arrays of a batch, the inverse of `pack`.
 
         Parameters
         ----------
@@ -406,75 +379,65 @@ class PTXrDataset(Dataset[Any]):
             keys = [] if self._stacked else [field.variables[0] for field in self._fields]
             if list(batch) != keys:
                 raise InvalidValueError(
-                    f"the batch has the keys {list(batch)}, this data set gives "
-                    f"{keys or 'X, or X and y, without keys'}; give it in that form"
+                    f"the batch must have the keys {keys}, or be X, or X and y, as the data set "
+                    f"returns it, got {list(batch)}"
                 )
         if isinstance(batch, Tensor):
             found = [batch]
         tensors = [torch.as_tensor(array) for array in found]
         if len(tensors) != len(self._fields):
             raise InvalidValueError(
-                f"the batch has {len(tensors)} arrays, this data set gives {len(self._fields)}"
+                f"the batch must have {len(self._fields)} arrays, got {len(tensors)}"
             )
         return tensors
 
     def _items(self, batch: Batch) -> list[Any]:
-        """Take a batch apart into samples."""
+        """Return the samples of a batch."""
         if isinstance(batch, Tensor):
             return list(batch)
         if isinstance(batch, tuple):
             return list(zip(*batch, strict=True))
         return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
-    def _choose_variables(
-        self,
-        targets: tuple[str, ...],
-        chosen: tuple[str, ...],
-        weighing: str | None,
-        *,
-        apart: bool,
-    ) -> None:
-        """Settle which variables are X and which are y, and whether they are stacked."""
-        ending = target_name("")
-        stored = tuple(name for name in self._source.schema if not name.endswith(ending))
-        for argument, names in (("to_pred", targets), ("features", chosen)):
-            unknown = [name for name in names if name not in stored]
-            if unknown:
-                raise InvalidValueError(
-                    f"{argument} names {unknown}, the samples have {list(stored)}; choose of these"
-                )
+    def _choose_variables(self, options: DatasetOptions) -> None:
+        """Choose the variables of X and of y, and whether they are stacked."""
+        targets, chosen = options.targets, options.chosen
+        stored = [name for name in self._source.schema if not is_target(name)]
+        check_known("to_pred", targets, stored)
+        check_known("features", chosen, stored)
         both = set(targets) & set(chosen)
-        if both and not apart:
+        if both and not self.shifted:
             raise InvalidValueError(
-                f"{sorted(both)} are in to_pred and in features; drop them, or say by "
-                "target_offset that the targets lie elsewhere"
+                f"{sorted(both)} are in to_pred and in features; name each in one of them, or "
+                "give target_offset if the targets lie elsewhere"
             )
         self.targets = targets
-        # the values that y is made of, which at a lead time are other ones than those of X
-        self._answers = tuple(map(target_name, targets)) if apart else targets
-        left = [name for name in stored if name not in self._answers and name != weighing]
+        # names of the values of y, which at a lead time are not those of X
+        self._answers = tuple(map(target_name, targets)) if self.shifted else targets
+        weights = options.weights_variable
+        left = [name for name in stored if name not in self._answers and name != weights]
         spec = self.metadata.spec if self.metadata else None
-        if spec is not None and spec.features and targets == spec.targets and targets and not apart:
-            left = [name for name in spec.features if name in stored]  # as the sampler was told
+        if spec and spec.features and targets and targets == spec.targets and not self.shifted:
+            left = [name for name in spec.features if name in stored]  # as given to the sampler
         self.features = chosen or tuple(left)
         self._stacked = bool(chosen or targets)
         if not self.features:
             raise InvalidValueError(
                 f"no variable is left to predict {list(targets)} from, the samples have "
-                f"{list(stored)}; name fewer in to_pred"
+                f"{stored}; name fewer in to_pred"
             )
 
-    def _warn_of_filled(self, ds: Any, judging: tuple[str, ...], weighing: str | None) -> None:
-        """Warn of targets or weights whose gaps were filled before anyone knew what they are."""
+    def _warn_of_filled(self, ds: Any, options: DatasetOptions) -> None:
+        """Warn of targets or weights whose gaps were filled when they were sampled."""
         if self.metadata is None:  # samples made by hand
-            attrs = {name: ds[name].attrs for name in judging}
+            attrs = {name: ds[name].attrs for name in options.scored}
             filled = {name: own[FILLED_ATTR] for name, own in attrs.items() if FILLED_ATTR in own}
         else:
-            filled = self.metadata.invented(judging)
-        if self.metadata and not self._whole_blocks:  # a cube that is cut as it was asked for
+            filled = self.metadata.invented(options.scored)
+        if self.metadata and self._from_cube:  # this call requested these
             filled = {name: how for name, how in filled.items() if name not in self.metadata.filled}
-        argument = "weights" if weighing in filled else "to_pred"
-        stored = self.metadata and self._whole_blocks
+        argument = "weights" if options.weights_variable in filled else "to_pred"
+        stored = self.metadata and not self._from_cube
         warn_of_filled(argument, filled, _SAMPLE_ANEW if stored else FILL_FEATURES)
 
     def _add_features(self, coord_features: str | Sequence[str] | None) -> None:
@@ -489,12 +452,10 @@ class PTXrDataset(Dataset[Any]):
             return
         if not self._stacked:
             raise InvalidTypeError(
-                "coord_features are channels of X; name features or to_pred, so that there is an X"
+                "coord_features are channels of X, so they need features or to_pred"
             )
-        first = self.features[0]
-        window, dims = self._source.schema[first][0], self._source.dims[first]
         cube_dims = self.metadata.spec.cube_dims if self.metadata else {}
-        source = WithCoordinates(self._source, coord_features, window, dims, cube_dims)
+        source = WithCoordinates(self._source, coord_features, self.features[0], cube_dims)
         self._source = source
         self.channels = (*self.features, *source.channels)
 
@@ -503,16 +464,22 @@ class PTXrDataset(Dataset[Any]):
         if weights is None:
             return
         if not self.targets:
-            raise InvalidTypeError("weights are for the loss of y; name targets by to_pred")
+            raise InvalidTypeError("weights are for the loss of y, so they need to_pred")
         if isinstance(weights, Mapping) and len(self.targets) != 1:
             raise InvalidTypeError(
-                f"weights of classes need one target, there are {list(self.targets)}; give a "
+                f"weights of classes need exactly one target, got {list(self.targets)}; give a "
                 "variable of weights"
             )
+        if self.shifted and isinstance(weights, str):
+            weights = target_name(weights)  # those of the cells of y
         scaling = KnownScaling.of(self.metadata)
         self._source = Weighted(self._source, weights, self._answers[0], scaling)
 
-    def _make_fields(self, dtype: np.dtype[Any], target_dtype: np.dtype[Any]) -> tuple[Field, ...]:
+    def _make_fields(self, options: DatasetOptions) -> tuple[Field, ...]:
+        """Make the arrays of a batch: X, y and weights, or one per variable."""
+        dtype = target_dtype = _numpy_dtype("dtype", options.dtype)
+        if options.target_dtype is not None:
+            target_dtype = _numpy_dtype("target_dtype", options.target_dtype)
         windows = {name: self._window(name) for name in (*self.channels, *self._answers)}
         if not self._stacked:
             return tuple(Field((n,), windows[n], dtype, stacked=False) for n in self.features)
@@ -527,12 +494,12 @@ class PTXrDataset(Dataset[Any]):
             if names:
                 fields.append(Field(names, windows[names[0]], kind))
         if self._weighted:
-            # one channel that stands for all of y's; weights of samples have no axis but theirs
+            # one channel for all of y; weights of samples have no other axis
             window = self._window(WEIGHT)
             if window not in ((), fields[-1].window):
                 raise InvalidValueError(
-                    f"weights have the window {window}, the targets {fields[-1].window}; give one "
-                    "weight per sample, or per cell of the target"
+                    f"weights must be one per sample, or per cell of the target's window "
+                    f"{fields[-1].window}, got window {window}"
                 )
             fields.append(Field((WEIGHT,), window, np.dtype("float32"), stacked=window != ()))
         return tuple(fields)
@@ -541,14 +508,14 @@ class PTXrDataset(Dataset[Any]):
         window, dtype = self._source.schema[name]
         if np.dtype(dtype).kind not in "fiub":
             raise InvalidTypeError(
-                f"variable {name!r} is of dtype {np.dtype(dtype)}, which no tensor can hold; "
-                "choose others by features=, or leave it out with ds.drop_vars"
+                f"variable {name!r} has dtype {np.dtype(dtype)}, which tensors cannot have; choose "
+                "others by features=, or leave it out with ds.drop_vars"
             )
         return window
 
 
 def _numpy_dtype(argument: str, given: Any) -> np.dtype[Any]:
-    """Read a dtype of numpy or of torch."""
+    """Return a dtype of numpy or torch as one of numpy."""
     try:
         if isinstance(given, torch.dtype):
             given = torch.empty(0, dtype=given).numpy().dtype
@@ -559,13 +526,13 @@ def _numpy_dtype(argument: str, given: Any) -> np.dtype[Any]:
         return made
     except TypeError as error:
         raise InvalidTypeError(
-            f"{argument}={given!r} is no type that samples are read as ({error}); give one that "
-            "numpy and torch have both, such as 'float32'"
+            f"{argument} must be a dtype of real numbers that both numpy and torch have, such as "
+            f"'float32', got {given!r} ({error})"
         ) from error
 
 
 class _ChunkCache:
-    """The chunks used last, decoded; bounded, shared by threads, empty after pickling."""
+    """Decoded chunks that were used last; bounded, shared by threads, empty after pickling."""
 
     def __init__(self, source: ChunkSource, fields: tuple[Field, ...], limit: int) -> None:
         self._source, self._fields, self._limit = source, fields, limit

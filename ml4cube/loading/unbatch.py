@@ -1,8 +1,8 @@
-"""A batch back into an xarray Dataset: names, coordinates, units. Nothing here knows torch."""
+"""Turn a batch back into an xarray Dataset. Does not use torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,18 +11,14 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.shares import Ints
-from ml4cube.loading.known_scaling import KnownScaling
-from ml4cube.loading.lead import Lead, target_name
+from ml4cube.loading.lead import base_name, is_target
 from ml4cube.loading.ring.slots import Field
+from ml4cube.loading.sources import KnownScaling, SampleSource
 from ml4cube.loading.views import WEIGHT
 from ml4cube.store.format import StoreMetadata
 
 if TYPE_CHECKING:
     import xarray as xr
-
-    from ml4cube.loading.sources import SampleSource
-
-_SUFFIX = target_name("")
 
 
 def to_dataset(
@@ -34,52 +30,51 @@ def to_dataset(
     *,
     unscale: bool,
 ) -> xr.Dataset:
-    """Name what is in a batch, and say where it lies."""
+    """Make a Dataset of a batch, with names, coordinates and units."""
     import xarray as xr
 
     for field, array in zip(fields, arrays, strict=True):
         if array.shape != (len(samples), *field.shape):
             raise InvalidValueError(
-                f"an array of the batch has the shape {array.shape}, {len(samples)} samples of "
-                f"{list(field.variables)} have {(len(samples), *field.shape)}"
+                f"the array of {list(field.variables)} must have the shape "
+                f"{(len(samples), *field.shape)} for {len(samples)} samples, got {array.shape}"
             )
     scaling = KnownScaling.of(metadata)
     if unscale and metadata is None:
         raise InvalidValueError(
-            "unscale=True, but samples made by hand do not say how they were scaled; undo it "
-            "with their own statistics"
+            "unscale=True, but the scaling of samples made by hand is not known; undo it with "
+            "their own statistics"
         )
-    lead = source.lead
+    lead = source.lead.along if source.lead is not None else {}
     cube_dims = metadata.spec.cube_dims if metadata else {}
-    inputs = {name for field in fields for name in field.variables if not name.endswith(_SUFFIX)}
+    inputs = {name for field in fields for name in field.variables if not is_target(name)}
     described = metadata.provenance.get("variables", {}) if metadata else {}
     variables: dict[str, Any] = {}
+    # by dim of the Dataset: dim of the cube, cells of the window, offset to the sample's origin
     windows: dict[str, tuple[str, int, int]] = {}
     for field, array in zip(fields, arrays, strict=True):
         for name, values in field.views(array).items():
-            base = name.removesuffix(_SUFFIX)
-            elsewhere = name.endswith(_SUFFIX)
-            dims = _dims(source.dims[name], lead if elsewhere else None)
-            for (dim, shown), cells in zip(dims.items(), field.window, strict=True):
-                offset = _offset(lead if elsewhere else None, dim)
-                windows[shown] = cube_dims.get(dim, dim), cells, offset
+            base, dims = base_name(name), []
+            for dim, cells in zip(source.dims[name], field.window, strict=True):
+                offset, old, new = lead[dim] if is_target(name) and dim in lead else (0, 0, 0)
+                dims.append(f"{dim}_target" if offset or old != new else dim)
+                windows[dims[-1]] = cube_dims.get(dim, dim), cells, offset
             if unscale and name in scaling:
                 values = scaling.unscaled(name, values, source, samples)
-            shown = f"{base}_target" if elsewhere and base in inputs else base
+            shown = f"{base}_target" if is_target(name) and base in inputs else base
             if name == WEIGHT:
                 shown = "weights" if "weights" not in inputs else "sample_weights"
             scaled = name in scaling and not unscale
             attrs = {} if scaled else dict(described.get(base, {}).get("attrs", {}))
-            variables[shown] = xr.Variable((SAMPLE_DIM, *dims.values()), values, attrs)
+            variables[shown] = xr.Variable((SAMPLE_DIM, *dims), values, attrs)
     ds = xr.Dataset(variables)
     coords = {k: v for k, v in source.coords(samples).items() if k not in ds.variables}
     ds = ds.assign_coords({name: (SAMPLE_DIM, values) for name, values in coords.items()})
     ds = ds.assign_coords({"sample": (SAMPLE_DIM, samples)})
     axes = source.axes()
-    if lead is not None:
-        for dim, k in zip(lead.dims, lead.offset, strict=True):
-            if k and f"{dim}_target" not in windows:
-                windows[f"{dim}_target"] = cube_dims.get(dim, dim), 0, k
+    for dim, along in lead.items():
+        if along.offset and f"{dim}_target" not in windows:
+            windows[f"{dim}_target"] = cube_dims.get(dim, dim), 0, along.offset
     for shown, (dim, cells, offset) in windows.items():
         if dim in axes and f"{dim}_index" in coords:
             first = np.asarray(coords[f"{dim}_index"]) + offset
@@ -90,21 +85,3 @@ def to_dataset(
                 grid = values[first[:, None] + np.arange(cells)]
                 ds = ds.assign_coords({f"{shown}_cells": ((SAMPLE_DIM, shown), grid)})
     return ds
-
-
-def _dims(dims: tuple[str, ...], lead: Lead | None) -> Mapping[str, str]:
-    """Names of a window's dims; those along which targets lie elsewhere get one of their own."""
-    if lead is None:
-        return {dim: dim for dim in dims}
-    moved = {
-        dim
-        for dim, k, old, new in zip(lead.dims, lead.offset, lead.input_size, lead.size, strict=True)
-        if k or old != new
-    }
-    return {dim: f"{dim}_target" if dim in moved else dim for dim in dims}
-
-
-def _offset(lead: Lead | None, dim: str) -> int:
-    if lead is None or dim not in lead.dims:
-        return 0
-    return lead.offset[lead.dims.index(dim)]

@@ -1,12 +1,11 @@
-"""Sources that change what another source gives: parts of windows, static fields, weights.
+"""Sources that change the samples of another source: parts of windows, static fields, weights.
 
-Each is a `SampleSource` around a `SampleSource`; so loaders know nothing of them. Nothing here
-knows torch.
+Each is a `SampleSource` around a `SampleSource`, so loaders need not know them. Does not use
+torch.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,106 +13,73 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.grid import SizesLike, parse_pairs, parse_sizes
+from ml4cube.core.grid import SizesLike, parse_sizes
 from ml4cube.core.shares import Ints
-from ml4cube.loading.known_scaling import KnownScaling
-from ml4cube.loading.lead import Lead, LeadArguments, target_name
+from ml4cube.loading.lead import Lead, LeadArguments, target_name, whole_cells
+from ml4cube.loading.ring.slots import Scratch
+from ml4cube.loading.sources import KnownScaling, SampleSource
+from ml4cube.sampling.request import check_known
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from ml4cube.loading.sources import SampleSource
-
 Arrays = dict[str, NDArray[Any]]
 
-#: The weights among the variables of a source.
+#: Name of the weights among the variables of a source.
 WEIGHT = "@weight"
 
 
-class Scratch(threading.local):
-    """Arrays that the same thread uses again; none travel to another process."""
-
-    def __init__(self) -> None:
-        """Nothing held yet."""
-        self._arrays: Arrays = {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as an empty one."""
-        return Scratch, ()
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-        """Lend an array until the next call for the same name."""
-        held = self._arrays.get(name)
-        if held is None or held.shape[1:] != shape[1:] or len(held) < shape[0]:
-            held = self._arrays[name] = np.empty(shape, dtype)
-        return held[: shape[0]]
-
-
 class View:
-    """A source that gives what another one gives; the base of the others."""
+    """A source with the samples of another one; base of the other sources here."""
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
         self.schema = dict(source.schema)
         self.dims = dict(source.dims)
-        self.lead = source.lead
+        self.lead, self.counts, self.slow = source.lead, source.counts, source.slow
         self._starts = np.concatenate([[0], np.cumsum(source.counts)])
         self._scratch = Scratch()
-
-    @property
-    def counts(self) -> Ints:
-        """Samples in each chunk."""
-        return self._source.counts
-
-    @property
-    def slow(self) -> bool:
-        """Whether a read mostly waits."""
-        return self._source.slow
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
         self._source.read(chunk, out)
 
     def describe(self, chunk: int) -> str:
-        """Name a chunk for an error message."""
+        """Describe a chunk for an error message."""
         return self._source.describe(chunk)
 
     def coords(self, samples: Ints) -> Arrays:
-        """Look up where samples come from."""
+        """Return coordinates of samples, one array per coordinate."""
         return self._source.coords(samples)
 
-    def places(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
-        """Look up where samples begin."""
-        return self._source.places(samples, dims)
+    def first_cells(self, samples: Ints, dims: Iterable[str]) -> dict[str, Ints]:
+        """Return the index of the first cell of samples along cube dims."""
+        return self._source.first_cells(samples, dims)
 
     def axes(self) -> dict[str, xr.Variable]:
-        """Coordinate values of every cell along each cube dim, as far as they are known."""
+        """Return the coordinate values of every cell along each cube dim, where they are known."""
         return self._source.axes()
 
     def _rows(self, chunk: int) -> Ints:
-        """Numbers of a chunk's samples."""
+        """Return the numbers of a chunk's samples."""
         return np.arange(self._starts[chunk], self._starts[chunk + 1])
 
-    def _room(self, chunk: int, name: str) -> NDArray[Any]:
-        """An array for a variable of the other source."""
+    def _buffer(self, chunk: int, name: str) -> NDArray[Any]:
+        """Return an array for a variable of the other source."""
         window, dtype = self._source.schema[name]
         return self._scratch.take(name, (int(self.counts[chunk]), *window), dtype)
 
 
 class WindowPair(View):
-    """Stored windows taken apart: the first cells are inputs, later ones are targets."""
+    """Stored windows cut in two: the first cells are inputs, later ones are targets."""
 
     def __init__(
         self, source: SampleSource, wanted: LeadArguments, sample_size: SizesLike | None
     ) -> None:
         super().__init__(source)
-        stored = _stored_sizes(source)
-        lead = _lead_inside(stored, wanted, sample_size)
-        pairs = zip(lead.dims, lead.offset, lead.input_size, lead.size, strict=True)
-        inputs = {dim: slice(0, size) for dim, _, size, _ in pairs}
-        targets = {
-            d: slice(k, k + n) for d, k, n in zip(lead.dims, lead.offset, lead.size, strict=True)
-        }
+        lead = _lead_inside(source, wanted, sample_size)
+        inputs = {dim: slice(0, along.input_size) for dim, along in lead.along.items()}
+        targets = {d: slice(a.offset, a.offset + a.size) for d, a in lead.along.items()}
         self.lead = lead
         self._pieces: dict[str, tuple[str, tuple[slice, ...]]] = {}
         for name in source.schema:
@@ -131,71 +97,43 @@ class WindowPair(View):
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
-        whole = {stored: self._room(chunk, stored) for stored, _ in map(self._pieces.get, out)}  # type: ignore[misc]
+        whole = {stored: self._buffer(chunk, stored) for stored, _ in map(self._pieces.get, out)}  # type: ignore[misc]
         self._source.read(chunk, whole)
         for name, target in out.items():
             stored, taken = self._pieces[name]
             target[...] = whole[stored][(slice(None), *taken)]
 
 
-def _stored_sizes(source: SampleSource) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for name, (window, _) in source.schema.items():
-        sizes |= dict(zip(source.dims[name], window, strict=True))
-    return sizes
-
-
 def _lead_inside(
-    stored: Mapping[str, int], wanted: LeadArguments, sample_size: SizesLike | None
+    source: SampleSource, wanted: LeadArguments, sample_size: SizesLike | None
 ) -> Lead:
-    """A lead that stored windows hold."""
-    written = {
-        "target_offset": wanted.offset,
-        "target_size": wanted.size,
-        "sample_size": sample_size,
-    }
-    asked = {
-        argument: _pairs(argument, given, stored)
-        for argument, given in written.items()
-        if given is not None
-    }
-    for dim in {dim for given in asked.values() for dim in given}:
-        if dim not in stored:
-            raise InvalidValueError(
-                f"target_offset={wanted.offset!r}: the stored samples have no dim {dim!r}, only "
-                f"{stored}, so no sample holds its own target; sample the cube with a window of "
-                f"several cells along {dim!r}, or give the cube itself, which is cut as it is read"
-            )
-    offset = asked.get("target_offset", {})
-    whole = {dim: n - int(offset.get(dim, 0)) for dim, n in stored.items()}
+    """Make a lead whose inputs and targets lie inside the stored windows."""
+    stored: dict[str, int] = {}
+    for name, (window, _) in source.schema.items():
+        stored |= dict(zip(source.dims[name], window, strict=True))
+    try:
+        offset = whole_cells("target_offset", wanted.offset, stored, least=0)
+    except InvalidValueError as error:
+        raise InvalidValueError(
+            f"{error}; stored samples have the dims {stored} and must contain their targets. "
+            "Sample the cube with longer windows, or give the cube itself"
+        ) from None
+    inputs = {dim: n - offset.get(dim, 0) for dim, n in stored.items()}
     if sample_size is not None:
-        whole |= parse_sizes("sample_size", sample_size, stored)
-    for dim, n in stored.items():
-        if whole[dim] < 1:
+        inputs |= parse_sizes("sample_size", sample_size, stored)
+    for dim, n in inputs.items():
+        if n < 1:
             raise InvalidValueError(
-                f"target_offset={wanted.offset!r} passes the stored window of {n} cells along "
-                f"{dim!r}; give less, or sample longer windows"
+                f"target_offset={wanted.offset!r} is longer than the stored window, which has "
+                f"{stored[dim]} cells along {dim!r}; give less, or sample longer windows"
             )
-    lead = Lead.parse(wanted.offset, wanted.size, whole)
-    for dim, size, reach in zip(lead.dims, lead.input_size, lead.reach, strict=True):
-        if size + reach > stored[dim]:
-            raise InvalidValueError(
-                f"inputs and targets together span {size + reach} cells along {dim!r}, a stored "
-                f"window has {stored[dim]}; choose a smaller target_offset, target_size or "
-                "sample_size, or sample longer windows"
-            )
+    lead = Lead.parse(wanted.offset, wanted.size, inputs)
+    lead.check_fits(stored, "a stored window")
     return lead
 
 
-def _pairs(argument: str, given: SizesLike, stored: Mapping[str, int]) -> dict[str, Any]:
-    try:
-        return dict(given)
-    except (TypeError, ValueError):
-        return parse_pairs(argument, given, tuple(stored))  # says what is wrong
-
-
 class Broadcast(View):
-    """Variables that lack dims of a window, repeated along them: static fields, one value."""
+    """Static fields and scalars, repeated along the dims of the window that they lack."""
 
     def __init__(self, source: SampleSource, names: Iterable[str]) -> None:
         super().__init__(source)
@@ -219,14 +157,14 @@ class Broadcast(View):
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
-        small = {name: self._room(chunk, name) for name in out if name in self._shapes}
+        small = {name: self._buffer(chunk, name) for name in out if name in self._shapes}
         self._source.read(chunk, {**out, **small})
         for name, values in small.items():
             out[name][...] = values.reshape(-1, *self._shapes[name])
 
 
 class Whole(View):
-    """Floats that are read as whole numbers: a gap is none, so it is refused and not cast."""
+    """Floats that are read as integers; gaps are refused, not cast."""
 
     def __init__(self, source: SampleSource, names: Iterable[str]) -> None:
         super().__init__(source)
@@ -234,19 +172,19 @@ class Whole(View):
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
-        floats = {name: self._room(chunk, name) for name in self._floats if name in out}
+        floats = {name: self._buffer(chunk, name) for name in self._floats if name in out}
         self._source.read(chunk, {**out, **floats})
         for name, values in floats.items():
             if not np.isfinite(values).all():
                 raise InvalidValueError(
-                    f"{name!r} has gaps in {self.describe(chunk)}, and is to be read as "
-                    f"{out[name].dtype}, which knows none; drop or fill them, or read floats"
+                    f"{name!r} has gaps in {self.describe(chunk)}, which cannot be read as "
+                    f"{out[name].dtype}; drop or fill them, or read floats"
                 )
             out[name][...] = values
 
 
 class Weighted(View):
-    """Samples with a weight each, or with one per cell of the target."""
+    """Samples with one weight each, or one per cell of the target."""
 
     def __init__(
         self,
@@ -262,21 +200,17 @@ class Weighted(View):
         window: tuple[int, ...] = ()
         dims: tuple[str, ...] = ()
         if isinstance(weights, str):
-            if weights not in source.schema:
-                raise InvalidValueError(
-                    f"weights names {weights!r}, the samples have {list(source.schema)}; choose "
-                    "of these"
-                )
+            check_known("weights", [weights], source.schema)
             self._variable = weights
             window, dims = source.schema[weights][0], source.dims[weights]
         elif isinstance(weights, Mapping):
             if target in scaling:
                 raise InvalidTypeError(
-                    f"weights of classes need classes, and {target!r} was scaled as a number; "
-                    "store it as integers, or use scale_fn=None"
+                    f"weights of classes need a target of classes, but {target!r} was scaled as a "
+                    "number; store it as integers, or use scale_fn=None"
                 )
             if not weights:
-                raise InvalidValueError("weights={} knows no class; give {class: weight}")
+                raise InvalidValueError("weights={} has no class; give {class: weight}")
             self._classes, order = np.unique(np.array(list(weights)), return_index=True)
             self._values = _checked(list(weights.values()))[order]
             window, dims = source.schema[target][0], source.dims[target]
@@ -284,8 +218,8 @@ class Weighted(View):
             self._values = _checked(weights)
             if self._values.shape != (int(self._starts[-1]),):
                 raise InvalidValueError(
-                    f"weights has the shape {self._values.shape}, there are "
-                    f"{int(self._starts[-1])} samples; give one weight per sample"
+                    f"weights must be one per sample, of which there are "
+                    f"{int(self._starts[-1])}, got shape {self._values.shape}"
                 )
         self.schema[WEIGHT], self.dims[WEIGHT] = (window, "<f4"), dims
 
@@ -298,8 +232,8 @@ class Weighted(View):
         needed = self._variable or (self._target if self._classes is not None else "")
         wanted = inner.get(needed)
         if needed and (wanted is None or wanted.dtype != np.dtype(self._source.schema[needed][1])):
-            # as stored: what is handed over may tell fewer classes apart
-            inner[needed] = self._room(chunk, needed)
+            # as stored: the dtype of the batch may merge classes
+            inner[needed] = self._buffer(chunk, needed)
         self._source.read(chunk, inner)
         if wanted is not None and wanted is not inner[needed]:
             wanted[...] = inner[needed]
@@ -315,33 +249,33 @@ class Weighted(View):
             out[WEIGHT][...] = self._values[self._rows(chunk)]
 
     def _of_classes(self, found: NDArray[Any], chunk: int) -> NDArray[np.float32]:
-        """Weight of each cell; a cell without a class has none."""
+        """Return the weight of each cell, 0 for gaps."""
         assert self._classes is not None
-        place = np.searchsorted(self._classes, found).clip(max=len(self._classes) - 1)
-        known = self._classes[place] == found
+        position = np.searchsorted(self._classes, found).clip(max=len(self._classes) - 1)
+        known = self._classes[position] == found
         gaps = found != found
         if not (known | gaps).all():
             raise InvalidValueError(
-                f"{self._target!r} holds {found[~known & ~gaps].flat[0].item()!r} in "
-                f"{self.describe(chunk)}, weights knows {self._classes.tolist()}; give every "
-                "class a weight"
+                f"{self._target!r} has class {found[~known & ~gaps].flat[0].item()!r} in "
+                f"{self.describe(chunk)}, but weights has only {self._classes.tolist()}; give "
+                "every class a weight"
             )
-        return np.where(known, self._values[place], np.float32(0))
+        return np.where(known, self._values[position], np.float32(0))
 
 
 def _checked(weights: ArrayLike, where: str = "") -> NDArray[np.float32]:
-    """Weights as float32, none negative, none missing."""
+    """Return weights as float32; refuse negative and missing ones."""
     try:
         values = np.asarray(weights, np.float32)
     except (TypeError, ValueError) as error:
         raise InvalidTypeError(
-            f"weights={weights!r} holds no numbers; give a variable, one number per sample, or "
-            "{class: weight}"
+            f"weights must be a variable, one number per sample, or {{class: weight}}, got "
+            f"{weights!r}"
         ) from error
     wrong = ~(values >= 0) | np.isinf(values)
     if wrong.any():
         raise InvalidValueError(
-            f"weights holds {values[wrong].flat[0]} {'in ' + where if where else ''}; weights "
-            "are finite and not negative"
+            f"weights must be finite and not negative, got {values[wrong].flat[0]}"
+            + (f" in {where}" if where else "")
         )
     return values

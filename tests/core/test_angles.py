@@ -67,7 +67,7 @@ def test_every_room_finds_the_same_latitude(name, attrs, kind):
         assert area_weights(ds) is None
         with pytest.raises(InvalidValueError, match="needs a latitude"):
             pp.get_statistics(ds, weights="area")
-        with pytest.raises(InvalidValueError, match="fits no coordinate"):
+        with pytest.raises(InvalidValueError, match="matches no coordinate"):
             PTXrDataset(ds, features="a", coord_features="lat", scale_fn=None)
         return
     assert area_weights(ds).values == pytest.approx([1.0, 0.5])

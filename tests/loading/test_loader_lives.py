@@ -84,12 +84,10 @@ def test_an_iterator_that_is_never_asked_is_no_epoch(store: Path, buffer_mb: flo
 
 def test_one_part_is_asked_for_and_no_other_given(store: Path, tmp_path: Path) -> None:
     assert len(PTXrDataset(store, part="train")) == N
-    with pytest.raises(InvalidValueError, match=r"part='test' was asked.*the store of 'train'"):
+    with pytest.raises(InvalidValueError, match=r"part='test', but ds is the store of 'train'"):
         PTXrDataset(store, part="test")
     by_hand = xr.Dataset({"a": ("samples", np.arange(4.0))})
-    with pytest.raises(
-        InvalidValueError, match=r"part='val' was asked for, but ds is samples made"
-    ):
+    with pytest.raises(InvalidValueError, match=r"part='val', but ds is made by hand"):
         PTXrDataset(by_hand, part="val")
     with pytest.raises(InvalidValueError, match=r"part must be .* got 'x'"):
         PTXrDataset(store, part="x")
@@ -101,14 +99,14 @@ def test_one_part_is_asked_for_and_no_other_given(store: Path, tmp_path: Path) -
 
 
 ODD: dict[str, tuple[Callable[[PTXrDataset], Any], type[Exception], str]] = {
-    "an empty list": (lambda d: d[[]], InvalidTypeError, r"an item is one sample; take"),
-    "a list": (lambda d: d[[1, 2]], InvalidTypeError, r"an item is one sample; take"),
-    "nested": (lambda d: d.take([[1, 2]]), InvalidTypeError, "have whole numbers; give one, a"),
-    "coords nested": (lambda d: d.coords([[1]]), InvalidTypeError, "have whole numbers"),
+    "an empty list": (lambda d: d[[]], InvalidTypeError, "one whole number.*take"),
+    "a list": (lambda d: d[[1, 2]], InvalidTypeError, "one whole number.*take"),
+    "nested": (lambda d: d.take([[1, 2]]), InvalidTypeError, "as a whole number, a list of them"),
+    "coords nested": (lambda d: d.coords([[1]]), InvalidTypeError, "whole number"),
     "one array of two": (
         lambda d: d.to_dataset(d.take([1])[0], [1]),
         InvalidValueError,
-        "the batch has 1 arrays, this data set gives 2",
+        "the batch must have 2 arrays, got 1",
     ),
 }
 
@@ -122,29 +120,27 @@ def test_what_is_no_sample_is_said_so(store: Path, name: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["datetime64[ns]", "S3", "complex64", "longdouble", "uint8x"])
 def test_types_that_tensors_lack_are_refused(store: Path, dtype: str) -> None:
-    with pytest.raises(InvalidTypeError, match=r"is no type that samples are read as"):
+    with pytest.raises(InvalidTypeError, match="must be a dtype of real numbers"):
         PTXrDataset(store, dtype=dtype)
 
 
 def test_sizes_and_epochs_that_cannot_be(store: Path) -> None:
     data = PTXrDataset(store, to_pred="b")
     for size, kind in (("x", InvalidTypeError), (-1, InvalidValueError)):
-        with pytest.raises(kind, match="cache_mb="):
+        with pytest.raises(kind, match="cache_mb must be"):
             PTXrDataset(store, cache_mb=size)  # type: ignore[arg-type]
-    with pytest.raises(InvalidValueError, match="buffer_mb=0 does not hold two chunks"):
+    with pytest.raises(InvalidValueError, match="buffer_mb=0 is too small for two chunks"):
         prep_dataloader(data, buffer_mb=0)
     with pytest.raises(InvalidValueError, match="epoch"):
         prep_dataloader(data, batch_size=16).shuffle_report(epoch=-1)
-    with pytest.raises(
-        InvalidValueError, match=r"^0 training samples.*says what became of all win"
-    ):
+    with pytest.raises(InvalidValueError, match=r"^0 training samples.*accounting.*windows"):
         prep_dataloader(TensorDataset(torch.empty(0, 2)))
 
 
 def test_dims_that_would_leave_the_store_are_refused(tmp_path: Path) -> None:
     for dim in ("..", "a/b", "manifest", "axes", "__x"):
         cube = xr.Dataset({"a": (("time", dim), np.ones((40, 10)))})
-        with pytest.raises(InvalidValueError, match="cannot be a folder of the store; rename it"):
+        with pytest.raises(InvalidValueError, match="cannot name a folder of the store; rename it"):
             MultiProcSampler(
                 cube,
                 train_cube=tmp_path / "d" / "train.zarr",

@@ -32,7 +32,6 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader, prepare_dataloader
 from ml4cube.loading import loaders
-from ml4cube.loading.ring.cursor import EpochCursor
 from ml4cube.sampling import request as sampling
 from ml4cube.sampling import shards as shard_writer
 from ml4cube.splits import assign_block_split
@@ -169,7 +168,7 @@ def test_negative_and_impossible_indices(store: Path) -> None:
     assert len(data.take([])) == 0
     wrong: list[Any] = [1.7, [1.0, 2.0], mask[:5], slice(2, 5), True, "1", None]
     for index in wrong:
-        with pytest.raises(InvalidTypeError, match="whole numbers"):
+        with pytest.raises(InvalidTypeError, match="whole number"):
             data.coords(index)
 
 
@@ -400,7 +399,9 @@ def test_any_map_style_data_set_has_the_same_loader() -> None:
 def test_what_is_no_data_set_yet_is_refused_before_the_first_batch(store: Path) -> None:
     ds = open_store(store)
     for wrong in (ds, ds["a"], str(store), store):
-        with pytest.raises(InvalidTypeError, match=r"val_ds is a \w+; give PTXrDataset of it"):
+        with pytest.raises(
+            InvalidTypeError, match=r"val_ds must be a data set, got a \w+; give PTXrDataset"
+        ):
             prep_dataloader(val_ds=wrong)
     with pytest.raises(InvalidTypeError, match=r"store must be .* got array"):
         PTXrDataset(np.ones(2), to_pred="a")  # type: ignore[arg-type]
@@ -558,7 +559,7 @@ def test_a_cube_gives_the_samples_that_the_sampler_writes(
 
 def test_the_path_of_a_cube_is_known_as_one(tmp_path: Path) -> None:
     cell_id_cube(CUBE).to_zarr(tmp_path / "cube.zarr", consolidated=False)
-    with pytest.raises(StoreError, match=r"cube\.zarr is no sample store but a cube"):
+    with pytest.raises(StoreError, match=r"cube\.zarr is a cube with dims"):
         PTXrDataset(tmp_path / "cube.zarr")
     assert len(PTXrDataset(tmp_path / "cube.zarr", sample_size={"lat": 3})) == 6 * 3 * 10
     broken = write_store(tmp_path / "broken.zarr", 20)
@@ -708,12 +709,16 @@ class Endless(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda p: PTXrDataset(p, to_pred="c"), InvalidValueError, "to_pred names.*'c'.*'a'"),
+        (lambda p: PTXrDataset(p, to_pred="c"), InvalidValueError, "to_pred.*'c'.*'a'"),
         (lambda p: PTXrDataset(p, "a", "a"), InvalidValueError, "in to_pred and in features"),
         (lambda p: PTXrDataset(p, ["a", "b"]), InvalidValueError, "no variable is left"),
-        (lambda p: PTXrDataset(3), InvalidTypeError, "got 3"),
-        (lambda p: PTXrDataset(p, sample_size={"lat": 2}), InvalidTypeError, "sample_size cut a"),
-        (lambda p: PTXrDataset(p, drop_na=None), InvalidTypeError, "drop_na=None is no argument"),
+        (lambda p: PTXrDataset(3), InvalidTypeError, "int"),
+        (
+            lambda p: PTXrDataset(p, sample_size={"lat": 2}),
+            InvalidTypeError,
+            "sample_size can be",
+        ),
+        (lambda p: PTXrDataset(p, drop_na=None), InvalidTypeError, "has no argument .drop_na."),
         (
             lambda p: PTXrDataset(p, block_size={"lat": 1}, block_sizes={"lat": 1}),
             InvalidTypeError,
@@ -729,13 +734,31 @@ class Endless(IterableDataset[int]):
             InvalidValueError,
             "part must be .*, got 'training'; did you mean 'train'",
         ),
-        (lambda p: PTXrDataset(p / "no"), StoreError, "no does not exist: no sample store"),
+        *(
+            (lambda p, given=given: PTXrDataset(cell_id_cube(CUBE), **given), kind, told)
+            for given, kind, told in (
+                ({"apply_mask": "yes"}, InvalidTypeError, "apply_mask.*'yes'"),
+                ({"seed": 1.5}, InvalidTypeError, "seed.*float"),
+                ({"data_fraq": 2}, InvalidValueError, "data_fraq.*2"),
+                ({"callback": 3}, InvalidTypeError, "callback must be"),
+                ({"max_chunk_mb": 1}, InvalidTypeError, "no argument 'max_chunk_mb'"),
+            )
+        ),
+        (lambda p: PTXrDataset(p / "no"), StoreError, "no does not exist"),
         (lambda p: PTXrDataset("memory://no.zarr"), StoreError, "memory://no.zarr does not exist"),
-        (lambda p: PTXrDataset(p, dtype=torch.bfloat16), InvalidTypeError, "dtype=torch.bfloat16"),
-        (lambda p: PTXrDataset(p, "a", target_dtype="flat"), InvalidTypeError, "target_dtype='fl"),
-        (lambda p: prep_dataloader(Endless()), InvalidTypeError, "train_ds is a Endless"),
-        (lambda p: prep_dataloader(3), InvalidTypeError, "train_ds is a int"),
-        (lambda p: prep_dataloader([1], 3), InvalidTypeError, "test_ds is a int"),
+        (
+            lambda p: PTXrDataset(p, dtype=torch.bfloat16),
+            InvalidTypeError,
+            "dtype must be.*torch.bfloat16",
+        ),
+        (
+            lambda p: PTXrDataset(p, "a", target_dtype="flat"),
+            InvalidTypeError,
+            "target_dtype must be.*'flat'",
+        ),
+        (lambda p: prep_dataloader(Endless()), InvalidTypeError, "train_ds must be.*Endless"),
+        (lambda p: prep_dataloader(3), InvalidTypeError, "train_ds must be.* int"),
+        (lambda p: prep_dataloader([1], 3), InvalidTypeError, "test_ds must be.* int"),
         (lambda p: prep_dataloader([1], batch_size=2), InvalidValueError, "drop_last=False"),
         (lambda p: prep_dataloader([], drop_last=False), InvalidValueError, "0 training samples"),
         (
@@ -766,14 +789,14 @@ class Endless(IterableDataset[int]):
         (
             lambda p: prep_dataloader(PTXrDataset(p), buffer_mb=1e-4),
             InvalidValueError,
-            "buffer_mb=0.0001 does not hold",
+            "buffer_mb=0.0001 is too small",
         ),
         *(
             (lambda p, wrong=wrong: prep_dataloader(PTXrDataset(p), buffer_mb=wrong), kind, told)
             for wrong, kind, told in (
-                ("512", InvalidTypeError, "buffer_mb='512' is a str"),
-                (float("nan"), InvalidValueError, "buffer_mb=nan"),
-                (True, InvalidTypeError, "buffer_mb=True"),
+                ("512", InvalidTypeError, "buffer_mb must be.*'512'"),
+                (float("nan"), InvalidValueError, "buffer_mb must be.*nan"),
+                (True, InvalidTypeError, "buffer_mb must be.*True"),
             )
         ),
         *(
@@ -784,7 +807,7 @@ class Endless(IterableDataset[int]):
                 ("parallel", "parallel must be True or False"),
             )
         ),
-        (lambda p: prep_dataloader([1], callback=3), InvalidTypeError, "callback=3 cannot be"),
+        (lambda p: prep_dataloader([1], callback=3), InvalidTypeError, "callback must be.*3"),
         (lambda p: prep_dataloader([1], device="gpu"), InvalidValueError, "device='gpu' cannot be"),
         (lambda p: PTXrDataset(p, to_pred=3), InvalidTypeError, "to_pred must be a variable name"),
         *(
@@ -842,17 +865,22 @@ def test_variables_with_other_windows_stand_apart() -> None:
     ds = ds.drop_vars("c")
     assert PTXrDataset(ds, to_pred="b")[2][1].tolist() == [2.0]
     dated = ds.assign(when=("samples", np.arange(4).astype("datetime64[ns]")))
-    with pytest.raises(InvalidTypeError, match="'when' is of dtype datetime64"):
+    with pytest.raises(InvalidTypeError, match="'when' has dtype datetime64"):
         PTXrDataset(dated)
 
 
-def test_cursor_of_an_abandoned_epoch_does_not_count() -> None:
-    cursor = EpochCursor({})
-    first, _ = cursor.begin()
-    second, _ = cursor.begin()
-    cursor.advance(first, 5)
-    cursor.finish(first)
-    assert cursor.state_dict() == {"epoch": second, "done": 0}
+@pytest.mark.parametrize("form", ["path", "tensors"])
+def test_an_abandoned_epoch_does_not_count(store: Path, form: str) -> None:
+    data: Any = PTXrDataset(store, features="a")
+    if form == "tensors":
+        data = TensorDataset(torch.from_numpy(numbered(N)))
+    loader = prep_dataloader(data, batch_size=16)
+    first, second = iter(loader), iter(loader)
+    next(first)
+    next(second)
+    assert len(list(first)) == N // 16 - 1
+    state = loader.state_dict()
+    assert (state["epoch"], state["done"]) == (1, 16)
 
 
 def test_a_batch_may_be_larger_than_the_data(tmp_path: Path) -> None:
@@ -888,7 +916,7 @@ def test_samples_of_a_batch_that_lost_some_are_not_guessed(store: Path, form: st
     data = PTXrDataset(store, features="a")
     loader = prep_dataloader(data, batch_size=4, callback=callback)
     batch = next(iter(loader))
-    with pytest.raises(InvalidValueError, match="callback or augment left out some samples"):
+    with pytest.raises(InvalidValueError, match="callback or augment changed the number"):
         loader.coords(batch)
 
 
@@ -901,5 +929,5 @@ def test_a_batch_in_another_form_is_no_dataset(store: Path) -> None:
 
     turned = prep_dataloader(data, batch_size=4, callback=turned_round)
     batch = next(iter(turned))
-    with pytest.raises(InvalidValueError, match=r"has the keys \['y', 'X'\].*without keys"):
+    with pytest.raises(InvalidValueError, match=r"must have the keys.*got \['y', 'X'\]"):
         turned.to_dataset(batch)

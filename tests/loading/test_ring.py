@@ -235,7 +235,7 @@ def test_an_error_surfaces_with_the_chunk_and_stops_the_threads() -> None:
     with pytest.raises(StoreError, match=r"cannot read chunk number 13: ValueError: no such luck"):
         through(Ring(source, [FIELD], 8, 3), order, TrainShare(100, 10), 0)
     with pytest.raises(StoreError, match="chunk number 13"):
-        Resident(source, [FIELD], threads=3)
+        Resident(source, [FIELD], 3, range(20))
     assert threading.active_count() == before
 
 

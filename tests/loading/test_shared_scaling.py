@@ -277,7 +277,7 @@ def test_windows_of_a_callbacks_own_are_matched_only_where_they_can_be(tmp_path)
         levels.transform(cube).t.mean(["lat", "lon"]).values[store.time_index, store.level_index],
         1e-9,
     )
-    with pytest.raises(CubeError, match=r"windows \(1,\) of 't'"):
+    with pytest.raises(CubeError, match=r"windows of 't' to \(1,\)"):
         sampled(cube, tmp_path, "y", statistics=CubeScaler(per=("lat",)).fit(cube), **cut)[0].run()
 
 

@@ -161,8 +161,8 @@ def test_coordinates_along_a_dim_that_was_renamed_are_not_guessed(store: Path) -
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ("level", "fits no coordinate; known at every cell are"),
-        ("time", "is no angle"),
+        ("level", "matches no coordinate; the coordinates known at every cell are"),
+        ("time", "must be an angle"),
         (["lat", "lat"], "twice"),
     ],
 )
@@ -284,14 +284,14 @@ def test_weights_by_variable_class_and_sample(store: Path, form: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "trust"}, "name targets by to_pred"),
-        ({"to_pred": "a", "weights": "thrust"}, "weights names 'thrust'"),
+        ({"weights": "trust"}, "they need to_pred"),
+        ({"to_pred": "a", "weights": "thrust"}, "weights.*'thrust'"),
         ({"to_pred": "a", "weights": {0: 1}}, "was scaled as a number"),
-        ({"to_pred": "a", "scale_fn": None, "weights": {}}, "weights={} knows no class"),
-        ({"to_pred": ["a", "b"], "weights": {0: 1}}, "need one target"),
-        ({"to_pred": "a", "weights": [1.0, 2.0]}, "there are 144 samples"),
+        ({"to_pred": "a", "scale_fn": None, "weights": {}}, "weights={} has no class"),
+        ({"to_pred": ["a", "b"], "weights": {0: 1}}, "need exactly one target"),
+        ({"to_pred": "a", "weights": [1.0, 2.0]}, "of which there are 144"),
         ({"to_pred": "a", "weights": [-1.0] * 144}, "finite and not negative"),
-        ({"to_pred": "a", "weights": ["x"] * 144}, "holds no numbers"),
+        ({"to_pred": "a", "weights": ["x"] * 144}, "one number per sample"),
     ],
 )
 def test_weights_that_cannot_be(options: dict[str, Any], message: str) -> None:
@@ -313,7 +313,7 @@ def test_classes_are_told_apart_as_they_are_stored() -> None:
 
 def test_a_class_without_a_weight_is_named(store: Path) -> None:
     data = PTXrDataset(store, to_pred="kind", weights={0: 1.0, 1: 2.0})
-    with pytest.raises(InvalidValueError, match=r"'kind' holds 2 in samples"):
+    with pytest.raises(InvalidValueError, match=r"'kind' has class 2 in samples"):
         data.take(range(len(data)))
 
 
@@ -344,7 +344,7 @@ def test_a_batch_is_a_dataset_again(store: Path, form: str, unscale: bool) -> No
                 np.testing.assert_allclose(one[name], box[name], rtol=1e-5, atol=1e-4)
         else:
             np.testing.assert_array_equal(one["a"], batch[0][row, 0])
-    with pytest.raises(InvalidValueError, match="has the shape"):
+    with pytest.raises(InvalidValueError, match="must have the shape"):
         data.to_dataset(batch, [1, 2])
     plain = data_of(form, store)
     shown = plain.to_dataset(plain.take([1]), [1])
@@ -355,7 +355,7 @@ def test_variables_that_were_renamed_do_not_know_their_scaling(store: Path) -> N
     data = PTXrDataset(open_store(store).rename(a="t"), features=["t", "b"], coord_features="lat")
     batch = data.take([2])
     assert "t" in data.to_dataset(batch, [2])
-    with pytest.raises(InvalidValueError, match=r"store knows nothing of \['t'\]"):
+    with pytest.raises(InvalidValueError, match=r"store has no scaling of \['t'\]"):
         data.to_dataset(batch, [2], unscale=True)
 
 
@@ -363,7 +363,7 @@ def test_samples_made_by_hand_do_not_know_their_scaling() -> None:
     ds = xr.Dataset({"a": ("samples", np.arange(4.0))})
     data = PTXrDataset(ds, features="a")
     assert data.to_dataset(data.take([2]), [2])["a"].values.tolist() == [2.0]
-    with pytest.raises(InvalidValueError, match="do not say how they were scaled"):
+    with pytest.raises(InvalidValueError, match="the scaling of samples made by hand is not known"):
         data.to_dataset(data.take([2]), [2], unscale=True)
 
 
@@ -462,7 +462,7 @@ def test_cells_of_a_dim_without_a_coordinate_are_no_degrees(tmp_path: Path) -> N
     paths = {"train_cube": tmp_path / "train.zarr", "test_cube": tmp_path / "test.zarr"}
     MultiProcSampler(ds, sample_size=WINDOW, data_split=1.0, nproc=1, **paths).run()
     for form, options in ((ds, {"sample_size": WINDOW}), (paths["train_cube"], {})):
-        with pytest.raises(InvalidValueError, match="'lat' fits no coordinate"):
+        with pytest.raises(InvalidValueError, match="'lat' matches no coordinate"):
             PTXrDataset(form, features="a", coord_features="lat", **options)
         data = PTXrDataset(form, features="a", coord_features="lon", **options)
         assert "lat_cells" not in data.to_dataset(data.take([0]), [0])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ml4cube.core.errors import CubeError, EmptyPartError
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.xr_dataset import XrDataset
+from ml4cube.preprocessing import CubeScaler, Statistics
 from ml4cube.splits import assign_block_split
 from tests.cubes import cell_id_cube
 from tests.oracle_sampler import sample_cube
@@ -54,6 +57,40 @@ def test_features_and_targets_scaled_by_train_alone() -> None:
     first = ds.a.values[(ds.split.broadcast_like(ds.a) == 0).values].min()
     assert x2.min() == pytest.approx((first - raw.mean()) / raw.std())
     assert y2.shape[0] == x2.shape[0]
+
+
+@pytest.mark.parametrize("form", ["statistics", "scaler", "per level", "store"])
+def test_scaled_by_given_statistics(tmp_path: Path, form: str) -> None:
+    """As the sampler scales the same windows by the same statistics."""
+    ds = split_cube()
+    other = ds * 3 + ds.lat
+    other["split"] = ds["split"]
+    per = ("variable", "lat") if form == "per level" else ("variable",)
+    given: Any = CubeScaler(method="normalize", per=per).fit(other)
+    if form == "statistics":
+        given = Statistics.from_cube(other)
+    options: dict[str, Any] = {"sample_size": {"lat": 2, "lon": 5}, "block_size": BLOCKS}
+    stores = {name: tmp_path / name for name in ("train_cube", "test_cube")}
+    if form == "store":
+        MultiProcSampler(other, **options, nproc=1, **stores).run()
+        given = stores["train_cube"]
+        stores = {name: tmp_path / "own" / name for name in stores}
+    own = MultiProcSampler(ds, **options, statistics=given, nproc=1, order="grid", **stores)
+    made = XrDataset(ds, **options, statistics=given, rand_chunk=False)
+    data = made.get_datasets()
+    assert isinstance(data, dict)
+    assert abs(data["a"].mean()) > 0.05  # not by its own statistics
+    for store, label in zip(own.get_datasets(), (1, 0), strict=True):
+        wanted = np.sort(store["a"].values.reshape(len(store.samples), -1), axis=0)
+        found = data["a"][data["split"] == label]
+        np.testing.assert_array_equal(np.sort(found.reshape(len(found), -1), axis=0), wanted)
+
+
+def test_given_statistics_must_know_every_variable() -> None:
+    with pytest.raises(CubeError, match=r"statistics=.*'b'"):
+        XrDataset(split_cube(), statistics=Statistics.from_cube(split_cube()[["a", "split"]]))
+    with pytest.raises(CubeError, match="scale_fn=None"):
+        XrDataset(split_cube(), statistics=Statistics.from_cube(split_cube()), scale_fn=None)
 
 
 def test_points_have_channels_last_and_only() -> None:

@@ -516,7 +516,7 @@ def test_masks_that_do_not_fit_are_refused() -> None:
         pp.assign_mask(ds, ds)
     with pytest.raises(InvalidValueError, match=r"stack_dim must be .*'level'"):
         pp.assign_mask(ds, np.ones((6, 8)), stack_dim="level")
-    with pytest.raises(InvalidValueError, match="mask .*'level'"):
+    with pytest.raises(InvalidValueError, match=r"mask .*'level'"):
         pp.assign_mask(ds, xr.DataArray(np.ones(3), dims="level"))
     shifted = xr.DataArray(np.ones(6), {"lat": ds.lat + 1}, ["lat"])
     with pytest.raises(InvalidValueError, match="other 'lat' coordinates"):

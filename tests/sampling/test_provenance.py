@@ -53,7 +53,7 @@ from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.sampling.identity.callback import UnknownCallbackError, identity_of
 from ml4cube.sampling.identity.cube import hash_of
 from ml4cube.sampling.identity.provenance import Call
-from ml4cube.sampling.request import Sampling
+from ml4cube.sampling.request import Sampling, SamplingOptions
 from tests.cubes import cell_id_cube
 
 SCRIPT = """
@@ -405,7 +405,7 @@ def test_a_cube_whose_variables_come_in_another_order_is_the_same(tmp_path: Path
 
 
 def call(cube: Any) -> str:
-    sampling = Sampling.of(cube, sample_size=None, overlap=None, block_size={"time": 1})
+    sampling = Sampling.of(cube, SamplingOptions(block_size={"time": 1}))
     return Call.of(sampling, {}).id
 
 

@@ -27,7 +27,7 @@ from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsErro
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.sampling.identity.provenance import Call
-from ml4cube.sampling.request import Sampling
+from ml4cube.sampling.request import Sampling, SamplingOptions
 from ml4cube.store import folders
 from ml4cube.store.folders import RemoteFolder, filesystem
 from ml4cube.store.locations import ZarrFolder, place_of
@@ -624,7 +624,7 @@ def test_the_host_of_a_cube_tells_which_it_is(bucket: str, monkeypatch: Any) -> 
 
     def call(**options: Any) -> str:
         source = xr.open_zarr(f"{bucket}/a", consolidated=False, storage_options=options)
-        sampling = Sampling.of(source, sample_size=None, overlap=None, block_size={"time": 4})
+        sampling = Sampling.of(source, SamplingOptions(block_size={"time": 4}))
         return Call.of(sampling, {}).id
 
     first = call()
@@ -788,7 +788,7 @@ def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
         with pytest.raises(CubeError, match="is also the target of another part"):
             MultiProcSampler(cube(), train_cube=train, test_cube=test)
     client = SimpleNamespace(submit=None, scheduler_info=None)
-    with pytest.raises(CubeError, match=r"MemoryStore at 'train.zarr' is written by way of a fold"):
+    with pytest.raises(CubeError, match=r"MemoryStore at 'train.zarr' is written through a folder"):
         into(store, cube(), client=client).run()
 
 

@@ -1,5 +1,4 @@
 """Chunks go into slots, and slots into whole batches, by threads; no torch.
 
-`ring` runs the threads, `slots` hold chunks, `gathering` copies samples into batches, `cursor`
-knows the position.
+`ring` runs the threads, `slots` hold chunks, `gathering` copies samples into batches.
 """

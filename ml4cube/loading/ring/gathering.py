@@ -1,4 +1,4 @@
-"""Batches that threads fill before they are asked for."""
+"""Threads that fill batches before they are needed."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Self
 from ml4cube.core.shares import Ints
 from ml4cube.loading.ring.slots import Array
 
-# A thread fills so much in one go.
-_GO_BYTES = 4 << 20
-# Batches are begun before they are asked for as long as those that wait are smaller together.
+# Bytes that a thread fills in one task.
+_FILL_BYTES = 4 << 20
+# Batches are begun ahead of need while those that wait have fewer bytes.
 _AHEAD_BYTES = 8 << 20
 
 
 class Gatherers:
-    """Threads that fill batches in the order in which these are handed out, some ahead of need."""
+    """Threads that fill batches in the order in which they are handed out, some ahead of need."""
 
-    # To be used in a ``with`` statement, at whose end what runs is waited for and the rest
-    # forgotten. All methods are called by one thread.
+    # Use it in a ``with`` statement, whose end waits for running tasks and cancels the others.
+    # Only one thread may call the methods.
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ml4cube-gather")
-        # batches that were begun, the first one first, with what is under way for them
+        # batches that were begun, in order, with their tasks
         self._begun: deque[tuple[list[Array], list[Future[None]]]] = deque()
-        # what is under way for all of them, by the first of its positions
-        self._goes: deque[tuple[int, Future[None]]] = deque()
+        # tasks of all of them, with the first position of each
+        self._fills: deque[tuple[int, Future[None]]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -37,11 +37,11 @@ class Gatherers:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def __len__(self) -> int:
-        """Batches that were begun and not handed out."""
+        """Number of batches that were begun and not handed out."""
         return len(self._begun)
 
-    def has_room(self) -> bool:
-        """Whether to begin one more batch before the first is handed out."""
+    def may_begin(self) -> bool:
+        """Return whether one more batch may be begun before the first is handed out."""
         if not self._begun:
             return True
         waiting = len(self._begun) * sum(array.nbytes for array in self._begun[0][0])
@@ -51,33 +51,29 @@ class Gatherers:
         """Begin a batch."""
         self._begun.append((out, []))
 
-    def fill(self, positions: Ints, rows: slice, work: Callable[[slice], object]) -> None:
-        """Let threads fill some rows of the batch that was begun last."""
+    def fill(self, positions: Ints, rows: slice, work: Callable[[slice], None]) -> None:
+        """Start threads that fill some rows of the batch that was begun last."""
         out, under_way = self._begun[-1]
-        step = max(1, _GO_BYTES * len(positions) // max(sum(array.nbytes for array in out), 1))
+        step = max(1, _FILL_BYTES * len(positions) // max(sum(array.nbytes for array in out), 1))
         for start in range(rows.start, rows.stop, step):
-            done = self._pool.submit(_run, work, slice(start, min(start + step, rows.stop)))
+            done = self._pool.submit(work, slice(start, min(start + step, rows.stop)))
             under_way.append(done)
-            self._goes.append((int(positions[start]), done))
+            self._fills.append((int(positions[start]), done))
 
     def unfilled(self) -> int | None:
-        """Say from which position on rows are still being filled."""
-        while self._goes and self._goes[0][1].done():
-            self._goes.popleft()
-        return self._goes[0][0] if self._goes else None
+        """Return the first position that is still being filled, if any."""
+        while self._fills and self._fills[0][1].done():
+            self._fills.popleft()
+        return self._fills[0][0] if self._fills else None
 
     def wait(self) -> None:
-        """Wait until the rows are filled from which `unfilled` counts."""
-        if self._goes:
-            self._goes[0][1].result()
+        """Wait for the rows at the position that `unfilled` returns."""
+        if self._fills:
+            self._fills[0][1].result()
 
     def finish(self) -> list[Array]:
-        """Hand out the batch that was begun first, when it is full."""
+        """Return the batch that was begun first, once it is full."""
         out, under_way = self._begun.popleft()
         for done in under_way:
             done.result()
         return out
-
-
-def _run(work: Callable[[slice], object], rows: slice) -> None:
-    work(rows)

@@ -1,10 +1,8 @@
-"""Arrays that hold samples: of a batch, and of the chunks that batches are gathered from.
-
-Nothing here knows torch or where samples come from.
-"""
+"""Arrays of samples: of a batch, and of the chunks that batches are gathered from."""
 
 from __future__ import annotations
 
+import threading
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +14,9 @@ from ml4cube.core.shares import Ints
 
 Array = NDArray[Any]
 
-# Variables whose samples are smaller are held sample by sample, all variables together.
+# Variables with smaller samples are stored together, sample by sample.
 _SMALL_BYTES = 64
-# So many arrays for batches are kept for later ones; a user may have held all of an epoch.
+# Most arrays kept for later batches; a user may have held the batches of a whole epoch.
 _IDLE = 8
 
 
@@ -29,7 +27,7 @@ class Field:
     variables: tuple[str, ...]
     # Cells of one sample of one variable.
     window: tuple[int, ...]
-    # Type of the values handed over.
+    # Dtype of the batch.
     dtype: np.dtype[Any]
     # Whether there is a channel axis; without it there is exactly one variable.
     stacked: bool = True
@@ -45,22 +43,21 @@ class Field:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
     def empty(self, samples: int) -> Array:
-        """Make room for samples."""
+        """Return an array for samples."""
         return np.empty((samples, *self.shape), self.dtype)
 
     def views(self, array: Array) -> dict[str, Array]:
-        """View each variable's part of an array made by `empty`."""
+        """Return views of each variable's part of an array made by `empty`."""
         if not self.stacked:
             return {self.variables[0]: array}
         return {name: array[:, channel] for channel, name in enumerate(self.variables)}
 
 
-class Room:
-    """Room for many samples of a field, from which batches are gathered."""
+class SampleArray:
+    """Samples of a field, from which batches are gathered."""
 
-    # The samples of each variable lie end to end, as they do in a file: a chunk is decoded straight
-    # to where it is gathered from, and not copied in between. Only where a sample of a variable is
-    # as small as a point, all variables of a sample lie together.
+    # The samples of one variable are contiguous, as in a file, so that a chunk is decoded without
+    # a copy. Only if they are as small as points, all variables of a sample are contiguous.
 
     def __init__(self, field: Field, samples: int) -> None:
         self._field = field
@@ -76,7 +73,7 @@ class Room:
             self._channels = np.arange(channels) * samples
 
     def views(self, rows: slice) -> dict[str, Array]:
-        """View each variable's part of some rows."""
+        """Return views of each variable's part of some rows."""
         if self._channels is None:
             return self._field.views(self._samples[rows])
         return dict(zip(self._field.variables, self._samples[:, rows], strict=True))
@@ -93,8 +90,8 @@ class Room:
 class Buffers:
     """Arrays for batches, used again as soon as nobody holds the batch any more."""
 
-    # A fresh array costs page faults, which is as much as filling it. An array is taken back when
-    # the last reference to what `take` returned is gone, so a batch that is kept is safe.
+    # Page faults of a new array take as long as filling it. An array is reused when the last
+    # reference to what `take` returned is gone, so a batch that a user holds does not change.
 
     def __init__(self, field: Field, samples: int) -> None:
         self._field, self._samples = field, samples
@@ -105,9 +102,9 @@ class Buffers:
         return Buffers, (self._field, self._samples)
 
     def take(self, rows: int) -> Array:
-        """Hand out an array for a batch."""
+        """Return an array for a batch."""
         try:
-            base = self._idle.pop()  # in one step, since several threads may take
+            base = self._idle.pop()  # atomic, because several threads may call this
         except IndexError:
             base = self._field.empty(self._samples)
         view = base[:rows]
@@ -119,3 +116,20 @@ class Buffers:
         base = self._lent.pop(key)[1]
         if len(self._idle) < _IDLE:
             self._idle.append(base)
+
+
+class Scratch(threading.local):
+    """Arrays that each thread uses again; they are not pickled."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Array] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Scratch, ()
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | str) -> Array:
+        """Return an array that is valid until the next call for the same name."""
+        held = self._arrays.get(name)
+        if held is None or held.shape[1:] != shape[1:] or len(held) < shape[0]:
+            held = self._arrays[name] = np.empty(shape, dtype)
+        return held[: shape[0]]

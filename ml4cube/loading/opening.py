@@ -1,0 +1,170 @@
+"""Open samples in any form: a store, a Dataset made by hand, or a cube to be cut.
+
+`open_source` chooses the source that fits what a user gave. Does not use torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from fsspec.core import url_to_fs
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_choice
+from ml4cube.core.grid import SizesLike
+from ml4cube.core.sample_spec import SAMPLE_DIM, parse_names
+from ml4cube.core.split_plan import PARTS
+from ml4cube.cube.opening import as_dataset
+from ml4cube.loading.cube_source import CUTTING, CubeOptions, cut_cube
+from ml4cube.loading.lead import LeadArguments
+from ml4cube.loading.memory import check_megabytes
+from ml4cube.loading.sources import DatasetSource, SampleSource, source_of_store
+from ml4cube.loading.views import WindowPair
+from ml4cube.store.format import StoreMetadata, open_store
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions:
+    """Arguments of `PTXrDataset`, which documents them, checked when made."""
+
+    to_pred: str | Sequence[str] | None
+    features: str | Sequence[str] | None
+    block_size: SizesLike | None
+    sample_size: SizesLike | None
+    overlap: SizesLike | float | None
+    block_sizes: SizesLike | None
+    target_offset: SizesLike | None
+    target_size: SizesLike | None
+    coord_features: str | Sequence[str] | None
+    weights: Any
+    part: str | None
+    dtype: Any
+    target_dtype: Any
+    cache_mb: float
+    # Further arguments, for a cube.
+    cutting: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Self:
+        """Make options of the arguments of a constructor, as ``locals()`` gives them."""
+        return cls(**{name: v for name, v in arguments.items() if name not in ("self", "ds")})
+
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        if self.block_size is not None and self.block_sizes is not None:
+            raise InvalidTypeError("block_size and block_sizes are the same; give one of them")
+        check_choice("part", self.part, (*PARTS, None))
+        check_megabytes("cache_mb", self.cache_mb)
+        for name in self.cutting:
+            if name not in CUTTING:
+                raise InvalidTypeError(
+                    f"PTXrDataset has no argument {name!r}; for cubes it takes sample_size, "
+                    f"overlap, block_size, {', '.join(CUTTING)}"
+                )
+        _ = self.chosen, self.lead  # checks them
+
+    @cached_property
+    def targets(self) -> tuple[str, ...]:
+        """Variables of y."""
+        return parse_names("to_pred", self.to_pred)
+
+    @cached_property
+    def chosen(self) -> tuple[str, ...]:
+        """Variables of X, if they are named."""
+        return parse_names("features", self.features)
+
+    @property
+    def weights_variable(self) -> str | None:
+        """The variable that holds the weights, if one does."""
+        return self.weights if isinstance(self.weights, str) else None
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """Variables used by a loss, whose gaps are filled only on request."""
+        name = self.weights_variable
+        return (*self.targets, name) if name is not None else self.targets
+
+    @cached_property
+    def lead(self) -> LeadArguments | None:
+        """Position of the targets, if it differs from that of the inputs."""
+        if self.target_offset is None and self.target_size is None:
+            return None
+        return LeadArguments(
+            self.targets, self.target_offset, self.target_size, self.weights_variable
+        )
+
+    @property
+    def for_cubes(self) -> dict[str, Any]:
+        """The given arguments for cutting a cube."""
+        block_size = self.block_sizes if self.block_size is None else self.block_size
+        sizes = {
+            "sample_size": self.sample_size,
+            "overlap": self.overlap,
+            "block_size": block_size,
+        }
+        given = {name: value for name, value in sizes.items() if value is not None}
+        return given | dict(self.cutting)
+
+
+def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMetadata | None]:
+    """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut."""
+    part, lead, cutting = options.part, options.lead, options.for_cubes
+    asked = [name for name in cutting if name != "progress"]  # harmless for a store
+    ds = _opened(ds, cube=bool(asked))
+    metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
+    dim = metadata.spec.array_dims[0] if metadata else SAMPLE_DIM
+    if metadata and dim not in ds.dims:
+        raise InvalidValueError(
+            f"ds is a sample store but has no dim {dim!r}, only {list(ds.dims)}; rename the dim "
+            f"back, or select one sample by isel({dim}=[0])"
+        )
+    if dim not in ds.dims:
+        # at a lead time, targets have windows of their own, which are never filled
+        unfilled = options.scored if lead is None else ()
+        return cut_cube(
+            ds, CubeOptions(part=part or "train", lead=lead, unfilled=unfilled, **cutting)
+        )
+    if part is not None and (metadata is None or metadata.part != part):
+        found = f"the store of {metadata.part!r}" if metadata else "made by hand"
+        raise InvalidValueError(f"part={part!r}, but ds is {found}; open that of {part!r}")
+    # at a lead time, the sample size is that of the inputs in a stored window
+    if asked and not (lead is not None and asked == ["sample_size"]):
+        raise InvalidTypeError(
+            f"{', '.join(asked)} can be given for a cube only, and ds holds samples already (dim "
+            f"{dim!r}); leave them out"
+        )
+    source = source_of_store(ds, dim) if metadata else DatasetSource(ds, dim)
+    return (source if lead is None else WindowPair(source, lead, options.sample_size)), metadata
+
+
+def _opened(source: Any, *, cube: bool) -> xr.Dataset:
+    """Open a sample store, or a cube if one is expected and there is no sample store."""
+    import xarray as xr
+
+    if isinstance(source, xr.Dataset | xr.DataArray):
+        return as_dataset(source)
+    try:
+        return open_store(source)
+    except StoreError as error:
+        if not cube and isinstance(source, str | os.PathLike):
+            fs, root = url_to_fs(os.fspath(source))
+            if not fs.exists(root):
+                raise StoreError(f"{source} does not exist") from None
+        try:
+            found = as_dataset(source)
+        except StoreError as no_cube:
+            raise (no_cube if cube else error) from None
+        if "ml4cube_format" in found.attrs or not (cube or found.sizes):
+            raise
+        if cube:
+            return found
+        raise StoreError(
+            f"{source} is a cube with dims {dict(found.sizes)}, not a sample store; to cut "
+            "samples from it, give sample_size= (or scale_fn=, ...), or open it by xarray first"
+        ) from None
