@@ -33,7 +33,17 @@ Weigh = Callable[[Grid], Weights]
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class CubeSplitter:
-    """Base of the splitters; use one of its subclasses."""
+    """Base of the splitters; use one of its subclasses.
+
+    Parameters
+    ----------
+    cube : Dataset or DataArray, optional
+        The cube that the samples come from.
+    valid : str, list of str or DataArray, optional
+        Valid cells.
+    sample_size : mapping or list of (str, int), optional
+        Cells that a sample covers.
+    """
 
     cube: Cube | None = None
     valid: ValidLike | None = None

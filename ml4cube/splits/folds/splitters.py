@@ -102,6 +102,12 @@ class BlockKFold(_BlockSplitter):
     cube : Dataset or DataArray, optional
         The cube that the samples come from. Without it, X or groups must hold positions
         ("lat_index"), as those of sample stores do.
+    valid : str, list of str or DataArray, optional
+        Valid cells, as for `assign_block_split`: the cells that `split_cube` counts and that the
+        rows of X may be.
+    sample_size : mapping or list of (str, int), optional
+        Cells that a sample covers, starting at its origin; 1 by default. Sample stores know
+        their own. Samples with cells of both train and test are left out.
     buffer : int, str, timedelta or mapping, optional
         Distance kept between train and test, taken from train, as for `assign_block_split`.
     gap : int, str or timedelta, optional
@@ -111,12 +117,6 @@ class BlockKFold(_BlockSplitter):
     stratify : str, DataArray or mapping of str to int, optional
         Classes of the cube's cells that are spread evenly over folds, as for
         `assign_block_split`.
-    valid : str, list of str or DataArray, optional
-        Valid cells, as for `assign_block_split`: the cells that `split_cube` counts and that the
-        rows of X may be.
-    sample_size : mapping or list of (str, int), optional
-        Cells that a sample covers, starting at its origin; 1 by default. Sample stores know
-        their own. Samples with cells of both train and test are left out.
     seed : int
         Seed of the random order.
 
@@ -163,13 +163,13 @@ class BlockShuffleSplit(_BlockSplitter):
     block_size : mapping or list of (str, int), optional
         Cells of a block by dim; a dim that is missing is not cut. By default few large blocks,
         with a warning, as for `assign_block_split`.
-    test_size : float
-        Fraction of the samples, or valid cells, for testing; met as closely as whole blocks
-        allow.
-    cube, buffer, gap, cyclic, stratify, valid, sample_size : object
+    cube, valid, sample_size, buffer, gap, cyclic, stratify : object
         As for `BlockKFold`.
     seed : int
         Seed of the random orders.
+    test_size : float
+        Fraction of the samples, or valid cells, for testing; met as closely as whole blocks
+        allow.
 
     Examples
     --------
@@ -223,10 +223,10 @@ class ForwardChaining(CubeSplitter):
         The cube that the samples come from. Without it, X or groups must hold times ("time")
         or positions ("time_index"). With times alone, the steps of `gap` and `sample_size` are
         the times that occur in them, so the gap is never too short.
-    dim : str, optional
-        The time dim; found by its dates or its name.
     valid, sample_size : object
         As for `BlockKFold`.
+    dim : str, optional
+        The time dim; found by its dates or its name.
 
     See Also
     --------
@@ -296,14 +296,14 @@ class LeaveRegionOut(CubeSplitter):
     cube : Dataset or DataArray, optional
         The cube that the samples come from. Without it, X or groups must hold positions
         ("lat_index"), as those of sample stores do.
+    valid, sample_size : object
+        As for `BlockKFold`.
     buffer : int, str, timedelta or mapping, optional
         Distance kept between train and test, taken from train, as for `assign_region_split`.
     cyclic : str, list of str or bool, optional
         Dims along which the first cell follows the last, as for `assign_block_split`.
     background : {"excluded", "train"}
         Part of the cells without a region.
-    valid, sample_size : object
-        As for `BlockKFold`.
 
     See Also
     --------
