@@ -630,8 +630,16 @@ BAD = [
     ),
     (lambda c: BlockShuffleSplit(0), InvalidValueError, "n_splits must be at least 1"),
     (lambda c: BlockShuffleSplit(3, test_size=0), InvalidValueError, "leaves a part empty"),
-    (lambda c: BlockShuffleSplit(3, test_size=1.2), InvalidValueError, "test_size must be from 0 to 1"),
-    (lambda c: BlockShuffleSplit(3, test_size="half"), InvalidTypeError, "test_size must be a number"),
+    (
+        lambda c: BlockShuffleSplit(3, test_size=1.2),
+        InvalidValueError,
+        "test_size must be from 0 to 1",
+    ),
+    (
+        lambda c: BlockShuffleSplit(3, test_size="half"),
+        InvalidTypeError,
+        "test_size must be a number",
+    ),
     (lambda c: ForwardChaining(0), InvalidValueError, "n_splits must be at least 1"),
     (lambda c: ForwardChaining(12, cube=c), EmptyPartError, "13 parts .* 12 of 12 time steps"),
     (
