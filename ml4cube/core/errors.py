@@ -87,16 +87,6 @@ def needs_torch(module: str) -> Iterator[None]:
     ------
     None
         Import torch inside the `with` block.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If torch is not installed.
-
-    Examples
-    --------
-    >>> with needs_torch("ml4cube.training"):
-    ...     import math  # here the module imports torch
     """
     try:
         yield
@@ -105,7 +95,7 @@ def needs_torch(module: str) -> Iterator[None]:
             raise
         raise ModuleNotFoundError(
             f"{module} needs torch, which is not installed; run `pip install torch`, or install "
-            "the build of it that fits your machine",
+            "the build for your machine",
             name="torch",
         ) from error
 

@@ -91,50 +91,42 @@ def window_all(
     flags: NDArray[np.bool_], size: Sequence[int], stride: Sequence[int]
 ) -> NDArray[np.bool_]:
     """Tell for every whole window whether all of its cells are flagged."""
-    return _window_reduce(np.logical_and, flags, size, stride)
+    if not len(size) == len(stride) == flags.ndim or min((*size, *stride), default=1) < 1:
+        raise InvalidValueError(
+            f"size and stride must have one number of at least 1 for each of {flags.ndim} dims, "
+            f"got {tuple(size)} and {tuple(stride)}"
+        )
+    # one dim at a time: a box is the product of its sides
+    result = flags.astype(bool)
+    for axis, (length, step) in enumerate(zip(size, stride, strict=True)):
+        if (length, step) != (1, 1):
+            result = _all_along(result, axis, length, step)
+    return result
 
 
 def window_any(
     flags: NDArray[np.bool_], size: Sequence[int], stride: Sequence[int]
 ) -> NDArray[np.bool_]:
     """Tell for every whole window whether any of its cells is flagged."""
-    return _window_reduce(np.logical_or, flags, size, stride)
+    return ~window_all(~flags.astype(bool), size, stride)
 
 
-def _window_reduce(
-    operation: np.ufunc, flags: NDArray[np.bool_], size: Sequence[int], stride: Sequence[int]
-) -> NDArray[np.bool_]:
-    """Reduce windows one dim at a time: a box is the product of its sides."""
-    if not len(size) == len(stride) == flags.ndim or min((*size, *stride), default=1) < 1:
-        raise InvalidValueError(
-            f"size and stride must have one number of at least 1 for each of {flags.ndim} dims, "
-            f"got {tuple(size)} and {tuple(stride)}"
-        )
-    result = flags.astype(bool)
-    for axis, (length, step) in enumerate(zip(size, stride, strict=True)):
-        if (length, step) != (1, 1):
-            result = _reduce_axis(operation, result, axis, length, step)
-    return result
-
-
-def _reduce_axis(
-    operation: np.ufunc, flags: NDArray[np.bool_], axis: int, length: int, step: int
-) -> NDArray[np.bool_]:
-    """Reduce runs of `length` cells, `step` apart, along one axis."""
+def _all_along(flags: NDArray[np.bool_], axis: int, length: int, step: int) -> NDArray[np.bool_]:
+    """Tell whether all flags are set in runs of `length` cells, `step` apart, along one axis."""
     moved = flags.swapaxes(axis, 0)
     count = max((moved.shape[0] - length) // step + 1, 0)
     span = (count - 1) * step + 1 if count else 0
     if length / step <= 2 * math.log2(length + 1):
         result = moved[:span:step].copy()
         for offset in range(1, length):
-            operation(result, moved[offset : offset + span : step], out=result)
+            result &= moved[offset : offset + span : step]
     else:
         # long, dense windows: runs of 1, 2, 4 ... cells, the last two of them overlapping
         run, reach = moved, 1
         while reach * 2 <= length:
-            run = operation(run[:-reach], run[reach:]) if run.shape[0] > reach else run[:0]
+            run = run[:-reach] & run[reach:] if run.shape[0] > reach else run[:0]
             reach *= 2
-        result = operation(run[:span:step], run[length - reach : length - reach + span : step])
+        result = run[:span:step] & run[length - reach : length - reach + span : step]
     return result.swapaxes(0, axis)
 
 

@@ -214,7 +214,7 @@ class Statistics(Mapping[str, VariableStatistics]):
             If variables or parts differ.
         """
         if not isinstance(other, Statistics):
-            raise InvalidTypeError(f"other must be Statistics, got {other!r}")
+            raise InvalidTypeError(f"other must be Statistics, got {type(other).__name__}")
         if set(self) != set(other):
             raise InvalidValueError(
                 f"cannot merge statistics of {sorted(self)} with those of {sorted(other)}; both "
@@ -294,7 +294,9 @@ class Statistics(Mapping[str, VariableStatistics]):
             If `text` is not JSON of `to_json`.
         """
         if not isinstance(text, str):
-            raise InvalidTypeError(f"text must be the str that to_json() returned, got {text!r}")
+            raise InvalidTypeError(
+                f"text must be the str that to_json() returned, got {type(text).__name__}"
+            )
         try:
             raw = json.loads(text)
             table = {name: _entry(fields) for name, fields in raw["variables"].items()}

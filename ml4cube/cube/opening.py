@@ -26,7 +26,7 @@ def as_dataset(ds: Any, argument: str = "ds") -> xr.Dataset:
     if store is None and not isinstance(ds, str | os.PathLike):
         raise InvalidTypeError(
             f"{argument} must be an xarray Dataset or DataArray, a path, a zarr store or group, or "
-            f"an Icechunk session, got a {type(ds).__name__}"
+            f"an Icechunk session, got {type(ds).__name__}"
         )
     return _open_cube(ds if store is None else store, inside)
 

@@ -150,7 +150,7 @@ def test_cubes_in_any_form(tmp_path: Path) -> None:
     assert list(as_dataset(ds.a.rename(None))) == ["data"]
     for source in (tmp_path / "cube.zarr", str(tmp_path / "cube.zarr")):
         xr.testing.assert_equal(as_dataset(source), ds)
-    with pytest.raises(InvalidTypeError, match=r"ds must be an xarray .* got a int"):
+    with pytest.raises(InvalidTypeError, match=r"ds must be an xarray .* got int"):
         as_dataset(3)
     for nameless in (ds.a.rename(3), ds.rename(a=3), xr.Dataset({"a": ((3,), [1.0])})):
         with pytest.raises(InvalidTypeError, match=r"must be strings, got \[3\]; rename"):

@@ -245,7 +245,7 @@ def test_an_archive_that_is_not_there_is_named(tmp_path: Path) -> None:
 )
 def test_one_place_by_two_names_is_refused(one: str, other: str) -> None:
     for train, test in ((one, other), (other, one)):
-        with pytest.raises(CubeError, match="another part's place"):
+        with pytest.raises(CubeError, match=r"another part(; give each|'s target)"):
             MultiProcSampler(cube(), train_cube=train, test_cube=test, nproc=1)
     MultiProcSampler(cube(), train_cube=one, test_cube="memory://same2", nproc=1)
 
@@ -555,7 +555,7 @@ def test_a_lock_is_renewed_when_the_network_is_back(
 
     with RemoteDraft(f"memory://{tmp_path.name}/train.zarr", "call") as held:
         monkeypatch.setattr(RemoteFolder, "write", fail)
-        wait_until(lambda: "not renewed, trying again: the network is gone" in caplog.text)
+        wait_until(lambda: "trying again: the network is gone" in caplog.text)
         first = held.folder.read("lock.json")
         monkeypatch.setattr(RemoteFolder, "write", put)
         wait_until(lambda: held.folder.read("lock.json") != first)

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 #: Key of the owner in the files of a work folder, and of an interrupted copy.
 KEY = "ml4cube_draft"
 #: Warning that a draft is discarded, with the work folder.
-OTHER_CALL = "%s belongs to another call, or its cube or callback has changed; starting over"
+OTHER_CALL = "%s was left by another call, or its cube or callback has changed; starting over"
 
 
 class Draft(ABC):

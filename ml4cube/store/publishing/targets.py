@@ -91,7 +91,7 @@ def _place(argument: str, place: str | ZarrFolder, here: bool) -> Place:
     try:
         fs, root = filesystem(place)
     except (ImportError, ValueError, OSError) as error:
-        raise InvalidValueError(f"{argument}: cannot reach {place!r}: {error}") from error
+        raise InvalidValueError(f"{argument}={place!r} cannot be reached: {error}") from error
     if "memory" in fs.protocol and not here:
         raise InvalidValueError(
             f"{argument}={place!r} exists in this process only; write it with nproc=1"
