@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -100,6 +101,19 @@ class Plan:
                 f"{world} rank(s); {advice}"
             )
         return share
+
+    def for_validation(self) -> Plan:
+        """Return a plan that gives every sample exactly once over all ranks, in stored order."""
+        return Plan(
+            self.n,
+            batch_size=self.batch_size,
+            train=False,
+            shuffle=False,
+            drop_last=False,
+            parallel=self.parallel,
+            seed=self.seed,
+            order="whole",
+        )
 
     def advance(self, share: Share, epoch: int, start: int, batches: int) -> None:
         """Note that so many batches were handed out: of all ranks in training, else of this."""
@@ -200,6 +214,19 @@ class SampleLoader:
     def share_out(self) -> None:
         """Let the ranks of the process group share the samples, as ``parallel=True`` does."""
         self.parallel = self._plan.parallel = True
+
+    def for_validation(self) -> SampleLoader:
+        """Return a loader that gives every sample exactly once over all ranks.
+
+        Returns
+        -------
+        SampleLoader
+            Itself, unless it was made for training; then one that neither shuffles nor drops.
+        """
+        if not self._plan.train:
+            return self
+        plan, handover = self._plan.for_validation(), copy.copy(self._handover)
+        return SampleLoader(self.dataset, plan, self._memory, handover, self._threads)
 
     @property
     def keeps_samples(self) -> bool:
@@ -553,6 +580,31 @@ class MapLoader(DataLoader[Any]):
     def share_out(self) -> None:
         """Let the ranks of the process group share the samples, as ``parallel=True`` does."""
         self.sampler.plan.parallel = self._is_accelerate_prepared = True
+
+    def for_validation(self) -> MapLoader:
+        """Return a loader that gives every sample exactly once over all ranks.
+
+        Returns
+        -------
+        MapLoader
+            Itself, unless it was made for training; then one that neither shuffles nor drops.
+        """
+        if not self.sampler.plan.train:
+            return self
+        plan = self.sampler.plan.for_validation()
+        loader = MapLoader(
+            self.dataset,
+            batch_size=plan.batch_size,
+            sampler=ShareSampler(plan),
+            collate_fn=self.collate_fn,
+            num_workers=self.num_workers,
+            multiprocessing_context=self.multiprocessing_context if self.num_workers else None,
+            generator=torch.Generator(),
+            pin_memory=self.pin_memory,
+        )
+        loader.handover = copy.copy(self.handover)
+        loader._is_accelerate_prepared = self._is_accelerate_prepared
+        return loader
 
     @property
     def keeps_samples(self) -> bool:

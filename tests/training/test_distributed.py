@@ -117,9 +117,18 @@ def val_loaders(samples):
         "dropping sampler": DataLoader(
             data, batch_size=5, sampler=DistributedSampler(data, size, rank, drop_last=True)
         ),
+        "made for training, whole on each rank": prep_dataloader(data, batch_size=min(5, samples)),
         "sharded by hand": DataLoader(own, batch_size=5),
         "list of batches": list(DataLoader(own, batch_size=3)),
-    }
+    } | (
+        {}
+        if samples < size
+        else {
+            "made for training, shared out": prep_dataloader(
+                data, batch_size=min(5, samples // size), parallel=True
+            )
+        }
+    )
 
 
 def validate_all():
@@ -566,12 +575,12 @@ def test_loaders_that_are_not_shared_out_are_shared_or_warned_of(two_ranks):
         assert found["parallel"] == (True, True)
         assert counts == [16, 16]  # whole batches of 4, of 37 samples, one for each rank
         assert not told
+        assert found["ours, validated too"][1:] == ([16, 16], [])
         for kind, counts in (("ours", [16, 16]), ("plain", [19, 18])):
             assert found[f"{kind}, of its own"][1:] == (counts, [])
         assert found["sampler"][1:] == ([19, 19], [])
         for kind, count, text in (
             ("plain", 37, "train_data (DataLoader of TensorDataset, 37 samples)"),
-            ("ours, validated too", 36, "train_data (MapLoader of TensorDataset, 36 samples)"),
             ("list", 4, "train_data (list, 1 batches)"),
         ):
             _, counts, told = found[kind]

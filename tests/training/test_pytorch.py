@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import (
     EmptyPartError,
     InvalidTypeError,
@@ -25,6 +26,7 @@ from ml4cube.training.callbacks import Callback, EarlyStopping
 from ml4cube.training.loggers import JSONLLogger
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.state import History
+from tests.samplestores import write_store
 from tests.training_parts import (
     ROOT,
     At,
@@ -96,6 +98,26 @@ def test_returned_model_is_the_best_epoch_and_equals_the_file(tmp_path):
     with torch.no_grad():
         x, y = dataset(40).tensors
         assert nn.functional.mse_loss(trained(x), y).item() == pytest.approx(min(val), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["MapLoader", "SampleLoader", "SampleLoader, ring"])
+def test_a_loader_made_for_training_is_evaluated_in_full(tmp_path, kind):
+    """It drops its last batch of 2 and shuffles, in training only."""
+    data = dataset(10)
+    if kind != "MapLoader":
+        write_store(tmp_path / "store", 10, ("a", "b"), window={}, targets=("b",), chunk=2)
+        data = PTXrDataset(tmp_path / "store", to_pred="b")
+    loader = prep_dataloader(data, batch_size=4, seed=1, buffer_mb=5e-5 if "ring" in kind else 256)
+    model = nn.Linear(3 if kind == "MapLoader" else 1, 1)
+    run = trainer(model=model, train=loader, val=loader, epochs=2, schedule=False)
+    run._loop.optimizer.param_groups[0]["lr"] = 0.0
+    run.train()
+    x, y = (torch.stack([data[i][part] for i in range(10)]) for part in (0, 1))
+    truth = nn.functional.mse_loss(model(x), y).item()
+    assert run.evaluate(loader)["val_loss"] == pytest.approx(truth, rel=1e-6)
+    assert run.history["val_loss"] == pytest.approx([truth, truth], rel=1e-6)
+    assert [(r["train_n"], r["val_n"]) for (r,) in run.history["ranks"]] == [(8, 10)] * 2
+    assert len(loader) == 2
 
 
 def test_losses_and_metrics_are_means_over_samples():

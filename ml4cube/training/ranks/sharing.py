@@ -31,7 +31,7 @@ class Whole(NamedTuple):
     content: str
 
 
-def share_out(loader: Any, world: World, *, only_warn: bool = False) -> bool:
+def share_out(loader: Any, world: World) -> bool:
     """Share a training loader out among ranks that hold the same data; every rank."""
     if world.size == 1:
         return False
@@ -41,7 +41,7 @@ def share_out(loader: Any, world: World, *, only_warn: bool = False) -> bool:
     several = [whole for whole in set(found) if whole is not None and found.count(whole) > 1]
     if not several:
         return False
-    if found.count(mine) == world.size and hasattr(loader, "share_out") and not only_warn:
+    if found.count(mine) == world.size and hasattr(loader, "share_out"):
         loader.share_out()
         if world.is_main:
             logger.info("train_data was made without parallel=True; its samples are shared out")

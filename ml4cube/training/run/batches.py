@@ -140,11 +140,12 @@ def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
 
 
 def exact_loader(loader: Any, world: World) -> Any:
-    """Return a loader for validation that gives no sample twice over all ranks."""
-    # Loaders that shard without padding, as those of `ml4cube.datasets` do, and loaders that give
-    # every rank all samples are returned as they are: sums weighted by samples are exact for both.
-    # A `DistributedSampler` pads, or drops, to make ranks equal, and is replaced by one that does
-    # neither.
+    """Return a loader for validation that gives every sample exactly once over all ranks."""
+    # Loaders that shard without padding and loaders that give every rank all samples are returned
+    # as they are: sums weighted by samples are exact for both. Our own loaders, made for training,
+    # drop samples to make ranks and batches equal. A `DistributedSampler` pads or drops.
+    if hasattr(loader, "for_validation"):
+        return loader.for_validation()
     if not isinstance(loader, DataLoader):
         return loader
     sampler, size = loader.sampler, loader.batch_size

@@ -59,9 +59,9 @@ class Feed:
         self._share = options.limit_train_batches
         self._limit = limit_of(loader, self._share, "limit_train_batches")
 
-    def share_out(self, *, only_warn: bool) -> None:
+    def share_out(self) -> None:
         """Share out what ranks train on, as `ml4cube.training.ranks.sharing` says; every rank."""
-        if share_out(self.loader, self._world, only_warn=only_warn):
+        if share_out(self.loader, self._world):
             self._limit = limit_of(self.loader, self._share, "limit_train_batches")
 
     @property

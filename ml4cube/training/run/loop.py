@@ -126,9 +126,7 @@ class Loop(Engine):
             stack.callback(self._call, "on_close")
             self._forget_alarm()
             self._spread()
-            # Ranks that share a loader do not validate on all of it.
-            validated = named_sets(self.val_loader).values()
-            self.feed.share_out(only_warn=any(own is self.feed.loader for own in validated))
+            self.feed.share_out()
             if self.options.snapshot_path is not None:
                 self.asked = ask(self)
                 self.description = describe(self, self.asked)
