@@ -1,4 +1,4 @@
-"""What may happen around the loop: stopping, keeping the best, and, from `reports`, reporting."""
+"""Callbacks that stop training and save the best models; those of `reports` are listed too."""
 
 from __future__ import annotations
 
@@ -8,24 +8,16 @@ import math
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ml4cube.core.errors import (
-    InvalidValueError,
-    RunError,
-    StoreError,
-    check_choice,
-)
-from ml4cube.training.events import Callback, is_better, monitored
+from ml4cube.core.errors import InvalidValueError, RunError, StoreError, check_choice
+from ml4cube.training.events import Callback, TrainingLoop, is_better, monitored
 from ml4cube.training.files.checkpoint import read_file, write_file
+from ml4cube.training.inputs.options import above_zero, check_path
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
-from ml4cube.training.run.options import above_zero, check_path
 from ml4cube.training.state import copy_weights
-
-if TYPE_CHECKING:
-    from ml4cube.training.run.loop import Loop
 
 __all__ = [
     "BestModel",
@@ -41,6 +33,15 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+
+def note_best(stop: KeyboardInterrupt, epoch: int | None) -> None:
+    """Add to a Ctrl-C how to get the best weights."""
+    if epoch is not None:
+        stop.add_note(
+            "training was interrupted, and the model is as its last step left it; "
+            f"apply_weights() of the Trainer loads the weights of the best epoch, {epoch}"
+        )
 
 
 class EarlyStopping(Callback):
@@ -93,13 +94,13 @@ class EarlyStopping(Callback):
         """Whether patience is at its end."""
         return self.strikes >= self.patience
 
-    def on_train_start(self, loop: Loop) -> None:
+    def on_train_start(self, loop: TrainingLoop) -> None:
         """Stop a resumed run that had been stopped; count anew in every other."""
         if not loop.resumed:
             self.best, self.strikes = None, 0
         self._judge(loop)
 
-    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Count a strike, or start counting anew."""
         value = monitored(row, self.monitor)
         margin = -self.min_delta if self.mode == "min" else self.min_delta
@@ -122,7 +123,7 @@ class EarlyStopping(Callback):
         """Count anew."""
         self.best, self.strikes = None, 0
 
-    def _judge(self, loop: Loop) -> None:
+    def _judge(self, loop: TrainingLoop) -> None:
         if self.exhausted:
             loop.stop(f"{self.monitor} has not improved for {self.strikes} checks")
 
@@ -156,7 +157,7 @@ class BestModel(Callback):
         self._weights: dict[str, torch.Tensor] | None = None
         self._checked = False  # in this process
 
-    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Keep the weights if this epoch is the best."""
         value, self._checked = monitored(row, self.monitor), True
         if not is_better(value, self.value, self.mode):
@@ -167,7 +168,7 @@ class BestModel(Callback):
             self._weights = copy_weights(weights)
             self._write(loop)
 
-    def on_train_end(self, loop: Loop) -> None:
+    def on_train_end(self, loop: TrainingLoop) -> None:
         """Load the best weights into the model, on every rank."""
         if self.value is None and not self._checked:
             logger.warning("nothing was checked in time; the model is as the last step left it")
@@ -180,9 +181,7 @@ class BestModel(Callback):
         if loop.world.is_main and self._weights is not None:
             # After a resume the file may be gone, or another run's.
             self._write(loop)
-        loop.strategy.share_model(loop.model, self._weights)
-        if loop.ema is not None:
-            loop.ema.restart()  # a next run goes on from these, not from those laid aside for them
+        loop.load_weights(self._weights)
 
     def state_dict(self) -> dict[str, Any]:
         """Return value, epoch and weights."""
@@ -196,7 +195,7 @@ class BestModel(Callback):
         """Let the next epoch be the best."""
         self.value = self.epoch = self._weights = None
 
-    def _write(self, loop: Loop) -> None:
+    def _write(self, loop: TrainingLoop) -> None:
         if self.path is None or self._weights is None or loop.options.fast_dev_run:
             return
         write_file(self.path, self._weights)
@@ -262,7 +261,7 @@ class ModelCheckpoint(Callback):
         """The files kept, best first."""
         return [self.save_dir / name for _, name in self._kept]
 
-    def on_train_start(self, loop: Loop) -> None:
+    def on_train_start(self, loop: TrainingLoop) -> None:
         """Forget files that are gone: a run may be killed after its last snapshot."""
         if not loop.state.step:  # a run of its own, as every fold has: earlier files are not its
             self._run, self._kept = None, []
@@ -270,7 +269,7 @@ class ModelCheckpoint(Callback):
         there = loop.world.share([path.exists() for path in self.paths])
         self._kept = [entry for entry, here in zip(self._kept, there, strict=True) if here]
 
-    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write this epoch if it is among the best, then remove what no longer is."""
         value = monitored(row, self.monitor)
         full = 0 < self.save_top_k <= len(self._kept)
@@ -318,7 +317,7 @@ class ModelCheckpoint(Callback):
         except StoreError:
             return False
 
-    def _content(self, loop: Loop, epoch: int, value: float) -> dict[str, Any]:
+    def _content(self, loop: TrainingLoop, epoch: int, value: float) -> dict[str, Any]:
         return {
             "model": loop.strategy.model_state(loop.model),
             "optimizer": loop.strategy.optimizer_state(loop.model, loop.optimizer),

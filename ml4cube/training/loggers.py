@@ -23,7 +23,7 @@ from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.training.files.checkpoint import write_bytes
-from ml4cube.training.run.options import check_path
+from ml4cube.training.inputs.options import check_path
 
 __all__ = [
     "CSVLogger",

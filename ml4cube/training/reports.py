@@ -6,15 +6,12 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.progress import Stage, duration, write_line
-from ml4cube.training.events import Callback, listed
-from ml4cube.training.run.checks import refuse_class
-
-if TYPE_CHECKING:
-    from ml4cube.training.run.loop import Loop
+from ml4cube.training.events import Callback, TrainingLoop, listed
+from ml4cube.training.inputs.checks import refuse_class
 
 logger = logging.getLogger(__name__)
 
@@ -44,17 +41,17 @@ class RankReport(Callback):
     def __init__(self) -> None:
         self._console = _Console("ml4cube.training.ranks")
 
-    def on_train_start(self, loop: Loop) -> None:
+    def on_train_start(self, loop: TrainingLoop) -> None:
         """Make sure the table can be seen."""
         if loop.world.is_main:
             self._console.open()
 
-    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Show the table."""
         if loop.world.is_main:
             self._console.logger.info("%s", self.table(row))
 
-    def on_close(self, loop: Loop) -> None:
+    def on_close(self, loop: TrainingLoop) -> None:
         """Leave logging as it was."""
         self._console.close()
 
@@ -113,28 +110,29 @@ class Progress(Callback):
         self._stage: Stage | None = None
         self._began, self._first = 0.0, 0
 
-    def on_train_start(self, loop: Loop) -> None:
+    def on_train_start(self, loop: TrainingLoop) -> None:
         """Remember when and where the run began."""
         self._began, self._first = time.time(), loop.state.epoch
 
-    def on_epoch_start(self, loop: Loop) -> None:
+    def on_epoch_start(self, loop: TrainingLoop) -> None:
         """Open the bar."""
         if loop.world.is_main:
             name = f"epoch {loop.state.epoch + 1}/{loop.options.epochs}"
-            done = loop.feed.steps_of(loop.state.batch)
-            self._stage = Stage(name, loop.feed.steps, "steps", done=done, leave=False)
+            self._stage = Stage(
+                name, loop.steps_per_epoch, "steps", done=loop.steps_done, leave=False
+            )
 
-    def on_step_end(self, loop: Loop) -> None:
+    def on_step_end(self, loop: TrainingLoop) -> None:
         """Move the bar on."""
         if self._stage is not None:
             self._stage.update()
 
-    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write a line for a check inside an epoch."""
         if self._stage is not None and loop.state.batch:
             write_line(self.line(row, loop.options.epochs, _best(loop)))
 
-    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Remove the bar and write the epoch's line."""
         self.on_close(loop)
         if not loop.world.is_main:
@@ -146,7 +144,7 @@ class Progress(Callback):
         end = time.strftime(form, time.localtime(now + left)) if left > 0 else None
         write_line(self.line(row, epochs, _best(loop), end))
 
-    def on_close(self, loop: Loop) -> None:
+    def on_close(self, loop: TrainingLoop) -> None:
         """Remove the bar."""
         if self._stage is not None:
             self._stage.close()
@@ -213,7 +211,7 @@ class LossPlot(Callback):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def on_train_end(self, loop: Loop) -> None:
+    def on_train_end(self, loop: TrainingLoop) -> None:
         """Draw."""
         if not loop.world.is_main or not len(loop.history):
             return
@@ -247,24 +245,24 @@ class LoggerCallback(Callback):
                     f"loggers has {target!r}, which has no method log(values, step)"
                 )
 
-    def on_train_start(self, loop: Loop) -> None:
+    def on_train_start(self, loop: TrainingLoop) -> None:
         """Tell them at which step the run starts or goes on."""
         for target in self._alive(loop):
             if hasattr(target, "start"):
                 self._try(target, "start", loop.state.step)
 
-    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Hand over the row of a check inside an epoch."""
         if loop.state.batch:
             self.on_epoch_end(loop, row)
 
-    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Hand over the row, without the table of ranks."""
         values = {name: value for name, value in row.items() if isinstance(value, int | float)}
         for target in self._alive(loop):
             self._try(target, "log", values, loop.state.step)
 
-    def on_close(self, loop: Loop) -> None:
+    def on_close(self, loop: TrainingLoop) -> None:
         """Close them."""
         for target in self._alive(loop):
             if hasattr(target, "close"):
@@ -287,7 +285,7 @@ class LoggerCallback(Callback):
             if own and hasattr(target, "load_state_dict"):
                 target.load_state_dict(own)
 
-    def _alive(self, loop: Loop) -> list[Any]:
+    def _alive(self, loop: TrainingLoop) -> list[Any]:
         """Those that get values: on rank 0, and not dropped."""
         if not loop.world.is_main:
             return []
@@ -301,7 +299,7 @@ class LoggerCallback(Callback):
             self._dropped |= {n for n, other in enumerate(self._loggers) if other is target}
 
 
-def _best(loop: Loop) -> str | None:
+def _best(loop: TrainingLoop) -> str | None:
     """Return the best value of the column that judges a run, in words."""
     column = loop.history.to_dict().get(loop.monitor, [])
     values = [(value, row) for row, value in enumerate(column) if value is not None]

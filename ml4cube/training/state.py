@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.training.files.checkpoint import to_plain
-from ml4cube.training.ranks.dist import World
 
 
 @dataclass
@@ -225,23 +222,6 @@ def copy_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def spread_weights(model: nn.Module, world: World) -> None:
-    """Give the model of every rank the state of rank 0's; every rank.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        The same on every rank, but for its state.
-    world : World
-        The ranks.
-    """
-    state = model.state_dict()
-    extra = {name: v for name, v in state.items() if not isinstance(v, torch.Tensor)}
-    world.spread(state[name] for name in state if name not in extra)
-    if extra and world.size > 1:
-        model.load_state_dict({**state, **world.share(to_plain(extra))})
-
-
 def capture_rng(device: torch.device) -> dict[str, Any]:
     """Return the state of every generator that training may draw from, as tensors and numbers.
 
@@ -320,27 +300,3 @@ def kept_rng(device: torch.device) -> Iterator[None]:
         yield
     finally:
         restore_rng(state, device)
-
-
-@contextmanager
-def seeded(seed: int | None, world: World) -> Iterator[None]:
-    """Seed torch's global generators, which dropout reads, and give them back afterwards.
-
-    Parameters
-    ----------
-    seed : int or None
-        Rank r gets ``seed + r``; None leaves them as they are.
-    world : World
-        The ranks.
-
-    Yields
-    ------
-    None
-        Nothing; the body runs.
-    """
-    if seed is None:
-        yield
-        return
-    with kept_rng(world.device):
-        torch.manual_seed(seed + world.rank)
-        yield

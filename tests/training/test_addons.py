@@ -600,7 +600,7 @@ def test_services_without_add_on_or_package_are_named(monkeypatch):
         make(WandBLoggerAddon, web_logger={"wandbb": {}})
     with pytest.raises(InvalidTypeError, match="is no mapping"):
         make(WandBLoggerAddon, web_logger={"wandb": "project"})
-    with pytest.raises(InvalidTypeError, match="is no mapping"):
+    with pytest.raises(InvalidTypeError, match="web_logger must be a mapping"):
         make(web_logger="wandb")
     make(WandBLoggerAddon, NeptuneLoggerAddon).run(1, loader(4))  # without services
 
@@ -625,7 +625,7 @@ def _cut(folder, strategy):
 def test_a_model_cut_over_two_ranks_is_saved_whole(tmp_path):
     (epoch, first, again), (_, second, _) = on_ranks(2, _cut, tmp_path, "fsdp")
     assert first == second
-    assert "needs a new optimizer and Trainer" in again
+    assert "make a new optimizer and Trainer" in again
     alone = make(StateManagerAddon, model=network(seed=5), save_path=tmp_path)
     alone.model[2] = nn.Identity()
     assert alone.load_state() == epoch

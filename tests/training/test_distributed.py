@@ -25,11 +25,12 @@ from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
+from ml4cube.training.inputs.batches import fixed_sizes
 from ml4cube.training.pytorch_distributed import Trainer, dist_train
 from ml4cube.training.ranks.dist import World, ddp_init
+from ml4cube.training.ranks.exact import exact_loader
 from ml4cube.training.ranks.sharing import whole_of
 from ml4cube.training.run import loop
-from ml4cube.training.run.batches import exact_loader, fixed_sizes
 from tests.distributed_runner import on_ranks
 from tests.samplestores import write_store
 from tests.training_parts import (

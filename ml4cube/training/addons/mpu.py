@@ -90,7 +90,6 @@ class _OnDevices:
     optimizer: Any
     device: torch.device
     _world: World
-    _options: dict[str, Any]
 
     def __init__(
         self,

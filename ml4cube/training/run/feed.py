@@ -6,54 +6,37 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.sharing import share_out
-from ml4cube.training.run.batches import (
-    count_samples,
+from ml4cube.training.inputs.batches import (
     fixed_sizes,
     limit_of,
     loader_generator,
     set_epoch,
     to_device,
 )
-from ml4cube.training.run.options import Options
-from ml4cube.training.run.steps import Count, Step, Weigh
+from ml4cube.training.inputs.options import Options
+from ml4cube.training.inputs.steps import Portion, Step, Weight
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.sharing import share_out
 from ml4cube.training.state import TrainState, capture_rng, restore_rng
 
 logger = logging.getLogger(__name__)
-
-Weight = float | torch.Tensor
-
-
-class Portion(NamedTuple):
-    """One batch on the device, and what it counts."""
-
-    # As the loader gave it.
-    batch: Any
-    samples: int
-    # What its mean loss weighs: its samples, or what the step weighs it.
-    weight: Weight
 
 
 class Feed:
     """Opens the loader, knows where the run stands in it, and weighs what it gives."""
 
-    def __init__(
-        self, loader: Any, world: World, options: Options, step: Step | None = None
-    ) -> None:
+    def __init__(self, loader: Any, world: World, options: Options, step: Step) -> None:
         self.loader, self.even = loader, world.size == 1
         self.waited = self.asked = 0.0
         self.epoch_rng: dict[str, Any] = {}
         self.position: dict[str, Any] | None = None
+        self.paused: dict[str, Any] | None = None  # its place, while validation draws
         self.ended = self.used_up = False
-        self._world = world
-        self._weigh: Weigh | None = getattr(step, "weigh", None)
-        self._count: Count | None = getattr(step, "count", None)
-        self._counts_itself: bool = getattr(step, "counts_itself", False)
+        self._world, self._step = world, step
         self._lockstep = options.strategy == "fsdp"
         self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
         self._share = options.limit_train_batches
@@ -121,10 +104,10 @@ class Feed:
     def portion(self, batch: Any, training: bool = True) -> Portion:
         """Bring a batch to the device and weigh it."""
         batch = to_device(batch, self._world.device)
-        samples = count_samples(batch) if self._count is None else self._count(batch, training)
+        samples = self._step.count(batch, training)
         if not samples:
             return Portion(batch, 0, 0.0)
-        weight = None if self._weigh is None else self._weigh(batch, training)
+        weight = self._step.weigh(batch, training)
         return Portion(batch, samples, samples if weight is None else weight)
 
     def total(self, portions: list[Portion]) -> Weight | None:
@@ -168,7 +151,7 @@ class Feed:
             generator.set_state(state["loader"])
 
     def _sizes(self) -> tuple[int, int, int] | None:
-        sizes = None if self._counts_itself else fixed_sizes(self.loader)
+        sizes = None if self._step.counts_itself else fixed_sizes(self.loader)
         if sizes is None or self._limit is None or self._limit >= sizes[0]:
             return sizes
         return self._limit, sizes[1], sizes[1]
