@@ -80,28 +80,26 @@ class EarlyStopping(Callback):
     ) -> None:
         check_choice("mode", mode, ["min", "max"])
         if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise InvalidValueError(
-                f"patience={patience!r} is not a number of checks; use 1 or more"
-            )
+            raise InvalidValueError(f"patience must be an int of 1 or more, got {patience!r}")
         if min_delta != 0 and not above_zero(min_delta):
-            raise InvalidValueError(f"min_delta={min_delta!r} is no difference; use 0 or more")
+            raise InvalidValueError(f"min_delta must be a number of 0 or more, got {min_delta!r}")
         self.patience, self.mode, self.monitor, self.min_delta = patience, mode, monitor, min_delta
         self.best: float | None = None
         self.strikes = 0
 
     @property
     def exhausted(self) -> bool:
-        """Whether patience is at its end."""
+        """True if patience is used up."""
         return self.strikes >= self.patience
 
     def on_train_start(self, loop: TrainingLoop) -> None:
-        """Stop a resumed run that had been stopped; count anew in every other."""
+        """Stop a resumed run that was stopped before; count anew in any other run."""
         if not loop.resumed:
             self.best, self.strikes = None, 0
         self._judge(loop)
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
-        """Count a strike, or start counting anew."""
+        """Count a check without improvement, or start counting anew."""
         value = monitored(row, self.monitor)
         margin = -self.min_delta if self.mode == "min" else self.min_delta
         bar = None if self.best is None else self.best + margin
@@ -112,11 +110,11 @@ class EarlyStopping(Callback):
         self._judge(loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return best value and strikes."""
+        """Return the best value and the checks without improvement."""
         return {"best": self.best, "strikes": self.strikes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back best value and strikes."""
+        """Restore them."""
         self.best, self.strikes = state["best"], state["strikes"]
 
     def forget(self) -> None:
@@ -171,7 +169,9 @@ class BestModel(Callback):
     def on_train_end(self, loop: TrainingLoop) -> None:
         """Load the best weights into the model, on every rank."""
         if self.value is None and not self._checked:
-            logger.warning("nothing was checked in time; the model is as the last step left it")
+            logger.warning(
+                "no epoch was checked in time; the model has the weights of the last step"
+            )
             return
         if self.value is None:
             raise RunError(
@@ -188,11 +188,11 @@ class BestModel(Callback):
         return {"value": self.value, "epoch": self.epoch, "weights": self._weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back value, epoch and weights."""
+        """Restore them."""
         self.value, self.epoch, self._weights = state["value"], state["epoch"], state["weights"]
 
     def forget(self) -> None:
-        """Let the next epoch be the best."""
+        """Forget the best epoch."""
         self.value = self.epoch = self._weights = None
 
     def _write(self, loop: TrainingLoop) -> None:
@@ -246,10 +246,10 @@ class ModelCheckpoint(Callback):
         check_choice("mode", mode, ["min", "max"])
         if isinstance(save_top_k, bool) or not isinstance(save_top_k, int) or save_top_k < -1:
             raise InvalidValueError(
-                f"save_top_k={save_top_k!r} is no number of files; -1 keeps all"
+                f"save_top_k must be an int of 1 or more, or -1 for all, got {save_top_k!r}"
             )
         if save_top_k == 0:
-            raise InvalidValueError("save_top_k=0 keeps nothing; leave the checkpoint out instead")
+            raise InvalidValueError("save_top_k=0 keeps no file; leave the checkpoint out instead")
         check_path("save_dir", save_dir, optional=False)
         self.save_dir, self.monitor, self.mode = Path(save_dir), monitor, mode
         self.save_top_k = save_top_k
@@ -262,7 +262,7 @@ class ModelCheckpoint(Callback):
         return [self.save_dir / name for _, name in self._kept]
 
     def on_train_start(self, loop: TrainingLoop) -> None:
-        """Forget files that are gone: a run may be killed after its last snapshot."""
+        """Forget files that are gone, because a run may be killed after its last snapshot."""
         if not loop.state.step:  # a run of its own, as every fold has: earlier files are not its
             self._run, self._kept = None, []
         self._run = loop.world.share(self._run or uuid.uuid4().hex)
@@ -287,20 +287,20 @@ class ModelCheckpoint(Callback):
                 (self.save_dir / worst).unlink(missing_ok=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return names and values of the files kept."""
+        """Return the names and values of the files."""
         return {"kept": self._kept, "run": self._run}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Restore them."""
         self._kept = [(value, name) for value, name in state["kept"]]
         self._run = state.get("run")
 
     def forget(self) -> None:
-        """Keep the files there are, and judge none of them any more."""
+        """Keep the files there are, without comparing them with later ones."""
         self._kept, self._run = [], None
 
     def _free_name(self, epoch: int) -> str:
-        """Name a file that no other run has written."""
+        """Return the name of a file that no other run has written."""
         for version in itertools.count():
             suffix = f"-v{version}" if version else ""
             name = f"epoch-{epoch:04d}{suffix}.pt"
@@ -311,7 +311,7 @@ class ModelCheckpoint(Callback):
         return name
 
     def _is_mine(self, path: Path) -> bool:
-        """Whether this very run wrote a file, before it was killed and went back a little."""
+        """Return True if this run wrote a file before it was killed and resumed."""
         try:
             return read_file(path).get("run") == self._run
         except StoreError:

@@ -205,9 +205,9 @@ class Trainer:
     ) -> None:
         arguments = dict(locals())
         if train_data is None:
-            raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
+            raise InvalidTypeError("train_data must be a loader, got None")
         if optimizer is None:
-            raise InvalidTypeError("optimizer=None; make one from model.parameters()")
+            raise InvalidTypeError("optimizer must be made from model.parameters(), got None")
         step = Supervised(check_loss("loss", loss))
         best_path = _one_path(best_model_path, model_path)
         _check_paths(best_path, snapshot_path, create_loss_plot)
@@ -223,7 +223,7 @@ class Trainer:
             built_in.append(early_stopping)
         elif not isinstance(early_stopping, bool):
             raise InvalidTypeError(
-                f"early_stopping={early_stopping!r} is neither True nor False nor an EarlyStopping"
+                f"early_stopping must be True, False or an EarlyStopping, got {early_stopping!r}"
             )
         elif early_stopping:
             built_in.append(stopping)
@@ -248,7 +248,7 @@ class Trainer:
 
     @property
     def history(self) -> History:
-        """What every epoch gave."""
+        """Losses, metrics and timings of every epoch."""
         return self._loop.history
 
     @property

@@ -114,9 +114,9 @@ class Trainer(TrainerState):
     ----------
     log_train : dict of list
         Of the epoch under way, or the last one: by name, what `train_step` returned for each
-        batch of this process, on the CPU once the epoch is over. What is no single number stays
-        in memory until the next epoch begins. Snapshots do not hold it: resumed inside an epoch,
-        it has only the batches since, or none.
+        batch of this process, on the CPU once the epoch is over. Values other than single numbers
+        stay in memory until the next epoch begins. Snapshots do not hold it: resumed inside an
+        epoch, it has only the batches since, or none.
     log_test : dict of list
         The same of `test_step`, in validation and in testing.
     history : History
@@ -479,7 +479,7 @@ class Trainer(TrainerState):
         Raises
         ------
         InvalidTypeError
-            If one is no add-on.
+            If one is not an add-on.
         """
         return combine(cls, add_on_cls)
 

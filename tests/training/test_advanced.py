@@ -233,7 +233,9 @@ def test_bad_parts_are_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with pytest.raises(InvalidTypeError, match="criterion must be a loss function"):
         AdvancedTrainer(model, optimizer, "mse")
-    with pytest.raises(InvalidTypeError, match="early_stopping must be an EarlyStopping or None, got 5"):
+    with pytest.raises(
+        InvalidTypeError, match="early_stopping must be an EarlyStopping or None, got 5"
+    ):
         AdvancedTrainer(model, optimizer, nn.MSELoss(), early_stopping=5)
     with pytest.raises(InvalidValueError, match="gradient_accumulation_steps must be"):
         AdvancedTrainer(model, optimizer, nn.MSELoss(), gradient_accumulation_steps=0)
@@ -242,13 +244,19 @@ def test_bad_parts_are_refused():
     with pytest.raises(InvalidValueError, match="did you mean 'min'"):
         ModelCheckpoint("x", mode="mim")
     for make, said in (
-        (lambda: EarlyStopping(min_delta="x"), "min_delta='x' is no difference"),
+        (lambda: EarlyStopping(min_delta="x"), "min_delta must be a number of 0 or more, got 'x'"),
         (lambda: ModelCheckpoint(3), "save_dir must be a path"),
         (lambda: TensorBoardLogger(None), "log_dir must be a path"),
         (lambda: MaskedLoss(nn.MSELoss), "loss=MSELoss is a class"),
-        (lambda: GradientAccumulator(model, optimizer, "2"), "accumulation_steps must be an int of 1 or more, got '2'"),
+        (
+            lambda: GradientAccumulator(model, optimizer, "2"),
+            "accumulation_steps must be an int of 1 or more, got '2'",
+        ),
         (lambda: GradientAccumulator(model, optimizer, 2, "1"), "max_grad_norm='1' is not"),
-        (lambda: GradientAccumulator(model, optimizer).step(0.5), "the loss must be a tensor, got a float"),
+        (
+            lambda: GradientAccumulator(model, optimizer).step(0.5),
+            "the loss must be a tensor, got a float",
+        ),
         (lambda: GradientAccumulator(model, optimizer).step(torch.ones(())), "does not depend"),
         (lambda: MultiGPUTrainer("model"), "model must be a torch.nn.Module, got 'model'"),
         (lambda: DistributedTrainer(None), "model must be a torch.nn.Module, got None"),

@@ -169,10 +169,10 @@ def test_a_share_of_a_stream_is_refused():
             yield from dataset(8)
 
     stream = DataLoader(Stream(), batch_size=4)
-    with pytest.raises(InvalidTypeError, match=r"limit_train_batches=0\.5 is a share"):
+    with pytest.raises(InvalidTypeError, match=r"limit_train_batches=0\.5 is a fraction"):
         trainer(train=stream, limit_train_batches=0.5)
     for val in (stream, {"known": batches(1), "stream": stream}):
-        with pytest.raises(InvalidTypeError, match=r"limit_val_batches=0\.5 is a share"):
+        with pytest.raises(InvalidTypeError, match=r"limit_val_batches=0\.5 is a fraction"):
             trainer(val=val, limit_val_batches=0.5)
 
 

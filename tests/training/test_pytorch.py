@@ -681,14 +681,22 @@ print(losses(run), weights(model))
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"loss": None}, InvalidTypeError, "loss must be a loss function such as torch.nn.MSELoss(), got None"),
+        (
+            {"loss": None},
+            InvalidTypeError,
+            "loss must be a loss function such as torch.nn.MSELoss(), got None",
+        ),
         ({"loss": "mse"}, InvalidTypeError, "got 'mse'"),
         ({"loss": nn.MSELoss}, InvalidTypeError, "loss=MSELoss is a class; give an object of it"),
         ({"metrics": {"r2": RMSE}}, InvalidTypeError, "metrics['r2']=RMSE is a class"),
         ({"metrics": {3: RMSE()}}, InvalidTypeError, "metrics has the name 3"),
         ({"loggers": [JSONLLogger]}, InvalidTypeError, "loggers=JSONLLogger is a class"),
         ({"train": dataset(8)}, InvalidTypeError, "train_data must be a loader of batches"),
-        ({"val": {"a": dataset(8)}}, InvalidTypeError, "test_data['a'] must be a loader of batches"),
+        (
+            {"val": {"a": dataset(8)}},
+            InvalidTypeError,
+            "test_data['a'] must be a loader of batches",
+        ),
         ({"train": torch.ones(4, 3)}, InvalidTypeError, "got a Tensor"),
         ({"device": ["cpu"]}, InvalidValueError, "device=['cpu'] is no torch device"),
         ({"best_model_path": "a", "model_path": "b"}, InvalidTypeError, "same argument"),
@@ -698,10 +706,18 @@ print(losses(run), weights(model))
         ({"epochs": 0}, InvalidValueError, "epochs must be an int of 1 or more, got 0"),
         ({"epochs": 2.5}, InvalidValueError, "epochs must be an int of 1 or more, got 2.5"),
         ({"save_every": 0}, InvalidValueError, "save_every must be an int of 1 or more, got 0"),
-        ({"patience": 0}, InvalidValueError, "patience=0"),
+        ({"patience": 0}, InvalidValueError, "patience must be"),
         ({"max_steps": -1}, InvalidValueError, "max_steps must be an int of 1 or more, got -1"),
-        ({"gradient_accumulation_steps": 0}, InvalidValueError, "gradient_accumulation_steps must be an int of 1 or more, got 0"),
-        ({"gradient_clip": 0.0}, InvalidValueError, "gradient_clip must be a norm above 0, or None, got 0.0"),
+        (
+            {"gradient_accumulation_steps": 0},
+            InvalidValueError,
+            "gradient_accumulation_steps must be an int of 1 or more, got 0",
+        ),
+        (
+            {"gradient_clip": 0.0},
+            InvalidValueError,
+            "gradient_clip must be a norm above 0, or None, got 0.0",
+        ),
         ({"precision": "bf61"}, InvalidValueError, "did you mean 'bf16'"),
         ({"precision": "fp32", "use_amp": True}, InvalidTypeError, "contradict"),
         ({"device": "cuda:99"}, InvalidValueError, "cuda:99"),
@@ -714,14 +730,26 @@ print(losses(run), weights(model))
         ({"train": iter([1])}, InvalidTypeError, "used up after one epoch"),
         ({"callbacks": [print]}, InvalidTypeError, "subclasses of Callback"),
         ({"callbacks": EarlyStopping}, InvalidTypeError, "subclasses of Callback"),
-        ({"loggers": "tensorboard"}, InvalidTypeError, "'tensorboard', which has no method log"),
+        (
+            {"loggers": "tensorboard"},
+            InvalidTypeError,
+            "loggers must have a method log(values, step), got 'tensorboard'",
+        ),
         ({"seed": "a"}, InvalidValueError, "seed must be an int from 0, or None, got 'a'"),
         ({"seed": -1}, InvalidValueError, "seed must be an int from 0, or None, got -1"),
         ({"snapshot_path": 3}, InvalidTypeError, "snapshot_path must be a path"),
         ({"best_model_path": 3}, InvalidTypeError, "best_model_path must be a path"),
-        ({"gradient_clip": "1"}, InvalidValueError, "gradient_clip must be a norm above 0, or None, got '1'"),
-        ({"ema": "0.9"}, InvalidValueError, "ema must be a decay between 0 and 1, such as 0.999, or None, got '0.9'"),
-        ({"loggers": [object()]}, InvalidTypeError, "has no method log"),
+        (
+            {"gradient_clip": "1"},
+            InvalidValueError,
+            "gradient_clip must be a norm above 0, or None, got '1'",
+        ),
+        (
+            {"ema": "0.9"},
+            InvalidValueError,
+            "ema must be a decay between 0 and 1, such as 0.999, or None, got '0.9'",
+        ),
+        ({"loggers": [object()]}, InvalidTypeError, "loggers must have a method log"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_starts(
@@ -741,9 +769,13 @@ def test_bad_arguments_are_refused_before_anything_starts(
         ({"train": [(torch.ones(0, 3), torch.ones(0, 1))]}, EmptyPartError, "train_data gave"),
         ({"val": []}, EmptyPartError, "test_data gave no sample"),
         ({"train": [[torch.ones(2, 3)] * 4]}, InvalidTypeError, "list of 4 items"),
-        ({"train": ["text"]}, InvalidTypeError, "no tensor with a sample axis"),
+        ({"train": ["text"]}, InvalidTypeError, "tensor with a sample axis"),
         ({"loss": nn.MSELoss(reduction="none")}, InvalidValueError, "reduction='mean'"),
-        ({"loss": lambda p, y: (p - y).mean().item()}, InvalidTypeError, "the loss must be a tensor, got a float"),
+        (
+            {"loss": lambda p, y: (p - y).mean().item()},
+            InvalidTypeError,
+            "the loss must be a tensor, got a float",
+        ),
         ({"loss": lambda p, y: y.mean()}, InvalidValueError, "not depend on any parameter"),
         ({"metrics": {"e": lambda p, y: p - y}}, InvalidValueError, "['e'] returned shape (5, 1)"),
         ({"metrics": {"e": lambda p, y: "x"}}, InvalidTypeError, "['e'] returned 'x'"),
@@ -807,7 +839,9 @@ def test_one_callback_or_logger_need_not_stand_in_a_list(tmp_path):
 def test_snapshot_of_another_model_or_damaged_is_refused_by_name(tmp_path):
     path = tmp_path / "snapshot.pt"
     trainer(snapshot_path=path, epochs=1).train()
-    with pytest.raises(InvalidValueError, match=r"snapshot\.pt is a snapshot of another run: parameters"):
+    with pytest.raises(
+        InvalidValueError, match=r"snapshot\.pt is a snapshot of another run: parameters"
+    ):
         trainer(model=nn.Linear(3, 1), snapshot_path=path).train()
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -583,7 +583,9 @@ def test_a_snapshot_that_failed_on_one_rank_leaves_the_one_before(stage):
 
 def test_a_second_fit_needs_a_new_optimizer_and_says_so(stage):
     for said, epochs in stage["again"]:
-        assert "holds shares of the model that an earlier training with strategy='fsdp' left" in said
+        assert (
+            "holds shares of the model that an earlier training with strategy='fsdp' left" in said
+        )
         assert epochs == 1
 
 

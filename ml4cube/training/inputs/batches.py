@@ -1,4 +1,4 @@
-"""What a loader gives: pairs, sizes, devices, and every sample exactly once in validation."""
+"""Batches of a loader: pairs, devices, sizes, and facts of the data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN = (tuple, list)  # asked by type first, since every batch of every step p
 
 
 def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what goes into the model and what should come out."""
+    """Return the features and the target of a batch."""
     # A pair ``(X, y)`` is itself; of a triple ``(X, y, weights)``, `weights_of` gives the third. X
     # alone, or a dict ``{variable: tensor}`` whose variables are stacked as channels, is to be
     # reconstructed: ``(X, X)``.
@@ -37,8 +37,8 @@ def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
             return batch[0], batch[0]
     held = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
     raise InvalidTypeError(
-        f"a batch is a {type(batch).__name__}{held}; the loader should give (X, y), "
-        "(X, y, weights), X alone, or a dict of tensors"
+        "a batch must be (X, y), (X, y, weights), X alone, or a dict of tensors, got a "
+        f"{type(batch).__name__}{held}"
     )
 
 
@@ -85,20 +85,20 @@ def count_samples(batch: Any) -> int:
     tensor = _first_tensor(batch)
     if tensor is None or tensor.ndim == 0:
         raise InvalidTypeError(
-            f"a batch ({type(batch).__name__}) holds no tensor with a sample axis; "
-            "let the loader collate samples into tensors"
+            f"a batch must hold a tensor with a sample axis, got a {type(batch).__name__}; let the "
+            "loader collate samples into tensors"
         )
     return int(tensor.shape[0])
 
 
 def agreed_samples(batch: Any) -> int | None:
-    """Return the number of samples in a batch of any kind, if its tensors agree on it."""
+    """Return the number of samples in a batch of any kind, if all its tensors have as many."""
     lengths = {int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim}
     return lengths.pop() if len(lengths) == 1 else None
 
 
 def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
-    """Return how many batches a loader gives, of how many samples, and the size of the last."""
+    """Return the number of batches of a loader, their size, and the size of the last one."""
     if not getattr(loader, "keeps_samples", True):
         return None
     if isinstance(loader, DataLoader):
@@ -125,20 +125,20 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
 
 
 def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
-    """Return how many batches of a loader to use at most."""
+    """Return the largest number of batches of a loader to use, or None."""
     if limit is None or isinstance(limit, int):
         return limit
     try:
         batches = len(loader)
     except TypeError:
         raise InvalidTypeError(
-            f"{name}={limit!r} is a share of a loader that does not know its length; give a count"
+            f"{name}={limit!r} is a fraction of a loader without a length; give a count of batches"
         ) from None
     return max(1, int(batches * limit))
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader, or else its sampler, which epoch comes."""
+    """Set the next epoch of a loader, or else of its sampler or data set."""
     for owner in (loader, *_samplers(loader), getattr(loader, "dataset", None)):
         if callable(getattr(owner, "set_epoch", None)):
             owner.set_epoch(epoch)
@@ -155,7 +155,7 @@ def loader_generator(loader: Any) -> torch.Generator | None:
 
 
 def loader_seed(loader: Any) -> int | None:
-    """Return the seed of the order in which a loader shuffles, if it has one of its own."""
+    """Return the seed of a loader's shuffled order, if it has one of its own."""
     owners = [getattr(loader, "_plan", None)]
     for sampler in _samplers(loader):
         owners += [getattr(sampler, "plan", None), sampler]
@@ -164,14 +164,14 @@ def loader_seed(loader: Any) -> int | None:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    """What a loader draws its order from; torch puts a stand-in beside a batch sampler."""
+    # torch adds a sampler that is not used to a loader with a batch sampler, so it comes last.
     batches = getattr(loader, "batch_sampler", None)
     return [batches, getattr(batches, "sampler", None), getattr(loader, "sampler", None)]
 
 
 @contextmanager
 def kept_generators(loaders: Iterable[Any]) -> Iterator[None]:
-    """Leave the generators that loaders were given as they were."""
+    """Restore the generators that loaders were given."""
     found = [loader_generator(loader) for loader in loaders]
     states = [(g, g.get_state()) for g in found if g is not None]
     try:
@@ -182,7 +182,7 @@ def kept_generators(loaders: Iterable[Any]) -> Iterator[None]:
 
 
 def data_facts(loader: Any) -> dict[str, Any]:
-    """Return what the loader's dataset tells about itself, for snapshots."""
+    """Return the names and statistics of the loader's data, for snapshots."""
     dataset = getattr(loader, "dataset", None)
     metadata = getattr(dataset, "metadata", None)
     facts: dict[str, Any] = {}
@@ -198,7 +198,7 @@ def data_facts(loader: Any) -> dict[str, Any]:
 
 
 def describe_batch(batch: Any, loader: Any) -> str:
-    """Say what a batch holds, for an error that came of it."""
+    """Describe a batch in an error that it caused."""
     if isinstance(batch, Mapping):
         held = dict(batch)
     else:

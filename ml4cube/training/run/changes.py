@@ -41,7 +41,7 @@ _LONG = 60  # letters of a value in a message
 
 @dataclass
 class Changes:
-    """What is different in a run that goes on from a snapshot."""
+    """The differences of a run from the one that left its snapshot."""
 
     # What makes it another run, in words.
     refused: list[str] = field(default_factory=list)
@@ -197,7 +197,7 @@ def merged(old: Any, saved: Any, new: Any) -> Any:
     if nested and len(old) == len(saved) == len(new):
         return [merged(*items) for items in zip(old, saved, new, strict=True)]
     began = _plain(old)
-    # What training has moved on, such as a counter, is no setting.
+    # Values that training changes, such as counters, are not settings.
     return new if began != _plain(new) and _plain(saved) == began else saved
 
 

@@ -81,7 +81,7 @@ class Engine:
     def optimizer(self) -> Optimizer:
         """The optimizer."""
         if self._optimizer is None:
-            raise InvalidTypeError("training needs an optimizer; this loop was given none")
+            raise InvalidTypeError("training needs an optimizer, got None")
         return self._optimizer
 
     @property
@@ -112,7 +112,7 @@ class Engine:
         portion = self.feed.portion(batch)
         total = self.feed.total([portion] if portion.samples else [])
         if total is None:
-            raise EmptyPartError("a batch to train on holds no sample; give one that does")
+            raise EmptyPartError("the batch to train on must have samples, got none")
         return self.take_step([portion], total)
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:

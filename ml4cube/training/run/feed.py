@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 
 class Feed:
-    """Opens the loader, knows where the run stands in it, and weighs what it gives."""
+    """The training loader, the position of the run in it, and the weights of its batches."""
 
     def __init__(self, loader: Any, world: World, options: Options, step: Step) -> None:
         self.loader, self.even = loader, world.size == 1
         self.waited = self.asked = 0.0
         self.epoch_rng: dict[str, Any] = {}
         self.position: dict[str, Any] | None = None
-        self.paused: dict[str, Any] | None = None  # its place, while validation draws
+        self.paused: dict[str, Any] | None = None  # the position, while validation runs
         self.ended = self.used_up = False
         self._world, self._step = world, step
         self._lockstep = options.strategy == "fsdp"
@@ -43,35 +43,35 @@ class Feed:
         self._limit = limit_of(loader, self._share, "limit_train_batches")
 
     def share_out(self) -> None:
-        """Share out what ranks train on, as `ml4cube.training.ranks.sharing` says; every rank."""
+        """Share the training samples out among ranks; every rank."""
         if share_out(self.loader, self._world):
             self._limit = limit_of(self.loader, self._share, "limit_train_batches")
 
     @property
     def steps(self) -> int | None:
-        """Optimizer steps of an epoch; None where the loader has no length."""
+        """Optimizer steps of an epoch; None if the loader has no length."""
         sizes = fixed_sizes(self.loader)
         if sizes is None:
             return None
         return self.steps_of(sizes[0] if self._limit is None else min(sizes[0], self._limit))
 
     def steps_of(self, batches: int) -> int:
-        """Return how many optimizer steps a number of batches makes."""
+        """Return the number of optimizer steps for a number of batches."""
         return -(-batches // self._size)
 
     def agree(self) -> None:
-        """Find out whether all ranks get the same batches; every rank must call this."""
+        """Compare the number and sizes of batches on all ranks; every rank must call this."""
         sizes = self._world.gather_objects(self._sizes())
         self.even = self._world.size == 1 or (None not in sizes and len(set(sizes)) == 1)
         if not self.even and None not in sizes:
             logger.warning(
-                "ranks get unequal training batches (batches, size, last) %s; every epoch ends "
-                "with the rank that has least",
+                "ranks have unequal training batches (batches, size, last) %s; every epoch ends "
+                "with the rank that has fewest",
                 sizes,
             )
 
     def open(self, state: TrainState) -> Iterator[tuple[list[Portion], Weight]]:
-        """Start an epoch, or go on where a snapshot inside the epoch left it."""
+        """Yield the batches of each step of an epoch, from the position of a snapshot on."""
         batches = self._open_loader(state)
         if self.ended:
             return
@@ -102,7 +102,7 @@ class Feed:
             yield portions, total
 
     def portion(self, batch: Any, training: bool = True) -> Portion:
-        """Bring a batch to the device and weigh it."""
+        """Return a batch on the device, with its weight."""
         batch = to_device(batch, self._world.device)
         samples = self._step.count(batch, training)
         if not samples:
@@ -111,7 +111,7 @@ class Feed:
         return Portion(batch, samples, samples if weight is None else weight)
 
     def total(self, portions: list[Portion]) -> Weight | None:
-        """Say what the batches of one step weigh; every rank must call this."""
+        """Return the total weight of a step's batches; every rank must call this."""
         if self.even and not portions:
             return None
         weighed = bool(portions) and isinstance(portions[0].weight, torch.Tensor)
@@ -130,7 +130,7 @@ class Feed:
         return everywhere.clamp_min(torch.finfo(torch.float32).tiny) / world.size
 
     def place(self, state: TrainState) -> dict[str, Any]:
-        """Say where the generators and, inside an epoch, the loader stand now."""
+        """Return the state of the generators and, inside an epoch, of the loader."""
         knows = state.batch > 0 and hasattr(self.loader, "load_state_dict")
         return {
             "rng": capture_rng(self._world.device),
@@ -138,13 +138,13 @@ class Feed:
         }
 
     def capture_rng(self) -> dict[str, Any]:
-        """Return the state of all generators that decide on the order of the next epoch."""
+        """Return the state of all generators that decide the order of the next epoch."""
         generator = loader_generator(self.loader)
         own = {} if generator is None else {"loader": generator.get_state()}
         return capture_rng(self._world.device) | own
 
     def restore_rng(self, state: Mapping[str, Any]) -> None:
-        """Put all those generators back."""
+        """Restore the state of those generators."""
         restore_rng(state, self._world.device)
         generator = loader_generator(self.loader)
         if generator is not None and "loader" in state:
@@ -180,11 +180,12 @@ class Feed:
             loader.load_state_dict(position["loader"])
             batches = iter(loader)
             if left == 0:
-                # One that never begins keeps the place, and its next epoch would begin there.
+                # A loader that is not iterated keeps the position, and its next epoch would start
+                # there.
                 more = next(batches, None)
                 batches = iter(())
                 if used_up and more is not None:
-                    # It stood at the start of the next epoch, which has a right to this batch.
+                    # It was at the start of the next epoch, to which this batch belongs.
                     loader.load_state_dict(position["loader"])
         restore_rng(position["rng"], self._world.device)
         return itertools.islice(batches, left)

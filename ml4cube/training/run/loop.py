@@ -98,7 +98,7 @@ class Loop(Engine):
     def run(self, *, resume: bool = True) -> nn.Module:
         """Train to the end, from the snapshot on if there is one."""
         if self.feed.loader is None:
-            raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
+            raise InvalidTypeError("train_data must be a loader, got None")
         self.stop_reason, self._cut_short = None, False
         limit = self.options.max_seconds
         self._ends_at = math.inf if limit is None else time.monotonic() + limit
