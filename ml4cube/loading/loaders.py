@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -188,6 +189,14 @@ class EpochPlan:
             )
         return share
 
+    def for_validation(self) -> EpochPlan:
+        """Return a plan that gives every sample exactly once over all ranks, as stored."""
+        plan = copy.copy(self)
+        plan.train = plan.shuffle = plan.drop_last = False
+        plan._identity = {"samples": self.n, "train": False}
+        plan._now = plan._next = (0, 0)
+        return plan
+
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the epoch: in training of all ranks, else of this one."""
         state = {**self._identity, "epoch": self._now[0], "done": self._now[1]}
@@ -350,6 +359,19 @@ class SampleLoader(EpochLoader):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is in memory, which is read again."""
         return {**self.__dict__, "_resident": None, "_idle_rings": [], "_orders": {}}
+
+    def for_validation(self) -> SampleLoader:
+        """Return a loader that gives every sample exactly once over all ranks.
+
+        Returns
+        -------
+        SampleLoader
+            Itself, unless it was made for training; then one that neither shuffles nor drops.
+        """
+        if not self.plan.train:
+            return self
+        plan, handover = self.plan.for_validation(), copy.copy(self.handover)
+        return SampleLoader(self.dataset, plan, handover, self.num_workers)
 
     def __len__(self) -> int:
         """Batches of this rank in one epoch."""
@@ -619,6 +641,31 @@ class MapLoader(EpochLoader, DataLoader[Any]):
         """Let the ranks of the process group share the samples, as ``parallel=True`` does."""
         super().share_out()
         self._is_accelerate_prepared = True
+
+    def for_validation(self) -> MapLoader:
+        """Return a loader that gives every sample exactly once over all ranks.
+
+        Returns
+        -------
+        MapLoader
+            Itself, unless it was made for training; then one that neither shuffles nor drops.
+        """
+        if not self.plan.train:
+            return self
+        plan = self.plan.for_validation()
+        loader = MapLoader(
+            self.dataset,
+            batch_size=plan.batch_size,
+            sampler=ShareSampler(plan),
+            collate_fn=self.collate_fn,
+            num_workers=self.num_workers,
+            multiprocessing_context=self.multiprocessing_context if self.num_workers else None,
+            generator=torch.Generator(),
+            pin_memory=self.pin_memory,
+        )
+        loader.plan, loader.handover = plan, copy.copy(self.handover)
+        loader._is_accelerate_prepared = self._is_accelerate_prepared
+        return loader
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over one epoch: the one that was set, else the next."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from ml4cube.training.callbacks import (
     Progress,
 )
 from ml4cube.training.events import as_callbacks
-from ml4cube.training.pytorch import pick_precision
+from ml4cube.training.inputs.checks import check_loss
+from ml4cube.training.inputs.options import Options, pick_precision
 from ml4cube.training.ranks.dist import World, ddp_init
-from ml4cube.training.run.checks import check_loss
-from ml4cube.training.run.loop import Loop, Supervised
-from ml4cube.training.run.options import Options, refuse_unknown
+from ml4cube.training.run.loop import Loop
+from ml4cube.training.run.supervised import Supervised
 from ml4cube.training.state import History
 
 __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint"]
@@ -60,13 +61,14 @@ class AdvancedTrainer:
         progress: bool = True,
         **options: Any,
     ) -> None:
+        arguments = dict(locals())
         check_loss("criterion", criterion)
         for name, part, kind in (
             ("early_stopping", early_stopping, EarlyStopping),
             ("checkpoint", checkpoint, ModelCheckpoint),
         ):
             if part is not None and not isinstance(part, kind):
-                raise InvalidTypeError(f"{name}={part!r} is no {kind.__name__}; give one, or None")
+                raise InvalidTypeError(f"{name} must be an {kind.__name__} or None, got {part!r}")
         ddp_init()
         self._world = World.current(device)
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
@@ -76,19 +78,12 @@ class AdvancedTrainer:
             LoggerCallback(loggers),
             *as_callbacks(callbacks),
         ]
-        self._options: dict[str, Any] = {
-            "max_steps": max_steps,
-            "gradient_accumulation_steps": gradient_accumulation_steps,
-            "gradient_clip": gradient_clip,
-            "precision": pick_precision(use_amp, precision, self._world.device),
-            "scheduler_step_on_batch": scheduler_step_on_batch,
-            "seed": seed,
-            "snapshot_path": snapshot_path,
-            "save_every": save_every,
-            **options,
-        }
-        refuse_unknown(AdvancedTrainer, options, "fit(..., epochs)")
-        Options(**self._options)  # refuses here, not in fit
+        self._options = Options.choose(
+            AdvancedTrainer,
+            arguments,
+            "fit(..., epochs)",
+            precision=pick_precision(use_amp, precision, self._world.device),
+        )
         self._scheduler, self._metrics = scheduler, metrics
         self.history = History()
 
@@ -103,7 +98,7 @@ class AdvancedTrainer:
             self.optimizer,
             train_loader,
             val_loader,
-            options=Options(epochs=epochs, **self._options),
+            options=replace(self._options, epochs=epochs),
             scheduler=self._scheduler,
             callbacks=self._callbacks,
         )
@@ -116,8 +111,8 @@ class AdvancedTrainer:
 
     def evaluate(self, loader: Any) -> dict[str, float]:
         """Validate once, exactly on any number of ranks; every rank must call this."""
-        options = {k: v for k, v in self._options.items() if k != "limit_train_batches"}
-        return self._make_loop(options=Options(**options)).evaluate(loader)
+        options = replace(self._options, limit_train_batches=None)
+        return self._make_loop(options=options).evaluate(loader)
 
     def _make_loop(self, *parts: Any, **more: Any) -> Loop:
         step = Supervised(self.criterion)

@@ -1,4 +1,4 @@
-"""What may happen around the loop: stopping, keeping the best, and, from `reports`, reporting."""
+"""Callbacks that stop training and save the best models; those of `reports` are listed too."""
 
 from __future__ import annotations
 
@@ -8,24 +8,16 @@ import math
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ml4cube.core.errors import (
-    InvalidValueError,
-    RunError,
-    StoreError,
-    check_choice,
-)
-from ml4cube.training.events import Callback, is_better, monitored
+from ml4cube.core.errors import InvalidValueError, RunError, StoreError, check_choice
+from ml4cube.training.events import Callback, TrainingLoop, is_better, monitored
 from ml4cube.training.files.checkpoint import read_file, write_file
+from ml4cube.training.inputs.options import above_zero, check_path
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
-from ml4cube.training.run.options import above_zero, check_path
 from ml4cube.training.state import copy_weights
-
-if TYPE_CHECKING:
-    from ml4cube.training.run.loop import Loop
 
 __all__ = [
     "BestModel",
@@ -41,6 +33,15 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+
+def note_best(stop: KeyboardInterrupt, epoch: int | None) -> None:
+    """Add to a Ctrl-C how to get the best weights."""
+    if epoch is not None:
+        stop.add_note(
+            "training was interrupted, and the model is as its last step left it; "
+            f"apply_weights() of the Trainer loads the weights of the best epoch, {epoch}"
+        )
 
 
 class EarlyStopping(Callback):
@@ -79,28 +80,26 @@ class EarlyStopping(Callback):
     ) -> None:
         check_choice("mode", mode, ["min", "max"])
         if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise InvalidValueError(
-                f"patience={patience!r} is not a number of checks; use 1 or more"
-            )
+            raise InvalidValueError(f"patience must be an int of 1 or more, got {patience!r}")
         if min_delta != 0 and not above_zero(min_delta):
-            raise InvalidValueError(f"min_delta={min_delta!r} is no difference; use 0 or more")
+            raise InvalidValueError(f"min_delta must be a number of 0 or more, got {min_delta!r}")
         self.patience, self.mode, self.monitor, self.min_delta = patience, mode, monitor, min_delta
         self.best: float | None = None
         self.strikes = 0
 
     @property
     def exhausted(self) -> bool:
-        """Whether patience is at its end."""
+        """True if patience is used up."""
         return self.strikes >= self.patience
 
-    def on_train_start(self, loop: Loop) -> None:
-        """Stop a resumed run that had been stopped; count anew in every other."""
+    def on_train_start(self, loop: TrainingLoop) -> None:
+        """Stop a resumed run that was stopped before; count anew in any other run."""
         if not loop.resumed:
             self.best, self.strikes = None, 0
         self._judge(loop)
 
-    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
-        """Count a strike, or start counting anew."""
+    def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
+        """Count a check without improvement, or start counting anew."""
         value = monitored(row, self.monitor)
         margin = -self.min_delta if self.mode == "min" else self.min_delta
         bar = None if self.best is None else self.best + margin
@@ -111,18 +110,18 @@ class EarlyStopping(Callback):
         self._judge(loop)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return best value and strikes."""
+        """Return the best value and the checks without improvement."""
         return {"best": self.best, "strikes": self.strikes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back best value and strikes."""
+        """Restore them."""
         self.best, self.strikes = state["best"], state["strikes"]
 
     def forget(self) -> None:
         """Count anew."""
         self.best, self.strikes = None, 0
 
-    def _judge(self, loop: Loop) -> None:
+    def _judge(self, loop: TrainingLoop) -> None:
         if self.exhausted:
             loop.stop(f"{self.monitor} has not improved for {self.strikes} checks")
 
@@ -156,7 +155,7 @@ class BestModel(Callback):
         self._weights: dict[str, torch.Tensor] | None = None
         self._checked = False  # in this process
 
-    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Keep the weights if this epoch is the best."""
         value, self._checked = monitored(row, self.monitor), True
         if not is_better(value, self.value, self.mode):
@@ -167,10 +166,12 @@ class BestModel(Callback):
             self._weights = copy_weights(weights)
             self._write(loop)
 
-    def on_train_end(self, loop: Loop) -> None:
+    def on_train_end(self, loop: TrainingLoop) -> None:
         """Load the best weights into the model, on every rank."""
         if self.value is None and not self._checked:
-            logger.warning("nothing was checked in time; the model is as the last step left it")
+            logger.warning(
+                "no epoch was checked in time; the model has the weights of the last step"
+            )
             return
         if self.value is None:
             raise RunError(
@@ -180,23 +181,21 @@ class BestModel(Callback):
         if loop.world.is_main and self._weights is not None:
             # After a resume the file may be gone, or another run's.
             self._write(loop)
-        loop.strategy.share_model(loop.model, self._weights)
-        if loop.ema is not None:
-            loop.ema.restart()  # a next run goes on from these, not from those laid aside for them
+        loop.load_weights(self._weights)
 
     def state_dict(self) -> dict[str, Any]:
         """Return value, epoch and weights."""
         return {"value": self.value, "epoch": self.epoch, "weights": self._weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back value, epoch and weights."""
+        """Restore them."""
         self.value, self.epoch, self._weights = state["value"], state["epoch"], state["weights"]
 
     def forget(self) -> None:
-        """Let the next epoch be the best."""
+        """Forget the best epoch."""
         self.value = self.epoch = self._weights = None
 
-    def _write(self, loop: Loop) -> None:
+    def _write(self, loop: TrainingLoop) -> None:
         if self.path is None or self._weights is None or loop.options.fast_dev_run:
             return
         write_file(self.path, self._weights)
@@ -247,10 +246,10 @@ class ModelCheckpoint(Callback):
         check_choice("mode", mode, ["min", "max"])
         if isinstance(save_top_k, bool) or not isinstance(save_top_k, int) or save_top_k < -1:
             raise InvalidValueError(
-                f"save_top_k={save_top_k!r} is no number of files; -1 keeps all"
+                f"save_top_k must be an int of 1 or more, or -1 for all, got {save_top_k!r}"
             )
         if save_top_k == 0:
-            raise InvalidValueError("save_top_k=0 keeps nothing; leave the checkpoint out instead")
+            raise InvalidValueError("save_top_k=0 keeps no file; leave the checkpoint out instead")
         check_path("save_dir", save_dir, optional=False)
         self.save_dir, self.monitor, self.mode = Path(save_dir), monitor, mode
         self.save_top_k = save_top_k
@@ -262,15 +261,15 @@ class ModelCheckpoint(Callback):
         """The files kept, best first."""
         return [self.save_dir / name for _, name in self._kept]
 
-    def on_train_start(self, loop: Loop) -> None:
-        """Forget files that are gone: a run may be killed after its last snapshot."""
+    def on_train_start(self, loop: TrainingLoop) -> None:
+        """Forget files that are gone, because a run may be killed after its last snapshot."""
         if not loop.state.step:  # a run of its own, as every fold has: earlier files are not its
             self._run, self._kept = None, []
         self._run = loop.world.share(self._run or uuid.uuid4().hex)
         there = loop.world.share([path.exists() for path in self.paths])
         self._kept = [entry for entry, here in zip(self._kept, there, strict=True) if here]
 
-    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write this epoch if it is among the best, then remove what no longer is."""
         value = monitored(row, self.monitor)
         full = 0 < self.save_top_k <= len(self._kept)
@@ -288,20 +287,20 @@ class ModelCheckpoint(Callback):
                 (self.save_dir / worst).unlink(missing_ok=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return names and values of the files kept."""
+        """Return the names and values of the files."""
         return {"kept": self._kept, "run": self._run}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Restore them."""
         self._kept = [(value, name) for value, name in state["kept"]]
         self._run = state.get("run")
 
     def forget(self) -> None:
-        """Keep the files there are, and judge none of them any more."""
+        """Keep the files there are, without comparing them with later ones."""
         self._kept, self._run = [], None
 
     def _free_name(self, epoch: int) -> str:
-        """Name a file that no other run has written."""
+        """Return the name of a file that no other run has written."""
         for version in itertools.count():
             suffix = f"-v{version}" if version else ""
             name = f"epoch-{epoch:04d}{suffix}.pt"
@@ -312,13 +311,13 @@ class ModelCheckpoint(Callback):
         return name
 
     def _is_mine(self, path: Path) -> bool:
-        """Whether this very run wrote a file, before it was killed and went back a little."""
+        """Return True if this run wrote a file before it was killed and resumed."""
         try:
             return read_file(path).get("run") == self._run
         except StoreError:
             return False
 
-    def _content(self, loop: Loop, epoch: int, value: float) -> dict[str, Any]:
+    def _content(self, loop: TrainingLoop, epoch: int, value: float) -> dict[str, Any]:
         return {
             "model": loop.strategy.model_state(loop.model),
             "optimizer": loop.strategy.optimizer_state(loop.model, loop.optimizer),

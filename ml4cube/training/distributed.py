@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.training.files.checkpoint import read_file, write_file
+from ml4cube.training.inputs.checks import bad_loss, check_model
+from ml4cube.training.inputs.options import above_zero, check_count
 from ml4cube.training.ranks.dist import World, ddp_init, pick_device
-from ml4cube.training.run.checks import bad_loss, check_model
-from ml4cube.training.run.options import above_zero, check_count
 
 logger = logging.getLogger(__name__)
 

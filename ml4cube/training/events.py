@@ -1,19 +1,118 @@
-"""What a callback is: an object told at fixed moments what the loop does.
+"""Callbacks: objects whose methods the training loop calls at fixed moments.
 
-A callback sees the loop on every rank. What it writes or shows, it does where
-``loop.world.is_main``. What it learns over time goes into `state_dict`, and so into snapshots.
+A callback is called on every rank. It should write or show only where ``loop.world.is_main``. What
+it learns over time belongs into `state_dict`, and so into snapshots.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.training.inputs.options import Options
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.strategy import Strategy
+from ml4cube.training.state import History, TrainState
 
-if TYPE_CHECKING:
-    from ml4cube.training.run.loop import Loop
+HOOKS = (
+    "on_train_start",
+    "on_epoch_start",
+    "on_step_end",
+    "on_validation_start",
+    "on_row",
+    "on_validation_end",
+    "on_check",
+    "on_epoch_end",
+    "on_train_end",
+    "on_close",
+)
+
+
+class TrainingLoop(Protocol):
+    """The training loop, as far as callbacks may use it."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, without wrappers."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer."""
+
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler, or None."""
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        """The scaler of gradients in fp16; disabled in other precisions."""
+
+    @property
+    def world(self) -> World:
+        """The ranks, and which of them this is."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """The layout of the model over the ranks."""
+
+    @property
+    def options(self) -> Options:
+        """The settings of the run."""
+
+    @property
+    def state(self) -> TrainState:
+        """Epochs and steps so far."""
+
+    @property
+    def history(self) -> History:
+        """The rows of the epochs so far."""
+
+    @property
+    def monitor(self) -> str:
+        """The column of the History that judges the run."""
+
+    @property
+    def step_loss(self) -> torch.Tensor | None:
+        """The loss of the last step's last batch."""
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps of this epoch that are done."""
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps of an epoch; None if the loader has no length."""
+
+    @property
+    def resumed(self) -> bool:
+        """True if the run went on from a snapshot."""
+
+    def load_weights(self, weights: Mapping[str, Any] | None) -> None:
+        """Load weights that rank 0 holds into the model of all ranks; every rank.
+
+        Parameters
+        ----------
+        weights : mapping or None
+            A state dict; None on other ranks.
+        """
+
+    def save_snapshot(self) -> None:
+        """Write the snapshot, if the run has one; every rank."""
+
+    def stop(self, reason: str) -> None:
+        """End training after the epoch, or the check inside it, under way; any rank may ask.
+
+        Parameters
+        ----------
+        reason : str
+            Shown in the log.
+        """
 
 
 class Callback:
@@ -26,109 +125,109 @@ class Callback:
     ...         print(row["train_loss"])
     """
 
-    writes = False  # whether it leaves something behind; left out of a fast_dev_run
+    writes = False  # True if it leaves files behind; such callbacks are left out of a fast_dev_run
 
-    def on_train_start(self, loop: Loop) -> None:
+    def on_train_start(self, loop: TrainingLoop) -> None:
         """Run before the first step, after a snapshot was resumed.
 
         Parameters
         ----------
-        loop : Loop
+        loop : TrainingLoop
             The loop.
         """
 
-    def on_epoch_start(self, loop: Loop) -> None:
+    def on_epoch_start(self, loop: TrainingLoop) -> None:
         """Run before the first step of an epoch.
 
         Parameters
         ----------
-        loop : Loop
+        loop : TrainingLoop
             The loop.
         """
 
-    def on_step_end(self, loop: Loop) -> None:
+    def on_step_end(self, loop: TrainingLoop) -> None:
         """Run after every optimizer step.
 
         Parameters
         ----------
-        loop : Loop
-            The loop; ``loop.step_loss`` is the loss of the step's last batch, a tensor. To read it
-            makes the device wait, so read it now and then only.
+        loop : TrainingLoop
+            The loop. ``loop.step_loss`` is the loss of the step's last batch, a tensor; reading it
+            makes the device wait, so read it only now and then.
         """
 
-    def on_row(self, loop: Loop, row: dict[str, Any]) -> None:
-        """Run after validation, before the row enters the History; add columns here.
+    def on_row(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
+        """Run after validation, before the row is added to the History; add columns here.
 
         Parameters
         ----------
-        loop : Loop
+        loop : TrainingLoop
             The loop.
         row : dict
-            The epoch's row; what is added must be the same on every rank.
+            The epoch's row; added columns must be the same on every rank.
         """
 
-    def on_validation_start(self, loop: Loop) -> None:
+    def on_validation_start(self, loop: TrainingLoop) -> None:
         """Run before a validation pass of training.
 
         Parameters
         ----------
-        loop : Loop
+        loop : TrainingLoop
             The loop.
         """
 
-    def on_validation_end(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_validation_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Run after a validation pass of training.
 
         Parameters
         ----------
-        loop : Loop
+        loop : TrainingLoop
             The loop.
         row : dict
             The row of the History with the pass's loss and metrics, the same on every rank.
         """
 
-    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Run when a run is judged: after every validation, or every epoch without one.
 
         Parameters
         ----------
-        loop : Loop
+        loop : TrainingLoop
             The loop; `loop.stop` ends it.
         row : dict
             The row of the History, the same on every rank.
         """
 
-    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Run after validation, before the snapshot.
 
         Parameters
         ----------
-        loop : Loop
+        loop : TrainingLoop
             The loop; `loop.stop` ends it after this epoch.
         row : dict
             The epoch's row of the History, the same on every rank.
         """
 
-    def on_train_end(self, loop: Loop) -> None:
-        """Run once when training ended of itself, after the last snapshot.
+    def on_train_end(self, loop: TrainingLoop) -> None:
+        """Run once when training has ended without an error, after the last snapshot.
 
         Parameters
         ----------
-        loop : Loop
+        loop : TrainingLoop
             The loop.
         """
 
-    def on_close(self, loop: Loop) -> None:
-        """Run last, also after an error, to give back what was opened.
+    def on_close(self, loop: TrainingLoop) -> None:
+        """Run last, also after an error, to close what was opened.
 
         Parameters
         ----------
-        loop : Loop
+        loop : TrainingLoop
             The loop.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run must know: tensors and plain Python.
+        """Return the state that a resumed run needs: tensors and plain Python.
 
         Returns
         -------
@@ -138,7 +237,7 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Parameters
         ----------
@@ -147,15 +246,15 @@ class Callback:
         """
 
     def forget(self) -> None:
-        """Forget what was best so far: it cannot be compared with what comes.
+        """Forget the best value so far.
 
-        Called in place of `load_state_dict` where a run goes on with another loss, another metric
-        or other validation data, if they decide about the callback's `monitor`.
+        Called after `load_state_dict` if the run goes on with another loss, metric or validation
+        data, so that new values of the callback's `monitor` cannot be compared with old ones.
         """
 
 
 def listed(given: Any) -> list[Any]:
-    """Return what an argument holds that takes one object or several.
+    """Return the objects of an argument that takes one object or several.
 
     Parameters
     ----------
@@ -194,19 +293,19 @@ def as_callbacks(given: Any) -> list[Callback]:
     Raises
     ------
     InvalidTypeError
-        If one is none.
+        If one is not a Callback.
     """
     callbacks = listed(given)
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise InvalidTypeError(
-                f"callbacks has {callback!r}, no Callback; give objects of subclasses of Callback"
+                f"callbacks must be objects of subclasses of Callback, got {callback!r}"
             )
     return callbacks
 
 
 def is_better(value: float, best: float | None, mode: str) -> bool:
-    """Whether a value beats the best so far.
+    """Return True if a value is better than the best so far.
 
     Parameters
     ----------
@@ -233,7 +332,7 @@ def is_better(value: float, best: float | None, mode: str) -> bool:
 
 
 def monitored(row: Mapping[str, Any], monitor: str) -> float:
-    """Return the value a callback watches.
+    """Return the value of the column that a callback monitors.
 
     Parameters
     ----------
@@ -255,4 +354,4 @@ def monitored(row: Mapping[str, Any], monitor: str) -> float:
     if isinstance(row.get(monitor), int | float):
         return float(row[monitor])
     known = [name for name, value in row.items() if isinstance(value, int | float)]
-    raise InvalidValueError(f"monitor={monitor!r} is no number of the History; it has {known}")
+    raise InvalidValueError(f"monitor: unknown column {monitor!r}; the History has {known}")

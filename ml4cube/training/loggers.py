@@ -21,7 +21,7 @@ from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.training.files.checkpoint import write_bytes
-from ml4cube.training.run.options import check_path
+from ml4cube.training.inputs.options import check_path
 from ml4cube.training.state import nonfinite_to_none
 
 __all__ = [

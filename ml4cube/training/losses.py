@@ -20,8 +20,8 @@ import torch
 
 from ml4cube.core.angles import cell_areas
 from ml4cube.core.errors import InvalidValueError
+from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.measure.means import Classes, Paired, is_over_classes, reduced, setting
-from ml4cube.training.run.checks import check_loss
 
 
 class MaskedLoss:

@@ -1,4 +1,4 @@
-"""Train a model on one device: arguments in, one `Loop` underneath."""
+"""Train a model on one device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.training.callbacks import (
     BestModel,
     Callback,
@@ -20,12 +20,14 @@ from ml4cube.training.callbacks import (
     LossPlot,
     Progress,
     RankReport,
+    note_best,
 )
 from ml4cube.training.events import as_callbacks
+from ml4cube.training.inputs.checks import check_loss
+from ml4cube.training.inputs.options import Options, check_path, pick_precision
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.run.checks import check_loss
-from ml4cube.training.run.loop import Loop, Supervised
-from ml4cube.training.run.options import Options, check_path
+from ml4cube.training.run.loop import Loop
+from ml4cube.training.run.supervised import Supervised
 from ml4cube.training.state import History
 
 PathLike = str | Path
@@ -201,38 +203,17 @@ class Trainer:
         validate_every_steps: int | None = None,
         progress: bool = True,
     ) -> None:
+        arguments = dict(locals())
         if train_data is None:
-            raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
+            raise InvalidTypeError("train_data must be a loader, got None")
         if optimizer is None:
-            raise InvalidTypeError("optimizer=None; make one from model.parameters()")
+            raise InvalidTypeError("optimizer must be made from model.parameters(), got None")
         step = Supervised(check_loss("loss", loss))
         best_path = _one_path(best_model_path, model_path)
         _check_paths(best_path, snapshot_path, create_loss_plot)
         world = self._make_world(device)
-        options = Options(
-            epochs=epochs,
-            max_steps=max_steps,
-            gradient_accumulation_steps=gradient_accumulation_steps,
-            gradient_clip=gradient_clip,
-            precision=pick_precision(use_amp, precision, world.device),
-            scheduler_step_on_batch=scheduler_step_on_batch,
-            seed=seed,
-            snapshot_path=snapshot_path,
-            save_every=save_every,
-            find_unused_parameters=find_unused_parameters,
-            max_time=max_time,
-            limit_train_batches=limit_train_batches,
-            limit_val_batches=limit_val_batches,
-            fast_dev_run=fast_dev_run,
-            ema=ema,
-            compile=compile,
-            log_grad_norm=log_grad_norm,
-            strategy=strategy,
-            shard_modules=shard_modules,
-            monitor=monitor,
-            mode=mode,
-            validate_every=validate_every,
-            validate_every_steps=validate_every_steps,
+        options = Options.choose(
+            Trainer, arguments, precision=pick_precision(use_amp, precision, world.device)
         )
         monitor = monitor or ("train_loss" if test_data is None else "val_loss")
         self._best = BestModel(best_path, mode, monitor)
@@ -242,7 +223,7 @@ class Trainer:
             built_in.append(early_stopping)
         elif not isinstance(early_stopping, bool):
             raise InvalidTypeError(
-                f"early_stopping={early_stopping!r} is neither True nor False nor an EarlyStopping"
+                f"early_stopping must be True, False or an EarlyStopping, got {early_stopping!r}"
             )
         elif early_stopping:
             built_in.append(stopping)
@@ -267,7 +248,7 @@ class Trainer:
 
     @property
     def history(self) -> History:
-        """What every epoch gave."""
+        """Losses, metrics and timings of every epoch."""
         return self._loop.history
 
     @property
@@ -353,59 +334,6 @@ class Trainer:
 
     def _make_world(self, device: str | torch.device | None) -> World:
         return World.single(device)
-
-
-def note_best(stop: KeyboardInterrupt, epoch: int | None) -> None:
-    """Tell who pressed Ctrl-C where the best weights are.
-
-    Parameters
-    ----------
-    stop : KeyboardInterrupt
-        What is about to be raised again.
-    epoch : int or None
-        The best epoch so far.
-    """
-    if epoch is not None:
-        stop.add_note(
-            "training was broken off, and the model is as its last step left it; "
-            f"apply_weights() of the Trainer puts the weights of the best epoch, {epoch}, into it"
-        )
-
-
-def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -> str:
-    """Return the precision that two arguments ask for.
-
-    Parameters
-    ----------
-    use_amp : bool
-        Whether half precision was asked for.
-    precision : str or None
-        The precision asked for by name.
-    device : torch.device
-        Decides which half precision.
-
-    Returns
-    -------
-    {"fp32", "bf16", "fp16"}
-        What to compute in.
-
-    Raises
-    ------
-    InvalidTypeError
-        If the arguments contradict one another.
-
-    Examples
-    --------
-    >>> pick_precision(True, None, torch.device("cpu"))
-    'bf16'
-    """
-    check_choice("precision", precision, ["fp32", "bf16", "fp16", None])
-    if precision is None:
-        half = "fp16" if device.type == "cuda" else "bf16"
-        return half if use_amp else "fp32"
-    if use_amp and precision == "fp32":
-        raise InvalidTypeError("use_amp=True and precision='fp32' contradict; give one of them")
-    return precision
 
 
 def _one_path(best_model_path: PathLike | None, model_path: PathLike | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: the table of ranks, a bar, a plot, and numbers for loggers."""
+"""Callbacks that show a run: the table of ranks, a bar, a plot, and numbers for loggers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.progress import Stage, duration, write_line
-from ml4cube.training.events import Callback, listed
-from ml4cube.training.run.checks import refuse_class
-
-if TYPE_CHECKING:
-    from ml4cube.training.run.loop import Loop
+from ml4cube.training.events import Callback, TrainingLoop, listed
+from ml4cube.training.inputs.checks import refuse_class
 
 logger = logging.getLogger(__name__)
 
@@ -44,18 +41,18 @@ class RankReport(Callback):
     def __init__(self) -> None:
         self._console = _Console("ml4cube.training.ranks")
 
-    def on_train_start(self, loop: Loop) -> None:
-        """Make sure the table can be seen."""
+    def on_train_start(self, loop: TrainingLoop) -> None:
+        """Show log messages of the table, if logging is not set up."""
         if loop.world.is_main:
             self._console.open()
 
-    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Show the table."""
         if loop.world.is_main:
             self._console.logger.info("%s", self.table(row))
 
-    def on_close(self, loop: Loop) -> None:
-        """Leave logging as it was."""
+    def on_close(self, loop: TrainingLoop) -> None:
+        """Restore logging."""
         self._console.close()
 
     @staticmethod
@@ -113,28 +110,29 @@ class Progress(Callback):
         self._stage: Stage | None = None
         self._began, self._first = 0.0, 0
 
-    def on_train_start(self, loop: Loop) -> None:
+    def on_train_start(self, loop: TrainingLoop) -> None:
         """Remember when and where the run began."""
         self._began, self._first = time.time(), loop.state.epoch
 
-    def on_epoch_start(self, loop: Loop) -> None:
+    def on_epoch_start(self, loop: TrainingLoop) -> None:
         """Open the bar."""
         if loop.world.is_main:
             name = f"epoch {loop.state.epoch + 1}/{loop.options.epochs}"
-            done = loop.feed.steps_of(loop.state.batch)
-            self._stage = Stage(name, loop.feed.steps, "steps", done=done, leave=False)
+            self._stage = Stage(
+                name, loop.steps_per_epoch, "steps", done=loop.steps_done, leave=False
+            )
 
-    def on_step_end(self, loop: Loop) -> None:
+    def on_step_end(self, loop: TrainingLoop) -> None:
         """Move the bar on."""
         if self._stage is not None:
             self._stage.update()
 
-    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write a line for a check inside an epoch."""
         if self._stage is not None and loop.state.batch:
             write_line(self.line(row, loop.options.epochs, _best(loop)))
 
-    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
+    def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Remove the bar and write the epoch's line."""
         self.on_close(loop)
         if not loop.world.is_main:
@@ -146,7 +144,7 @@ class Progress(Callback):
         end = time.strftime(form, time.localtime(now + left)) if left > 0 else None
         write_line(self.line(row, epochs, _best(loop), end))
 
-    def on_close(self, loop: Loop) -> None:
+    def on_close(self, loop: TrainingLoop) -> None:
         """Remove the bar."""
         if self._stage is not None:
             self._stage.close()
@@ -178,10 +176,10 @@ class Progress(Callback):
             losses[-1] += f" (best: {best})"
         seconds = row["seconds"]
         rate = sum(rank["train_n"] for rank in row["ranks"]) / max(seconds, 1e-9)
-        told = [*losses, duration(seconds), f"{rate:,.0f} samples/s"]
+        parts = [*losses, duration(seconds), f"{rate:,.0f} samples/s"]
         if end is not None:
-            told.append(f"done by about {end}")
-        return f"epoch {row['epoch']}/{epochs}{inside}: {', '.join(told)}"
+            parts.append(f"done by about {end}")
+        return f"epoch {row['epoch']}/{epochs}{inside}: {', '.join(parts)}"
 
 
 class LossPlot(Callback):
@@ -213,7 +211,7 @@ class LossPlot(Callback):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def on_train_end(self, loop: Loop) -> None:
+    def on_train_end(self, loop: TrainingLoop) -> None:
         """Draw."""
         if not loop.world.is_main or not len(loop.history):
             return
@@ -227,7 +225,7 @@ class LossPlot(Callback):
 
 
 class LoggerCallback(Callback):
-    """Hand every epoch's numbers to loggers on rank 0; one that fails is dropped.
+    """Send every epoch's numbers to loggers on rank 0; one that fails is dropped.
 
     Parameters
     ----------
@@ -244,34 +242,34 @@ class LoggerCallback(Callback):
             refuse_class("loggers", target)
             if not callable(getattr(target, "log", None)):
                 raise InvalidTypeError(
-                    f"loggers has {target!r}, which has no method log(values, step)"
+                    f"loggers must have a method log(values, step), got {target!r}"
                 )
 
-    def on_train_start(self, loop: Loop) -> None:
-        """Tell them at which step the run starts or goes on."""
+    def on_train_start(self, loop: TrainingLoop) -> None:
+        """Start the loggers at the step of the run."""
         for target in self._alive(loop):
             if hasattr(target, "start"):
                 self._try(target, "start", loop.state.step)
 
-    def on_check(self, loop: Loop, row: dict[str, Any]) -> None:
-        """Hand over the row of a check inside an epoch."""
+    def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
+        """Log the row of a check inside an epoch."""
         if loop.state.batch:
             self.on_epoch_end(loop, row)
 
-    def on_epoch_end(self, loop: Loop, row: dict[str, Any]) -> None:
-        """Hand over the row, without the table of ranks."""
+    def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
+        """Log the row, without the table of ranks."""
         values = {name: value for name, value in row.items() if isinstance(value, int | float)}
         for target in self._alive(loop):
             self._try(target, "log", values, loop.state.step)
 
-    def on_close(self, loop: Loop) -> None:
-        """Close them."""
+    def on_close(self, loop: TrainingLoop) -> None:
+        """Close the loggers."""
         for target in self._alive(loop):
             if hasattr(target, "close"):
                 self._try(target, "close")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what each says of itself; one that was dropped, or says nothing, is empty."""
+        """Return the state of each logger; that of a dropped one is empty."""
         return {
             "loggers": [
                 target.state_dict()
@@ -282,13 +280,13 @@ class LoggerCallback(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give each its own back, as far as there are as many."""
+        """Restore the state of each logger."""
         for target, own in zip(self._loggers, state.get("loggers", ()), strict=False):
             if own and hasattr(target, "load_state_dict"):
                 target.load_state_dict(own)
 
-    def _alive(self, loop: Loop) -> list[Any]:
-        """Those that get values: on rank 0, and not dropped."""
+    def _alive(self, loop: TrainingLoop) -> list[Any]:
+        """Return the loggers that get values: on rank 0, and not dropped."""
         if not loop.world.is_main:
             return []
         return [t for number, t in enumerate(self._loggers) if number not in self._dropped]
@@ -297,11 +295,11 @@ class LoggerCallback(Callback):
         try:
             getattr(target, method)(*args)
         except Exception:
-            logger.exception("%s failed and gets no more values; training goes on", target)
+            logger.exception("logger %s failed and is dropped; training goes on", target)
             self._dropped |= {n for n, other in enumerate(self._loggers) if other is target}
 
 
-def _best(loop: Loop) -> str | None:
+def _best(loop: TrainingLoop) -> str | None:
     """Return the best value of the column that judges a run, in words."""
     column = loop.history.to_dict().get(loop.monitor, [])
     values = [(value, row) for row, value in enumerate(column) if value is not None]
@@ -312,7 +310,7 @@ def _best(loop: Loop) -> str | None:
 
 
 class _Console:
-    """A logger whose INFO lines are seen, for as long as it is open, in an unset logging."""
+    """A logger whose INFO lines are shown while it is open, if logging is not set up."""
 
     def __init__(self, name: str) -> None:
         self.logger = logging.getLogger(name)
@@ -334,7 +332,7 @@ class _Console:
 
 
 def _find_slow(ranks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The rank that waits least for others is the one they wait for."""
+    """Name a slow rank: the one that waits least for others."""
     shares = [r.get("communicate") for r in ranks]
     known = [share for share in shares if share is not None]
     if len(known) < max(len(ranks), 2) or max(known) - min(known) < _SLOW:

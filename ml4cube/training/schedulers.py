@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.training.run.options import above_zero, check_count
+from ml4cube.training.inputs.options import above_zero, check_count
 
 __all__ = [
     "CosineAnnealingScheduler",

@@ -31,11 +31,11 @@ from ml4cube.core.joining import check_joined
 from ml4cube.progress import write_line
 from ml4cube.training.callbacks import LoggerCallback, is_better
 from ml4cube.training.files.checkpoint import write_bytes
+from ml4cube.training.inputs.batches import as_pair, set_epoch
+from ml4cube.training.inputs.checks import check_loader
+from ml4cube.training.inputs.options import check_count, check_path
 from ml4cube.training.measure.scores import check_metrics
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.run.batches import as_pair, set_epoch
-from ml4cube.training.run.checks import check_loader
-from ml4cube.training.run.options import check_count, check_path
 from ml4cube.training.state import History, TrainState
 
 __all__ = ["Trainer", "load_model", "save_model"]

@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ml4cube.core.errors import InvalidValueError
-from ml4cube.training.files.checkpoint import to_plain
-from ml4cube.training.ranks.dist import World
 
 __all__ = ["History", "TrainState"]
 
@@ -215,15 +212,6 @@ def copy_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def spread_weights(model: nn.Module, world: World) -> None:
-    """Copy the model state of rank 0 to all ranks; every rank."""
-    state = model.state_dict()
-    extra = {name: v for name, v in state.items() if not isinstance(v, torch.Tensor)}
-    world.spread(state[name] for name in state if name not in extra)
-    if extra and world.size > 1:
-        model.load_state_dict({**state, **world.share(to_plain(extra))})
-
-
 def capture_rng(device: torch.device) -> dict[str, Any]:
     """Return the state of the global generators of torch, numpy and Python."""
     # Transforms in a user's dataset may draw from numpy and Python.
@@ -264,14 +252,3 @@ def kept_rng(device: torch.device) -> Iterator[None]:
         yield
     finally:
         restore_rng(state, device)
-
-
-@contextmanager
-def seeded(seed: int | None, world: World) -> Iterator[None]:
-    """Seed torch's global generators during the body, and restore them afterwards."""
-    if seed is None:
-        yield
-        return
-    with kept_rng(world.device):
-        torch.manual_seed(seed + world.rank)
-        yield

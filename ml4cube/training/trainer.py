@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+import copy
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ml4cube.core.errors import InvalidTypeError, check_choice
+from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.training.addons.core import AddOnBase, combine
 from ml4cube.training.advanced import AdvancedTrainer
 from ml4cube.training.callbacks import (
@@ -20,22 +22,27 @@ from ml4cube.training.callbacks import (
     LoggerCallback,
     ModelCheckpoint,
     Progress,
+    note_best,
 )
 from ml4cube.training.events import as_callbacks
-from ml4cube.training.ranks.dist import World, ddp_init
-from ml4cube.training.run.batches import agreed_samples, as_pair
-from ml4cube.training.run.checks import check_loss
-from ml4cube.training.run.loop import Supervised
-from ml4cube.training.run.options import Options, check_count, refuse_unknown
-from ml4cube.training.run.progress import ProgressChecker
-from ml4cube.training.run.stepwise import Device, Stepwise, default
-from ml4cube.training.run.user_steps import Follow, joined
-from ml4cube.training.state import History, TrainState
+from ml4cube.training.inputs.batches import agreed_samples, as_pair
+from ml4cube.training.inputs.checks import check_loss, check_model
+from ml4cube.training.inputs.options import Options, check_count, pick_precision
+from ml4cube.training.ranks.dist import World, ddp_init, local_rank
+from ml4cube.training.run.loop import Loop
+from ml4cube.training.run.supervised import Supervised
+from ml4cube.training.run.trainer_state import ProgressChecker, TrainerState
+from ml4cube.training.run.user_steps import FollowTrainer, UserStep
+from ml4cube.training.state import History
 
 __all__ = ["AdvancedTrainer", "EarlyStopping", "ModelCheckpoint", "ProgressChecker", "Trainer"]
 
+logger = logging.getLogger(__name__)
 
-class Trainer(Stepwise):
+Device = str | torch.device | Sequence[str | torch.device] | None
+
+
+class Trainer(TrainerState):
     """Train with steps of your own: subclass it, or give a `loss`.
 
     A subclass defines ``train_step(batch)`` and ``test_step(batch)``, which call ``self.model``
@@ -107,9 +114,9 @@ class Trainer(Stepwise):
     ----------
     log_train : dict of list
         Of the epoch under way, or the last one: by name, what `train_step` returned for each
-        batch of this process, on the CPU once the epoch is over. What is no single number stays
-        in memory until the next epoch begins. Snapshots do not hold it: resumed inside an epoch,
-        it has only the batches since, or none.
+        batch of this process, on the CPU once the epoch is over. Values other than single numbers
+        stay in memory until the next epoch begins. Snapshots do not hold it: resumed inside an
+        epoch, it has only the batches since, or none.
     log_test : dict of list
         The same of `test_step`, in validation and in testing.
     history : History
@@ -176,62 +183,47 @@ class Trainer(Stepwise):
         web_logger: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        arguments = dict(locals())
         check_choice("mode", mode, ["train", "test", "min", "max"])
-        if mode in ("min", "max"):
-            options["mode"], mode = mode, "train"
-        if not isinstance(model, nn.Module):
-            raise InvalidTypeError(f"model={model!r} is no torch.nn.Module; give the model itself")
+        check_model(model)
         _refuse_web_logger(web_logger)
-        self.loss_step = None if loss is None else Supervised(check_loss("loss", loss))
-        self.mode = mode
-        self._check_step("train_step" if mode == "train" else "test_step")
         ddp_init()
-        self._world = World.current(self._own_device(device))
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self._options: dict[str, Any] = {
-            "max_steps": max_steps,
-            "gradient_accumulation_steps": gradient_accumulation_steps,
-            "gradient_clip": gradient_clip or None,
-            "precision": self._pick_precision(use_amp, precision, self._world.device),
-            "scheduler_step_on_batch": scheduler_step_on_batch,
-            "seed": seed,
-            "snapshot_path": snapshot_path,
-            "save_every": save_every,
-            **options,
-        }
-        refuse_unknown(Trainer, options, "run(n_epoch, ...)")
-        Options(**self._options)  # refuses here, not in run
-        self._metrics = metrics
+        world = World.current(_own_device(device))
+        super().__init__(
+            model,
+            optimizer,
+            scheduler,
+            mode="test" if mode == "test" else "train",
+            loss_step=None if loss is None else Supervised(check_loss("loss", loss)),
+            metrics=metrics,
+            world=world,
+            options=Options.choose(
+                Trainer,
+                arguments,
+                "run(n_epoch, ...)",
+                gradient_clip=gradient_clip or None,
+                mode=mode if mode in ("min", "max") else "min",
+                precision=self._pick_precision(use_amp, precision, world.device),
+            ),
+        )
+        self._check_step("train_step" if self.mode == "train" else "test_step")
+        if self.mode == "train":
+            self._check_optimizer()
         self.log_bar = log_bar
-        shown: list[Callback] = [Progress()] if log_bar and progress else []
-        self._callbacks: list[Callback] = [
-            Follow(self),
-            *shown,
+        self._follow = FollowTrainer(self)
+        self._callbacks += [
+            self._follow,
+            *([Progress()] if log_bar and progress else []),
             LoggerCallback(loggers),
             *as_callbacks(callbacks),
         ]
-        self.progress_checker = ProgressChecker()
-        self.log_train, self.log_test = defaultdict(list), defaultdict(list)
-        self.history = History()
-        self.best_epoch: int | None = None
-        self.best_loss: float | None = None
-        self.best_weights: dict[str, torch.Tensor] | None = None
-        self._state, self._scaler_state = TrainState(), {}
-        self._ema_state: dict[str, Any] = {}
         self._tested = History()
-        self._goal = 0  # epochs asked for so far
-        self._started, self._running = False, None
         self._gives_output = self.overrides("test_step")  # as far as is known
-        self._inner: dict[str, Callable[[Any], None]] = {}
-        self.under_way: set[str] = set()
-        if mode == "train":
-            self._check_optimizer()
         if not self._is_cut:  # which may not fit on one device
-            self.model.to(self._world.device)
+            self.model.to(world.device)
 
     # ------------------------------------------------------------------ yours to define
 
-    @default
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Return what one training batch gives; define it in a subclass.
 
@@ -247,7 +239,6 @@ class Trainer(Stepwise):
         """
         return self._loss_only(batch)
 
-    @default
     def test_step(self, batch: Any) -> dict[str, Any]:
         """Return what one batch gives in validation or testing; define it in a subclass.
 
@@ -263,7 +254,6 @@ class Trainer(Stepwise):
         """
         return self._loss_only(batch)
 
-    @default
     def count_samples(self, batch: Any) -> int | None:
         """Return how many samples a batch has; define it for batches of a kind of your own.
 
@@ -284,7 +274,6 @@ class Trainer(Stepwise):
         """
         return agreed_samples(batch)
 
-    @default
     def metric_on_epoch_end(self) -> Mapping[str, float] | None:
         """Return metrics of your own, from `log_train` and `log_test`; define it in a subclass.
 
@@ -347,7 +336,7 @@ class Trainer(Stepwise):
         """
         check_count("n_epoch", n_epoch)
         if self.mode == "train":
-            self._train(n_epoch, loader, valid_loader)
+            self._train(n_epoch, loader, valid_loader, wrapped=("run_epoch", "run_batch"))
         elif valid_loader is not None:
             raise InvalidTypeError("mode='test' tests on loader; leave valid_loader out")
         else:
@@ -357,7 +346,6 @@ class Trainer(Stepwise):
             return self._tested
         return self.history
 
-    @default
     def run_epoch(self, loader: Iterable[Any]) -> dict[str, Any] | None:
         """Train for one epoch without validation, or test once; an add-on may override it.
 
@@ -374,16 +362,15 @@ class Trainer(Stepwise):
         dict or None
             The row of the History; None inside `run`.
         """
-        if self._hand_on("run_epoch", loader):
-            return None
-        with self._from_outside("run_epoch"):
-            if self.mode == "train":
-                self._train(1, loader, None)
-                last = {name: values[-1] for name, values in self.history.to_dict().items()}
-                return {name: value for name, value in last.items() if value is not None}
+        work = self.pending.pop("run_epoch", None)
+        if work is not None:  # inside run()
+            return work(loader)
+        if self.mode == "test":
             return self._test(loader)
+        self._train(1, loader, None, wrapped=("run_batch",))
+        last = {name: values[-1] for name, values in self.history.to_dict().items()}
+        return {name: value for name, value in last.items() if value is not None}
 
-    @default
     def run_batch(self, batch: Any) -> dict[str, float] | None:
         """Take one training step over a batch, or test on it; an add-on may override it.
 
@@ -399,21 +386,22 @@ class Trainer(Stepwise):
         dict or None
             Its numbers by name; None inside `run`.
         """
-        if self._hand_on("run_batch", batch):
-            return None
-        with self._from_outside("run_batch"):
-            if self.mode == "test":
-                tested = self._make_loop(None, None).evaluate([batch])
-                return {name.removeprefix("val_"): value for name, value in tested.items()}
-            if self._is_cut:
-                raise InvalidTypeError("strategy='fsdp' trains in run() only; call that")
-            loop = self._make_loop([batch], None)
-            if loop.ema is not None:
-                loop.ema.apply(False)
-            result = loop.train_batch(batch)
-            self._take_from(loop)
-            found: dict[str, Any] = {"loss": result.loss, **result.logs}
-            return {name: float(torch.as_tensor(v).detach()) for name, v in found.items()}
+        work = self.pending.pop("run_batch", None)
+        if work is not None:  # inside run() or run_epoch()
+            return work(batch)
+        if self.mode == "test":
+            with self.testing():
+                tested = self._make_loop(wrapped=()).evaluate([batch])
+            return {name.removeprefix("val_"): value for name, value in tested.items()}
+        if self._is_cut:
+            raise InvalidTypeError("strategy='fsdp' trains in run() only; call run()")
+        loop = self._make_loop([batch], wrapped=())
+        if loop.ema is not None:
+            loop.ema.apply(False)
+        result = loop.train_batch(batch)
+        self._take_from(loop)
+        found: dict[str, Any] = {"loss": result.loss, **result.logs}
+        return {name: float(torch.as_tensor(v).detach()) for name, v in found.items()}
 
     def evaluate(self, loader: Any) -> dict[str, Any]:
         """Test once, exactly on any number of ranks; every rank must call this.
@@ -434,7 +422,8 @@ class Trainer(Stepwise):
             If it gives no sample.
         """
         self._check_step("test_step")
-        row: dict[str, Any] = dict(self._make_loop(None, None).evaluate(loader))
+        with self.testing():
+            row: dict[str, Any] = dict(self._make_loop().evaluate(loader))
         return row | self.own_metrics()
 
     def inference(self, loader: Iterable[Any]) -> Any:
@@ -456,22 +445,21 @@ class Trainer(Stepwise):
         EmptyPartError
             If the loader gives no batch.
         """
-        loop, training = self._make_loop(None, None), self.model.training
+        loop, training = self._make_loop(), self.model.training
         try:
-            return joined(list(loop.predict(loader, self._predict)))
+            return _joined([_on_cpu(part) for part in loop.predict(loader, self.predict_step)])
         finally:
             self.model.train(training)
 
     @property
     def device(self) -> torch.device:
-        """What this rank computes on."""
+        """The device of this rank."""
         return self._world.device
 
     @property
     def precision(self) -> str:
-        """What the forward pass computes in: fp32, bf16 or fp16."""
-        precision: str = self._options["precision"]
-        return precision
+        """The precision of the forward pass: fp32, bf16 or fp16."""
+        return self._options.precision
 
     @classmethod
     def add_on(cls, *add_on_cls: type[AddOnBase]) -> Any:
@@ -491,9 +479,161 @@ class Trainer(Stepwise):
         Raises
         ------
         InvalidTypeError
-            If one is no add-on.
+            If one is not an add-on.
         """
         return combine(cls, add_on_cls)
+
+    # ---------------------------------------------------------------------- internal
+
+    def overrides(self, name: str) -> bool:
+        """Return True if a subclass or an add-on defines one of the methods of this class."""
+        return getattr(type(self), name) is not getattr(Trainer, name)
+
+    def _train(self, epochs: int, loader: Any, valid_loader: Any, wrapped: tuple[str, ...]) -> None:
+        self._check_optimizer()
+        self._check_step("train_step")
+        if valid_loader is not None:
+            self._check_step("test_step")
+        # An epoch that was left half done, since time was over, is finished from its snapshot.
+        half_done = self._state.batch > 0 and self._options.snapshot_path is not None
+        goal, resumes = self._goal + epochs, half_done or not self._started
+        loop = self._make_loop(loader, valid_loader, goal, wrapped=wrapped)
+        self._started, self._loop = True, loop
+        self._follow.monitor = loop.monitor
+        try:
+            loop.run(resume=resumes)
+        except KeyboardInterrupt as stop:
+            note_best(stop, self.best_epoch)
+            raise
+        finally:
+            self._loop = None
+            self._take_from(loop)
+            # A snapshot may be further than this call was to go: part of the next call's epochs.
+            self._goal = min(goal, loop.state.epoch)
+
+    def _test(self, loader: Any) -> dict[str, Any]:
+        self.log_reset()
+        row = self.evaluate(loader)
+        self.progress_checker.step += len(self.log_test["loss"])
+        self.progress_checker.update_epoch()
+        self._tested.append(row)
+        return row
+
+    def _make_loop(
+        self,
+        train: Any = None,
+        val: Any = None,
+        epochs: int = 1,
+        *,
+        wrapped: tuple[str, ...] = ("run_batch",),
+    ) -> Loop:
+        """Make a loop that goes on where the last one ended; without `train`, one that tests."""
+        options = replace(self._options, epochs=epochs)
+        if train is None:  # a share of no loader
+            options = replace(options, limit_train_batches=None)
+        loop = Loop(
+            self.model,
+            UserStep(self, wrapped),
+            None if train is None else self.optimizer,
+            train,
+            val,
+            world=self._world,
+            options=options,
+            scheduler=None if train is None else self.scheduler,
+            metrics=self._metrics,
+            callbacks=self._callbacks,
+        )
+        loop.state, loop.history = self._state, self.history
+        if self._scaler_state:
+            loop.scaler.load_state_dict(self._scaler_state)
+        if loop.ema is not None and self._ema_state:
+            # The model has the average, as a finished run leaves it.
+            average = dict(loop.ema.average)
+            loop.ema.load_state_dict({"updates": self._ema_state["updates"], "average": average})
+            self.model.load_state_dict(self._ema_state["own"])
+            loop.ema.apply(True)
+        return loop
+
+    def _take_from(self, loop: Loop) -> None:
+        """Keep what the next loop needs."""
+        self._state, self.history = loop.state, loop.history
+        self._scaler_state = loop.scaler.state_dict()
+        if loop.ema is not None and loop.model is self.model:
+            loop.ema.apply(False)
+            own = copy.deepcopy(self.model.state_dict())
+            self._ema_state = {"updates": loop.ema.updates, "own": own}
+            loop.ema.apply(True)
+        self.progress_checker.follow(loop.state)
+
+    def _pick_precision(self, use_amp: bool, precision: Any, device: torch.device) -> str:
+        return pick_precision(use_amp, precision, device)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._options.strategy == "fsdp" and self._world.size > 1
+
+    def _loss_only(self, batch: Any) -> dict[str, Any]:
+        if self.loss_step is None:
+            raise self._no_step("train_step" if self.mode == "train" else "test_step")
+        return {"loss": self.loss_step(self.model, batch).loss}
+
+    def _check_optimizer(self) -> None:
+        if not isinstance(self.optimizer, Optimizer):
+            raise InvalidTypeError(
+                "optimizer must be a torch.optim.Optimizer for mode='train', got "
+                f"{self.optimizer!r}; give one, or mode='test'"
+            )
+
+    def _check_step(self, name: str) -> None:
+        if self.loss_step is None and not self.overrides(name):
+            raise self._no_step(name)
+
+    def _no_step(self, name: str) -> InvalidTypeError:
+        return InvalidTypeError(
+            f"{type(self).__name__} has neither {name}() nor a loss; define {name}(self, batch) in "
+            "a subclass, or give loss=torch.nn.MSELoss()"
+        )
+
+
+def _own_device(device: Device) -> str | torch.device | None:
+    """Return this rank's device of those that were given."""
+    if isinstance(device, str) or not isinstance(device, Sequence):
+        return device
+    devices = list(device)
+    if not devices:
+        raise InvalidValueError("device must name a device, got []; give e.g. 'cpu', or None")
+    if len(devices) > 1 and World.current("cpu").size == 1:
+        logger.warning(
+            "device names %d devices, but there is one process, which uses %s; "
+            "Trainer.add_on(MultiGPUAddon) trains on all of them",
+            len(devices),
+            devices[0],
+        )
+    return devices[local_rank() % len(devices)]
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {name: _on_cpu(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_on_cpu(item) for item in value)
+    raise InvalidTypeError(
+        "predict_step must return tensors, or a tuple or dict of them, got a "
+        f"{type(value).__name__}"
+    )
+
+
+def _joined(parts: list[Any]) -> Any:
+    if not parts:
+        raise EmptyPartError("loader gave no batch to predict; give one that is not empty")
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {name: _joined([part[name] for part in parts]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(_joined(list(column)) for column in zip(*parts, strict=True))
+    return torch.cat(parts)
 
 
 def _refuse_web_logger(rest: Mapping[str, Any] | None) -> None:
@@ -501,7 +641,7 @@ def _refuse_web_logger(rest: Mapping[str, Any] | None) -> None:
     known = {"wandb": "WandBLoggerAddon", "neptune": "NeptuneLoggerAddon"}
     if rest is not None and not isinstance(rest, Mapping):
         raise InvalidTypeError(
-            f"web_logger={rest!r} is no mapping; write {{'wandb': {{'project': 'name'}}}}"
+            f"web_logger must be a mapping like {{'wandb': {{'project': 'name'}}}}, got {rest!r}"
         )
     for name in rest or {}:
         check_choice("web_logger", name, known)

@@ -203,7 +203,7 @@ def test_further_settings_of_the_loop_are_handed_on(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InvalidTypeError, match=r"'grad_norms'; did you mean 'log_grad_norm'"):
         fitted(grad_norms=True)
-    with pytest.raises(InvalidTypeError, match=r"is said in fit\(\.\.\., epochs\)"):
+    with pytest.raises(InvalidTypeError, match=r"epochs to fit\(\.\.\., epochs\)"):
         fitted(max_epochs=3)
 
 
@@ -231,35 +231,43 @@ def test_a_bar_moves_within_the_epoch_of_a_terminal(capsys, monkeypatch):
 def test_bad_parts_are_refused():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with pytest.raises(InvalidTypeError, match="criterion='mse'"):
+    with pytest.raises(InvalidTypeError, match="criterion must be a loss function"):
         AdvancedTrainer(model, optimizer, "mse")
-    with pytest.raises(InvalidTypeError, match="early_stopping=5 is no EarlyStopping"):
+    with pytest.raises(
+        InvalidTypeError, match="early_stopping must be an EarlyStopping or None, got 5"
+    ):
         AdvancedTrainer(model, optimizer, nn.MSELoss(), early_stopping=5)
-    with pytest.raises(InvalidValueError, match="gradient_accumulation_steps=0"):
+    with pytest.raises(InvalidValueError, match="gradient_accumulation_steps must be"):
         AdvancedTrainer(model, optimizer, nn.MSELoss(), gradient_accumulation_steps=0)
     with pytest.raises(InvalidValueError, match="save_top_k=0"):
         ModelCheckpoint("x", save_top_k=0)
     with pytest.raises(InvalidValueError, match="did you mean 'min'"):
         ModelCheckpoint("x", mode="mim")
     for make, said in (
-        (lambda: EarlyStopping(min_delta="x"), "min_delta='x' is no difference"),
-        (lambda: ModelCheckpoint(3), "save_dir=3 is no path"),
-        (lambda: TensorBoardLogger(None), "log_dir=None is no path"),
+        (lambda: EarlyStopping(min_delta="x"), "min_delta must be a number of 0 or more, got 'x'"),
+        (lambda: ModelCheckpoint(3), "save_dir must be a path"),
+        (lambda: TensorBoardLogger(None), "log_dir must be a path"),
         (lambda: MaskedLoss(nn.MSELoss), "loss=MSELoss is a class"),
-        (lambda: GradientAccumulator(model, optimizer, "2"), "accumulation_steps='2' is not a"),
+        (
+            lambda: GradientAccumulator(model, optimizer, "2"),
+            "accumulation_steps must be an int of 1 or more, got '2'",
+        ),
         (
             lambda: GradientAccumulator(model, optimizer, 2, "1"),
             "max_grad_norm must be positive .* got '1'",
         ),
-        (lambda: GradientAccumulator(model, optimizer).step(0.5), "the loss is a float"),
+        (
+            lambda: GradientAccumulator(model, optimizer).step(0.5),
+            "the loss must be a tensor, got a float",
+        ),
         (lambda: GradientAccumulator(model, optimizer).step(torch.ones(())), "does not depend"),
-        (lambda: MultiGPUTrainer("model"), "model='model' is no torch.nn.Module"),
-        (lambda: DistributedTrainer(None), "model=None is no torch.nn.Module"),
+        (lambda: MultiGPUTrainer("model"), "model must be a torch.nn.Module, got 'model'"),
+        (lambda: DistributedTrainer(None), "model must be a torch.nn.Module, got None"),
     ):
         with pytest.raises((InvalidTypeError, InvalidValueError), match=said):
             make()
     stopping = AdvancedTrainer(model, optimizer, nn.MSELoss(), early_stopping=EarlyStopping())
-    with pytest.raises(InvalidValueError, match="monitor='val_loss' is no number"):
+    with pytest.raises(InvalidValueError, match="monitor: unknown column 'val_loss'"):
         stopping.fit(DataLoader(dataset(8), batch_size=4), epochs=2)
 
 

@@ -25,11 +25,12 @@ from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
+from ml4cube.training.inputs.batches import fixed_sizes
 from ml4cube.training.pytorch_distributed import Trainer, dist_train
 from ml4cube.training.ranks.dist import World, ddp_init
+from ml4cube.training.ranks.exact import exact_loader
 from ml4cube.training.ranks.sharing import unshared
 from ml4cube.training.run import loop
-from ml4cube.training.run.batches import exact_loader, fixed_sizes
 from tests.distributed_runner import on_ranks
 from tests.samplestores import write_store
 from tests.training_parts import (
@@ -117,9 +118,18 @@ def val_loaders(samples):
         "dropping sampler": DataLoader(
             data, batch_size=5, sampler=DistributedSampler(data, size, rank, drop_last=True)
         ),
+        "made for training, whole on each rank": prep_dataloader(data, batch_size=min(5, samples)),
         "sharded by hand": DataLoader(own, batch_size=5),
         "list of batches": list(DataLoader(own, batch_size=3)),
-    }
+    } | (
+        {}
+        if samples < size
+        else {
+            "made for training, shared out": prep_dataloader(
+                data, batch_size=min(5, samples // size), parallel=True
+            )
+        }
+    )
 
 
 def validate_all():
@@ -580,12 +590,12 @@ def test_loaders_that_are_not_shared_out_are_shared_or_warned_of(two_ranks):
         # its length has changed, and with it how long a scheduler must be
         said = ["9 batches are now shared out over 2 ranks, 4 each" in message for message in told]
         assert said == [True] * (rank == 0)
+        assert found["ours, validated too"][1] == [16, 16]
         for kind, counts in (("ours", [16, 16]), ("plain", [19, 18]), ("stream", [19, 18])):
             assert found[f"{kind}, of its own"][1:] == (counts, [])
         assert found["sampler"][1:] == ([19, 19], [])
         for kind, count, text in (
             ("plain", 37, "train_data (DataLoader of TensorDataset, 37 samples)"),
-            ("ours, validated too", 36, "train_data (MapLoader of TensorDataset, 36 samples)"),
             ("list", 4, "train_data (list, 1 batches)"),
             ("stream", 37, "train_data (DataLoader of Stream)"),
         ):

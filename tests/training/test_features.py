@@ -20,10 +20,10 @@ from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import EmptyPartError, InvalidTypeError, InvalidValueError, RunError
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.callbacks import Callback, ModelCheckpoint, RankReport
+from ml4cube.training.inputs.options import Options
 from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.run.options import Options
 from ml4cube.training.seeding import seed_everything
 from tests.distributed_runner import on_ranks
 from tests.samplestores import write_store
@@ -169,10 +169,10 @@ def test_a_share_of_a_stream_is_refused():
             yield from dataset(8)
 
     stream = DataLoader(Stream(), batch_size=4)
-    with pytest.raises(InvalidTypeError, match=r"limit_train_batches=0\.5 is a share"):
+    with pytest.raises(InvalidTypeError, match=r"limit_train_batches=0\.5 is a fraction"):
         trainer(train=stream, limit_train_batches=0.5)
     for val in (stream, {"known": batches(1), "stream": stream}):
-        with pytest.raises(InvalidTypeError, match=r"limit_val_batches=0\.5 is a share"):
+        with pytest.raises(InvalidTypeError, match=r"limit_val_batches=0\.5 is a fraction"):
             trainer(val=val, limit_val_batches=0.5)
 
 
@@ -657,7 +657,7 @@ def test_seed_everything_seeds_and_returns():
     seed_everything(3)
     assert torch.equal(first, torch.rand(1))
     for bad in (-1, 2**32, 1.5, True, None):
-        with pytest.raises(InvalidValueError, match="seed must be an integer"):
+        with pytest.raises(InvalidValueError, match="seed must be an int"):
             seed_everything(bad)
 
 
@@ -717,8 +717,8 @@ def test_several_validation_sets_are_each_exact_and_together(two_ranks):
     [
         ({}, InvalidValueError, "empty dict"),
         ({"a/b": [1]}, InvalidValueError, "'a/b'"),
-        ({3: [1]}, InvalidValueError, "the name 3"),
-        ({"a": 3}, InvalidTypeError, "test_data['a']=3"),
+        ({3: [1]}, InvalidValueError, "got 3"),
+        ({"a": 3}, InvalidTypeError, "test_data['a'] must be a loader of batches, got 3"),
     ],
 )
 def test_bad_validation_sets_are_refused(val, error, message):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import (
     EmptyPartError,
     InvalidTypeError,
@@ -25,6 +26,7 @@ from ml4cube.training.callbacks import Callback, EarlyStopping
 from ml4cube.training.loggers import JSONLLogger
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.state import History
+from tests.samplestores import write_store
 from tests.training_parts import (
     ROOT,
     At,
@@ -96,6 +98,26 @@ def test_returned_model_is_the_best_epoch_and_equals_the_file(tmp_path):
     with torch.no_grad():
         x, y = dataset(40).tensors
         assert nn.functional.mse_loss(trained(x), y).item() == pytest.approx(min(val), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["MapLoader", "SampleLoader", "SampleLoader, ring"])
+def test_a_loader_made_for_training_is_evaluated_in_full(tmp_path, kind):
+    """It drops its last batch of 2 and shuffles, in training only."""
+    data = dataset(10)
+    if kind != "MapLoader":
+        write_store(tmp_path / "store", 10, ("a", "b"), window={}, targets=("b",), chunk=2)
+        data = PTXrDataset(tmp_path / "store", to_pred="b")
+    loader = prep_dataloader(data, batch_size=4, seed=1, buffer_mb=5e-5 if "ring" in kind else 256)
+    model = nn.Linear(3 if kind == "MapLoader" else 1, 1)
+    run = trainer(model=model, train=loader, val=loader, epochs=2, schedule=False)
+    run._loop.optimizer.param_groups[0]["lr"] = 0.0
+    run.train()
+    x, y = (torch.stack([data[i][part] for i in range(10)]) for part in (0, 1))
+    truth = nn.functional.mse_loss(model(x), y).item()
+    assert run.evaluate(loader)["val_loss"] == pytest.approx(truth, rel=1e-6)
+    assert run.history["val_loss"] == pytest.approx([truth, truth], rel=1e-6)
+    assert [(r["train_n"], r["val_n"]) for (r,) in run.history["ranks"]] == [(8, 10)] * 2
+    assert len(loader) == 2
 
 
 def test_losses_and_metrics_are_means_over_samples():
@@ -515,7 +537,7 @@ def test_after_ctrl_c_the_best_weights_are_within_reach():
     with pytest.raises(KeyboardInterrupt) as caught:
         run.train()
     assert (
-        f"apply_weights() of the Trainer puts the weights of the best epoch, {run.best_epoch}"
+        f"apply_weights() of the Trainer loads the weights of the best epoch, {run.best_epoch}"
         in (caught.value.__notes__[0])
     )
     assert weights(run.model) != wanted
@@ -659,15 +681,23 @@ print(losses(run), weights(model))
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"loss": None}, InvalidTypeError, "loss=None: training needs a loss function"),
-        ({"loss": "mse"}, InvalidTypeError, "loss='mse'"),
+        (
+            {"loss": None},
+            InvalidTypeError,
+            "loss must be a loss function such as torch.nn.MSELoss(), got None",
+        ),
+        ({"loss": "mse"}, InvalidTypeError, "got 'mse'"),
         ({"loss": nn.MSELoss}, InvalidTypeError, "loss=MSELoss is a class; give an object of it"),
         ({"metrics": {"r2": RMSE}}, InvalidTypeError, "metrics['r2']=RMSE is a class"),
         ({"metrics": {3: RMSE()}}, InvalidTypeError, "names of metrics must be strings, got 3"),
         ({"loggers": [JSONLLogger]}, InvalidTypeError, "loggers=JSONLLogger is a class"),
-        ({"train": dataset(8)}, InvalidTypeError, "train_data is a data set (TensorDataset)"),
-        ({"val": {"a": dataset(8)}}, InvalidTypeError, "test_data['a'] is a data set"),
-        ({"train": torch.ones(4, 3)}, InvalidTypeError, "train_data is a Tensor"),
+        ({"train": dataset(8)}, InvalidTypeError, "train_data must be a loader of batches"),
+        (
+            {"val": {"a": dataset(8)}},
+            InvalidTypeError,
+            "test_data['a'] must be a loader of batches",
+        ),
+        ({"train": torch.ones(4, 3)}, InvalidTypeError, "got a Tensor"),
         (
             {"device": ["cpu"]},
             InvalidValueError,
@@ -677,13 +707,21 @@ print(losses(run), weights(model))
         ({"best_model_path": "a", "snapshot_path": "a"}, InvalidValueError, "two files"),
         ({"best_model_path": "/"}, InvalidValueError, "is a folder"),
         ({"create_loss_plot": True}, InvalidTypeError, "give best_model_path too"),
-        ({"epochs": 0}, InvalidValueError, "epochs=0"),
-        ({"epochs": 2.5}, InvalidValueError, "epochs=2.5"),
-        ({"save_every": 0}, InvalidValueError, "save_every=0"),
-        ({"patience": 0}, InvalidValueError, "patience=0"),
-        ({"max_steps": -1}, InvalidValueError, "max_steps=-1"),
-        ({"gradient_accumulation_steps": 0}, InvalidValueError, "gradient_accumulation_steps=0"),
-        ({"gradient_clip": 0.0}, InvalidValueError, "gradient_clip=0.0"),
+        ({"epochs": 0}, InvalidValueError, "epochs must be an int of 1 or more, got 0"),
+        ({"epochs": 2.5}, InvalidValueError, "epochs must be an int of 1 or more, got 2.5"),
+        ({"save_every": 0}, InvalidValueError, "save_every must be an int of 1 or more, got 0"),
+        ({"patience": 0}, InvalidValueError, "patience must be"),
+        ({"max_steps": -1}, InvalidValueError, "max_steps must be an int of 1 or more, got -1"),
+        (
+            {"gradient_accumulation_steps": 0},
+            InvalidValueError,
+            "gradient_accumulation_steps must be an int of 1 or more, got 0",
+        ),
+        (
+            {"gradient_clip": 0.0},
+            InvalidValueError,
+            "gradient_clip must be a norm above 0, or None, got 0.0",
+        ),
         ({"precision": "bf61"}, InvalidValueError, "did you mean 'bf16'"),
         ({"precision": "fp32", "use_amp": True}, InvalidTypeError, "contradict"),
         ({"device": "cuda:99"}, InvalidValueError, "cuda:99"),
@@ -695,19 +733,31 @@ print(losses(run), weights(model))
         ({"metrics": [nn.functional.l1_loss]}, InvalidTypeError, "metrics must be a mapping"),
         ({"metrics": {"mae": 1}}, InvalidTypeError, "must be a function of (pred, target)"),
         ({"metrics": {"lr": nn.functional.l1_loss}}, InvalidValueError, "must not be named"),
-        ({"scheduler": 3}, InvalidTypeError, "scheduler=3"),
-        ({"train": 3}, InvalidTypeError, "train_data=3"),
+        ({"scheduler": 3}, InvalidTypeError, "scheduler must have a method step()"),
+        ({"train": 3}, InvalidTypeError, "train_data must be a loader of batches, got 3"),
         ({"train": iter([1])}, InvalidTypeError, "used up after one epoch"),
-        ({"callbacks": [print]}, InvalidTypeError, "no Callback"),
-        ({"callbacks": EarlyStopping}, InvalidTypeError, "no Callback"),
-        ({"loggers": "tensorboard"}, InvalidTypeError, "'tensorboard', which has no method log"),
-        ({"seed": "a"}, InvalidValueError, "seed='a' is no seed"),
-        ({"seed": -1}, InvalidValueError, "seed=-1 is no seed"),
-        ({"snapshot_path": 3}, InvalidTypeError, "snapshot_path=3 is no path"),
-        ({"best_model_path": 3}, InvalidTypeError, "best_model_path=3 is no path"),
-        ({"gradient_clip": "1"}, InvalidValueError, "gradient_clip='1' is not a positive norm"),
-        ({"ema": "0.9"}, InvalidValueError, "ema='0.9' is no decay"),
-        ({"loggers": [object()]}, InvalidTypeError, "has no method log"),
+        ({"callbacks": [print]}, InvalidTypeError, "subclasses of Callback"),
+        ({"callbacks": EarlyStopping}, InvalidTypeError, "subclasses of Callback"),
+        (
+            {"loggers": "tensorboard"},
+            InvalidTypeError,
+            "loggers must have a method log(values, step), got 'tensorboard'",
+        ),
+        ({"seed": "a"}, InvalidValueError, "seed must be an int from 0, or None, got 'a'"),
+        ({"seed": -1}, InvalidValueError, "seed must be an int from 0, or None, got -1"),
+        ({"snapshot_path": 3}, InvalidTypeError, "snapshot_path must be a path"),
+        ({"best_model_path": 3}, InvalidTypeError, "best_model_path must be a path"),
+        (
+            {"gradient_clip": "1"},
+            InvalidValueError,
+            "gradient_clip must be a norm above 0, or None, got '1'",
+        ),
+        (
+            {"ema": "0.9"},
+            InvalidValueError,
+            "ema must be a decay between 0 and 1, such as 0.999, or None, got '0.9'",
+        ),
+        ({"loggers": [object()]}, InvalidTypeError, "loggers must have a method log"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_starts(
@@ -727,9 +777,13 @@ def test_bad_arguments_are_refused_before_anything_starts(
         ({"train": [(torch.ones(0, 3), torch.ones(0, 1))]}, EmptyPartError, "train_data gave"),
         ({"val": []}, EmptyPartError, "test_data gave no sample"),
         ({"train": [[torch.ones(2, 3)] * 4]}, InvalidTypeError, "list of 4 items"),
-        ({"train": ["text"]}, InvalidTypeError, "no tensor with a sample axis"),
+        ({"train": ["text"]}, InvalidTypeError, "tensor with a sample axis"),
         ({"loss": nn.MSELoss(reduction="none")}, InvalidValueError, "reduction='mean'"),
-        ({"loss": lambda p, y: (p - y).mean().item()}, InvalidTypeError, "the loss is a float"),
+        (
+            {"loss": lambda p, y: (p - y).mean().item()},
+            InvalidTypeError,
+            "the loss must be a tensor, got a float",
+        ),
         ({"loss": lambda p, y: y.mean()}, InvalidValueError, "not depend on any parameter"),
         (
             {"metrics": {"e": lambda p, y: p - y}},
@@ -758,7 +812,7 @@ def test_optimizer_of_another_model_and_frozen_models_are_refused():
     frozen = network().requires_grad_(False)
     with pytest.raises(InvalidValueError, match="no parameter to train"):
         Trainer(frozen, loader, loader, foreign, loss=nn.MSELoss())
-    with pytest.raises(InvalidTypeError, match=r"no torch\.nn\.Module"):
+    with pytest.raises(InvalidTypeError, match=r"model must be a torch\.nn\.Module"):
         Trainer(lambda x: x, loader, loader, foreign, loss=nn.MSELoss())
 
 
@@ -781,10 +835,10 @@ def test_optimizers_and_schedulers_that_cannot_work_together_are_refused():
             )
         return str(caught.value)
 
-    assert "optimizer is LBFGS, whose step()" in refused(lbfgs)
+    assert "got LBFGS, whose step()" in refused(lbfgs)
     other = torch.optim.AdamW(model.parameters())
     said = refused(sgd, schedulers.StepLR(other, 1))
-    assert "scheduler (StepLR) was made with another optimizer (AdamW)" in said
+    assert "scheduler (StepLR) must be made with the optimizer that trains" in said
     plateau = schedulers.ReduceLROnPlateau(sgd)
     assert "ReduceLROnPlateau contradict" in refused(sgd, plateau, scheduler_step_on_batch=True)
 
@@ -801,7 +855,9 @@ def test_one_callback_or_logger_need_not_stand_in_a_list(tmp_path):
 def test_snapshot_of_another_model_or_damaged_is_refused_by_name(tmp_path):
     path = tmp_path / "snapshot.pt"
     trainer(snapshot_path=path, epochs=1).train()
-    with pytest.raises(InvalidValueError, match=r"snapshot\.pt is a snapshot of another model"):
+    with pytest.raises(
+        InvalidValueError, match=r"snapshot\.pt is a snapshot of another run: parameters"
+    ):
         trainer(model=nn.Linear(3, 1), snapshot_path=path).train()
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

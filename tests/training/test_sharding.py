@@ -15,13 +15,13 @@ from torch.utils.data import DataLoader
 
 from ml4cube.errors import InvalidTypeError, InvalidValueError, StoreError
 from ml4cube.training.callbacks import Callback, ModelCheckpoint
-from ml4cube.training.files import shard_files
 from ml4cube.training.files.checkpoint import read_file
-from ml4cube.training.files.shard_files import read_shards, row_range
+from ml4cube.training.inputs.options import Options
 from ml4cube.training.pytorch_distributed import Trainer
+from ml4cube.training.ranks import shard_files
 from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.shard_files import read_shards, row_range
 from ml4cube.training.ranks.sharding import Sharded, pick_groups
-from ml4cube.training.run.options import Options
 from ml4cube.training.trainer import AdvancedTrainer
 from tests.distributed_runner import on_ranks
 from tests.training_parts import (
@@ -583,7 +583,9 @@ def test_a_snapshot_that_failed_on_one_rank_leaves_the_one_before(stage):
 
 def test_a_second_fit_needs_a_new_optimizer_and_says_so(stage):
     for said, epochs in stage["again"]:
-        assert "holds shares of another model, as strategy='fsdp' left them" in said
+        assert (
+            "holds shares of the model that an earlier training with strategy='fsdp' left" in said
+        )
         assert epochs == 1
 
 

@@ -4,7 +4,7 @@ import logging
 import pickle
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from ml4cube.errors import (
 )
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.losses import MaskedLoss
-from ml4cube.training.run.user_steps import UserLoop
+from ml4cube.training.run.loop import Loop
 from ml4cube.training.schedulers import CosineAnnealingScheduler
 from ml4cube.training.trainer import EarlyStopping, ModelCheckpoint, ProgressChecker, Trainer
 from tests.distributed_runner import on_ranks
@@ -183,7 +183,7 @@ def test_a_stopped_run_that_is_resumed_stays_stopped(tmp_path):
     [
         ({"gradient_cliping": 1.0}, r"Trainer\(\) has no argument .*did you mean 'gradient_clip'"),
         ({"limit_train_batch": 1}, "did you mean 'limit_train_batches'"),
-        ({"epochs": 3}, r"how long to train is said in run\(n_epoch"),
+        ({"epochs": 3}, r"give the number of epochs to run\(n_epoch"),
         ({"xyz": 3}, "it takes callbacks, compile, device, "),
     ],
 )
@@ -256,7 +256,7 @@ def test_test_mode_needs_no_optimizer_and_changes_nothing():
     with pytest.raises(InvalidTypeError, match="leave valid_loader out"):
         run.run(1, loader(), loader())
     run.toggle()
-    with pytest.raises(InvalidTypeError, match="needs; give one, or mode='test'"):
+    with pytest.raises(InvalidTypeError, match="got None; give one, or mode='test'"):
         run.run(1, loader())
 
 
@@ -308,7 +308,7 @@ def test_inference_takes_the_output_of_the_step_and_nested_ones():
         def predict_step(self, batch):
             return "seven"
 
-    with pytest.raises(InvalidTypeError, match="predict_step returned a str"):
+    with pytest.raises(InvalidTypeError, match=r"predict_step must return .* got a str"):
         make(Wrong).inference(loader(9))
 
 
@@ -365,8 +365,8 @@ def test_logs_survive_loaders_that_use_their_memory_again():
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ([1.0], "return a dict"),
-        ({"val_loss": 1.0}, r"returned \['val_loss'\], columns of the History"),
+        ([1.0], "must return a dict"),
+        ({"val_loss": 1.0}, r"returned \['val_loss'\], which are columns of the History"),
     ],
 )
 def test_bad_metrics_are_refused(found, message):
@@ -384,7 +384,9 @@ def test_a_step_that_returns_no_loss_is_named(returned):
         def train_step(self, batch):
             return returned
 
-    with pytest.raises(InvalidTypeError, match=r"Bad\.train_step returned .* 'loss' is a tensor"):
+    with pytest.raises(
+        InvalidTypeError, match=r"Bad\.train_step must return a dict whose 'loss' is a tensor"
+    ):
         make(Bad).run(1, loader())
 
 
@@ -399,7 +401,7 @@ def test_steps_read_nothing_from_the_device(monkeypatch):
             return own(tensor, *args, **kwargs)
 
         monkeypatch.setattr(torch.Tensor, name, read)
-    take = UserLoop.take_step
+    take = Loop.take_step
 
     def watched(loop, *args):
         inside.append(True)
@@ -407,7 +409,7 @@ def test_steps_read_nothing_from_the_device(monkeypatch):
         inside.pop()
         return result
 
-    monkeypatch.setattr(UserLoop, "take_step", watched)
+    monkeypatch.setattr(Loop, "take_step", watched)
 
     class Reads(Regression):
         def logging(self, step_dict):
@@ -517,7 +519,7 @@ def test_metrics_need_what_they_are_computed_from():
             return {"loss": self.train_step(batch)["loss"]}
 
     with pytest.raises(
-        InvalidTypeError, match=r"Bare\.test_step returned a dict of \['loss'\], but"
+        InvalidTypeError, match=r"Bare\.test_step must return 'output' .* got a dict of \['loss'\]"
     ):
         make(Bare, metrics={"l1": nn.functional.l1_loss}).run(1, loader(), loader(4))
 
@@ -528,21 +530,21 @@ def test_what_cannot_work_is_refused_at_once():
         make(Trainer)
     with pytest.raises(TypeError, match="neither test_step"):
         make(Trainer, mode="test")
-    with pytest.raises(InvalidTypeError, match="optimizer=None is no"):
+    with pytest.raises(InvalidTypeError, match=r"optimizer must be .* got None"):
         make(optimizer=False)
     with pytest.raises(InvalidValueError, match="did you mean 'train'"):
         make(mode="trian")
     with pytest.raises(InvalidValueError, match=r"device must be a torch device .* got 3\.5"):
         make(device=3.5)
-    with pytest.raises(InvalidTypeError, match="needs a loss function"):
+    with pytest.raises(InvalidTypeError, match="loss must be a loss function"):
         make(Trainer, loss="mse")
-    with pytest.raises(InvalidTypeError, match="model='net'"):
+    with pytest.raises(InvalidTypeError, match="model must be a torch.nn.Module, got 'net'"):
         Regression("net", "cpu")
     with pytest.raises(TypeError, match="grad_clip"):
         make(grad_clip=1)
-    with pytest.raises(InvalidValueError, match=r"device=\[\] names no device"):
+    with pytest.raises(InvalidValueError, match=r"device must name a device, got \[\]"):
         make(device=[])
-    with pytest.raises(InvalidValueError, match="n_epoch=0"):
+    with pytest.raises(InvalidValueError, match=r"n_epoch must be .* got 0"):
         make(model=model).run(0, loader())
     with pytest.raises(InvalidTypeError, match="no WandBLoggerAddon"):
         make(web_logger={"wandb": {}})
@@ -704,7 +706,7 @@ def test_tensors_that_agree_are_counted_and_those_that_agree_by_chance_refused()
     assert run.history["val_loss"][0] == pytest.approx((3 * ends[0] + 9 * ends[1]) / 12)
     static = torch.zeros(8, 2)
     some = [{"map": static, "nodes": x[c], "target": y[c]} for c in (slice(8), slice(8, 12))]
-    with pytest.raises(InvalidTypeError, match=r"of this one \(dict\) it is not"):
+    with pytest.raises(InvalidTypeError, match=r"not of this one \(dict\)"):
         make(OfNodes, model=nn.Linear(3, 1)).run(1, some)
 
 
@@ -819,7 +821,7 @@ def test_what_a_time_limit_left_is_finished_by_the_next_run(tmp_path, ema):
 
     run = trained(0.3, 0.1)
     assert 0 < run.progress_checker.step < 12
-    run.pause, run._options["max_time"] = 0.0, None
+    run.pause, run._options = 0.0, replace(run._options, max_time=None)
     run.run(2, loader(shuffle=True), loader(9))
     assert len(run.history) == 2
     whole = trained(None, 0)

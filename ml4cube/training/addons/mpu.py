@@ -34,7 +34,6 @@ class _Devices:
     optimizer: Any
     device: torch.device
     _world: World
-    _options: dict[str, Any]
 
     def __init__(
         self,

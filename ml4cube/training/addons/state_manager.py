@@ -31,7 +31,7 @@ class _State:
     start_at: Callable[[TrainState], None]
     weights_now: Callable[[], dict[str, Any]]
     optimizer_now: Callable[[], dict[str, Any] | None]
-    _options: dict[str, Any]
+    _options: Any
     _world: Any
     _load_weights: Callable[..., None]
 
@@ -48,7 +48,7 @@ class _State:
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
         """Save the state if the epoch is the best so far."""
         better: bool = super().check_better(cur_epoch, cur_loss)  # type: ignore[misc]
-        if better and not self._options.get("fast_dev_run"):
+        if better and not self._options.fast_dev_run:
             self.save_state()
         return better
 

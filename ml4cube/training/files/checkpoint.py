@@ -1,4 +1,4 @@
-"""Files that survive: written aside, synced and renamed; verified and safe when loaded.
+"""Files that survive a kill: written aside, synced and renamed; verified when loaded.
 
 A file is what `torch.save` writes, with a SHA-256 of its bytes in the comment at the end of the
 archive. So any `torch.load(path, weights_only=True)` reads it, and `read_file` also notices a
@@ -92,8 +92,8 @@ def to_plain(value: Any, name: str = "state") -> Any:
     if isinstance(value, list | set | frozenset):
         return [to_plain(item, f"{name}[{i}]") for i, item in enumerate(value)]
     raise InvalidTypeError(
-        f"{name} is a {type(value).__name__}, which no safe load can read back; "
-        "keep tensors, numbers, strings, lists and dicts in state_dict()"
+        f"{name} is a {type(value).__name__}, which cannot be loaded safely; keep tensors, "
+        "numbers, strings, lists and dicts in state_dict()"
     )
 
 
@@ -144,7 +144,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _seal(file: Any) -> None:
-    """Append the digest as the archive's comment, whose length stands in its last two bytes."""
+    """Append the digest as the archive's comment, whose length is in its last two bytes."""
     end = file.seek(0, os.SEEK_END)
     file.seek(end - 2)
     file.write(struct.pack("<H", len(_MARK) + _DIGEST) + _MARK)

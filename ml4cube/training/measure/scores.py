@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.training.inputs.checks import refuse_class
 from ml4cube.training.measure.means import Mean, warn_if_unknown
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.run.checks import refuse_class
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
+from ml4cube.training.inputs.steps import Portion, StepResult
 from ml4cube.training.measure.rows import mean_over_ranks
 from ml4cube.training.measure.scores import Bad, Means, Meter, Norms, Scores
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.run.feed import Portion
-from ml4cube.training.run.steps import StepResult
 from ml4cube.training.state import TrainState
 
 

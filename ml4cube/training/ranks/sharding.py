@@ -2,7 +2,7 @@
 
 The user's own model stays whole, in main memory. A copy of it is sharded and trained, and its
 weights are copied back at the end. A shard is a range of rows along the first dim, as in torch's
-`fully_shard`. Snapshots are written by all ranks, see `ml4cube.training.files.shard_files`.
+`fully_shard`. Snapshots are written by all ranks, see `ml4cube.training.ranks.shard_files`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.training.files.shard_files import (
+from ml4cube.training.inputs.batches import to_device
+from ml4cube.training.inputs.options import Options, check_count
+from ml4cube.training.inputs.steps import Portion
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.shard_files import (
     agreed,
     read_shards,
     remove_old,
     row_range,
     write_shards,
 )
-from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.strategy import Strategy
-from ml4cube.training.run.batches import to_device
-from ml4cube.training.run.feed import Portion
-from ml4cube.training.run.options import Options, check_count
-from ml4cube.training.state import spread_weights
+from ml4cube.training.ranks.strategy import Strategy, spread_weights
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ class Unshared(NamedTuple):
     content: str
 
 
-def share_out(loader: Any, world: World, *, only_warn: bool = False) -> bool:
+def share_out(loader: Any, world: World) -> bool:
     """Share a training loader out over ranks that have the same data; every rank."""
     if world.size == 1:
         return False
@@ -33,7 +33,7 @@ def share_out(loader: Any, world: World, *, only_warn: bool = False) -> bool:
         mine = unshared(loader)
     found = world.gather_objects(mine)
     same_everywhere = mine is not None and found.count(mine) == world.size
-    if same_everywhere and hasattr(loader, "share_out") and not only_warn:
+    if same_everywhere and hasattr(loader, "share_out"):
         batches = len(loader)
         loader.share_out()
         _warn(

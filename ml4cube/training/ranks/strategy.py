@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ml4cube.training.files.shard_files import read_shards
+from ml4cube.training.files.checkpoint import to_plain
+from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.state import spread_weights
+from ml4cube.training.ranks.shard_files import read_shards
 
-if TYPE_CHECKING:
-    from ml4cube.training.run.feed import Portion
+
+def spread_weights(model: nn.Module, world: World) -> None:
+    """Give the model of every rank the state of rank 0's; every rank."""
+    state = model.state_dict()
+    extra = {name: v for name, v in state.items() if not isinstance(v, torch.Tensor)}
+    world.spread(state[name] for name in state if name not in extra)
+    if extra and world.size > 1:
+        model.load_state_dict({**state, **world.share(to_plain(extra))})
 
 
 class Strategy:

@@ -1,4 +1,4 @@
-"""torch.compile, tried out before training relies on it."""
+"""torch.compile, tested before training relies on it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def compiled(
         return model
     arguments = {} if how is True else {"backend": how} if isinstance(how, str) else dict(how)
     try:
-        # The smallest thing there is. Without it, a missing compiler shows after all loaders have
-        # started, as an error from deep inside the first step.
+        # Without this trial, a missing compiler is an error deep inside the first step, after all
+        # loaders have started.
         trial = torch.compile(_double, **arguments)(torch.ones(2, device=device))
         works = bool((trial == 2).all())
     except Exception as error:
         # Backends and what they call raise all kinds of errors.
         first = str(error).strip().split("\n")[0]
         raise RunError(
-            f"compile={how!r}: torch.compile does not work here ({type(error).__name__}: {first}); "
-            "install a C++ compiler (on GPUs Triton), or leave compile out"
+            f"compile={how!r}: torch.compile fails here ({type(error).__name__}: {first}); install "
+            "a C++ compiler (on GPUs Triton), or leave compile out"
         ) from error
     if not works:
         raise RunError(f"compile={how!r}: this backend computes 1 * 2 = {trial[0].item()}")

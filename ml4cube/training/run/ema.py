@@ -37,7 +37,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights after a step."""
+        """Add the weights after a step."""
         if self.updates:
             torch._foreach_lerp_(self._into, self._from, 1 - self.decay)
         else:
@@ -48,7 +48,7 @@ class Ema:
 
     @contextmanager
     def applied(self, on: bool = True) -> Iterator[None]:
-        """Let the model have the averaged weights, in place, for a while."""
+        """Give the model the averaged weights inside a with block."""
         before = self._is_applied
         self.apply(on)
         try:
@@ -58,7 +58,7 @@ class Ema:
 
     @torch.no_grad()
     def apply(self, on: bool) -> None:
-        """Let the model have the averaged weights, or its own again."""
+        """Give the model the averaged weights, or its own again."""
         if on == self._is_applied or not self.updates:
             return
         for name, live in self._live.items():
@@ -68,18 +68,18 @@ class Ema:
         self._is_applied = on
 
     def restart(self) -> None:
-        """Average anew, from the weights that the model has by now, which become its own."""
+        """Start a new average from the current weights of the model."""
         self.updates, self._is_applied = 0, False
 
     def state_dict(self, whole: Callable[[Tensors], Tensors] = dict) -> dict[str, Any]:
-        """Return the average, while the model has its own weights."""
+        """Return the average; the model must have its own weights."""
         return {"updates": self.updates, "average": whole(self.average)}
 
     @torch.no_grad()
     def load_state_dict(
         self, state: Mapping[str, Any], parts: Callable[[Tensors], Tensors] = dict
     ) -> None:
-        """Take back an average."""
+        """Restore an average."""
         self.updates = state["updates"]
         average = parts(state["average"])
         for name, tensor in self.average.items():

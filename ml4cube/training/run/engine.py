@@ -1,4 +1,4 @@
-"""What a step and a pass over data are: the one place that runs a model forward and backward."""
+"""Optimizer steps and passes over data: the one place that runs a model forward and backward."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
 from ml4cube.core.joining import check_joined
+from ml4cube.training.inputs.batches import (
+    describe_batch,
+    kept_generators,
+    limit_of,
+    to_device,
+)
+from ml4cube.training.inputs.checks import bad_loss, check_loader, check_parts
+from ml4cube.training.inputs.options import DTYPES, Options
+from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
 from ml4cube.training.measure.rows import mean_over_ranks
 from ml4cube.training.measure.scores import Bad, check_metrics
 from ml4cube.training.measure.validation import Measures, Tally
 from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.exact import exact_loader
 from ml4cube.training.ranks.sharding import make_strategy
-from ml4cube.training.run.batches import (
-    describe_batch,
-    exact_loader,
-    kept_generators,
-    limit_of,
-    to_device,
-)
-from ml4cube.training.run.checks import bad_loss, check_loader, check_parts
 from ml4cube.training.run.compiling import compiled
 from ml4cube.training.run.ema import Ema
-from ml4cube.training.run.feed import Feed, Portion, Weight
-from ml4cube.training.run.options import DTYPES, Options
-from ml4cube.training.run.steps import Step, StepResult
-from ml4cube.training.state import TrainState, kept_rng
+from ml4cube.training.run.feed import Feed
+from ml4cube.training.state import History, TrainState, kept_rng
 
 
 class Engine:
-    """Take optimizer steps and evaluate, outside any epoch."""
+    """Model, data and state of a run, which takes optimizer steps and evaluates."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Engine:
         options: Options,
         scheduler: Any,
         metrics: Mapping[str, Any] | None,
+        callbacks: Iterable[Any],
     ) -> None:
         check_parts(model, optimizer, scheduler, on_batch=options.scheduler_step_on_batch)
         for name, loader in (("train_data", train), ("test_data", val)):
@@ -67,7 +68,8 @@ class Engine:
         if val is not None:
             for batches in named_sets(self.val_loader).values():  # refused here, not after an epoch
                 limit_of(batches, options.limit_val_batches, "limit_val_batches")
-        self.state = TrainState()
+        self.state, self.history = TrainState(), History()
+        self.callbacks = list(callbacks)
         self.measures, self.clock = Measures(self.state), StepClock(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._half, self._scales = DTYPES[options.precision], self.scaler.is_enabled()
@@ -77,10 +79,31 @@ class Engine:
 
     @property
     def optimizer(self) -> Optimizer:
-        """What takes the steps."""
+        """The optimizer."""
         if self._optimizer is None:
-            raise InvalidTypeError("training needs an optimizer; this loop was given none")
+            raise InvalidTypeError("training needs an optimizer, got None")
         return self._optimizer
+
+    @property
+    def monitor(self) -> str:
+        """The column of the History that judges the run."""
+        return self.options.monitor or ("train_loss" if self.val_loader is None else "val_loss")
+
+    @property
+    def is_over(self) -> bool:
+        """True if all epochs or steps have been trained."""
+        out_of_steps = self._is_out_of_steps() and self.state.batch == 0
+        return self.state.epoch >= self.options.epochs or out_of_steps
+
+    def _is_out_of_steps(self) -> bool:
+        limit = self.options.max_steps
+        return limit is not None and self.state.step >= limit
+
+    def load_weights(self, weights: Mapping[str, Any] | None) -> None:
+        """Load weights that rank 0 holds into the model of all ranks; every rank."""
+        self.strategy.share_model(self.model, weights)
+        if self.ema is not None:
+            self.ema.restart()  # a later run averages from these weights
 
     def train_batch(self, batch: Any) -> StepResult:
         """Take one optimizer step on one batch, outside any epoch; every rank."""
@@ -89,7 +112,7 @@ class Engine:
         portion = self.feed.portion(batch)
         total = self.feed.total([portion] if portion.samples else [])
         if total is None:
-            raise EmptyPartError("a batch to train on holds no sample; give one that does")
+            raise EmptyPartError("the batch to train on must have samples, got none")
         return self.take_step([portion], total)
 
     def evaluate(self, loader: Any = None) -> dict[str, float]:
@@ -109,27 +132,36 @@ class Engine:
         return {"val_loss": mean_over_ranks(self.world, tally.loss)} | tally.compute(self.world)
 
     @torch.no_grad()
-    def predict(
-        self, batches: Iterable[Any], fn: Callable[[nn.Module, Any], Any] | None = None
-    ) -> Iterator[Any]:
-        """Run the model in eval mode, in the run's precision, on this rank alone."""
-        call = self.step if fn is None else fn
+    def predict(self, batches: Iterable[Any], predict: Callable[[Any], Any]) -> Iterator[Any]:
+        """Predict batches in eval mode, in the run's precision, on this rank alone."""
         self.model.eval()
         for batch in batches:
             with self._autocast():
-                result = call(self.model, to_device(batch, self.world.device))
+                result = predict(to_device(batch, self.world.device))
             yield result
 
     # ------------------------------------------------------------------- a step
 
     def take_step(self, portions: Sequence[Portion], total: Weight) -> StepResult:
-        """Take one optimizer step over some batches, each by its weight; every rank."""
+        """Take one optimizer step over weighted batches, return the last result; every rank."""
         self.optimizer.zero_grad(set_to_none=True)
-        for portion in portions[:-1]:
-            # Gradients travel between ranks once, with the last batch.
-            with self.strategy.no_sync(self.module):
-                self._backward(portion, total)
-        result = self._backward(portions[-1], total)
+        results: list[StepResult] = []
+        for number, portion in enumerate(portions, 1):
+
+            def work(batch: Any, portion: Portion = portion, number: int = number) -> None:
+                portion = portion._replace(batch=batch)
+                if number < len(portions):
+                    # Gradients travel between ranks once, with the last batch.
+                    with self.strategy.no_sync(self.module):
+                        self._backward(portion, total)
+                else:
+                    results.append(self._backward(portion, total))
+                    self._step_optimizer()
+
+            self.step.around_batch(work, portion.batch)
+        return results[0]
+
+    def _step_optimizer(self) -> None:
         if self._handles_norm:
             self._handle_norm()
         if self._scales:
@@ -142,10 +174,9 @@ class Engine:
             self.ema.update()
         if self.scheduler is not None and self.options.scheduler_step_on_batch:
             self.scheduler.step()
-        return result
 
     def _handle_norm(self) -> None:
-        """Clip the gradients, or only take note of their norm."""
+        """Clip the gradients, or only measure their norm."""
         self.scaler.unscale_(self.optimizer)
         clip = self.options.gradient_clip
         norm = (
@@ -157,7 +188,7 @@ class Engine:
             self.measures.norms.add(norm.detach())
 
     def _backward(self, portion: Portion, total: Weight) -> StepResult:
-        """Add a batch's share to the gradients, and its loss to what is measured."""
+        """Add the gradients of a batch by its weight, and measure its loss."""
         result = self._forward(self.module, portion.batch)
         loss, weight = result.loss, portion.weight
         # A number is compared, a tensor is not: that would read it from the device.
@@ -186,21 +217,21 @@ class Engine:
         return result
 
     def _hold(self, model: nn.Module) -> None:
-        """Take a model, and make what hangs on its tensors."""
+        """Set the model, and make what depends on its tensors."""
         self.model = model
         self.compiled = compiled(model, self.options.compile, self.world.device)
-        self.module: nn.Module = self.compiled  # what training calls
+        self.module: nn.Module = self.compiled  # called in training
         decay = self.options.ema
         self.ema = None if decay is None else Ema(model, decay, self.strategy.parts)
 
     def _spread(self) -> None:
-        """Lay the model out over the ranks, if that has not been done."""
+        """Spread the model over the ranks, if that has not been done."""
         model = self.strategy.shard(self.model, self._optimizer)
         if model is not self.model:
             self._hold(model)
 
     def _prepare(self) -> None:
-        """Get ready for steps, also after a callback froze or unfroze parameters; every rank."""
+        """Prepare for steps, also after a callback froze or unfroze parameters; every rank."""
         if not self._prepared:
             self._spread()
             self.feed.agree()
@@ -209,7 +240,7 @@ class Engine:
         self._wrap()
 
     def _wrap(self) -> None:
-        """Wrap the model, if other parameters are trained than when that was done; every rank."""
+        """Wrap the model, if other parameters are trained than when it was wrapped; every rank."""
         trainable = self.strategy.trainable(self.model)
         if trainable != self._wrapped:
             self.module = self.strategy.wrap(self.model, self.compiled)
@@ -219,7 +250,7 @@ class Engine:
 
     @torch.no_grad()
     def _evaluate(self, loader: Any) -> tuple[Tally, bool]:
-        """Run over a loader; whether it was cut off because this rank is wanted elsewhere."""
+        """Evaluate a loader; return the sums, and True if a signal cut the pass off."""
         limit, sets = self.options.limit_val_batches, named_sets(loader)
         tally = Tally(self.metrics, self.world.device, sets if isinstance(loader, Mapping) else ())
         self.model.eval()
@@ -229,13 +260,17 @@ class Engine:
             for portion in self.strategy.in_step(map(weighed, used), self._is_called):
                 if portion is None:
                     return tally, True
-                result = self._forward(self.compiled, portion.batch)
-                if portion.samples:
-                    tally.add(result, portion, name or None)
+
+                def work(batch: Any, portion: Portion = portion, name: str = name) -> None:
+                    result = self._forward(self.compiled, batch)
+                    if portion.samples:
+                        tally.add(result, portion, name or None)
+
+                self.step.around_batch(work, portion.batch)
         return tally, False
 
     def _is_called(self) -> bool:
-        """Whether this rank is wanted elsewhere."""
+        """Return True if a pass must be cut off."""
         return False
 
     def _refuse(self, bad: Bad | None, what: str, unit: str) -> None:

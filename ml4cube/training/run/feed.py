@@ -6,89 +6,72 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.sharing import share_out
-from ml4cube.training.run.batches import (
-    count_samples,
+from ml4cube.training.inputs.batches import (
     fixed_sizes,
     limit_of,
     loader_generator,
     set_epoch,
     to_device,
 )
-from ml4cube.training.run.options import Options
-from ml4cube.training.run.steps import Count, Step, Weigh
+from ml4cube.training.inputs.options import Options
+from ml4cube.training.inputs.steps import Portion, Step, Weight
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.sharing import share_out
 from ml4cube.training.state import TrainState, capture_rng, restore_rng
 
 logger = logging.getLogger(__name__)
 
-Weight = float | torch.Tensor
-
-
-class Portion(NamedTuple):
-    """One batch on the device, and what it counts."""
-
-    # As the loader gave it.
-    batch: Any
-    samples: int
-    # What its mean loss weighs: its samples, or what the step weighs it.
-    weight: Weight
-
 
 class Feed:
-    """Opens the loader, knows where the run stands in it, and weighs what it gives."""
+    """The training loader, the position of the run in it, and the weights of its batches."""
 
-    def __init__(
-        self, loader: Any, world: World, options: Options, step: Step | None = None
-    ) -> None:
+    def __init__(self, loader: Any, world: World, options: Options, step: Step) -> None:
         self.loader, self.even = loader, world.size == 1
         self.waited = self.asked = 0.0
         self.epoch_rng: dict[str, Any] = {}
         self.position: dict[str, Any] | None = None
+        self.paused: dict[str, Any] | None = None  # the position, while validation runs
         self.ended = self.used_up = False
-        self._world = world
-        self._weigh: Weigh | None = getattr(step, "weigh", None)
-        self._count: Count | None = getattr(step, "count", None)
-        self._counts_itself: bool = getattr(step, "counts_itself", False)
+        self._world, self._step = world, step
         self._lockstep = options.strategy == "fsdp"
         self._size, self._max_steps = options.gradient_accumulation_steps, options.max_steps
         self._share = options.limit_train_batches
         self._limit = limit_of(loader, self._share, "limit_train_batches")
 
-    def share_out(self, *, only_warn: bool) -> None:
-        """Share out what ranks train on, as `ml4cube.training.ranks.sharing` says; every rank."""
-        if share_out(self.loader, self._world, only_warn=only_warn):
+    def share_out(self) -> None:
+        """Share the training samples out among ranks; every rank."""
+        if share_out(self.loader, self._world):
             self._limit = limit_of(self.loader, self._share, "limit_train_batches")
 
     @property
     def steps(self) -> int | None:
-        """Optimizer steps of an epoch; None where the loader has no length."""
+        """Optimizer steps of an epoch; None if the loader has no length."""
         sizes = fixed_sizes(self.loader)
         if sizes is None:
             return None
         return self.steps_of(sizes[0] if self._limit is None else min(sizes[0], self._limit))
 
     def steps_of(self, batches: int) -> int:
-        """Return how many optimizer steps a number of batches makes."""
+        """Return the number of optimizer steps for a number of batches."""
         return -(-batches // self._size)
 
     def agree(self) -> None:
-        """Find out whether all ranks get the same batches; every rank must call this."""
+        """Compare the number and sizes of batches on all ranks; every rank must call this."""
         sizes = self._world.gather_objects(self._sizes())
         self.even = self._world.size == 1 or (None not in sizes and len(set(sizes)) == 1)
         if not self.even and None not in sizes:
             logger.warning(
-                "ranks get unequal training batches (batches, size, last) %s; every epoch ends "
-                "with the rank that has least",
+                "ranks have unequal training batches (batches, size, last) %s; every epoch ends "
+                "with the rank that has fewest",
                 sizes,
             )
 
     def open(self, state: TrainState) -> Iterator[tuple[list[Portion], Weight]]:
-        """Start an epoch, or go on where a snapshot inside the epoch left it."""
+        """Yield the batches of each step of an epoch, from the position of a snapshot on."""
         batches = self._open_loader(state)
         if self.ended:
             return
@@ -119,16 +102,16 @@ class Feed:
             yield portions, total
 
     def portion(self, batch: Any, training: bool = True) -> Portion:
-        """Bring a batch to the device and weigh it."""
+        """Return a batch on the device, with its weight."""
         batch = to_device(batch, self._world.device)
-        samples = count_samples(batch) if self._count is None else self._count(batch, training)
+        samples = self._step.count(batch, training)
         if not samples:
             return Portion(batch, 0, 0.0)
-        weight = None if self._weigh is None else self._weigh(batch, training)
+        weight = self._step.weigh(batch, training)
         return Portion(batch, samples, samples if weight is None else weight)
 
     def total(self, portions: list[Portion]) -> Weight | None:
-        """Say what the batches of one step weigh; every rank must call this."""
+        """Return the total weight of a step's batches; every rank must call this."""
         if self.even and not portions:
             return None
         weighed = bool(portions) and isinstance(portions[0].weight, torch.Tensor)
@@ -147,7 +130,7 @@ class Feed:
         return everywhere.clamp_min(torch.finfo(torch.float32).tiny) / world.size
 
     def place(self, state: TrainState) -> dict[str, Any]:
-        """Say where the generators and, inside an epoch, the loader stand now."""
+        """Return the state of the generators and, inside an epoch, of the loader."""
         knows = state.batch > 0 and hasattr(self.loader, "load_state_dict")
         return {
             "rng": capture_rng(self._world.device),
@@ -155,20 +138,20 @@ class Feed:
         }
 
     def capture_rng(self) -> dict[str, Any]:
-        """Return the state of all generators that decide on the order of the next epoch."""
+        """Return the state of all generators that decide the order of the next epoch."""
         generator = loader_generator(self.loader)
         own = {} if generator is None else {"loader": generator.get_state()}
         return capture_rng(self._world.device) | own
 
     def restore_rng(self, state: Mapping[str, Any]) -> None:
-        """Put all those generators back."""
+        """Restore the state of those generators."""
         restore_rng(state, self._world.device)
         generator = loader_generator(self.loader)
         if generator is not None and "loader" in state:
             generator.set_state(state["loader"])
 
     def _sizes(self) -> tuple[int, int, int] | None:
-        sizes = None if self._counts_itself else fixed_sizes(self.loader)
+        sizes = None if self._step.counts_itself else fixed_sizes(self.loader)
         if sizes is None or self._limit is None or self._limit >= sizes[0]:
             return sizes
         return self._limit, sizes[1], sizes[1]
@@ -197,11 +180,12 @@ class Feed:
             loader.load_state_dict(position["loader"])
             batches = iter(loader)
             if left == 0:
-                # One that never begins keeps the place, and its next epoch would begin there.
+                # A loader that is not iterated keeps the position, and its next epoch would start
+                # there.
                 more = next(batches, None)
                 batches = iter(())
                 if used_up and more is not None:
-                    # It stood at the start of the next epoch, which has a right to this batch.
+                    # It was at the start of the next epoch, to which this batch belongs.
                     loader.load_state_dict(position["loader"])
         restore_rng(position["rng"], self._world.device)
         return itertools.islice(batches, left)

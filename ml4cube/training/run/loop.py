@@ -1,8 +1,8 @@
-"""THE loop: the only code that runs epochs, over the `Engine`, the only code that runs steps.
+"""The loop: the only code that runs epochs.
 
-Everything else in this package translates arguments into a `Loop`, or hangs on its callbacks.
-What it is made of: `Feed` gives the batches, `Strategy` spreads the model over ranks, `Pulse` says
-when ranks meet, `Tally` and `make_row` measure, `snapshot` saves.
+`Engine` runs the steps, `Feed` gives the batches, `Strategy` spreads the model over ranks, `Pulse`
+decides when ranks meet, `Tally` and `make_row` measure, `Snapshot` saves and resumes. The faces of
+the package translate arguments into a `Loop`; callbacks follow it.
 """
 
 from __future__ import annotations
@@ -22,42 +22,27 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.core.errors import InvalidTypeError, RunError
-from ml4cube.training.callbacks import Callback, monitored
-from ml4cube.training.files import snapshot
-from ml4cube.training.files.description import Asked, ask, describe, leave
+from ml4cube.training.events import HOOKS, Callback, monitored
+from ml4cube.training.inputs.batches import kept_generators
+from ml4cube.training.inputs.options import Options
+from ml4cube.training.inputs.steps import Step
 from ml4cube.training.measure.rows import Effort, make_row
 from ml4cube.training.measure.validation import Measures, Tally
 from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import World, explained
 from ml4cube.training.ranks.polling import PERIOD_S, Pulse
 from ml4cube.training.ranks.signals import Signals
-from ml4cube.training.run.batches import kept_generators
 from ml4cube.training.run.engine import Engine, named_sets
-from ml4cube.training.run.options import Options
-from ml4cube.training.run.steps import Step, StepResult, Supervised
-from ml4cube.training.state import History, kept_rng, seeded
-
-__all__ = ["Loop", "Options", "StepResult", "Supervised"]
+from ml4cube.training.run.snapshot import Snapshot
+from ml4cube.training.state import kept_rng
 
 logger = logging.getLogger(__name__)
 
 _LATE = "max_time is over"
-_HOOKS = (
-    "on_train_start",
-    "on_epoch_start",
-    "on_step_end",
-    "on_validation_start",
-    "on_row",
-    "on_validation_end",
-    "on_check",
-    "on_epoch_end",
-    "on_train_end",
-    "on_close",
-)
 
 
 class Loop(Engine):
-    """Train a model, validate it, and tell callbacks."""
+    """Train a model, validate it, and call the callbacks."""
 
     def __init__(
         self,
@@ -73,6 +58,8 @@ class Loop(Engine):
         metrics: Mapping[str, Any] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        if options.fast_dev_run:
+            callbacks = [callback for callback in callbacks if not callback.writes]
         super().__init__(
             model,
             step,
@@ -83,41 +70,42 @@ class Loop(Engine):
             options=options,
             scheduler=scheduler,
             metrics=metrics,
+            callbacks=callbacks,
         )
-        if options.fast_dev_run:
-            callbacks = [callback for callback in callbacks if not callback.writes]
-        self.callbacks = list(callbacks)
-        self.history = History()
         self.pulse = Pulse(world)
-        self.saved_at: tuple[int, int] | None = None  # epoch and step
+        self.snapshot: Snapshot | None = None
         self.resumed = False  # from a snapshot, by this call of `run`
-        self.asked: Asked | None = None  # with `description`, of a run that has a snapshot
-        self.description: dict[str, Any] = {}
         self.stop_reason: str | None = None
-        self.resting: dict[str, Any] | None = None  # the feed's place, while validation draws
         self.step_loss: torch.Tensor | None = None  # of the last step's last batch
         self._ends_at, self._cut_short = math.inf, False  # the first on the monotonic clock
         self._signals, self._asked = Signals(active=False), 0.0
-        self._hooks = {name: _overridden(self.callbacks, name) for name in _HOOKS}
+        self._hooks = {name: _overridden(self.callbacks, name) for name in HOOKS}
 
     @property
-    def monitor(self) -> str:
-        """The column of the History that judges a run."""
-        return self.options.monitor or ("train_loss" if self.val_loader is None else "val_loss")
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps of an epoch; None if the loader has no length."""
+        return self.feed.steps
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps of this epoch that are done."""
+        return self.feed.steps_of(self.state.batch)
 
     def stop(self, reason: str) -> None:
         """End training after the epoch, or the check inside it, under way; any rank may ask."""
         self.stop_reason = self.stop_reason or reason
 
     def run(self, *, resume: bool = True) -> nn.Module:
-        """Train until the end, or from a snapshot on."""
+        """Train to the end, from the snapshot on if there is one."""
         if self.feed.loader is None:
-            raise InvalidTypeError("train_data=None: there is nothing to train on; give a loader")
+            raise InvalidTypeError("train_data must be a loader, got None")
         self.stop_reason, self._cut_short = None, False
         limit = self.options.max_seconds
         self._ends_at = math.inf if limit is None else time.monotonic() + limit
         with ExitStack() as stack:
-            stack.enter_context(seeded(self.options.seed, self.world))
+            if self.options.seed is not None:
+                stack.enter_context(kept_rng(self.world.device))
+                torch.manual_seed(self.options.seed + self.world.rank)
             # around what explains an error: a launcher ends the ranks beside a failed one at once
             self._signals = stack.enter_context(
                 Signals(active=self.options.snapshot_path is not None)
@@ -126,14 +114,12 @@ class Loop(Engine):
             stack.callback(self._call, "on_close")
             self._forget_alarm()
             self._spread()
-            # Ranks that share a loader do not validate on all of it.
-            validated = named_sets(self.val_loader).values()
-            self.feed.share_out(only_warn=any(own is self.feed.loader for own in validated))
+            self.feed.share_out()
+            self.resumed = False
             if self.options.snapshot_path is not None:
-                self.asked = ask(self)
-                self.description = describe(self, self.asked)
-                stack.callback(leave, self)
-            self.resumed = resume and snapshot.resume(self)
+                snapshot = Snapshot(self, self.options.snapshot_path)
+                self.snapshot = stack.enter_context(snapshot)
+                self.resumed = resume and snapshot.resume()
             if self.ema is not None:
                 self.ema.apply(False)
             self._call("on_train_start")
@@ -150,11 +136,11 @@ class Loop(Engine):
         return model.eval()
 
     def _forget_alarm(self) -> None:
-        """Take down what an earlier run left that failed on all ranks alike; every rank."""
-        self.world.maximum([0.0])  # none is still in that run, about to leave another
+        """Remove the alarm that a run that failed has left; every rank."""
+        self.world.maximum([0.0])  # no rank is still in that run
         if self.world.is_main:
             self.world.raise_alarm(None)
-        self.world.maximum([0.0])  # none leaves one of this run before
+        self.world.maximum([0.0])  # no rank raises an alarm of this run before
 
     def _say_if_finished(self) -> None:
         if not self.world.is_main or not self._is_finished():
@@ -165,27 +151,24 @@ class Loop(Engine):
             f"epochs={self.options.epochs}, max_steps={self.options.max_steps}"
         )
         warnings.warn(
-            f"nothing is left to train: {held} {self.state.epoch} epochs, "
-            f"{self.state.step} steps ({why}). The model is the one of that run; to train on, ask "
-            "for more epochs"
-            + (f", to start anew, give another snapshot_path or delete {path}" if path else ""),
+            f"nothing is left to train: {held} {self.state.epoch} epochs, {self.state.step} steps "
+            f"({why}). The model is the one of that run. To train on, ask for more epochs"
+            + (f"; to start anew, give another snapshot_path or delete {path}" if path else ""),
             stacklevel=2,
         )
 
     def save_snapshot(self) -> None:
-        """Write the snapshot, if there is a path for it and something to add to the last one."""
-        # Every rank must call this.
-        now = (self.state.epoch, self.state.step)
-        if self.options.snapshot_path is not None and self.saved_at != now:
+        """Write the snapshot, if the run has one that is older than its state; every rank."""
+        if self.snapshot is not None and not self.snapshot.is_current:
             self._save()
-            self.saved_at = now
 
     def _save(self) -> None:
-        """Write the snapshot, wherever the run is: inside an epoch, or with the average applied."""
+        """Write the snapshot, also inside an epoch and while the average is applied."""
         if self.state.batch:
             self.state.sums = self.measures.state_dict()
-        with self._averaged(False):
-            snapshot.save(self)
+        if self.snapshot is not None:
+            with self._averaged(False):
+                self.snapshot.save()
 
     # ------------------------------------------------------------------ an epoch
 
@@ -194,7 +177,7 @@ class Loop(Engine):
         self._call("on_epoch_start")
         self._prepare()
         self._began, self._validated_s = time.perf_counter(), 0.0
-        self._train()
+        self.step.around_pass(self._train, self.feed.loader, training=True)
         validates = self._validates_now()
         with self._averaged():
             row = self._measure(validates)
@@ -238,7 +221,7 @@ class Loop(Engine):
         return row
 
     def _validates_now(self) -> bool:
-        """Whether the epoch that was just trained is validated."""
+        """Return True if the epoch that was just trained is validated."""
         if self.val_loader is None:
             return False
         options, epoch = self.options, self.state.epoch + 1
@@ -248,7 +231,7 @@ class Loop(Engine):
         return last and self.state.checked != self.state.step
 
     def _check_inside(self) -> None:
-        """Validate inside an epoch where the number of steps says so; every rank."""
+        """Validate inside an epoch if `validate_every_steps` asks for it; every rank."""
         every, state = self.options.validate_every_steps, self.state
         if every is None or state.step % every or state.checked == state.step:
             return
@@ -265,12 +248,8 @@ class Loop(Engine):
         self._cut_short = self._cut_short or self._is_stopped()
 
     def _is_stopped(self) -> bool:
-        """Whether any rank asked to stop; every rank."""
+        """Return True if any rank asked to stop; every rank."""
         return any(self.world.maximum([self.stop_reason is not None]))
-
-    def _is_out_of_steps(self) -> bool:
-        limit = self.options.max_steps
-        return limit is not None and self.state.step >= limit
 
     def _is_finished(self) -> bool:
         if self.stop_reason is not None:
@@ -278,14 +257,8 @@ class Loop(Engine):
             return True
         return self.is_over
 
-    @property
-    def is_over(self) -> bool:
-        """Whether all epochs or steps have been trained."""
-        out_of_steps = self._is_out_of_steps() and self.state.batch == 0
-        return self.state.epoch >= self.options.epochs or out_of_steps
-
     def _columns(self, tally: Tally | None) -> dict[str, Any]:
-        """What the History keeps of an epoch besides losses and the table of ranks."""
+        """Return the columns of an epoch besides losses and the table of ranks; every rank."""
         columns = self.measures.columns(self.world, log_grad_norm=self.options.log_grad_norm)
         if tally is not None:
             columns |= tally.compute(self.world)
@@ -298,7 +271,7 @@ class Loop(Engine):
         return columns
 
     def _effort(self, seconds: float) -> Effort:
-        """Say how this rank spent its training: what is timed on few steps stands for all."""
+        """Return how this rank spent its training, estimated from the steps that are timed."""
         whole = max(seconds, 1e-9)
         waited, asked = self.feed.waited / whole, (self.feed.asked + self.pulse.asked) / whole
         share = self.clock.share()
@@ -314,20 +287,27 @@ class Loop(Engine):
             self.scheduler.step()
 
     def _step_plateau(self, row: dict[str, Any]) -> None:
-        """Show a scheduler that waits for a plateau what a check gave."""
+        """Step a ReduceLROnPlateau by the monitored value."""
         if isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step(monitored(row, self.monitor))
 
     # ---------------------------------------------------------------- training
 
-    def _train(self) -> None:
-        """Train for one epoch, or for what is left of it."""
+    def _train(self, loader: Any) -> None:
+        """Train for one epoch, or for what is left of it, on the loader or one made around it."""
+        own, self.feed.loader = self.feed.loader, loader
+        try:
+            self._train_pass()
+        finally:
+            self.feed.loader = own
+
+    def _train_pass(self) -> None:
         state, pulse, step_end = self.state, self.pulse, self._hooks["on_step_end"]
         if self.feed.position is None:
             state.start_epoch()
         self.measures, first = Measures(state), state.step
         self.clock = StepClock(self.world, active=not self.strategy.lockstep)
-        self.resting = None
+        self.feed.paused = None
         self.module.train()
         pulse.start(state.step)
         pulse.asked = 0.0
@@ -357,24 +337,30 @@ class Loop(Engine):
 
     def _validate(self) -> Tally:
         """Evaluate the raw model: the wrapped one would wait for ranks with fewer batches."""
+        passes: list[tuple[Tally, bool]] = []
+
+        def evaluate(loader: Any) -> None:
+            passes.append(self._evaluate(loader))
+
         self.strategy.align(self.model)
         sets = named_sets(self.val_loader).values()
-        self.resting = self.feed.place(self.state)
+        self.feed.paused = self.feed.place(self.state)
         asked = True
         while asked:  # a pass cut off to save a snapshot begins anew, from the same generators
             with kept_rng(self.world.device), kept_generators(sets):
-                tally, cut = self._evaluate(self.val_loader)
+                self.step.around_pass(evaluate, self.val_loader, training=False)
+                tally, cut = passes[-1]
                 asked = self._ask(cut=cut)
         self._refuse(tally.loss.flush(), "validation", "batch")
-        self.resting = None
+        self.feed.paused = None
         return tally
 
     def _is_called(self) -> bool:
-        """Whether a signal came or time is over, here or elsewhere; told without waiting."""
+        """Return True if a signal came or time is over, on any rank; without waiting."""
         if not self._signals.save and time.perf_counter() - self._asked < PERIOD_S:
             return False
         self._asked = time.perf_counter()
-        if self.resting is None:  # an evaluation outside any run
+        if self.feed.paused is None:  # an evaluation outside any run
             return False
         if self._signals.save or (self._is_late() and self.options.snapshot_path is not None):
             self.world.raise_alarm(f"rank {self.world.rank}: a signal came, or time is over")
@@ -384,7 +370,7 @@ class Loop(Engine):
     # ------------------------------------------------------- ranks ask one another
 
     def _ask(self, *, cut: bool = False) -> bool:
-        """Look at losses and signals together with all ranks; return whether any was cut off."""
+        """Look at losses and signals with all ranks; return True if a pass was cut off on any."""
         bad = self.measures.bad_step(self.options.gradient_accumulation_steps)
         signals = self._signals
         broken, save, stop, late, any_cut = self.pulse.ask(
@@ -408,7 +394,6 @@ class Loop(Engine):
         self._cut_short = True
         if self.options.snapshot_path is not None:
             self._interrupt(stop=False)
-            self.saved_at = (self.state.epoch, self.state.step)
             raise _OutOfTime
 
     def _interrupt(self, *, stop: bool) -> None:
@@ -419,7 +404,7 @@ class Loop(Engine):
         if stop:
             raise RunError(
                 f"stopped by SIGTERM; {self.options.snapshot_path} holds epoch "
-                f"{self.state.epoch + 1} up to step {self.state.step}, start again to go on"
+                f"{self.state.epoch + 1} up to step {self.state.step}; start again to go on"
             )
         self._signals.save = False
 
@@ -429,11 +414,11 @@ class Loop(Engine):
 
 
 class _OutOfTime(Exception):
-    """Leads out of an epoch that a snapshot holds."""
+    """Ends the run inside an epoch that a snapshot holds."""
 
 
 def _overridden(callbacks: Sequence[Callback], name: str) -> list[Callable[..., None]]:
-    """Resolve hooks once: a step calls those that do something, and no others."""
+    """Return the hooks that callbacks override, so that a step calls no empty ones."""
     base = getattr(Callback, name)
     return [
         getattr(callback, name)

@@ -1,4 +1,4 @@
-"""What a loader gives: pairs, sizes, devices, and every sample exactly once in validation."""
+"""Batches of a loader: pairs, devices, sizes, and facts of the data."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, default_collate
-from torch.utils.data.distributed import DistributedSampler
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ml4cube.core.errors import InvalidTypeError
-from ml4cube.training.ranks.dist import World
 
 _PLAIN = (tuple, list)  # asked by type first, since every batch of every step passes here
 
 
 def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what goes into the model and what should come out."""
+    """Return the features and the target of a batch."""
     # A pair ``(X, y)`` is itself; of a triple ``(X, y, weights)``, `weights_of` gives the third. X
     # alone, or a dict ``{variable: tensor}`` whose variables are stacked as channels, is to be
     # reconstructed: ``(X, X)``.
@@ -39,8 +37,8 @@ def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
             return batch[0], batch[0]
     held = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
     raise InvalidTypeError(
-        f"a batch is a {type(batch).__name__}{held}; the loader should give (X, y), "
-        "(X, y, weights), X alone, or a dict of tensors"
+        "a batch must be (X, y), (X, y, weights), X alone, or a dict of tensors, got a "
+        f"{type(batch).__name__}{held}"
     )
 
 
@@ -87,20 +85,20 @@ def count_samples(batch: Any) -> int:
     tensor = _first_tensor(batch)
     if tensor is None or tensor.ndim == 0:
         raise InvalidTypeError(
-            f"a batch ({type(batch).__name__}) holds no tensor with a sample axis; "
-            "let the loader collate samples into tensors"
+            f"a batch must hold a tensor with a sample axis, got a {type(batch).__name__}; let the "
+            "loader collate samples into tensors"
         )
     return int(tensor.shape[0])
 
 
 def agreed_samples(batch: Any) -> int | None:
-    """Return the number of samples in a batch of any kind, if its tensors agree on it."""
+    """Return the number of samples in a batch of any kind, if all its tensors have as many."""
     lengths = {int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim}
     return lengths.pop() if len(lengths) == 1 else None
 
 
 def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
-    """Return how many batches a loader gives, of how many samples, and the size of the last."""
+    """Return the number of batches of a loader, their size, and the size of the last one."""
     if not getattr(loader, "keeps_samples", True):
         return None
     if isinstance(loader, DataLoader):
@@ -127,54 +125,20 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
 
 
 def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
-    """Return how many batches of a loader to use at most."""
+    """Return the largest number of batches of a loader to use, or None."""
     if limit is None or isinstance(limit, int):
         return limit
     try:
         batches = len(loader)
     except TypeError:
         raise InvalidTypeError(
-            f"{name}={limit!r} is a share of a loader that does not know its length; give a count"
+            f"{name}={limit!r} is a fraction of a loader without a length; give a count of batches"
         ) from None
     return max(1, int(batches * limit))
 
 
-def exact_loader(loader: Any, world: World) -> Any:
-    """Return a loader for validation that gives no sample twice over all ranks."""
-    # Loaders that shard without padding, as those of `ml4cube.datasets` do, and loaders that give
-    # every rank all samples are returned as they are: sums weighted by samples are exact for both.
-    # A `DistributedSampler` pads, or drops, to make ranks equal, and is replaced by one that does
-    # neither.
-    if not isinstance(loader, DataLoader):
-        return loader
-    sampler, size = loader.sampler, loader.batch_size
-    if type(loader.batch_sampler) is BatchSampler:
-        sampler, size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
-    # One that iterates in a way of its own, as that of `ml4cube.datasets`, need not pad.
-    if (
-        not isinstance(sampler, DistributedSampler)
-        or type(sampler).__iter__ is not DistributedSampler.__iter__
-    ):
-        return loader
-    workers = loader.num_workers
-    return DataLoader(
-        loader.dataset,
-        batch_size=size,
-        sampler=_Share(len(sampler.dataset), world),  # type: ignore[arg-type]
-        num_workers=workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context if workers else None,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor if workers else None,
-        persistent_workers=loader.persistent_workers if workers else False,
-    )
-
-
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader, or else its sampler, which epoch comes."""
+    """Set the next epoch of a loader, or else of its sampler or data set."""
     for owner in (loader, *_samplers(loader), getattr(loader, "dataset", None)):
         if callable(getattr(owner, "set_epoch", None)):
             owner.set_epoch(epoch)
@@ -191,7 +155,7 @@ def loader_generator(loader: Any) -> torch.Generator | None:
 
 
 def loader_seed(loader: Any) -> int | None:
-    """Return the seed of the order in which a loader shuffles, if it has one of its own."""
+    """Return the seed of a loader's shuffled order, if it has one of its own."""
     owners = [getattr(loader, "_plan", None)]
     for sampler in _samplers(loader):
         owners += [getattr(sampler, "plan", None), sampler]
@@ -200,14 +164,14 @@ def loader_seed(loader: Any) -> int | None:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    """What a loader draws its order from; torch puts a stand-in beside a batch sampler."""
+    # torch adds a sampler that is not used to a loader with a batch sampler, so it comes last.
     batches = getattr(loader, "batch_sampler", None)
     return [batches, getattr(batches, "sampler", None), getattr(loader, "sampler", None)]
 
 
 @contextmanager
 def kept_generators(loaders: Iterable[Any]) -> Iterator[None]:
-    """Leave the generators that loaders were given as they were."""
+    """Restore the generators that loaders were given."""
     found = [loader_generator(loader) for loader in loaders]
     states = [(g, g.get_state()) for g in found if g is not None]
     try:
@@ -218,7 +182,7 @@ def kept_generators(loaders: Iterable[Any]) -> Iterator[None]:
 
 
 def data_facts(loader: Any) -> dict[str, Any]:
-    """Return what the loader's dataset tells about itself, for snapshots."""
+    """Return the names and statistics of the loader's data, for snapshots."""
     dataset = getattr(loader, "dataset", None)
     metadata = getattr(dataset, "metadata", None)
     facts: dict[str, Any] = {}
@@ -234,7 +198,7 @@ def data_facts(loader: Any) -> dict[str, Any]:
 
 
 def describe_batch(batch: Any, loader: Any) -> str:
-    """Say what a batch holds, for an error that came of it."""
+    """Describe a batch in an error that it caused."""
     if isinstance(batch, Mapping):
         held = dict(batch)
     else:
@@ -244,19 +208,6 @@ def describe_batch(batch: Any, loader: Any) -> str:
     facts = data_facts(loader)
     names = [f"{key} {facts[key]}" for key in ("features", "targets") if key in facts]
     return ", ".join([*(shapes or [f"a {type(batch).__name__}"]), *names])
-
-
-class _Share(Sampler[int]):
-    """Every `size`-th sample from `rank` on: uneven by one at most, never padded."""
-
-    def __init__(self, samples: int, world: World) -> None:
-        self._indices = range(world.rank, samples, world.size)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)
 
 
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:

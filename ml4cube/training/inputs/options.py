@@ -1,4 +1,4 @@
-"""The settings of a run, checked when made."""
+"""The options of a run, checked when they are made."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _UNITS_S = (1, 60, 3600, 86400)  # of seconds, minutes, hours and days, from the
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of a run, checked when made."""
+    """The options of a run, checked when they are made."""
 
-    # How many to train at most.
+    # Epochs to train at most.
     epochs: int = 10
     # Optimizer steps to take at most.
     max_steps: int | None = None
@@ -44,16 +44,16 @@ class Options:
     gradient_accumulation_steps: int = 1
     # Largest norm of the gradients, taken over all parameters.
     gradient_clip: float | None = None
-    # What the forward pass computes in; fp16 scales its gradients.
+    # Precision of the forward pass; fp16 scales its gradients.
     precision: str = "fp32"
-    # Whether the scheduler moves on after every optimizer step, not every epoch.
+    # True: the scheduler steps after every optimizer step, not every epoch.
     scheduler_step_on_batch: bool = False
     # Seeds the random generators for the time of training; rank r gets ``seed + r``.
     seed: int | None = None
     # File to save to and resume from.
     snapshot_path: str | Path | None = None
     save_every: int = 10
-    # Whether some parameters may get no gradient in a step, on several ranks.
+    # True: some parameters may get no gradient in a step, on several ranks.
     find_unused_parameters: bool = False
     # Time after which to end: seconds, ``"HH:MM:SS"`` or ``"DD:HH:MM:SS"``. It counts from the call
     # that trains, also of a resumed run.
@@ -67,18 +67,18 @@ class Options:
     fast_dev_run: bool | int = False
     # Decay of a moving average of the weights, which is then evaluated and saved.
     ema: float | None = None
-    # Whether to run the model through `torch.compile`: its backend, or its arguments.
+    # True, or a backend or arguments of `torch.compile`: compile the model.
     compile: bool | str | Mapping[str, Any] = False
-    # Whether the History gets the norm of the gradients, mean and largest of each epoch.
+    # True: add the norm of the gradients, mean and largest of each epoch, to the History.
     log_grad_norm: bool = False
-    # How the model lies on several ranks: whole on each, or cut into shares.
+    # Layout of the model on several ranks: "ddp", whole on each, or "fsdp", cut into shares.
     strategy: str = "ddp"
-    # With "fsdp", which modules are fetched on their own.
+    # With "fsdp", the modules that are fetched on their own.
     shard_modules: Any = None
     # Column of the History that chooses the best epoch. Default: ``val_loss``, or ``train_loss``
     # where nothing is validated.
     monitor: str | None = None
-    # Which way `monitor` is better.
+    # "min" or "max": the better direction of `monitor`.
     mode: str = "min"
     # Epochs between validations; the last epoch is always validated.
     validate_every: int = 1
@@ -103,7 +103,7 @@ class Options:
             )
         if self.strategy == "ddp" and self.shard_modules is not None:
             raise InvalidValueError(
-                "shard_modules is for strategy='fsdp'; leave it out, or give both"
+                "shard_modules needs strategy='fsdp'; give both, or leave shard_modules out"
             )
         if self.strategy == "fsdp" and self.find_unused_parameters:
             raise InvalidValueError(
@@ -116,19 +116,38 @@ class Options:
             _check_limit(name, getattr(self, name))
         if self.gradient_clip is not None and not above_zero(self.gradient_clip):
             raise InvalidValueError(
-                f"gradient_clip={self.gradient_clip!r} is not a positive norm; None clips nothing"
+                f"gradient_clip must be a norm above 0, or None, got {self.gradient_clip!r}"
             )
         if self.ema is not None and not (above_zero(self.ema) and self.ema < 1):
             raise InvalidValueError(
-                f"ema={self.ema!r} is no decay between 0 and 1; use e.g. 0.999, or None"
+                f"ema must be a decay between 0 and 1, such as 0.999, or None, got {self.ema!r}"
             )
         if not isinstance(self.compile, bool | str | Mapping):
             raise InvalidTypeError(
-                f"compile={self.compile!r}; use True, the name of a backend, or a dict of "
-                "torch.compile's arguments"
+                "compile must be True, the name of a backend, or a dict of torch.compile's "
+                f"arguments, got {self.compile!r}"
             )
         self._shorten()
         _ = self.max_seconds
+
+    @classmethod
+    def choose(
+        cls, face: type, arguments: Mapping[str, Any], starts: str = "", **resolved: Any
+    ) -> Options:
+        """Make the options of a face of its constructor's arguments, some of them resolved."""
+        names = [field.name for field in fields(cls)]
+        further = arguments.get("options", {})
+        for name in further:
+            if name in names and name != "epochs":
+                continue
+            known = {*inspect.signature(face).parameters, *names} - {"options", "epochs"}
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(known))}"
+            if "epoch" in name:
+                hint = f"give the number of epochs to {starts}"
+            raise InvalidTypeError(f"{face.__name__}() has no argument {name!r}; {hint}")
+        given = {**arguments, **further, **resolved}
+        return cls(**{name: given[name] for name in names if name in given})
 
     @property
     def max_seconds(self) -> float | None:
@@ -136,7 +155,7 @@ class Options:
         return None if self.max_time is None else _as_seconds(self.max_time)
 
     def _shorten(self) -> None:
-        """Make the settings those of a fast_dev_run, where it is one."""
+        """Shorten a fast_dev_run."""
         if self.fast_dev_run is False:
             return
         batches = 1 if self.fast_dev_run is True else self.fast_dev_run
@@ -149,45 +168,42 @@ class Options:
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
 
-def refuse_unknown(face: type, options: Mapping[str, Any], starts: str) -> None:
-    """Refuse settings that neither a face of the loop takes nor a run has."""
-    further = {field.name for field in fields(Options)} - {"epochs"}
-    for name in options:
-        if name in further:
-            continue
-        known = {*inspect.signature(face.__init__).parameters, *further} - {"self", "options"}  # type: ignore[misc]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(sorted(known))}"
-        if "epoch" in name:
-            hint = f"how long to train is said in {starts}"
-        raise InvalidTypeError(f"{face.__name__}() has no argument {name!r}; {hint}")
+def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -> str:
+    """Return the precision that two arguments ask for."""
+    check_choice("precision", precision, [*DTYPES, None])
+    if precision is None:
+        half = "fp16" if device.type == "cuda" else "bf16"
+        return half if use_amp else "fp32"
+    if use_amp and precision == "fp32":
+        raise InvalidTypeError("use_amp=True and precision='fp32' contradict; give one of them")
+    return precision
 
 
 def check_path(name: str, path: Any, *, optional: bool = True) -> None:
-    """Refuse what is no path."""
+    """Refuse anything but a path."""
     if path is None and optional:
         return
     if not isinstance(path, str | os.PathLike):
-        raise InvalidTypeError(f"{name}={path!r} is no path; give e.g. 'run/model.pt'")
+        raise InvalidTypeError(f"{name} must be a path such as 'run/model.pt', got {path!r}")
 
 
 def above_zero(value: Any) -> bool:
-    """Whether something is a number above zero."""
+    """Return True for a number above zero."""
     return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
 def _check_seed(seed: Any) -> None:
     whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
     if seed is not None and not (whole and 0 <= seed < 2**63):
-        raise InvalidValueError(f"seed={seed!r} is no seed; use an int from 0 up, or None")
+        raise InvalidValueError(f"seed must be an int from 0, or None, got {seed!r}")
 
 
 def check_count(name: str, value: Any, *, optional: bool = False) -> None:
-    """Refuse what is no number of things."""
+    """Refuse anything but a count of 1 or more."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise InvalidValueError(f"{name}={value!r} is not a count; use 1 or more")
+        raise InvalidValueError(f"{name} must be an int of 1 or more, got {value!r}")
 
 
 def _check_limit(name: str, value: Any) -> None:
@@ -197,8 +213,8 @@ def _check_limit(name: str, value: Any) -> None:
     share = isinstance(value, float) and 0 < value <= 1
     if not count and not share:
         raise InvalidValueError(
-            f"{name}={value!r}; use a count of batches (an int from 1) or a share of them (a float "
-            "above 0, up to 1.0)"
+            f"{name} must be a count of batches (an int from 1) or a fraction of them (a float "
+            f"above 0, up to 1.0), got {value!r}"
         )
 
 
@@ -215,6 +231,6 @@ def _as_seconds(value: Any) -> float:
         seconds = float(value)
     if not 0 < seconds < math.inf:
         raise InvalidValueError(
-            f"max_time={value!r} is no time; use seconds, 'HH:MM:SS', 'DD:HH:MM:SS' or a timedelta"
+            f"max_time must be seconds, 'HH:MM:SS', 'DD:HH:MM:SS' or a timedelta, got {value!r}"
         )
     return seconds

@@ -1,43 +1,23 @@
-"""What a step is: a model and a batch give a loss, and the batch has a weight."""
+"""The step of supervised learning: ``loss(model(X), y)``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
+from ml4cube.training.inputs.batches import as_pair, weights_of
+from ml4cube.training.inputs.steps import Step, StepResult
 from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.measure.means import Mean, warn_if_unknown
-from ml4cube.training.run.batches import as_pair, weights_of
 
 
-class StepResult(NamedTuple):
-    """What one forward pass gives the loop."""
-
-    # Scalar, the mean over the batch's samples, with its graph.
-    loss: torch.Tensor
-    pred: Any = None
-    target: Any = None
-    # Further means over the batch's samples; each becomes columns of the History, ``train_<name>``
-    # and ``val_<name>``.
-    logs: Mapping[str, Any] = {}
-    # NaN where the target has a gap that the loss does not leave out, to say so if the loss is NaN;
-    # never read otherwise.
-    gaps: torch.Tensor | None = None
-
-
-Step = Callable[[nn.Module, Any], StepResult]
-Weigh = Callable[[Any, bool], torch.Tensor | None]
-Count = Callable[[Any, bool], int]
-
-
-class Supervised:
+class Supervised(Step):
     """The usual step: ``loss(model(X), y)``, with a batch read by `as_pair`."""
 
-    # A batch ``(X, y, weights)`` goes through `MaskedLoss`, which is made of the loss where it is
-    # none.
+    # A batch ``(X, y, weights)`` goes through `MaskedLoss`, made of the loss if it is none itself.
 
     def __init__(self, loss: Callable[..., torch.Tensor]) -> None:
         self.loss = loss
@@ -57,8 +37,13 @@ class Supervised:
             gaps = target.detach().sum()  # one number, left on the device
         return StepResult(self._mean(pred, target, len(features)), pred, target, gaps=gaps)
 
+    @property
+    def loss_parts(self) -> list[Any]:
+        """The loss function."""
+        return [self.loss]
+
     def weigh(self, batch: Any, training: bool = True) -> torch.Tensor | None:
-        """Say what a batch's loss counts beside those of others."""
+        """Return the weight of a batch's loss; None is its number of samples."""
         target, weights = as_pair(batch)[1], weights_of(batch)
         if weights is None:
             return self._mean.weigh(target)

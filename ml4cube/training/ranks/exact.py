@@ -1,0 +1,59 @@
+"""Validation over ranks: every sample counts exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data.distributed import DistributedSampler
+
+from ml4cube.training.ranks.dist import World
+
+
+def exact_loader(loader: Any, world: World) -> Any:
+    """Return a loader for validation that gives every sample exactly once over all ranks."""
+    # Loaders that shard without padding and loaders that give every rank all samples are returned
+    # as they are: sums weighted by samples are exact for both. Our own loaders, made for training,
+    # drop samples to make ranks and batches equal. A `DistributedSampler` pads or drops.
+    if hasattr(loader, "for_validation"):
+        return loader.for_validation()
+    if not isinstance(loader, DataLoader):
+        return loader
+    sampler, size = loader.sampler, loader.batch_size
+    if type(loader.batch_sampler) is BatchSampler:
+        sampler, size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
+    # One that iterates in a way of its own, as that of `ml4cube.datasets`, need not pad.
+    if (
+        not isinstance(sampler, DistributedSampler)
+        or type(sampler).__iter__ is not DistributedSampler.__iter__
+    ):
+        return loader
+    workers = loader.num_workers
+    return DataLoader(
+        loader.dataset,
+        batch_size=size,
+        sampler=_Share(len(sampler.dataset), world),  # type: ignore[arg-type]
+        num_workers=workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context if workers else None,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor if workers else None,
+        persistent_workers=loader.persistent_workers if workers else False,
+    )
+
+
+class _Share(Sampler[int]):
+    """Every `size`-th sample from `rank` on: uneven by one at most, never padded."""
+
+    def __init__(self, samples: int, world: World) -> None:
+        self._indices = range(world.rank, samples, world.size)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._indices)
+
+    def __len__(self) -> int:
+        return len(self._indices)

@@ -1,0 +1,141 @@
+"""Facts that tell data, losses and metrics apart, the same in every process."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import types
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from ml4cube.training.inputs.batches import data_facts
+
+_LARGE = 1 << 20  # of a tensor with more values, about so many are looked at
+_DEEP = 4  # levels of objects inside objects that are looked at
+
+
+def data_identity(loader: Any) -> dict[str, Any]:
+    """Return the facts that tell the data of one loader from others, by name."""
+    facts = data_facts(loader)
+    facts.pop("statistics", None)  # those of the dataset are given by variable
+    if "features" in facts:
+        facts.pop("variables", None)  # other variables of a store make no difference
+    dataset = getattr(loader, "dataset", None)
+    if dataset is not None:
+        facts |= _of_dataset(dataset)
+        with suppress(TypeError):  # of one that streams
+            facts["samples"] = len(dataset)
+    return facts
+
+
+def _of_dataset(dataset: Any) -> dict[str, Any]:
+    parts = getattr(dataset, "datasets", None)
+    if isinstance(parts, Sequence):  # a ConcatDataset
+        named = enumerate(map(_of_dataset, parts))
+        return {f"{fact} of part {n}": value for n, part in named for fact, value in part.items()}
+    if hasattr(dataset, "dataset"):  # a Subset
+        return _of_dataset(dataset.dataset)
+    facts: dict[str, Any] = {}
+    if isinstance(dataset, TensorDataset):
+        facts["values"] = [_of_tensor(tensor) for tensor in dataset.tensors]
+    channels = getattr(dataset, "channels", None)
+    if isinstance(channels, list | tuple):
+        facts["channels"] = [str(name) for name in channels]
+    metadata = getattr(dataset, "metadata", None)
+    statistics = getattr(dataset, "statistics", None) or getattr(metadata, "statistics", None)
+    to_json = getattr(statistics, "to_json", None)
+    if callable(to_json):
+        known = json.loads(to_json())
+        facts["statistics"] = known.get("variables", known)
+    provenance = getattr(metadata, "provenance", None)
+    if isinstance(provenance, Mapping):
+        call = provenance.get("call") or _digest(
+            [provenance.get(name) for name in ("variables", "coordinates", "settings")]
+        )
+        part = getattr(metadata, "part", None)
+        facts["source"] = {"path": provenance.get("source"), "part": part, "call": call[:12]}
+    return facts
+
+
+def identity(value: Any) -> str:
+    """Return the name of a loss or metric, with a digest of its code and settings.
+
+    Two are the same if their classes, attributes, code, defaults and closures are. Tensors are
+    compared by value; a module with parameters is trained, so only its layers are compared.
+    """
+    name = getattr(value, "__name__", type(value).__name__)
+    return f"{name} ({_digest(_contents(value))[:12]})"
+
+
+def _contents(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, nn.Module) and next(value.parameters(), None) is not None:
+        return repr(value)
+    if isinstance(value, nn.Parameter):
+        return ["parameter", list(value.shape)]
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value)
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return _of_tensor(torch.from_numpy(np.ascontiguousarray(value)))
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)
+    if isinstance(value, type):
+        return class_name(value)
+    if depth == _DEEP:
+        return class_name(type(value))
+
+    def inner(item: Any) -> Any:
+        return _contents(item, depth + 1)
+
+    if isinstance(value, Mapping):
+        return sorted(([str(key), inner(item)] for key, item in value.items()), key=repr)
+    if isinstance(value, list | tuple):
+        return [inner(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(inner, value), key=repr)
+    if isinstance(value, types.FunctionType):
+        cells = []
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # one that is not set yet
+                cells.append(inner(cell.cell_contents))
+        return [value.__name__, _code(value.__code__), inner(value.__defaults__), cells]
+    if isinstance(value, types.MethodType):
+        return [inner(value.__func__), class_name(type(value.__self__))]
+    if isinstance(value, functools.partial):
+        return [inner(value.func), inner(value.args), inner(value.keywords)]
+    parts = [getattr(value, "__dict__", {})]
+    if isinstance(value, nn.Module):  # without what every module has, such as hooks
+        own = {name: v for name, v in parts[0].items() if name not in vars(nn.Module())}
+        parts = [own, dict(value.named_buffers(recurse=False)), dict(value.named_children())]
+    return [class_name(type(value)), *map(inner, parts)]
+
+
+def _code(code: types.CodeType) -> list[Any]:
+    constants = [
+        _code(c) if isinstance(c, types.CodeType) else repr(c)
+        for c in code.co_consts
+        if not isinstance(c, frozenset)  # its order varies between processes
+    ]
+    return [code.co_code.hex(), list(code.co_names), constants]
+
+
+def _of_tensor(tensor: torch.Tensor) -> list[Any]:
+    values = tensor.detach().reshape(-1)
+    values = values[:: max(1, values.numel() // _LARGE)].cpu().contiguous()
+    data = values.view(torch.uint8).numpy().tobytes() if values.numel() else b""
+    return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(data).hexdigest()]
+
+
+def class_name(kind: type) -> str:
+    """Return the full name of a class."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()

@@ -1,0 +1,315 @@
+"""The state of a `ml4cube.training.trainer.Trainer`: its logs, its best weights, its progress."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
+from ml4cube.training.addons.core import Combinable
+from ml4cube.training.events import Callback, is_better
+from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
+from ml4cube.training.inputs.options import Options
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.strategy import spread_weights
+from ml4cube.training.run.loop import Loop
+from ml4cube.training.run.supervised import Supervised
+from ml4cube.training.state import History, TrainState, copy_weights
+
+Log = defaultdict[str, list[Any]]
+_COLUMNS = {"epoch", "train_loss", "val_loss", "lr", "seconds", "ranks"}
+# What training changes in a Trainer, besides the parts that have a state_dict.
+_CHANGES = (
+    "best_epoch",
+    "best_loss",
+    "best_weights",
+    "history",
+    "log_test",
+    "log_train",
+    "mode",
+    "progress_checker",
+    "_ema_state",
+    "_goal",
+    "_scaler_state",
+    "_started",
+    "_state",
+)
+
+
+class ProgressChecker:
+    """The epochs and steps of a Trainer so far."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.step = 0
+
+    def get_epoch(self) -> int:
+        """Return the number of the current epoch, from 1."""
+        return self.epoch + 1
+
+    def get_step(self) -> int:
+        """Return the number of the current step, from 1."""
+        return self.step + 1
+
+    def update_epoch(self) -> None:
+        """Count an epoch."""
+        self.epoch += 1
+
+    def update_step(self) -> None:
+        """Count a step."""
+        self.step += 1
+
+    def follow(self, state: TrainState) -> None:
+        """Take over the counts of a run."""
+        self.epoch, self.step = state.epoch, state.step
+
+    def __repr__(self) -> str:
+        return f"ProgressChecker(epoch={self.epoch}, step={self.step})"
+
+
+class TrainerState(metaclass=Combinable):
+    """The base of Trainer: all of it that needs no loop."""
+
+    # What Trainer defines, and users may override.
+    train_step: Callable[[Any], Any]
+    test_step: Callable[[Any], Any]
+    count_samples: Callable[[Any], int | None]
+    metric_on_epoch_end: Callable[[], Mapping[str, float] | None]
+    overrides: Callable[[str], bool]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        scheduler: Any,
+        *,
+        mode: str,
+        loss_step: Supervised | None,
+        metrics: Mapping[str, Any] | None,
+        world: World,
+        options: Options,
+    ) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.mode, self.loss_step = mode, loss_step
+        self._metrics, self._world, self._options = metrics, world, options
+        self._callbacks: list[Callback] = []
+        self.progress_checker = ProgressChecker()
+        self.log_train: Log = defaultdict(list)
+        self.log_test: Log = defaultdict(list)
+        self.history = History()
+        self.best_epoch: int | None = None
+        self.best_loss: float | None = None
+        self.best_weights: dict[str, torch.Tensor] | None = None
+        self._loop: Loop | None = None  # the one that trains now
+        # The work of the loop that is to be done inside an override, by the method's name.
+        self.pending: dict[str, Callable[[Any], None]] = {}
+        self._goal = 0  # epochs asked for so far
+        self._started = False
+        self._state = TrainState()
+        self._scaler_state: dict[str, Any] = {}
+        # The number of updates, and the weights that are not averaged.
+        self._ema_state: dict[str, Any] = {}
+
+    @property
+    def is_main(self) -> bool:
+        """True on rank 0."""
+        return self._world.is_main
+
+    @property
+    def has_metrics(self) -> bool:
+        """True if metrics are computed in testing."""
+        return bool(self._metrics)
+
+    # ---------------------------------------------------------------------- logs
+
+    def logging(self, step_dict: Mapping[str, Any]) -> None:
+        """Collect what a step returned; an add-on may override it."""
+        log = self.log_train if self.mode == "train" else self.log_test
+        for name, value in step_dict.items():
+            if isinstance(value, torch.Tensor):
+                value = value.detach()
+                if value.ndim:  # the loader may use the batch's memory again
+                    value = value.to("cpu", copy=True)
+            log[name].append(value)
+
+    def log_reset(self) -> None:
+        """Empty `log_train` and `log_test`; called before every epoch."""
+        self.log_train.clear()
+        self.log_test.clear()
+
+    def toggle(self, mode: str | None = None) -> None:
+        """Switch between training and testing."""
+        check_choice("mode", mode, ["train", "test", None])
+        self.mode = mode or ("test" if self.mode == "train" else "train")
+
+    @contextmanager
+    def testing(self) -> Iterator[None]:
+        """Set `mode` to "test" and empty `log_test`, for one pass."""
+        before, self.mode = self.mode, "test"
+        self.log_test.clear()
+        try:
+            yield
+        finally:
+            self.mode = before
+
+    def own_metrics(self) -> dict[str, float]:
+        """Return what `metric_on_epoch_end` gives for the logs of all ranks; every rank."""
+        _fetch(self.log_train)
+        _fetch(self.log_test)
+        if not self.overrides("metric_on_epoch_end"):
+            return {}
+        mine = self.log_train, self.log_test
+        self.log_train, self.log_test = (_of_all_ranks(log, self._world) for log in mine)
+        try:
+            found = self.metric_on_epoch_end()
+        finally:
+            self.log_train, self.log_test = mine
+        return self._world.share(_checked_metrics(found))
+
+    # ------------------------------------------------------------------- weights
+
+    def weights_now(self) -> dict[str, Any]:
+        """Return the model's state dict, whole also if ranks hold shares of it; every rank."""
+        loop = self._loop
+        return self.model.state_dict() if loop is None else loop.strategy.model_state(loop.model)
+
+    def optimizer_now(self) -> dict[str, Any] | None:
+        """Return the optimizer's state dict likewise; every rank."""
+        loop, optimizer = self._loop, self.optimizer
+        if optimizer is None or loop is None:
+            return None if optimizer is None else optimizer.state_dict()
+        return loop.strategy.optimizer_state(loop.model, optimizer)
+
+    def save_model(self, filename: str | Path) -> None:
+        """Write the model's weights: a plain state dict, written by rank 0."""
+        weights = self.weights_now()
+        if self._world.is_main:
+            write_file(filename, weights)
+        self._world.maximum([0.0])  # no rank goes on before the file is there
+
+    def load_model(self, filename: str | Path, strict: bool = True) -> None:
+        """Read weights into the model."""
+        self._load_weights(read_file(filename), str(filename), strict)
+
+    def apply_weights(self, filename: str | Path | None = None, strict: bool = True) -> None:
+        """Load the best weights so far into the model, or those of a file."""
+        if filename is not None:
+            return self.load_model(filename, strict)
+        if self.best_epoch is None:
+            raise RunError("no epoch was trained yet, so none is the best; call run() first")
+        self._ema_state = {}
+        if self.best_weights is not None:
+            self.model.load_state_dict(self.best_weights)
+        return spread_weights(self.model, self._world)
+
+    def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
+        """Keep the weights if they are the best so far; called after every check."""
+        if not is_better(cur_loss, self.best_loss, self._options.mode):
+            return False
+        self.best_epoch, self.best_loss = cur_epoch, cur_loss
+        weights = self.weights_now()
+        if self._world.is_main:
+            self.best_weights = copy_weights(weights)
+        return True
+
+    def _load_weights(self, content: Mapping[str, Any], source: str, strict: bool) -> None:
+        nested = content.get("model")
+        weights = nested if isinstance(nested, Mapping) else content
+        try:
+            self.model.load_state_dict(weights, strict=strict)
+        except (RuntimeError, AttributeError) as error:
+            raise InvalidValueError(
+                f"{source} holds weights of another model ({error}); give another file"
+            ) from error
+        self._ema_state = {}  # the next run averages from here on
+
+    # ---------------------------------------------------------------------- state
+
+    def start_at(self, state: TrainState) -> None:
+        """Go on from the position of a state that was loaded."""
+        self._state, self._goal, self._started = state, state.epoch, True
+        self.progress_checker.follow(state)
+
+    def pack(self) -> dict[str, Any]:
+        """Return what training has changed, to be taken to another process."""
+        changed = {name: getattr(self, name) for name in _CHANGES}
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        learned = [callback.state_dict() for callback in self._callbacks]
+        return {"changed": changed, "parts": to_plain(parts), "callbacks": to_plain(learned)}
+
+    def unpack(self, packed: Mapping[str, Any]) -> None:
+        """Take over what `pack` returned, in place."""
+        for name, value in packed["changed"].items():
+            setattr(self, name, value)
+        for name, part in self._parts().items():
+            part.load_state_dict(packed["parts"][name])
+        for callback, state in zip(self._callbacks, packed["callbacks"], strict=True):
+            callback.load_state_dict(state)
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if isinstance(self.scheduler, LRScheduler) and self.optimizer is not None:
+            # torch's schedulers wrap the optimizer's ``step`` when they are made, to see that it
+            # is called. A pickle does not hold the wrapper, so it is made again.
+            _Unchanged(self.optimizer)
+
+
+class _Unchanged(LRScheduler):
+    """A scheduler that changes nothing."""
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rates as they are."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+def _fetch(log: Log) -> None:
+    """Bring the single numbers of a log to the CPU, those of a name at once."""
+    for values in log.values():
+        # What an earlier check inside the epoch fetched is on the CPU already.
+        far = [
+            number
+            for number, value in enumerate(values)
+            if isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_cpu
+        ]
+        if far:
+            near = torch.stack([values[number] for number in far]).cpu().unbind()
+            for number, value in zip(far, near, strict=True):
+                values[number] = value
+
+
+def _checked_metrics(found: Any) -> dict[str, float]:
+    if found is None:
+        return {}
+    if not isinstance(found, Mapping):
+        raise InvalidTypeError(
+            f"metric_on_epoch_end() must return a dict {{name: number}} or None, got {found!r}"
+        )
+    taken = [name for name in found if name in _COLUMNS]
+    if taken:
+        raise InvalidValueError(
+            f"metric_on_epoch_end() returned {taken}, which are columns of the History; use other "
+            "names"
+        )
+    return {str(name): float(value) for name, value in found.items()}
+
+
+def _of_all_ranks(log: Log, world: World) -> Log:
+    if world.size == 1:
+        return log
+    joined: Log = defaultdict(list)
+    for part in world.gather_objects(dict(log)):
+        for name, values in part.items():
+            joined[name] += values
+    return joined
