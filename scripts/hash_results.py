@@ -124,7 +124,8 @@ def main() -> None:
     tell("statistics", statistics.to_json().encode())
     tell("standardized", standardize(labelled, statistics)["a"].values.tobytes())
     report = leakage_report(labelled)
-    tell("leakage", report.verdict.encode(), report.table.to_csv().encode())
+    # numbers only: a sentence that reads better changes no result
+    tell("leakage", report.table[["found", "limit", "status"]].to_csv(index=False).encode())
     arrays = XrDataset(labelled, block_size={"lat": 8, "lon": 5}, to_pred="c").get_datasets()
     tell("xr_dataset", *(array.tobytes() for part in arrays for array in part))
     folds = BlockKFold(n_splits=3, block_size={"lat": 4}).split_cube(made["plain"])

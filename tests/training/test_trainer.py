@@ -538,7 +538,7 @@ def test_what_cannot_work_is_refused_at_once():
         make(device=3.5)
     with pytest.raises(InvalidTypeError, match="loss must be a loss function"):
         make(Trainer, loss="mse")
-    with pytest.raises(InvalidTypeError, match="model must be a torch.nn.Module, got 'net'"):
+    with pytest.raises(InvalidTypeError, match=r"model must be a torch\.nn\.Module, got 'net'"):
         Regression("net", "cpu")
     with pytest.raises(TypeError, match="grad_clip"):
         make(grad_clip=1)
