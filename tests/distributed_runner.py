@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
@@ -19,9 +20,14 @@ _pools: dict[int, ProcessPoolExecutor] = {}
 
 def on_ranks(nproc: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
     """Call ``fn(*args)`` on every rank; return what each of them gave, in rank order."""
-    with mock.patch("loky.ProcessPoolExecutor", _KeptPool):
+    with kept_ranks():
         results: list[Any] = launch(_checked, nproc, fn, args, timeout=timeout)
     return results
+
+
+def kept_ranks() -> AbstractContextManager[Any]:
+    """Let `launch`, whoever calls it, take the processes of an earlier launch of as many ranks."""
+    return mock.patch("loky.ProcessPoolExecutor", _KeptPool)
 
 
 class _KeptPool:
