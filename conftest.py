@@ -16,3 +16,15 @@ def no_wait_for_the_disk():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def few_processes_in_examples(request):
+    """Let examples that start ranks take those of tests before, if there are any."""
+    if isinstance(request.node, pytest.DoctestItem) and ".training." in request.node.name:
+        from tests.distributed_runner import kept_ranks
+
+        with kept_ranks():
+            yield
+    else:
+        yield

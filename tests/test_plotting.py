@@ -229,8 +229,7 @@ def dated_label(dim, dates):
     return assign_time_split(cube, 0.7)
 
 
-@pytest.mark.parametrize("dim", ["own", "obs"])
-@pytest.mark.parametrize("calendar", ["standard", "noleap"])
+@pytest.mark.parametrize(("dim", "calendar"), [("own", "standard"), ("obs", "noleap")])
 @pytest.mark.parametrize(
     ("freq", "second"),
     [("6h", "2000-01-03\n00:00"), ("D", "2000-01-09"), ("MS", "2000-09"), ("20s", "00:02:40")],

@@ -697,6 +697,6 @@ def test_many_ranks_write_the_cube_that_one_writes(tmp_path, suffix):
 
 
 def test_a_rank_that_fails_stops_all_and_leaves_nothing(tmp_path):
-    with pytest.raises(RunError, match=r"rank 1 .*division by zero"):
+    with kept_ranks(), pytest.raises(RunError, match=r"rank 1 .*division by zero"):
         launch(predict_on_rank, 2, str(tmp_path / "cube.zarr"), 1)
     assert list(Path(tmp_path).iterdir()) == []

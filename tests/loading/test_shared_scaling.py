@@ -107,8 +107,8 @@ CUTS = {
     ("form", "cut"),
     [
         ("level", "over levels"), ("level", "points"), ("pixel", "over months"),
-        ("pixel", "over levels"), ("month", "over months"), ("month and level", "over months"),
-        ("month and level", "over levels"), ("robust", "points"), ("area", "points"),
+        ("month", "over months"), ("month and level", "over levels"), ("robust", "points"),
+        ("area", "points"),
     ],
 )  # fmt: skip
 def test_each_value_is_scaled_by_the_numbers_of_its_place(tmp_path, form, cut):

@@ -47,7 +47,7 @@ from ml4cube.sampling import plan as sample_plan
 from ml4cube.sampling import request as sampling
 from ml4cube.sampling import shards as shard_writer
 from ml4cube.sampling.identity import provenance
-from ml4cube.splits import apply_split, assign_block_split, assign_time_split
+from ml4cube.splits import apply_split, assign_block_split
 from ml4cube.store.format import StoreMetadata, open_axes, open_store, verify_store
 from ml4cube.store.publishing.drafts import open_draft
 from ml4cube.store.publishing.local import LocalDraft
@@ -89,8 +89,12 @@ def split_cube(**options: Any) -> xr.Dataset:
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
     dims = draw(st.lists(st.sampled_from("tyxzw"), min_size=1, max_size=5, unique=True))
-    shape = {d: draw(st.integers(2, {4: 4, 5: 3}.get(len(dims), 9))) for d in dims}
-    size = {d: draw(st.integers(1, n)) for d, n in shape.items() if draw(st.booleans())}
+    # the first dim is that of the split
+    shape = {d: draw(st.integers(2, {3: 6, 4: 4, 5: 3}.get(len(dims), 9))) for d in dims}
+    shape[dims[0]], most = 12, {dims[0]: 3}
+    size = {
+        d: draw(st.integers(1, most.get(d, n))) for d, n in shape.items() if draw(st.booleans())
+    }
     overlap = {d: draw(st.sampled_from([0, 0.3, 0.5])) for d in size}
     chunked = draw(st.booleans())
     return {
@@ -124,13 +128,14 @@ def made_cube(case: dict[str, Any]) -> xr.Dataset:
     if case["mask"]:
         lasts = list(shape)[1:] or list(shape)
         ds["filter_mask"] = (lasts, rng.random([shape[d] for d in lasts]) < 0.8)
-    labels = rng.choice([1, 1, 1, 0, 2, 255], size=next(iter(shape.values())))
-    ds["split"] = (next(iter(shape)), labels.astype("u1"))
+    dim, n = next(iter(shape.items()))
+    parts = [*rng.permutation([0, 1, 2]), *rng.choice([1, 0, 2, 255], size=n)]
+    ds["split"] = (dim, np.repeat(parts, rng.integers(2, 5, len(parts)))[:n].astype("u1"))
     return ds
 
 
 @settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -234,9 +239,9 @@ def test_same_bytes_for_any_number_of_workers_and_on_a_cluster(tmp_path: Path, o
     results = {}
     with LocalCluster(n_workers=2, threads_per_worker=2, processes=False, **listens) as cluster:
         address = cluster.scheduler_address
-        ways = [(1, None, None), (2, 1, None), (1, 3, address)]
+        ways = [(1, None, None), (1, 3, address)]
         if order == "shuffled":
-            ways += [(3, 7, None), (4, 2, None), (1, None, address)]
+            ways += [(2, 1, None), (3, 7, None)]
         for way in ways:
             nproc, batch, client = way
             folder = tmp_path / str(len(results))
@@ -284,7 +289,7 @@ def test_scaled_by_train_statistics_and_back(tmp_path: Path, scale_fn: str) -> N
         flag=(tuple(SHAPE), np.arange(720).reshape(8, 9, 10) % 2 == 0),
         when=("time", np.datetime64("2001-01-01", "ns") + np.arange(8).astype("m8[D]")),
     )
-    ds = assign_time_split(ds, 0.6)
+    ds = assign_block_split(ds, {"lat": 1, "lon": 1}, 0.6)  # all that is read together is mixed
     train, test = sampler(ds, tmp_path, scale_fn=scale_fn).get_datasets()
     raw = ds.a.values[ds.split.broadcast_like(ds.a).values == 1]
     raw = raw[np.isfinite(raw)].astype("float64")
@@ -500,7 +505,7 @@ def test_chunk_size(tmp_path: Path) -> None:
     assert train.a.chunks[0][0] == 7
 
 
-@pytest.mark.parametrize("window", [{}, {"lat": 9, "lon": 9}, {"time": 5}])
+@pytest.mark.parametrize("window", [{}, {"lat": 9, "lon": 9, "time": 5}])
 def test_a_split_that_nobody_asked_for_is_of_few_large_blocks(
     tmp_path: Path, window: dict[str, int]
 ) -> None:
@@ -889,8 +894,7 @@ def test_a_callback_that_exits_is_named(tmp_path: Path, nproc: int) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("when", ["counting", "writing"])
+@pytest.mark.parametrize(("when", "nproc"), [("counting", 1), ("writing", 1), ("writing", 2)])
 def test_a_callback_that_raised_is_run_again(tmp_path: Path, when: str, nproc: int) -> None:
     """As when a file that it reads was missing: the same call, mended, completes."""
     missing = tmp_path / "missing"
@@ -914,6 +918,18 @@ def test_a_callback_that_raised_is_run_again(tmp_path: Path, when: str, nproc: i
     missing.unlink()
     run("out")
     assert tree(tmp_path / "out") == tree(tmp_path / "undisturbed")
+
+
+def test_a_cube_that_changes_while_it_is_sampled_is_refused(tmp_path: Path) -> None:
+    points().to_zarr(tmp_path / "cube.zarr", consolidated=False)
+
+    def spoil(samples: dict[str, Any]) -> dict[str, Any]:
+        zarr.open_group(tmp_path / "cube.zarr")["a"][:] = np.nan
+        return samples
+
+    with pytest.raises(RunError, match="the cube changed meanwhile"):
+        sampler(tmp_path / "cube.zarr", tmp_path / "out", callback=spoil).run()
+    assert not list((tmp_path / "out").glob("*.zarr"))
 
 
 def test_a_worker_that_dies(tmp_path: Path) -> None:
@@ -1266,6 +1282,28 @@ class TestTargets:
             draft.begin()
             assert draft.done == {0: {}, 1: {}}
 
+    def test_what_the_journal_has_and_the_disk_has_not_is_made_again(
+        self, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        """As after a power cut on a disk that does not keep its promises."""
+
+        def die(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        options = {"val_cube": tmp_path / "v"}
+        sampler(split_cube(), tmp_path / "calm", val_cube=tmp_path / "calm/v").run()
+        with monkeypatch.context() as patch:
+            patch.setattr("ml4cube.store.publishing.local.LocalDraft.publish", die)
+            with pytest.raises(KeyboardInterrupt):
+                sampler(split_cube(), tmp_path, **options).run()
+        (root,) = (tmp_path / "train.zarr.partial").glob("store-*")
+        cut, gone, *_ = sorted(path for path in (root / "a/c").rglob("*") if path.is_file())
+        cut.write_bytes(cut.read_bytes()[:-1])
+        gone.unlink()
+        done = sampler(split_cube(), tmp_path, **options).run()
+        assert 0 < done.resumed < done.shards
+        assert tree(tmp_path / "train.zarr") == tree(tmp_path / "calm/train.zarr")
+
     def test_what_was_replaced_already_is_not_made_again(
         self, tmp_path: Path, monkeypatch: Any
     ) -> None:
@@ -1298,7 +1336,7 @@ class TestTargets:
             sampler(split_cube(), tmp_path, val_cube="/dev/null/v").run()
         assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize("line", [b"garbage\n", b"\xff\n", b"3\n", b'{"task": 1}\n'])
+    @pytest.mark.parametrize("line", [b"\xff\n", b'{"task": 1}\n'])
     def test_a_damaged_journal_is_named(
         self, tmp_path: Path, monkeypatch: Any, line: bytes
     ) -> None:
@@ -1506,8 +1544,7 @@ def test_a_disk_that_refuses_when_it_is_synced_loses_nothing(
     assert tree(tmp_path / "full") == tree(tmp_path / "calm")
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("part", ["train", "test", "val"])
+@pytest.mark.parametrize(("part", "nproc"), [("train", 1), ("test", 2), ("val", 1)])
 def test_a_part_whose_disk_is_full_is_the_one_that_is_named(
     tmp_path: Path, monkeypatch: Any, part: str, nproc: int
 ) -> None:
@@ -1569,7 +1606,7 @@ def test_what_the_journal_says_is_on_disk(tmp_path: Path, monkeypatch: Any) -> N
     assert len(shards) > 30
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path, nproc: int) -> None:
     ds = cell_id_cube({"time": 24, "lat": 8, "lon": 8}, "float64")
     ds = assign_block_split(ds, {"time": 4}).chunk({"time": 4})

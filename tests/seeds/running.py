@@ -9,7 +9,7 @@ from pathlib import Path
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
 
 
-# One after the other, each in its own folder as the main program of a process that has imported torch.
+# One after the other, each in its own folder as the main program.
 SCRIPTS = """
 import os, runpy, sys
 for folder in sys.argv[1:]:

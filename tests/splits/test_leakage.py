@@ -296,9 +296,9 @@ def test_a_copied_stretch_of_one_series_is_found():
     assert not leakage_report(assign_time_split(ds.assign(a=("time", values)), 0.8, gap=5)).leaks
 
 
-@pytest.mark.parametrize("gap", [0, 3])
-@pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("steps", [60, 700])
+@pytest.mark.parametrize(
+    ("steps", "backward", "gap"), [(60, False, 3), (60, True, 0), (700, False, 0), (700, True, 3)]
+)
 def test_values_filled_into_the_test_part_are_found(gap, backward, steps):
     rng = np.random.default_rng(0)
     sizes = {"time": steps, "lat": 20, "lon": 30}
@@ -750,7 +750,7 @@ def test_a_hole_in_the_data_is_no_train_cell():
         assert report.table.found["cells without a value"] == hole.sum()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_cells_fit_interpolation_and_blocks_are_too_hard_for_it(seed):
     field = made_field([60, 60], [30, 30], "exponential", seed)
     coords = {"lat": np.linspace(30, 50, 60), "lon": np.linspace(0, 20, 60)}
@@ -866,7 +866,7 @@ def stations(rng, n=60, steps=40):
     return xr.Dataset({"t2m": (("time", "station"), values)}, coords)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_stations_among_train_leak_in_whatever_order_they_stand(seed):
     rng = np.random.default_rng(seed)
     ds = stations(rng)

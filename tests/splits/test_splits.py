@@ -79,14 +79,13 @@ def globe(chunks=None):
     return cube if chunks is None else cube.chunk(chunks)
 
 
-@pytest.mark.parametrize("chunks", [None, {"lat": 4}, {"lon": 5}, {"time": 2, "lat": 2, "lon": 7}])
 @pytest.mark.parametrize(
-    "along",
+    ("along", "chunks"),
     [
-        {"lat": "2300km", "lon": "2300km"},
-        {"lon": "2300.0 KM", "lat": "2300km"},
-        {"lat": "2300km"},
-        {"lon": "2300km"},
+        ({"lat": "2300km", "lon": "2300km"}, None),
+        ({"lon": "2300.0 KM", "lat": "2300km"}, {"lat": 4}),
+        ({"lat": "2300km"}, {"lon": 5}),
+        ({"lon": "2300km"}, {"time": 2, "lat": 2, "lon": 7}),
     ],
 )
 def test_kilometres_are_one_distance_over_both_dims(chunks, along):

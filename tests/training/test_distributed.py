@@ -632,11 +632,6 @@ def test_snapshot_of_two_ranks_resumes_on_one(two_ranks):
 
 def fail(how):
     rank = dist.get_rank()
-    if how == "nan":
-        bad = torch.full((4, 3), torch.nan if rank == 1 else 1.0)
-        trainer(ranks=True, train=[(bad, torch.ones(4, 1))] * 3).train()
-    if how == "raise":
-        trainer(ranks=True, callbacks=[At(2, lambda: rank == 1 and 1 / 0)]).train()
     if how == "raise in validation":
 
         class Bad(list):
@@ -656,8 +651,6 @@ def fail(how):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("nan", "training loss is nan on rank 1, epoch 1, step 1"),
-        ("raise", "rank 1 of 2 failed: ZeroDivisionError"),
         ("raise in validation", "rank 1 of 2 failed: OSError: chunk 7 cannot be read"),
         ("kill", "died|terminated|lost"),
         ("freeze", "lost the other ranks|froze"),
@@ -683,11 +676,11 @@ class Passes(list):
 
 
 def train_after_a_failure():
-    gaps = torch.full((4, 3), torch.nan)
+    gaps = torch.full((4, 3), torch.nan if dist.get_rank() == 1 else 1.0)
     val = Passes([(torch.ones(4, 3), torch.ones(4, 1))] * 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "PERIOD_S", 0.0)  # every batch of a validation is a moment to look
-        with pytest.raises(RunError, match="training loss is nan"):
+        with pytest.raises(RunError, match="training loss is nan on rank 1, epoch 1, step 1"):
             trainer(ranks=True, train=[(gaps, torch.ones(4, 1))] * 3).train()
         trainer(ranks=True, val=val, epochs=2).train()
     return val.passes
