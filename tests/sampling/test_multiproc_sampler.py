@@ -372,6 +372,16 @@ def test_fill(tmp_path: Path, method: str, const: float | None) -> None:
         np.testing.assert_allclose(filled.a.values[partial][np.isnan(rows)], right[np.isnan(rows)])
 
 
+def test_the_mean_that_fills_is_that_of_train_cells_inside_the_mask(tmp_path: Path) -> None:
+    ds = cell_id_cube({"time": 4, "x": 4}, "float64").assign(split=("time", [1, 1, 1, 0]))
+    ds["filter_mask"] = ("x", [True, True, True, False])
+    ds.a[0, 1] = np.nan
+    options = {"sample_size": {"x": 4}, "drop_sample": False, "drop_nan": None, "order": "grid"}
+    train, _ = sampler(ds, tmp_path, fill_method="mean", **options).get_datasets()
+    mean = np.nanmean(ds.a.values[:3, :3])
+    assert train.a.values[0].tolist() == [0.0, mean, 2.0, mean]
+
+
 def test_the_byte_order_of_a_cube_is_nothing_to_a_store(tmp_path: Path) -> None:
     """Also where some tiles have gaps to fill and others none."""
     ds = cell_id_cube({"time": 16, "x": 4}, "float32").assign(split=("time", [1] * 12 + [0] * 4))
