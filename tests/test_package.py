@@ -27,6 +27,7 @@ def loaded(modules, of):
     return of & set(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_importing_loads_nothing_heavy():
     assert loaded(LIGHT_MODULES, HEAVY) == set()
 
@@ -37,6 +38,7 @@ def test_workers_load_little():
     assert loaded(modules, {"xarray", "dask", "pandas", "scipy"}) == set()
 
 
+@pytest.mark.slow
 def test_without_torch_the_message_says_what_to_install():
     modules = ["ml4cube.datasets.pytorch", "ml4cube.training.pytorch", "ml4cube.prediction"]
     code = f"""

@@ -58,6 +58,7 @@ def statistics(cube: xr.Dataset) -> dict[str, list[float]]:
     return {str(n): [float(v.size) / 2, float(v.size) / 4] for n, v in cube.data_vars.items()}
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cubes_and_windows(), st.integers(1, 9), st.booleans())
 def test_the_identity_returns_the_cube(case, batch_size, scaled):
@@ -687,6 +688,7 @@ def predict_on_rank(path: str | None, fail_on: int | None = None) -> dict:
     return result.a.load().to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [None, ".zarr"])
 def test_many_ranks_write_the_cube_that_one_writes(tmp_path, suffix):
     path = suffix and str(tmp_path / f"cube{suffix}")

@@ -344,6 +344,7 @@ def test_a_block_cut_into_slabs_has_the_moments_of_its_cells(
     np.testing.assert_allclose(found.m2, m2.astype(float), rtol=1e-11, atol=1e-18)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bits"), SIGNALING)
 @pytest.mark.parametrize("gaps", [0.2, 0.9])
 @pytest.mark.parametrize("size", [(5, 40), (3, 70_001), (150_001, 2)])

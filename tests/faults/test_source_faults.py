@@ -53,6 +53,7 @@ def all_samples(folder: Path) -> np.ndarray:
     return np.sort(np.concatenate(parts).ravel())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "nproc"), [("flipped", 1), ("cut", 1), ("emptied", 1), ("flipped", 2)]
 )
@@ -76,6 +77,7 @@ def test_a_damaged_chunk_of_a_checksummed_source(tmp_path: Path, fault: str, npr
     assert tree(out) == tree(tmp_path / "undisturbed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "fill", "reads_as", "zarr_format"),
     [

@@ -442,6 +442,7 @@ print("script ends")
 """
 
 
+@pytest.mark.slow
 def test_processes_start_from_an_unguarded_script(store: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -505,6 +506,7 @@ def test_a_consumer_that_stops_half_way_leaves_no_thread(store: Path) -> None:
 CUBE = {"time": 6, "lat": 9, "lon": 10}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dim_order", "chunks", "options"),
     [
@@ -633,6 +635,7 @@ def test_the_quality_of_the_shuffle_is_told(tmp_path: Path, order: str) -> None:
         empty.shuffle_report()
 
 
+@pytest.mark.slow
 def test_a_store_in_shuffled_order_is_mixed_well_with_the_default_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

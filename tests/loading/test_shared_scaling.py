@@ -103,6 +103,7 @@ CUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "cut"),
     [
@@ -203,6 +204,7 @@ def test_targets_at_a_lead_time_are_scaled_by_the_month_they_are_in():
     np.testing.assert_allclose(back["t_target"], later)
 
 
+@pytest.mark.slow
 def test_stores_that_share_their_scaling_keep_what_differs_between_cubes(tmp_path):
     cold, warm = labelled(made_cube()[["t"]]), labelled(made_cube(shift=100.0)[["t"]])
     first, paths = sampled(cold, tmp_path, "cold", scale_fn="normalize")

@@ -193,6 +193,7 @@ def test_same_samples_as_the_oracle(tmp_path_factory: Any, case: dict[str, Any])
             np.testing.assert_array_equal(store[name].values, right.reshape(-1, *kept))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backing", ["numpy", "dask", "zarr2", "zarr3", "path", "netcdf"])
 def test_any_backing_gives_the_same_samples(tmp_path: Path, backing: str) -> None:
     ds = split_cube(gaps=0.02)
@@ -230,6 +231,7 @@ def test_inputs_stay_as_they_are(tmp_path: Path) -> None:
     xr.testing.assert_identical(ds, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["shuffled", "grid"])
 def test_same_bytes_for_any_number_of_workers_and_on_a_cluster(tmp_path: Path, order: str) -> None:
     from distributed import LocalCluster
@@ -265,6 +267,7 @@ def test_same_bytes_for_any_number_of_workers_and_on_a_cluster(tmp_path: Path, o
     assert sum("train.zarr/a/c/" in name for name in results[ways[0]]) > 3
 
 
+@pytest.mark.slow
 def test_order(tmp_path: Path) -> None:
     ds = cell_id_cube(SHAPE, "float64").assign(split=("time", np.array([1] * 6 + [0] * 2)))
     grid = sampler(ds, tmp_path / "g", order="grid").get_datasets()[0]
@@ -282,6 +285,7 @@ def test_order(tmp_path: Path) -> None:
     assert shuffled.attrs["provenance"]["settings"]["order"] == "shuffled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale_fn", ["standardize", "normalize"])
 def test_scaled_by_train_statistics_and_back(tmp_path: Path, scale_fn: str) -> None:
     ds = cell_id_cube(SHAPE, "float32", gaps=0.05).assign(
@@ -341,6 +345,7 @@ def test_statistics_are_those_after_the_callback(tmp_path: Path) -> None:
     assert train.sign.dtype == bool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "const"),
     [("mean", None), ("sample_mean", None), ("constant", -9.0), ("noise", None)],
@@ -394,6 +399,7 @@ def test_the_byte_order_of_a_cube_is_nothing_to_a_store(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*trains)
 
 
+@pytest.mark.slow
 def test_noise_does_not_depend_on_chunks(tmp_path: Path) -> None:
     stores = []
     for chunks in ({"time": 2}, {"lat": 3, "lon": 7}):
@@ -515,6 +521,7 @@ def test_chunk_size(tmp_path: Path) -> None:
     assert train.a.chunks[0][0] == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [{}, {"lat": 9, "lon": 9, "time": 5}])
 def test_a_split_that_nobody_asked_for_is_of_few_large_blocks(
     tmp_path: Path, window: dict[str, int]
@@ -566,6 +573,7 @@ def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     assert (used == {0, 1, 2}) != at_random
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_random", [False, True])
 def test_every_part_is_in_the_blocks_that_are_used(tmp_path: Path, at_random: bool) -> None:
     ds = cell_id_cube({"time": 2000, "x": 2}, "float64", dask_chunks={"time": 5})
@@ -587,6 +595,7 @@ def test_labels_are_those_of_the_cube_whatever_became_of_its_coordinates(
         assert sorted(store.a.values.ravel()) == ds.a.values[ds.split.values == part].tolist()
 
 
+@pytest.mark.slow
 def test_blocks_are_drawn_whatever_their_part(tmp_path: Path) -> None:
     """The split puts blocks in random order too: drawing in its order would give train first."""
     ds = cell_id_cube({"time": 400, "x": 2}, "float64")
@@ -797,6 +806,7 @@ def test_what_a_callback_may_not_return(tmp_path: Path, returned: Any, told: str
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["Y", "M", "W", "D", "h", "m", "25s", "s", ">s", "ms", "ns"])
 def test_a_callback_may_return_dates_of_any_unit(tmp_path: Path, dtype: str) -> None:
     day = np.datetime64("1999-12-30").astype(f"M8[{dtype.strip('>')}]")
@@ -885,6 +895,7 @@ def fail_on_block(samples: dict[str, Any]) -> dict[str, Any]:
     return samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_callback_that_raises(tmp_path: Path, nproc: int) -> None:
     ds = split_cube()
@@ -904,6 +915,7 @@ def test_a_callback_that_exits_is_named(tmp_path: Path, nproc: int) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("when", "nproc"), [("counting", 1), ("writing", 1), ("writing", 2)])
 def test_a_callback_that_raised_is_run_again(tmp_path: Path, when: str, nproc: int) -> None:
     """As when a file that it reads was missing: the same call, mended, completes."""
@@ -984,6 +996,7 @@ class TestTargets:
         assert tree(tmp_path) == before
         assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == stamps
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("options", "change", "said"),
         [
@@ -1042,6 +1055,7 @@ class TestTargets:
         with pytest.raises(FileExistsError, match=r"cube: versions: numpy was '.*' and is '0.1', "):
             sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
 
+    @pytest.mark.slow
     def test_a_second_run_says_that_nothing_was_done(self, tmp_path: Path) -> None:
         made = sampler(split_cube(), tmp_path, val_cube=tmp_path / "v")
         with warnings.catch_warnings():
@@ -1051,6 +1065,7 @@ class TestTargets:
         with pytest.warns(UserWarning, match=r"nothing was written: .*train.zarr.* overwrite=True"):
             assert made.run() is None
 
+    @pytest.mark.slow
     def test_overwrite_replaces_a_store_of_ours(self, tmp_path: Path) -> None:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         made = sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", seed=3, overwrite=True)
@@ -1143,6 +1158,7 @@ class TestTargets:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         assert tree(tmp_path) == before
 
+    @pytest.mark.slow
     def test_two_runs_on_one_target(self, tmp_path: Path) -> None:
         inner = tmp_path / "inner"
 
@@ -1346,6 +1362,7 @@ class TestTargets:
             sampler(split_cube(), tmp_path, val_cube="/dev/null/v").run()
         assert not list(tmp_path.iterdir())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("line", [b"\xff\n", b'{"task": 1}\n'])
     def test_a_damaged_journal_is_named(
         self, tmp_path: Path, monkeypatch: Any, line: bytes
@@ -1425,6 +1442,7 @@ def points() -> xr.Dataset:
     return cell_id_cube({"time": 4}, "float64").assign(split=("time", [1, 0, 1, 1]))
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_of_the_end(tmp_path: Path) -> None:
     for folder in killed_at_every_step(tmp_path, lambda here: sampler(points(), here).run()):
         sampler(points(), folder).run()
@@ -1433,6 +1451,7 @@ def test_killed_at_any_step_of_the_end(tmp_path: Path) -> None:
             verify_store(store)
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_of_replacing_stores(tmp_path: Path) -> None:
     old, new = points(), points() + 1
     new["split"] = old.split
@@ -1525,6 +1544,7 @@ MultiProcSampler(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_disk_that_refuses_when_it_is_synced_loses_nothing(
     tmp_path: Path, monkeypatch: Any, nproc: int
@@ -1554,6 +1574,7 @@ def test_a_disk_that_refuses_when_it_is_synced_loses_nothing(
     assert tree(tmp_path / "full") == tree(tmp_path / "calm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "nproc"), [("train", 1), ("test", 2), ("val", 1)])
 def test_a_part_whose_disk_is_full_is_the_one_that_is_named(
     tmp_path: Path, monkeypatch: Any, part: str, nproc: int
@@ -1616,6 +1637,7 @@ def test_what_the_journal_says_is_on_disk(tmp_path: Path, monkeypatch: Any) -> N
     assert len(shards) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path, nproc: int) -> None:
     ds = cell_id_cube({"time": 24, "lat": 8, "lon": 8}, "float64")
@@ -1688,12 +1710,14 @@ def stopped(tmp_path: Path, monkeypatch: Any) -> Iterator[Any]:
         go.set()
 
 
+@pytest.mark.slow
 def test_tasks_that_outlive_their_run_leave_nothing(tmp_path: Path, stopped: Any) -> None:
     assert not list((tmp_path / "out").iterdir())
     stopped()
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_tasks_that_outlive_their_run_write_into_no_other(
     tmp_path: Path, stopped: Any, monkeypatch: Any
 ) -> None:
@@ -1725,6 +1749,7 @@ def test_attributes_are_written_alike_in_every_run(tmp_path: Path) -> None:
     assert attrs == {"sources": ["a", "b", "c"], "since": "2000-01-01T00:00:00.000000000"}
 
 
+@pytest.mark.slow
 def test_a_plain_script_without_main_guard(tmp_path: Path) -> None:
     split_cube().drop_vars("split").chunk({"time": 2}).to_zarr(tmp_path / "cube.zarr")
     script = tmp_path / "run.py"

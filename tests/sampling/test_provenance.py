@@ -195,6 +195,7 @@ def identities(folder: Path, seed: int, comment: str = "", number: int = 2) -> l
     return printed(script, seed)
 
 
+@pytest.mark.slow
 def test_a_callback_is_the_same_in_every_process(tmp_path: Path) -> None:
     """Whatever the hash seed, the file and the lines it stands in; not if what it does changes."""
     first = identities(tmp_path, 1)
@@ -203,6 +204,7 @@ def test_a_callback_is_the_same_in_every_process(tmp_path: Path) -> None:
     assert [n for n, (a, b) in enumerate(pairs) if a != b] == [1, 2, 3, 5, 7, 8, 10, 13, 14]
 
 
+@pytest.mark.slow
 def test_an_edit_in_a_module_of_the_users_makes_another_callback(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "script.py").write_text(CALLBACKS)
@@ -379,6 +381,7 @@ OPENED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", OPENED)
 def test_another_cube_is_another_call(tmp_path: Path, opened: str) -> None:
     write(tmp_path / "a.zarr", 1.0)
@@ -442,6 +445,7 @@ def call(cube: Any) -> str:
 ENGINES = ["netcdf4", "h5netcdf", "scipy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_is_shown_of_a_file_tells_cubes_apart(tmp_path: Path, engine: str) -> None:
     """Group, variable, selection and decoding, whether a coordinate shows them or not."""
@@ -501,6 +505,7 @@ COMPUTED: dict[str, Callable[[Path], xr.Dataset]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", COMPUTED)
 def test_what_dask_computes_of_a_changed_cube_is_another_call(tmp_path: Path, how: str) -> None:
     path = tmp_path / "a.zarr"

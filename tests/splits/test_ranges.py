@@ -52,6 +52,7 @@ def with_gaps(field, seed, share=0.3):
     return np.where(lost, np.nan, field)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gaps", [False, True], ids=["whole", "gaps"])
 @pytest.mark.parametrize(
     "model", ["exponential", "gaussian", "spherical", "matern-3/2", "matern-5/2"]
@@ -76,6 +77,7 @@ def test_range_of_made_fields(shape, truth, model, gaps):
             assert found[dim] == pytest.approx(cells, rel=0.25), (seed, dim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["exponential", "gaussian", "matern-3/2", "matern-5/2"])
 def test_a_field_smaller_than_five_ranges_has_none(model):
     found = []
@@ -115,6 +117,7 @@ def test_stations_are_not_cut_into_blocks_of_their_order():
             suggest_block_size(cube, "a", dims)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [7, 13])
 def test_range_of_running_means_is_their_width(width):
     for seed in range(4):
@@ -262,6 +265,7 @@ def test_irregular_axes_count_in_median_steps():
     assert estimate_range(backwards)["x"] == pytest.approx(20, rel=0.25)
 
 
+@pytest.mark.slow
 def test_order_of_dims_and_chunks_do_not_matter(monkeypatch):
     field = made_field([60, 50, 40], [8, 6, 5], "exponential", 0)
     ds = xr.Dataset({"a": (("time", "lat", "lon"), field)}, coordinates({"time": 60}))
@@ -274,6 +278,7 @@ def test_order_of_dims_and_chunks_do_not_matter(monkeypatch):
         assert whole[dim] == pytest.approx(cells, rel=0.35)
 
 
+@pytest.mark.slow
 def test_a_sample_of_a_large_cube_is_read_in_bounded_memory():
     drawn = da.random.default_rng(0).normal(size=(200, 400, 400), chunks=(20, 200, 200))
     ds = xr.Dataset({"a": (("time", "y", "x"), drawn)})  # 256 MB
@@ -342,6 +347,7 @@ def blocks_along(cells, size):
     return [min(size, cells - start) for start in range(0, cells, size)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_are_as_long_as_the_range(seed):
     field = made_field([97, 101], [9, 14], "exponential", seed)
@@ -406,6 +412,7 @@ def test_a_cube_too_small_for_blocks_is_told(caplog):
     assert "1 blocks can be cut in all, fewer than 10" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "last",
     [np.datetime64("9999-01-01", "s"), np.datetime64("2300-01-01", "s"), 9.96e36],

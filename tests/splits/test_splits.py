@@ -79,6 +79,7 @@ def globe(chunks=None):
     return cube if chunks is None else cube.chunk(chunks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("along", "chunks"),
     [
@@ -509,6 +510,7 @@ print(took, int(peak) / 1024)
 """
 
 
+@pytest.mark.slow
 def test_a_huge_cube_opened_without_dask_gets_a_lazy_label(tmp_path):
     # 33e9 cells in a million blocks, of which the store holds the metadata alone
     done = subprocess.run(

@@ -60,6 +60,7 @@ def landcover(kind, rng):
     return codes, stored, tuple(SHAPE)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     kind=st.sampled_from(["static", "int", "huge", "bool", "float", "text", "object", "date"]),
@@ -182,6 +183,7 @@ def ostia():
         return ds[["surface_temperature"]].load()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stratify", ["season", "month", {"surface_temperature": 5}, "region"])
 def test_on_real_data_every_class_and_the_whole_meet_their_shares(ostia, stratify):
     sst = ostia["surface_temperature"]
@@ -346,6 +348,7 @@ def test_a_season_needs_dates_and_a_map_must_lie_as_the_cube_does():
     assign_block_split(cube, SIZES, stratify=rounded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fractions", [[0.8, 0.2], [0.7, 0.1, 0.2]])
 @pytest.mark.parametrize("rare", [1, 12, 60])
 def test_rare_classes_among_many_blocks_are_shared_out(rare, fractions):

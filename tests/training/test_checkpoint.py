@@ -96,6 +96,7 @@ def test_a_view_does_not_drag_its_storage_along(tmp_path):
     assert (tmp_path / "file.pt").stat().st_size < 10_000
 
 
+@pytest.mark.slow
 def test_file_survives_a_kill_while_the_next_is_written(tmp_path):
     """Killed at many moments of an endless saving, a whole file is always there."""
     path = tmp_path / "file.pt"
@@ -121,6 +122,7 @@ def test_file_survives_a_kill_while_the_next_is_written(tmp_path):
         assert bool((content["big"] == content["number"]).all())
 
 
+@pytest.mark.slow
 def test_file_survives_a_limit_inside_a_save(tmp_path):
     path = tmp_path / "file.pt"
     write_file(path, {"number": 1})

@@ -46,6 +46,8 @@ from tests.training_parts import (
     weights,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _one_thread():

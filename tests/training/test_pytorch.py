@@ -608,6 +608,7 @@ def test_loader_that_knows_its_position_is_asked_for_it(tmp_path):
     assert losses(resumed) == losses(whole)
 
 
+@pytest.mark.slow
 def test_sigterm_leaves_a_snapshot_and_ends_the_process(tmp_path):
     """In validation too: the run goes on with that validation when it is resumed."""
     script = """
@@ -799,6 +800,7 @@ def test_snapshot_of_another_model_or_damaged_is_refused_by_name(tmp_path):
 # -------------------------------------------------------------- what is seen of it
 
 
+@pytest.mark.slow
 def test_rank_table_is_seen_where_logging_is_not_set_up(tmp_path):
     script = """
 from tests.training_parts import trainer

@@ -101,6 +101,7 @@ class Wanders(SGDRegressor):
         return self
 
 
+@pytest.mark.slow
 def test_the_best_epoch_is_returned_and_saved(tmp_path):
     x, y = numbers()
     path = tmp_path / "deep" / "best.skops"
