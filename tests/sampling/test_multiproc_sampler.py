@@ -807,7 +807,7 @@ def test_what_a_callback_may_not_return(tmp_path: Path, returned: Any, told: str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["Y", "M", "W", "D", "h", "m", "25s", "s", ">s", "ms", "ns"])
+@pytest.mark.parametrize("dtype", ["M", "D", "25s", ">s", "ns"])
 def test_a_callback_may_return_dates_of_any_unit(tmp_path: Path, dtype: str) -> None:
     day = np.datetime64("1999-12-30").astype(f"M8[{dtype.strip('>')}]")
     kind = day.dtype.newbyteorder(">") if ">" in dtype else day.dtype
