@@ -121,6 +121,7 @@ class Uneven(torch.nn.Module):
         return torch.from_numpy(np.stack(rows))[:, None]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(cubes_and_windows(), st.integers(1, 9))
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
@@ -698,6 +699,7 @@ def test_many_ranks_write_the_cube_that_one_writes(tmp_path, suffix):
     np.testing.assert_allclose(result, cube.a / np.sqrt(1 + 1e-5), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_stops_all_and_leaves_nothing(tmp_path):
     with kept_ranks(), pytest.raises(RunError, match=r"rank 1 .*division by zero"):
         launch(predict_on_rank, 2, str(tmp_path / "cube.zarr"), 1)

@@ -135,7 +135,7 @@ def made_cube(case: dict[str, Any]) -> xr.Dataset:
 
 
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -1126,6 +1126,7 @@ class TestTargets:
                     test_cube=tmp_path / "link" / name,
                 )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("overwrite", [True, False])
     def test_a_link_stays_and_the_store_lies_where_it_leads(
         self, tmp_path: Path, overwrite: bool

@@ -405,6 +405,7 @@ def test_a_cube_changed_in_place_is_another_call(tmp_path: Path, opened: str) ->
         run(OPENED[opened](path), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", ["dask", "lazy", "dataset", "lazy selection", "path"])
 def test_stores_inside_the_cube_are_no_change_of_it(tmp_path: Path, opened: str) -> None:
     path = tmp_path / "a.zarr"
@@ -600,6 +601,7 @@ LOCAL: dict[str, tuple[Callable[[Path, float], None], Callable[[Path], Any]]] = 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("reached", LOCAL)
 def test_files_behind_local_urls_are_looked_at(tmp_path: Path, reached: str) -> None:
@@ -789,6 +791,7 @@ UNKNOWN: dict[str, Callable[[float], xr.Dataset]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", UNKNOWN)
 def test_what_nothing_else_tells_apart_is_known_by_its_cells(of: str) -> None:
     made = UNKNOWN[of]

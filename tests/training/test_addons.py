@@ -395,6 +395,7 @@ def test_a_state_of_another_make_is_refused(tmp_path):
 # -------------------------------------------------------------------- MultiGPUAddon
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does_and_give_everything_back(tmp_path):
     def build(device):
         model = network(norm=False)
@@ -624,6 +625,7 @@ def _cut(folder, strategy):
     return run.best_epoch, weights(run.model), again
 
 
+@pytest.mark.slow
 def test_a_model_cut_over_two_ranks_is_saved_whole(tmp_path):
     (epoch, first, again), (_, second, _) = on_ranks(2, _cut, tmp_path, "fsdp")
     assert first == second

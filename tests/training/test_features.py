@@ -128,6 +128,7 @@ def test_a_limited_epoch_is_resumed_inside_and_ends_as_undisturbed(tmp_path):
 KINDS = {"stateful": Stateful, "standing": Standing}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 5, 9])
 @pytest.mark.parametrize("kind", ["store", "tensors", *KINDS])
 def test_a_snapshot_after_the_last_batch_trains_on_none_of_the_next_epoch(tmp_path, kind, limit):

@@ -359,6 +359,7 @@ def test_without_validation_the_training_loss_decides():
 # ------------------------------------------------------------------- resuming
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [20, 17, 3], ids=["epoch end", "inside", "first epoch"])
 @pytest.mark.parametrize("generator", [False, True])
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path, stop_at, generator):

@@ -213,6 +213,7 @@ class Run:
         self.artifacts.append((path, name))
 
 
+@pytest.mark.slow
 def test_arrays_are_fitted_at_once_and_logged_as_the_ancestor_did(tmp_path):
     (x, y), test = numbers(), numbers(20, seed=1)
     run = Run()
