@@ -464,6 +464,7 @@ def test_reported_loss_of_a_batchnorm_model_follows_from_its_file(two: Two) -> N
             assert float(torch.nn.functional.mse_loss(net(x), y)) == pytest.approx(reported, 1e-5)
 
 
+@pytest.mark.soak  # test_distributed holds it for 1, 2 and 3 ranks, also of too few samples
 def test_metrics_are_exact_on_three_ranks_also_where_one_has_no_sample() -> None:
     """37 samples and 2; AUROC and R2 need all that there is in one place."""
     for found in on_ranks(3, rank_work.all_on_three):
