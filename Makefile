@@ -5,11 +5,13 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-faults test-newest lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers
+.PHONY: help setup demo test test-quick test-faults test-newest lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
-	@echo "make test    linters, types, docs and the whole test suite"
-	@echo "make test-newest    tests that need no torch, on the newest Python of this machine"
+	@echo "make test    linters, types, docs and the whole test suite (10 minutes on two cores)"
+	@echo "make test-quick   tests of about a second or less, while working (90 seconds)"
+	@echo "make test-faults  faults in real processes, and all tests that make test leaves out (an hour)"
+	@echo "make test-newest  tests that need no torch, on the newest Python of this machine"
 	@echo "make setup   only build $(VENV)/"
 	@echo "make bench-NAME    measure (statistics, loading, training, codecs, sampling, sampling_speedup,"
 	@echo "             splits_honesty, gpu_feed), into benchmarks/results/"
@@ -27,7 +29,7 @@ demo: setup
 unexport PYTHONDONTWRITEBYTECODE
 
 # each of the tests' processes has a core of its own, no more
-test: export OMP_NUM_THREADS := 1
+test test-quick: export OMP_NUM_THREADS := 1
 
 # whole files to a process, so that what the tests of a file share is made once; in their order, since
 # the files of few tests, which the other order would leave for last, take longest
@@ -35,8 +37,12 @@ test: setup
 	$(MAKE) --no-print-directory --jobs=2 --output-sync lint docs
 	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
+test-quick: setup
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow and not soak" tests
+
 test-faults: setup
-	$(PY) -m pytest tests/faults tests/test_differential.py tests/test_differential_training.py -m "soak or not soak"
+	$(PY) -m pytest tests/faults -m "soak or not soak"
+	$(PY) -m pytest tests --ignore=tests/faults -m soak
 
 # -P keeps benchmarks/statistics.py from hiding the standard library's module of that name
 bench-statistics bench-codecs bench-gpu_feed bench-sampling_speedup bench-splits_honesty: bench-%: setup

@@ -3,22 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from loky import ProcessPoolExecutor
 
 from ml4cube.training.ranks.dist import launch
+
+# A process takes seconds to import torch, more than most tests compute on it. All of a pool's
+# processes take part in each launch, so that they are alike; a pool in which something failed goes.
+_pools: dict[int, ProcessPoolExecutor] = {}
 
 
 def on_ranks(nproc: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
     """Call ``fn(*args)`` on every rank; return what each of them gave, in rank order."""
-    results: list[Any] = launch(_checked, nproc, fn, args, timeout=timeout)
+    with kept_ranks():
+        results: list[Any] = launch(_checked, nproc, fn, args, timeout=timeout)
     return results
+
+
+def kept_ranks() -> AbstractContextManager[Any]:
+    """Let `launch`, whoever calls it, take the processes of an earlier launch of as many ranks."""
+    return mock.patch("loky.ProcessPoolExecutor", _KeptPool)
+
+
+class _KeptPool:
+    """A pool of the processes of an earlier launch of as many ranks, if there was one."""
+
+    def __init__(self, max_workers: int, timeout: float | None) -> None:
+        self._size = max_workers
+        if max_workers not in _pools:
+            _pools[max_workers] = ProcessPoolExecutor(max_workers=max_workers, timeout=timeout)
+        self.submit = _pools[max_workers].submit
+
+    def shutdown(self, wait: bool, kill_workers: bool) -> None:
+        """Keep the processes for the next launch, unless something failed."""
+        if kill_workers:
+            _pools.pop(self._size).shutdown(wait=wait, kill_workers=True)
 
 
 def _checked(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
     torch.set_num_threads(1)
+    torch.manual_seed(0)  # as of a fresh process: alike on all ranks
     assert dist.get_backend() == "gloo"
     results: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(results, fn(*args))

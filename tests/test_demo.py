@@ -161,12 +161,6 @@ def test_the_whole_demo_beats_the_baseline(tmp_path):
             xr.testing.assert_equal(cube["time"].drop_attrs(), truth["time"].drop_attrs())
             assert (cube["sst"].isnull() == truth.isnull()).all()
 
-    (out / "notes.txt").write_text("mine")
-    again = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert again.returncode == 2
-    assert "notes.txt" in again.stderr
-    assert (out / "report.md").exists()
-
 
 def test_the_target_is_what_is_left(truth, label):
     cube = build_cube(truth, label)

@@ -22,6 +22,8 @@ from tests.oracle import sample_means
 from tests.oracle_sampler import sample_cube
 from tests.oracle_splits import blocks_of, buffered, near_in_cells
 
+pytestmark = pytest.mark.slow
+
 PARTS = ("train", "test", "val")
 DIMS = ("time", "lat", "lon", "level")
 

@@ -17,6 +17,8 @@ from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.training.pytorch_distributed import Trainer
 from tests.distributed_runner import on_ranks
 
+pytestmark = pytest.mark.slow
+
 EVEN = {
     "mse": nn.MSELoss,
     "l1": nn.L1Loss,

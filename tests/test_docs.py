@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tests.seeds.running import run_script
+from tests.seeds.running import run_scripts
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,19 +51,19 @@ def awkward_cube() -> xr.Dataset:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
-def test_blocks_run(page, tmp_path):
-    awkward_cube().to_zarr(tmp_path / "my_cube.zarr")
-    run_script(tmp_path, "\n".join(blocks(page)))
+def test_blocks_run(tmp_path):
+    texts = {page.name: "\n".join(blocks(page)) for page in PAGES if blocks(page)}
+    for name in texts:
+        awkward_cube().to_zarr(tmp_path / name / "my_cube.zarr")
+    run_scripts(tmp_path, texts)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", ["splits.md", "preprocessing.md", "sampling.md", "loading.md", "prediction.md"]
-)
-def test_blocks_run_on_the_cube_that_the_quickstart_makes(page, tmp_path):
+def test_blocks_run_on_the_cube_that_the_quickstart_makes(tmp_path):
     made = blocks(ROOT / "docs" / "quickstart.md")[0]
-    run_script(tmp_path, "\n".join([made, *blocks(ROOT / "docs" / page)]))
+    pages = ["splits.md", "preprocessing.md", "sampling.md", "loading.md", "prediction.md"]
+    texts = {page: "\n".join([made, *blocks(ROOT / "docs" / page)]) for page in pages}
+    run_scripts(tmp_path, texts)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import xarray as xr
-from distributed import LocalCluster
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -38,12 +37,6 @@ def test_stores_then_training_on_two_ranks(tmp_path):
     assert (stores / "best_model.pt").exists()
     assert list(stores.glob("*.png"))
 
-    more = run(tmp_path, training, "--epochs", "3", ranks=2)  # goes on from the snapshot
-    assert "3" in more
-
-    again = run(tmp_path, creation)  # the same call opens what is there
-    assert again.splitlines()[-3:] == printed.splitlines()[-3:]
-
 
 @pytest.mark.slow
 def test_predict_cube(tmp_path):
@@ -53,24 +46,7 @@ def test_predict_cube(tmp_path):
 
 
 @pytest.mark.slow
-def test_sample_on_a_cluster_and_on_a_scheduler_that_runs(tmp_path):
-    script = str(EXAMPLES / "sample_on_cluster.py")
-    assert "train and" in run(tmp_path, script)
-    options = {"n_workers": 1, "host": "127.0.0.1", "dashboard_address": None}
-    with LocalCluster(**options) as cluster:
-        cube = str(tmp_path / "cluster-stores" / "cube.zarr")
-        run(tmp_path, script, cube, "--out", "again", "--scheduler", cluster.scheduler_address)
-    first, again = (
-        {
-            p.relative_to(tmp_path / out): p.read_bytes()
-            for p in shards(tmp_path / out)
-            if p.is_file()
-        }
-        for out in ("cluster-stores", "again")
-    )
-    assert first
-    assert first == again
-
-
-def shards(folder):
-    return sorted((folder / "train.zarr" / "temperature" / "c").rglob("0"))
+def test_sample_on_a_cluster(tmp_path):
+    assert "train and" in run(tmp_path, str(EXAMPLES / "sample_on_cluster.py"))
+    shards = (tmp_path / "cluster-stores" / "train.zarr" / "temperature" / "c").rglob("0")
+    assert any(shard.is_file() for shard in shards)

@@ -77,6 +77,7 @@ arrays = st.integers(1, 30).flatmap(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(arrays, st.lists(st.integers(0, 30), max_size=4), st.sampled_from([0.0, 2.0**20]))
 def test_merged_parts_equal_the_whole_and_the_oracle(pair, cuts, offset):

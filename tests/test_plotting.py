@@ -174,6 +174,7 @@ def test_one_cell_and_one_distance_are_told_as_one():
     assert all(tick == int(tick) for tick in first.get_xticks())
 
 
+@pytest.mark.slow
 def test_variograms_show_range_sill_or_why_there_is_none():
     found = fit_variogram(LAGS, 1 - np.exp(-3 * LAGS / 8), np.full(20, 50))
     endless = fit_variogram(LAGS, LAGS**2, np.full(20, 50))
@@ -229,8 +230,8 @@ def dated_label(dim, dates):
     return assign_time_split(cube, 0.7)
 
 
-@pytest.mark.parametrize("dim", ["own", "obs"])
-@pytest.mark.parametrize("calendar", ["standard", "noleap"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("dim", "calendar"), [("own", "standard"), ("obs", "noleap")])
 @pytest.mark.parametrize(
     ("freq", "second"),
     [("6h", "2000-01-03\n00:00"), ("D", "2000-01-09"), ("MS", "2000-09"), ("20s", "00:02:40")],
@@ -296,6 +297,7 @@ def test_the_timeline_is_of_the_dim_of_times():
     assert ticks(split_timeline(both))[0] == "2000-12-31"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["datetime64", "cftime"])
 @pytest.mark.parametrize("missing", [1, 7, 11])
 def test_missing_dates_are_told_by_their_position(kind, missing):

@@ -30,6 +30,7 @@ from ml4cube.splits.cube import CubeView
 from ml4cube.store.format import StoreMetadata
 from ml4cube.training.ranks.dist import launch
 from tests.cubes import cell_id_cube
+from tests.distributed_runner import kept_ranks
 
 IDENTITY = torch.nn.Identity()
 
@@ -57,6 +58,7 @@ def statistics(cube: xr.Dataset) -> dict[str, list[float]]:
     return {str(n): [float(v.size) / 2, float(v.size) / 4] for n, v in cube.data_vars.items()}
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cubes_and_windows(), st.integers(1, 9), st.booleans())
 def test_the_identity_returns_the_cube(case, batch_size, scaled):
@@ -119,6 +121,7 @@ class Uneven(torch.nn.Module):
         return torch.from_numpy(np.stack(rows))[:, None]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(cubes_and_windows(), st.integers(1, 9))
 @pytest.mark.filterwarnings("ignore:Mean of empty slice")
@@ -696,15 +699,18 @@ def predict_on_rank(path: str | None, fail_on: int | None = None) -> dict:
     return result.a.load().to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [None, ".zarr"])
 def test_many_ranks_write_the_cube_that_one_writes(tmp_path, suffix):
     path = suffix and str(tmp_path / f"cube{suffix}")
-    result = xr.DataArray.from_dict(launch(predict_on_rank, 3, path))
+    with kept_ranks():
+        result = xr.DataArray.from_dict(launch(predict_on_rank, 3, path))
     cube = cell_id_cube({"time": 7, "lat": 30, "lon": 401}, gaps=0.05)
     np.testing.assert_allclose(result, cube.a / np.sqrt(1 + 1e-5), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_stops_all_and_leaves_nothing(tmp_path):
-    with pytest.raises(RunError, match=r"rank 1 .*division by zero"):
+    with kept_ranks(), pytest.raises(RunError, match=r"rank 1 .*division by zero"):
         launch(predict_on_rank, 2, str(tmp_path / "cube.zarr"), 1)
     assert list(Path(tmp_path).iterdir()) == []

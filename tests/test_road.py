@@ -72,6 +72,7 @@ def cells_of(batches):
     return np.concatenate(rows) if rows else np.empty((0, 1))
 
 
+@pytest.mark.slow
 @settings(
     max_examples=15,
     deadline=None,
@@ -131,6 +132,7 @@ def test_no_leak_no_loss_no_duplicate(tmp_path_factory, road):
         assert {label[number] for number in np.unique(rows)} <= {part}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
 def test_a_loader_that_drops_its_last_batch_drops_less_than_a_batch(tmp_path, batch_size):
     cube = assign_block_split(cell_id_cube(SHAPE, dtype="float64"), block_size={"time": 3})
@@ -197,6 +199,7 @@ def scored(cube, fill, scale_fn):
     return filled, moments, total / weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fill", "scale_fn", "lazy"),
     [("mean", "standardize", False), ("constant", None, False), ("mean", "standardize", True)],
@@ -246,6 +249,7 @@ def filled_in(values):
     return int((np.asarray(values) == -3).sum())
 
 
+@pytest.mark.slow
 def test_targets_are_filled_only_by_name(tmp_path):
     """However samples are made; b has 30 % of gaps."""
     cube = gappy_cube()

@@ -44,6 +44,7 @@ def made_cube(dtype: str, centre: float, spread: float, gaps: float) -> xr.Datas
     return xr.Dataset({"t": (("time", "level", "place"), cells)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "centre", "spread", "gaps"), OFFSETS)
 @pytest.mark.parametrize("chunks", [None, {"time": 37, "place": 300}])
 def test_mean_and_spread_are_those_of_long_double(

@@ -137,6 +137,7 @@ def test_range_over_bins_bounds_the_error_and_fields_have_fewer_bins() -> None:
         pp.Statistics.from_cube(wide, dims="x", quantiles=[0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [1e-5, 1e-3, 0.2])
 @pytest.mark.parametrize("far", [9.969209968386869e36, -9.96e36, 1e20])
 def test_fill_values_left_in_leave_quantiles_fine(far: float, share: float) -> None:
@@ -178,6 +179,7 @@ FINITE = st.floats(-1e6, 1e6, width=32) | st.sampled_from(
 PARTS_OF_CELLS = st.lists(st.lists(FINITE, min_size=1, max_size=8), min_size=2, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(PARTS_OF_CELLS, st.randoms(), st.sampled_from([3, 4, 16]))
 def test_histograms_merged_in_any_order_are_that_of_the_whole_bit_for_bit(
@@ -314,6 +316,7 @@ def test_a_large_block_is_counted_as_its_parts_are(kind: str, weighed: bool) -> 
     assert whole.counts.sum() == (used.sum() if weights is None else weights[used].sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [(0,), (2,), (0, 2), (1, 2), (0, 1, 2), ()])
 @pytest.mark.parametrize("weighed", [False, True])
 def test_a_block_cut_into_slabs_has_the_moments_of_its_cells(
@@ -344,6 +347,7 @@ def test_a_block_cut_into_slabs_has_the_moments_of_its_cells(
     np.testing.assert_allclose(found.m2, m2.astype(float), rtol=1e-11, atol=1e-18)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bits"), SIGNALING)
 @pytest.mark.parametrize("gaps", [0.2, 0.9])
 @pytest.mark.parametrize("size", [(5, 40), (3, 70_001), (150_001, 2)])

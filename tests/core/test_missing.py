@@ -40,6 +40,7 @@ def sample_sets(draw: st.DrawFn) -> tuple[dict[str, np.ndarray], np.ndarray]:
     return values, draw(hnp.arrays(bool, shape))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(sample_sets(), st.sampled_from(["auto", "if_all_nan", "masked", None]))
 def test_each_sample_is_judged_as_the_oracle_does(

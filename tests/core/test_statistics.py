@@ -112,6 +112,7 @@ def test_blocks_longer_than_a_part_agree_in_any_memory_order() -> None:
         assert_close(VariableStatistics.of(view), oracle.moments(view))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size", [1023, 1025, 2**17 - 1, 2**17, 2**17 + 1, 2**21 - 1, 2**21 + 1, 2**21 + 132_097]
 )
@@ -158,6 +159,7 @@ def test_what_was_summed_up_before_changes_no_bit() -> None:
     assert len(texts) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     ("centre", "spread", "outlier"),
@@ -240,6 +242,7 @@ def test_no_cells_and_gaps_only_give_nan_and_cannot_scale() -> None:
         scale_parameters(gaps, "standardise")
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=5), CELLS, max_size=3), st.sampled_from(["train", None]))
 def test_json_and_pickle_keep_every_bit(tables: dict[str, np.ndarray], part: str | None) -> None:
     stats = Statistics.of(tables, part=part)

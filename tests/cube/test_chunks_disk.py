@@ -47,6 +47,7 @@ def make(folder: Path, codec: str, dtype: str, shape: Any, chunks: Any, **more: 
     )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -113,6 +113,7 @@ CUBES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CUBES)
 def test_every_stage_has_the_same_data_and_dims(name: str, tmp_path: Path) -> None:
     ds, dims, data = CUBES[name][0], CUBES[name][1].split(), CUBES[name][2].split()

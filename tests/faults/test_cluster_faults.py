@@ -34,7 +34,7 @@ def sample(folder: Path, callback: Any, client: Any = None) -> None:
     ).run()
 
 
-@pytest.mark.parametrize("when", ["counting", "writing"])
+@pytest.mark.parametrize("when", ["writing", pytest.param("counting", marks=pytest.mark.soak)])
 def test_a_killed_worker(tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_SHARD_BYTES", (256, 512))  # many tasks
     monkeypatch.setattr(sample_plan, "_COUNT_BYTES", 256)

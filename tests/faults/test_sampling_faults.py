@@ -21,6 +21,7 @@ from ml4cube.store.format import verify_store
 from tests.cubes import cell_id_cube
 
 pytestmark = pytest.mark.slow
+SOAK = pytest.mark.soak
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
@@ -96,6 +97,7 @@ def absent_or_complete(target: Path) -> None:
             verify_store(target / part)
 
 
+@SOAK  # test_multiproc_sampler kills at one point, and at every step of publishing
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_killed_at_random_points(job: Job, nproc: int, tmp_path: Path) -> None:
     chance = random.Random(nproc)
@@ -110,7 +112,7 @@ def test_killed_at_random_points(job: Job, nproc: int, tmp_path: Path) -> None:
     job.finish(target, nproc)
 
 
-@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize("part", ["train", pytest.param("test", marks=SOAK)])
 def test_a_worker_killed_while_writing(job: Job, part: str, tmp_path: Path) -> None:
     """The first part, and the last one, when all others are written."""
     target = tmp_path / "out"
@@ -161,9 +163,15 @@ def test_what_listens_is_found() -> None:
         assert {"0100007F", "00000000"} <= set(listening([os.getpid()]))
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("limit", [200, 1500, 9000])
-def test_no_room_for_a_file(job: Job, nproc: int, limit: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limit", "nproc"),
+    [
+        (200, 2),
+        (9000, 1),
+        *(pytest.param(*case, marks=SOAK) for case in [(200, 1), (1500, 1), (1500, 2), (9000, 2)]),
+    ],
+)
+def test_no_room_for_a_file(job: Job, limit: int, nproc: int, tmp_path: Path) -> None:
     """The smaller limits stop shards, the larger ones the metadata."""
     target = tmp_path / "out"
     process = job.start(target, nproc, f"limit={limit}")

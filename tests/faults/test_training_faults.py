@@ -93,8 +93,8 @@ def check_restarts(launcher: Launcher, plan: list[dict[str, Any]], calm: dict[st
 def test_ranks_killed_and_failed_end_with_the_weights_of_the_undisturbed_run(
     launcher: Launcher, calm: dict[str, Any]
 ) -> None:
-    """Under ``--max-restarts 3``, as a cluster runs it; here two kills and an error in one run."""
-    plan = [*kills(0, 2), harm("step", 35, 1, "fail", attempt=2)]
+    """Under ``--max-restarts 3``, as a cluster runs it; here a kill and an error in one run."""
+    plan = [*kills(0, 1), harm("step", 35, 1, "fail", attempt=1)]
     said = check_restarts(launcher, plan, calm)
     assert "ZeroDivisionError: division by zero, as planned" in said
     assert "rank 0 lost the other ranks: rank 1: ZeroDivisionError" in said, said
@@ -167,7 +167,6 @@ STOPS = [
     # the number counts steps of the whole run; samples and saves of each start
     ("step", 3, "launcher"),
     ("validation", 25, "1"),
-    ("saving", 3, "0"),
 ]
 MORE_STOPS = [
     ("step", 4, "1"),
@@ -175,7 +174,7 @@ MORE_STOPS = [
     ("step", 16, "0"),
     ("saving", 1, "launcher"),
     ("validation", 2, "0"),
-    ("saving", 3, "launcher"),
+    ("saving", 3, "0"),
 ]
 
 
@@ -194,17 +193,24 @@ def stop_again_and_again(
 def test_told_to_stop_again_and_again_it_goes_on_bit_for_bit(
     launcher: Launcher, calm: dict[str, Any]
 ) -> None:
-    """SIGTERM to launcher or rank, in a step, in validation, while saving; and once out of time.
+    """SIGTERM to the launcher in a step and to a rank in validation.
 
-    So this is resuming in mid-epoch, in a validation and at an epoch's end, with bf16, dropout,
-    momentum, scheduler, BatchNorm and partial accumulation windows. At last the finished run is
-    started again: it takes no step and leaves its files alone.
+    So this is resuming in mid-epoch and in a validation, with bf16, dropout, momentum, scheduler,
+    BatchNorm and partial accumulation windows.
     """
-    stop(launcher, *STOPS[0])
+    stop_again_and_again(launcher, calm, STOPS)
+
+
+@pytest.mark.soak  # test_features and test_pytorch do so without torchrun
+@pytest.mark.timeout(600)
+def test_out_of_time_it_goes_on_and_a_finished_run_is_left_alone(
+    launcher: Launcher, calm: dict[str, Any]
+) -> None:
+    """At last the finished run is started again: it takes no step and leaves its files alone."""
     run = launcher.torchrun(JOB, launcher.folder, {"pace_s": 0.3, "max_time": 1.0})
     assert run.finish(120) == 0, run.said
     assert state(launcher.folder)["step"] < STEPS * EPOCHS
-    stop_again_and_again(launcher, calm, STOPS[1:])
+    stop_again_and_again(launcher, calm, [])
     before = (launcher.folder / "snapshot.pt").read_bytes()
     for rank in (0, 1):
         (launcher.folder / f"result-{rank}.json").unlink()
@@ -281,17 +287,20 @@ HOWS = ("kill -9", "signal", "limit", "sync", "rename")
 KILLED = (-signal.SIGKILL, -signal.SIGXFSZ)
 
 
-def test_a_save_cut_off_anywhere_leaves_a_valid_file(launcher: Launcher) -> None:
-    """Snapshot, best model and the only file of top-k = 1, at 20 offsets, and between the steps.
+@pytest.mark.parametrize("count", [4, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_save_cut_off_anywhere_leaves_a_valid_file(launcher: Launcher, count: int) -> None:
+    """Snapshot, best model and the only file of top-k = 1, at many offsets, and between the steps.
 
     Every file that has its name is whole after each try, the snapshot is the last or the new one,
     a full disk is an error that names the file, and the run that at last goes on ends as one that
     nothing disturbed, with nothing lying about.
     """
-    offsets = [round(SNAPSHOT_BYTES * i / 20) for i in range(20)]
-    cases = [(target, how) for target in TARGETS for how in HOWS]
+    offsets = [round(SNAPSHOT_BYTES * i / count) for i in range(count)]
+    every = [(target, how) for target in TARGETS for how in HOWS]
+    few = {("top-1", "kill -9"), ("top-1", "rename"), ("best", "limit")}  # one function writes all
+    cases = [case for case in every if count > 4 or case[0] == "snapshot" or case in few]
     for name, found in saves(launcher, cases, offsets).items():
-        assert len(found["tries"]) == (2 if name.endswith(("sync", "rename")) else 20)
+        assert len(found["tries"]) == (2 if name.endswith(("sync", "rename")) else count)
         for where, code, epoch, files, said in found["tries"]:
             if name.endswith("limit"):
                 assert code == 3, (name, where, code, said)  # a StoreError
@@ -341,7 +350,11 @@ dist_train(work, 2, sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("spawned", [True, False], ids=["dist_train", "torchrun"])
+@pytest.mark.parametrize(
+    "spawned",
+    [True, pytest.param(False, marks=pytest.mark.soak)],
+    ids=["dist_train", "torchrun"],
+)
 def test_killed_parent_of_ranks_leaves_none(launcher: Launcher, spawned: bool) -> None:
     plan = {"harm": [harm("step", 9, "all", "dwell")]}
     run = (
@@ -364,26 +377,20 @@ import os, sys, torch
 from pathlib import Path
 from ml4cube.training.files import checkpoint
 from tests.faults.training_job import Harm, make_trainer
-folder, sealed = Path(sys.argv[1]), sys.argv[2] == "sealed"
+folder = Path(sys.argv[1])
 class Evil:
     def __reduce__(self):
         return open, (str(folder / "executed"), "w")
 with (folder / "snapshot.pt").open("w+b") as file:
     torch.save({"ml4cube_snapshot": 1, "model": Evil()}, file)
-    if sealed:
-        checkpoint._seal(file)
+    checkpoint._seal(file)
 make_trainer(folder, Harm(folder, {}, 0), {}).train()
 """
 
 
-@pytest.mark.parametrize("kind", ["sealed", "plain"])
-def test_planted_snapshot_is_refused_by_name_and_never_executed(
-    launcher: Launcher, kind: str
-) -> None:
+def test_planted_snapshot_is_refused_by_name_and_never_executed(launcher: Launcher) -> None:
     """Not even when its checksum is right and the environment turns torch's safe default off."""
-    run = launcher.python(
-        "-c", PLANT, str(launcher.folder), kind, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1"
-    )
+    run = launcher.python("-c", PLANT, str(launcher.folder), TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1")
     assert run.finish(60) != 0
     assert not (launcher.folder / "executed").exists()
     assert "StoreError" in run.said.splitlines()[-1], run.said
@@ -456,6 +463,7 @@ def test_reported_loss_of_a_batchnorm_model_follows_from_its_file(two: Two) -> N
             assert float(torch.nn.functional.mse_loss(net(x), y)) == pytest.approx(reported, 1e-5)
 
 
+@pytest.mark.soak  # test_distributed holds it for 1, 2 and 3 ranks, also of too few samples
 def test_metrics_are_exact_on_three_ranks_also_where_one_has_no_sample() -> None:
     """37 samples and 2; AUROC and R2 need all that there is in one place."""
     for found in on_ranks(3, rank_work.all_on_three):

@@ -56,6 +56,7 @@ def pairs(
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     label=st.lists(st.sampled_from([1, 1, 1, 0, 255]), min_size=13, max_size=13),

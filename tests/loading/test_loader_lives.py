@@ -60,6 +60,7 @@ def test_threads_may_share_a_loader(store: Path, buffer_mb: float) -> None:
             assert len(seen) == len(set(seen)) == N // 16 * 16
 
 
+@pytest.mark.slow
 def test_two_passes_at_once_with_processes_keep_their_own_epochs() -> None:
     data = TensorDataset(torch.arange(12.0))
     loader = prep_dataloader(

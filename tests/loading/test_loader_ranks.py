@@ -14,6 +14,8 @@ from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from tests.distributed_runner import on_ranks
 from tests.samplestores import numbered, write_store
 
+pytestmark = pytest.mark.slow
+
 N = 101
 SMALL_MB = 0.0012
 

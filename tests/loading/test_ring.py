@@ -116,6 +116,7 @@ def test_what_an_epoch_leaves_in_the_slots_is_not_read_again(
         assert len(source.reads) == 20 if epoch == 0 else least <= len(source.reads) <= most
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 12), min_size=1, max_size=25),

@@ -190,6 +190,7 @@ def test_samples_without_axes_say_when_cells_between_origins_are_unknown(tmp_pat
     np.testing.assert_allclose(sine, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "datetime64[ns]"])
 @pytest.mark.parametrize("form", ["store", "by hand"])
 def test_cells_have_the_cubes_coordinates(tmp_path: Path, dtype: str, form: str) -> None:

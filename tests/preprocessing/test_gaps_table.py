@@ -87,6 +87,7 @@ def check(found: Any, wanted: dict[str, Any], method: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5])
@@ -121,6 +122,7 @@ def test_samples_are_dropped_then_filled_as_the_table_says(
         np.testing.assert_array_equal(values, before[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES[:3])
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5])
 def test_cells_of_a_cube_are_samples_of_their_own(policy: str, ndim: int) -> None:
@@ -144,6 +146,7 @@ def test_cells_of_a_cube_are_samples_of_their_own(policy: str, ndim: int) -> Non
         assert counts.get("mask", 0) == (words == "mask").sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5])
 def test_cells_of_a_cube_are_filled_lazily_and_alike_for_any_chunks(method: str, ndim: int) -> None:

@@ -598,6 +598,7 @@ def sample_dicts(draw: st.DrawFn) -> dict[str, np.ndarray]:
     return {**samples, "filter_mask": rng.random(shape) < 0.6, "id": np.arange(shape[0])}
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(sample_dicts(), st.sampled_from(["auto", "if_all_nan", "masked", None]))
 def test_samples_are_dropped_as_the_oracle_does(samples: Any, mode: str | None) -> None:
@@ -881,6 +882,7 @@ STEPS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.sampled_from(list(STEPS)), min_size=2, max_size=7),
@@ -989,6 +991,7 @@ def made_years(lazy: bool) -> xr.Dataset:
     return ds.chunk(time=2) if lazy else ds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("years", "lazy"), [(6, False), (6, True), (2, False)])
 @pytest.mark.parametrize("how", [("different", "equals"), ("minimal", "override")])
 @pytest.mark.parametrize(
@@ -1164,6 +1167,7 @@ def test_wrong_modes_names_and_masks_are_refused() -> None:
 # --- filling ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["mean", "constant", "noise", "sample_mean"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_cubes_are_filled_lazily_and_for_any_chunking(method: str, order: Any) -> None:
@@ -1311,6 +1315,7 @@ UNREAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", UNREAD)
 def test_a_cube_opened_without_dask_is_not_read_as_a_whole(
     act: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

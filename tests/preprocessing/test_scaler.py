@@ -104,6 +104,7 @@ def test_every_place_is_scaled_by_its_own_train_cells(
             np.testing.assert_allclose(scaled.t, expected, rtol=5e-3, atol=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("per", PER)
 @pytest.mark.parametrize("climatology", [None, "month"])
@@ -139,6 +140,7 @@ def test_a_lazy_cube_stays_lazy_and_all_but_the_values_is_kept(
     xr.testing.assert_identical(ds, before)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(METHODS),
@@ -204,6 +206,7 @@ def test_constants_become_0_and_come_back_exactly_and_empty_places_become_gaps(
             pp.CubeScaler(method, per).fit(empty).transform(ds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("per", "climatology"), [("level", None), (("lat", "lon"), "season")])
 @pytest.mark.parametrize("weights", [None, "area", "given"])

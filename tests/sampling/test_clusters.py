@@ -42,6 +42,7 @@ def client(request: Any) -> Iterator[Any]:
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True])
 def test_memory_is_seen_by_workers_of_this_process_only(client: Any, named: bool) -> None:
     place = f"memory://clusters-{client.id}"

@@ -47,7 +47,7 @@ from ml4cube.sampling import plan as sample_plan
 from ml4cube.sampling import request as sampling
 from ml4cube.sampling import shards as shard_writer
 from ml4cube.sampling.identity import provenance
-from ml4cube.splits import apply_split, assign_block_split, assign_time_split
+from ml4cube.splits import apply_split, assign_block_split
 from ml4cube.store.format import StoreMetadata, open_axes, open_store, verify_store
 from ml4cube.store.publishing.local import LocalDraft
 from ml4cube.store.publishing.opening import open_draft
@@ -89,8 +89,12 @@ def split_cube(**options: Any) -> xr.Dataset:
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
     dims = draw(st.lists(st.sampled_from("tyxzw"), min_size=1, max_size=5, unique=True))
-    shape = {d: draw(st.integers(2, {4: 4, 5: 3}.get(len(dims), 9))) for d in dims}
-    size = {d: draw(st.integers(1, n)) for d, n in shape.items() if draw(st.booleans())}
+    # the first dim is that of the split
+    shape = {d: draw(st.integers(2, {3: 6, 4: 4, 5: 3}.get(len(dims), 9))) for d in dims}
+    shape[dims[0]], most = 12, {dims[0]: 3}
+    size = {
+        d: draw(st.integers(1, most.get(d, n))) for d, n in shape.items() if draw(st.booleans())
+    }
     overlap = {d: draw(st.sampled_from([0, 0.3, 0.5])) for d in size}
     chunked = draw(st.booleans())
     return {
@@ -124,13 +128,14 @@ def made_cube(case: dict[str, Any]) -> xr.Dataset:
     if case["mask"]:
         lasts = list(shape)[1:] or list(shape)
         ds["filter_mask"] = (lasts, rng.random([shape[d] for d in lasts]) < 0.8)
-    labels = rng.choice([1, 1, 1, 0, 2, 255], size=next(iter(shape.values())))
-    ds["split"] = (next(iter(shape)), labels.astype("u1"))
+    dim, n = next(iter(shape.items()))
+    parts = [*rng.permutation([0, 1, 2]), *rng.choice([1, 0, 2, 255], size=n)]
+    ds["split"] = (dim, np.repeat(parts, rng.integers(2, 5, len(parts)))[:n].astype("u1"))
     return ds
 
 
 @settings(
-    max_examples=40,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -188,6 +193,7 @@ def test_same_samples_as_the_oracle(tmp_path_factory: Any, case: dict[str, Any])
             np.testing.assert_array_equal(store[name].values, right.reshape(-1, *kept))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backing", ["numpy", "dask", "zarr2", "zarr3", "path", "netcdf"])
 def test_any_backing_gives_the_same_samples(tmp_path: Path, backing: str) -> None:
     ds = split_cube(gaps=0.02)
@@ -225,6 +231,7 @@ def test_inputs_stay_as_they_are(tmp_path: Path) -> None:
     xr.testing.assert_identical(ds, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["shuffled", "grid"])
 def test_same_bytes_for_any_number_of_workers_and_on_a_cluster(tmp_path: Path, order: str) -> None:
     from distributed import LocalCluster
@@ -234,9 +241,9 @@ def test_same_bytes_for_any_number_of_workers_and_on_a_cluster(tmp_path: Path, o
     results = {}
     with LocalCluster(n_workers=2, threads_per_worker=2, processes=False, **listens) as cluster:
         address = cluster.scheduler_address
-        ways = [(1, None, None), (2, 1, None), (1, 3, address)]
+        ways = [(1, None, None), (1, 3, address)]
         if order == "shuffled":
-            ways += [(3, 7, None), (4, 2, None), (1, None, address)]
+            ways += [(2, 1, None), (3, 7, None)]
         for way in ways:
             nproc, batch, client = way
             folder = tmp_path / str(len(results))
@@ -260,6 +267,7 @@ def test_same_bytes_for_any_number_of_workers_and_on_a_cluster(tmp_path: Path, o
     assert sum("train.zarr/a/c/" in name for name in results[ways[0]]) > 3
 
 
+@pytest.mark.slow
 def test_order(tmp_path: Path) -> None:
     ds = cell_id_cube(SHAPE, "float64").assign(split=("time", np.array([1] * 6 + [0] * 2)))
     grid = sampler(ds, tmp_path / "g", order="grid").get_datasets()[0]
@@ -277,6 +285,7 @@ def test_order(tmp_path: Path) -> None:
     assert shuffled.attrs["provenance"]["settings"]["order"] == "shuffled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale_fn", ["standardize", "normalize"])
 def test_scaled_by_train_statistics_and_back(tmp_path: Path, scale_fn: str) -> None:
     ds = cell_id_cube(SHAPE, "float32", gaps=0.05).assign(
@@ -284,7 +293,7 @@ def test_scaled_by_train_statistics_and_back(tmp_path: Path, scale_fn: str) -> N
         flag=(tuple(SHAPE), np.arange(720).reshape(8, 9, 10) % 2 == 0),
         when=("time", np.datetime64("2001-01-01", "ns") + np.arange(8).astype("m8[D]")),
     )
-    ds = assign_time_split(ds, 0.6)
+    ds = assign_block_split(ds, {"lat": 1, "lon": 1}, 0.6)  # all that is read together is mixed
     train, test = sampler(ds, tmp_path, scale_fn=scale_fn).get_datasets()
     raw = ds.a.values[ds.split.broadcast_like(ds.a).values == 1]
     raw = raw[np.isfinite(raw)].astype("float64")
@@ -336,6 +345,7 @@ def test_statistics_are_those_after_the_callback(tmp_path: Path) -> None:
     assert train.sign.dtype == bool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "const"),
     [("mean", None), ("sample_mean", None), ("constant", -9.0), ("noise", None)],
@@ -367,6 +377,16 @@ def test_fill(tmp_path: Path, method: str, const: float | None) -> None:
         np.testing.assert_allclose(filled.a.values[partial][np.isnan(rows)], right[np.isnan(rows)])
 
 
+def test_the_mean_that_fills_is_that_of_train_cells_inside_the_mask(tmp_path: Path) -> None:
+    ds = cell_id_cube({"time": 4, "x": 4}, "float64").assign(split=("time", [1, 1, 1, 0]))
+    ds["filter_mask"] = ("x", [True, True, True, False])
+    ds.a[0, 1] = np.nan
+    options = {"sample_size": {"x": 4}, "drop_sample": False, "drop_nan": None, "order": "grid"}
+    train, _ = sampler(ds, tmp_path, fill_method="mean", **options).get_datasets()
+    mean = np.nanmean(ds.a.values[:3, :3])
+    assert train.a.values[0].tolist() == [0.0, mean, 2.0, mean]
+
+
 def test_the_byte_order_of_a_cube_is_nothing_to_a_store(tmp_path: Path) -> None:
     """Also where some tiles have gaps to fill and others none."""
     ds = cell_id_cube({"time": 16, "x": 4}, "float32").assign(split=("time", [1] * 12 + [0] * 4))
@@ -379,6 +399,7 @@ def test_the_byte_order_of_a_cube_is_nothing_to_a_store(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*trains)
 
 
+@pytest.mark.slow
 def test_noise_does_not_depend_on_chunks(tmp_path: Path) -> None:
     stores = []
     for chunks in ({"time": 2}, {"lat": 3, "lon": 7}):
@@ -500,7 +521,8 @@ def test_chunk_size(tmp_path: Path) -> None:
     assert train.a.chunks[0][0] == 7
 
 
-@pytest.mark.parametrize("window", [{}, {"lat": 9, "lon": 9}, {"time": 5}])
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [{}, {"lat": 9, "lon": 9, "time": 5}])
 def test_a_split_that_nobody_asked_for_is_of_few_large_blocks(
     tmp_path: Path, window: dict[str, int]
 ) -> None:
@@ -551,6 +573,7 @@ def test_data_fraq(tmp_path: Path, at_random: bool) -> None:
     assert (used == {0, 1, 2}) != at_random
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_random", [False, True])
 def test_every_part_is_in_the_blocks_that_are_used(tmp_path: Path, at_random: bool) -> None:
     ds = cell_id_cube({"time": 2000, "x": 2}, "float64", dask_chunks={"time": 5})
@@ -572,6 +595,7 @@ def test_labels_are_those_of_the_cube_whatever_became_of_its_coordinates(
         assert sorted(store.a.values.ravel()) == ds.a.values[ds.split.values == part].tolist()
 
 
+@pytest.mark.slow
 def test_blocks_are_drawn_whatever_their_part(tmp_path: Path) -> None:
     """The split puts blocks in random order too: drawing in its order would give train first."""
     ds = cell_id_cube({"time": 400, "x": 2}, "float64")
@@ -782,7 +806,8 @@ def test_what_a_callback_may_not_return(tmp_path: Path, returned: Any, told: str
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("dtype", ["Y", "M", "W", "D", "h", "m", "25s", "s", ">s", "ms", "ns"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["M", "D", "25s", ">s", "ns"])
 def test_a_callback_may_return_dates_of_any_unit(tmp_path: Path, dtype: str) -> None:
     day = np.datetime64("1999-12-30").astype(f"M8[{dtype.strip('>')}]")
     kind = day.dtype.newbyteorder(">") if ">" in dtype else day.dtype
@@ -870,6 +895,7 @@ def fail_on_block(samples: dict[str, Any]) -> dict[str, Any]:
     return samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_callback_that_raises(tmp_path: Path, nproc: int) -> None:
     ds = split_cube()
@@ -889,8 +915,8 @@ def test_a_callback_that_exits_is_named(tmp_path: Path, nproc: int) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("when", ["counting", "writing"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("when", "nproc"), [("counting", 1), ("writing", 1), ("writing", 2)])
 def test_a_callback_that_raised_is_run_again(tmp_path: Path, when: str, nproc: int) -> None:
     """As when a file that it reads was missing: the same call, mended, completes."""
     missing = tmp_path / "missing"
@@ -914,6 +940,18 @@ def test_a_callback_that_raised_is_run_again(tmp_path: Path, when: str, nproc: i
     missing.unlink()
     run("out")
     assert tree(tmp_path / "out") == tree(tmp_path / "undisturbed")
+
+
+def test_a_cube_that_changes_while_it_is_sampled_is_refused(tmp_path: Path) -> None:
+    points().to_zarr(tmp_path / "cube.zarr", consolidated=False)
+
+    def spoil(samples: dict[str, Any]) -> dict[str, Any]:
+        zarr.open_group(tmp_path / "cube.zarr")["a"][:] = np.nan
+        return samples
+
+    with pytest.raises(RunError, match="the cube changed meanwhile"):
+        sampler(tmp_path / "cube.zarr", tmp_path / "out", callback=spoil).run()
+    assert not list((tmp_path / "out").glob("*.zarr"))
 
 
 def test_a_worker_that_dies(tmp_path: Path) -> None:
@@ -958,6 +996,7 @@ class TestTargets:
         assert tree(tmp_path) == before
         assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == stamps
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("options", "change", "said"),
         [
@@ -1016,6 +1055,7 @@ class TestTargets:
         with pytest.raises(FileExistsError, match=r"cube: versions: numpy was '.*' and is '0.1', "):
             sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
 
+    @pytest.mark.slow
     def test_a_second_run_says_that_nothing_was_done(self, tmp_path: Path) -> None:
         made = sampler(split_cube(), tmp_path, val_cube=tmp_path / "v")
         with warnings.catch_warnings():
@@ -1025,6 +1065,7 @@ class TestTargets:
         with pytest.warns(UserWarning, match=r"nothing was written: .*train.zarr.* overwrite=True"):
             assert made.run() is None
 
+    @pytest.mark.slow
     def test_overwrite_replaces_a_store_of_ours(self, tmp_path: Path) -> None:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         made = sampler(split_cube(), tmp_path, val_cube=tmp_path / "v", seed=3, overwrite=True)
@@ -1088,6 +1129,7 @@ class TestTargets:
                     test_cube=tmp_path / "link" / name,
                 )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("overwrite", [True, False])
     def test_a_link_stays_and_the_store_lies_where_it_leads(
         self, tmp_path: Path, overwrite: bool
@@ -1120,6 +1162,7 @@ class TestTargets:
         sampler(split_cube(), tmp_path, val_cube=tmp_path / "v").run()
         assert tree(tmp_path) == before
 
+    @pytest.mark.slow
     def test_two_runs_on_one_target(self, tmp_path: Path) -> None:
         inner = tmp_path / "inner"
 
@@ -1269,6 +1312,28 @@ class TestTargets:
             draft.begin()
             assert draft.done == {0: {}, 1: {}}
 
+    def test_what_the_journal_has_and_the_disk_has_not_is_made_again(
+        self, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        """As after a power cut on a disk that does not keep its promises."""
+
+        def die(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        options = {"val_cube": tmp_path / "v"}
+        sampler(split_cube(), tmp_path / "calm", val_cube=tmp_path / "calm/v").run()
+        with monkeypatch.context() as patch:
+            patch.setattr("ml4cube.store.publishing.local.LocalDraft.publish", die)
+            with pytest.raises(KeyboardInterrupt):
+                sampler(split_cube(), tmp_path, **options).run()
+        (root,) = (tmp_path / "train.zarr.partial").glob("store-*")
+        cut, gone, *_ = sorted(path for path in (root / "a/c").rglob("*") if path.is_file())
+        cut.write_bytes(cut.read_bytes()[:-1])
+        gone.unlink()
+        done = sampler(split_cube(), tmp_path, **options).run()
+        assert 0 < done.resumed < done.shards
+        assert tree(tmp_path / "train.zarr") == tree(tmp_path / "calm/train.zarr")
+
     def test_what_was_replaced_already_is_not_made_again(
         self, tmp_path: Path, monkeypatch: Any
     ) -> None:
@@ -1301,7 +1366,8 @@ class TestTargets:
             sampler(split_cube(), tmp_path, val_cube="/dev/null/v").run()
         assert not list(tmp_path.iterdir())
 
-    @pytest.mark.parametrize("line", [b"garbage\n", b"\xff\n", b"3\n", b'{"task": 1}\n'])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("line", [b"\xff\n", b'{"task": 1}\n'])
     def test_a_damaged_journal_is_named(
         self, tmp_path: Path, monkeypatch: Any, line: bytes
     ) -> None:
@@ -1380,6 +1446,7 @@ def points() -> xr.Dataset:
     return cell_id_cube({"time": 4}, "float64").assign(split=("time", [1, 0, 1, 1]))
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_of_the_end(tmp_path: Path) -> None:
     for folder in killed_at_every_step(tmp_path, lambda here: sampler(points(), here).run()):
         sampler(points(), folder).run()
@@ -1388,6 +1455,7 @@ def test_killed_at_any_step_of_the_end(tmp_path: Path) -> None:
             verify_store(store)
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_of_replacing_stores(tmp_path: Path) -> None:
     old, new = points(), points() + 1
     new["split"] = old.split
@@ -1480,6 +1548,7 @@ MultiProcSampler(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_disk_that_refuses_when_it_is_synced_loses_nothing(
     tmp_path: Path, monkeypatch: Any, nproc: int
@@ -1509,8 +1578,8 @@ def test_a_disk_that_refuses_when_it_is_synced_loses_nothing(
     assert tree(tmp_path / "full") == tree(tmp_path / "calm")
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-@pytest.mark.parametrize("part", ["train", "test", "val"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("part", "nproc"), [("train", 1), ("test", 2), ("val", 1)])
 def test_a_part_whose_disk_is_full_is_the_one_that_is_named(
     tmp_path: Path, monkeypatch: Any, part: str, nproc: int
 ) -> None:
@@ -1572,7 +1641,8 @@ def test_what_the_journal_says_is_on_disk(tmp_path: Path, monkeypatch: Any) -> N
     assert len(shards) > 30
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_killed_and_resumed_gives_the_same_bytes(tmp_path: Path, nproc: int) -> None:
     ds = cell_id_cube({"time": 24, "lat": 8, "lon": 8}, "float64")
     ds = assign_block_split(ds, {"time": 4}).chunk({"time": 4})
@@ -1644,12 +1714,14 @@ def stopped(tmp_path: Path, monkeypatch: Any) -> Iterator[Any]:
         go.set()
 
 
+@pytest.mark.slow
 def test_tasks_that_outlive_their_run_leave_nothing(tmp_path: Path, stopped: Any) -> None:
     assert not list((tmp_path / "out").iterdir())
     stopped()
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.slow
 def test_tasks_that_outlive_their_run_write_into_no_other(
     tmp_path: Path, stopped: Any, monkeypatch: Any
 ) -> None:
@@ -1681,6 +1753,7 @@ def test_attributes_are_written_alike_in_every_run(tmp_path: Path) -> None:
     assert attrs == {"sources": ["a", "b", "c"], "since": "2000-01-01T00:00:00.000000000"}
 
 
+@pytest.mark.slow
 def test_a_plain_script_without_main_guard(tmp_path: Path) -> None:
     split_cube().drop_vars("split").chunk({"time": 2}).to_zarr(tmp_path / "cube.zarr")
     script = tmp_path / "run.py"

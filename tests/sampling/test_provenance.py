@@ -137,6 +137,7 @@ def identities(folder: Path, seed: int, comment: str = "", number: int = 2) -> l
     return printed(script, seed)
 
 
+@pytest.mark.slow
 def test_a_callback_is_the_same_in_every_process(tmp_path: Path) -> None:
     """For every hash seed, file and line that it stands in; not if what it does changes."""
     first = identities(tmp_path, 1)
@@ -145,6 +146,7 @@ def test_a_callback_is_the_same_in_every_process(tmp_path: Path) -> None:
     assert [n for n, (a, b) in enumerate(pairs) if a != b] == [1, 2, 5, 6]
 
 
+@pytest.mark.slow
 def test_an_edit_in_a_module_of_the_users_makes_another_callback(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "script.py").write_text(CALLBACKS)
@@ -349,6 +351,7 @@ OPENED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", OPENED)
 def test_another_cube_is_another_call(tmp_path: Path, opened: str) -> None:
     write(tmp_path / "a.zarr", 1.0)
@@ -372,6 +375,7 @@ def test_a_cube_changed_in_place_is_another_call(tmp_path: Path, opened: str) ->
         run(OPENED[opened](path), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opened", ["dask", "lazy", "dataset", "lazy selection", "path"])
 def test_stores_inside_the_cube_are_no_change_of_it(tmp_path: Path, opened: str) -> None:
     path = tmp_path / "a.zarr"
@@ -412,6 +416,7 @@ def call(cube: Any) -> str:
 ENGINES = ["netcdf4", "h5netcdf", "scipy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_group_selection_and_decoding_tell_cubes_apart(tmp_path: Path, engine: str) -> None:
     """Group, variable, selection and decoding, whether a coordinate shows them or not."""
@@ -471,6 +476,7 @@ COMPUTED: dict[str, Callable[[Path], xr.Dataset]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", COMPUTED)
 def test_what_dask_computes_of_a_changed_cube_is_another_call(tmp_path: Path, how: str) -> None:
     path = tmp_path / "a.zarr"
@@ -522,6 +528,7 @@ LOCAL: dict[str, tuple[Callable[[Path, float], None], Callable[[Path], Any]]] = 
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("reached", LOCAL)
 def test_changes_of_local_files_are_noticed(tmp_path: Path, reached: str) -> None:
@@ -691,6 +698,7 @@ UNKNOWN: dict[str, Callable[[float], xr.Dataset]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of", UNKNOWN)
 def test_other_cubes_are_known_by_their_cells(of: str) -> None:
     made = UNKNOWN[of]

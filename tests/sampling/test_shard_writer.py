@@ -48,12 +48,3 @@ def test_pieces_of_any_size_are_mixed_in_runs(
     np.testing.assert_array_equal(numbers, expected)
     np.testing.assert_array_equal(windows[:, 1, 2], expected)
     assert (windows == windows[:, :1, :1]).all()
-
-
-def test_runs_hold_a_few_kilobytes_and_at_most_64_samples() -> None:
-    assert order_of(10_000, 1, 0).run == 64
-    assert order_of(10_000, 256, 0).run == 4
-    assert order_of(10_000, 100_000, 0).run == 1
-    mixed = order_of(10_000, 1, 0).target
-    assert not np.array_equal(mixed, np.arange(len(mixed)))
-    assert not np.array_equal(mixed, order_of(10_000, 1, 1).target)

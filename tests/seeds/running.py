@@ -3,9 +3,20 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+
+
+# One after the other, each in its own folder as the main program.
+SCRIPTS = """
+import os, runpy, sys
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    print("running", folder, flush=True)
+    runpy.run_path("script.py", run_name="__main__")
+"""
 
 
 def run_script(folder: Path, text: str, *, ranks: int = 0, timeout_s: int = 240) -> str:
@@ -15,11 +26,24 @@ def run_script(folder: Path, text: str, *, ranks: int = 0, timeout_s: int = 240)
     """
     script = folder / "script.py"
     script.write_text(text)
-    launcher = [sys.executable]
+    launcher = []
     if ranks:
-        launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return _run(folder, [*launcher, script.name], timeout_s)
+
+
+def run_scripts(folder: Path, texts: Mapping[str, str], timeout_s: int = 280) -> str:
+    """Run several scripts in one process, each in a folder of its name."""
+    places = [folder / name for name in texts]
+    for place, text in zip(places, texts.values(), strict=True):
+        place.mkdir(exist_ok=True)
+        (place / "script.py").write_text(text)
+    return _run(folder, ["-c", SCRIPTS, *map(str, places)], timeout_s)
+
+
+def _run(folder: Path, arguments: Sequence[str], timeout_s: int) -> str:
     done = subprocess.run(
-        [*launcher, script.name],
+        [sys.executable, *arguments],
         cwd=folder,
         env=ENVIRONMENT,
         capture_output=True,

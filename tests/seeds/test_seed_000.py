@@ -82,7 +82,7 @@ sys.stdout.write(f"samples {len(names['train_ds'])} {len(names['test_ds'])}\\n")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(0, marks=pytest.mark.soak), 2])
 def test_example_runs(tmp_path, ranks):
     rng = np.random.default_rng(0)
     shape = {"time": 20, "lat": 200, "lon": 200}

@@ -10,6 +10,8 @@ from ml4cube.training.trainer import ProgressChecker, Trainer
 from tests.seeds import block
 from tests.seeds.running import run_script
 
+pytestmark = pytest.mark.slow
+
 
 def replaced(text: str, old: str, new: str) -> str:
     """`text` with its only `old` replaced."""

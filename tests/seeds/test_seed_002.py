@@ -45,7 +45,7 @@ def sampled(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [0, pytest.param(2, marks=pytest.mark.soak)])
 def test_the_three_blocks_run_one_after_the_other(sampled, tmp_path, ranks):
     folder = tmp_path / "own"  # a run that has been there before would be resumed
     shutil.copytree(sampled, folder)

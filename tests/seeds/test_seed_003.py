@@ -1,7 +1,11 @@
 """Blocks that use AdvancedTrainer, MultiGPUTrainer and DistributedTrainer."""
 
+import pytest
+
 from tests.seeds import block
 from tests.seeds.running import run_script
+
+pytestmark = pytest.mark.slow
 
 AROUND = """
 import torch

@@ -96,6 +96,7 @@ def awkward_cubes():
     yield "static variable first", static[["height", "grid", "t2m"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ds", [pytest.param(ds, id=name) for name, ds in awkward_cubes()])
 def test_random_leaks_and_what_lies_outside_does_not(ds):
     place = "x" if "x" in ds.dims else "lon"
@@ -105,6 +106,7 @@ def test_random_leaks_and_what_lies_outside_does_not(ds):
     assert not leakage_report(assign_region_split(ds, regions, test=[1])).leaks
 
 
+@pytest.mark.slow
 def test_real_temperatures(sst):
     assert leakage_report(random_split(sst)).leaks
     assert not leakage_report(assign_time_split(sst, 0.8, gap="90D")).leaks
@@ -122,6 +124,7 @@ def test_real_temperatures(sst):
     assert leakage_report(forward, at(time=late)).leaks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dims", [("x",), ("y", "x"), ("t", "z", "y", "x"), ("a", "b", "c", "d", "e")]
 )
@@ -134,6 +137,7 @@ def test_any_number_of_dims(dims):
     assert not leakage_report(half).leaks
 
 
+@pytest.mark.slow
 def test_blocks_need_a_buffer_as_long_as_the_range():
     ds = smooth_cube(shape=(20, 80, 120))
     blocks = {"lat": 8, "lon": 10}
@@ -150,6 +154,7 @@ def test_blocks_need_a_buffer_as_long_as_the_range():
     assert narrow.findings
 
 
+@pytest.mark.slow
 def test_a_range_is_held_against_the_block():
     ds = smooth_cube(shape=(20, 80, 120))
     table = leakage_report(assign_block_split(ds, {"lon": 6}, 0.8, seed=3)).table
@@ -171,6 +176,7 @@ def test_masks_are_no_values_that_are_alike():
     assert not masked.leaks
 
 
+@pytest.mark.slow
 def test_the_range_is_that_of_the_smoothest_of_many_variables():
     ds = smooth_cube(shape=(12, 40, 60))
     rng = np.random.default_rng(0)
@@ -184,6 +190,7 @@ def test_the_range_is_that_of_the_smoothest_of_many_variables():
         assert every.table.found[name] == alone.table.found[name] > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [0.2, 0.5, 0.95])
 @pytest.mark.parametrize("shape", [(300,), (30, 40), (6, 6, 6), (5, 5, 5, 5)])
 def test_random_leaks_at_any_fraction(shape, split):
@@ -200,6 +207,7 @@ def test_random_leaks_at_any_fraction(shape, split):
 # ------------------------------------------------------------------ duplicates
 
 
+@pytest.mark.slow
 def test_scenarios_that_share_their_past_are_found(scenarios):
     same = [
         bool((scenarios.t2m[0, i].values == scenarios.t2m[1, i].values).all()) for i in range(240)
@@ -240,6 +248,7 @@ def slow_duplicates(values, labels):
     return int(found.sum())
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["f4", "f8", "i2"]), st.booleans())
 def test_duplicates_are_those_of_brute_force(seed, dtype, cellwise):
@@ -296,9 +305,10 @@ def test_a_copied_stretch_of_one_series_is_found():
     assert not leakage_report(assign_time_split(ds.assign(a=("time", values)), 0.8, gap=5)).leaks
 
 
-@pytest.mark.parametrize("gap", [0, 3])
-@pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("steps", [60, 700])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("steps", "backward", "gap"), [(60, False, 3), (60, True, 0), (700, False, 0), (700, True, 3)]
+)
 def test_values_filled_into_the_test_part_are_found(gap, backward, steps):
     rng = np.random.default_rng(0)
     sizes = {"time": steps, "lat": 20, "lon": 30}
@@ -637,6 +647,7 @@ def great_circle(a, b):
     return 2 * 6371.0 * np.arcsin(np.sqrt(h))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "by_hand",
     {
@@ -717,6 +728,7 @@ def placed(kind, rng):
     return ds, use, *parts, cells(np.isfinite(use.a.values), 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grid", "stations", "curvilinear", "metres"])
 def test_distances_are_those_of_brute_force(kind):
     ds, use, train, test, asked = placed(kind, np.random.default_rng(1))
@@ -752,7 +764,8 @@ def test_a_hole_in_the_data_is_no_train_cell():
         assert report.table.found["cells without a value"] == hole.sum()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 def test_random_cells_fit_interpolation_and_blocks_are_too_hard_for_it(seed):
     field = made_field([60, 60], [30, 30], "exponential", seed)
     coords = {"lat": np.linspace(30, 50, 60), "lon": np.linspace(0, 20, 60)}
@@ -775,6 +788,7 @@ def test_random_cells_fit_interpolation_and_blocks_are_too_hard_for_it(seed):
     assert "too easy for the deployment" in report.verdict
 
 
+@pytest.mark.slow
 def test_what_was_not_compared_is_said():
     ds = assign_time_split(smooth_cube(shape=(30, 20, 30)), 0.8, gap=3)
     for use, domain, why in (
@@ -868,7 +882,8 @@ def stations(rng, n=60, steps=40):
     return xr.Dataset({"t2m": (("time", "station"), values)}, coords)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_stations_among_train_leak_in_whatever_order_they_stand(seed):
     rng = np.random.default_rng(seed)
     ds = stations(rng)
@@ -932,6 +947,7 @@ def test_labels_that_cannot_be_judged(label, words):
 # ------------------------------------------------------------------ the object, and large cubes
 
 
+@pytest.mark.slow
 def test_paths_are_opened(tmp_path):
     ds = assign_time_split(smooth_cube(shape=(20, 10, 12)), 0.7, gap=2)
     ds.to_zarr(tmp_path / "cube.zarr")
@@ -945,6 +961,7 @@ def test_paths_are_opened(tmp_path):
         leakage_report(ds, tmp_path / "nothing.nc")
 
 
+@pytest.mark.slow
 def test_the_object():
     ds = random_split(smooth_cube(shape=(20, 20, 30)))
     report = audit(ds)
@@ -970,6 +987,7 @@ def test_copies_are_a_share_of_all_that_is_held_out():
     assert "bitwise copies of train" in leakage_report(ds.isel(time=slice(0, 17))).shares
 
 
+@pytest.mark.slow
 def test_chunks_scheduler_and_order_of_dims_change_nothing():
     ds = assign_block_split(smooth_cube(shape=(20, 30, 40)), {"lat": 6, "lon": 8}, 0.8, val=0.1)
     plain = leakage_report(ds).table
@@ -979,6 +997,7 @@ def test_chunks_scheduler_and_order_of_dims_change_nothing():
         pd.testing.assert_frame_equal(table.loc[plain.index], plain)
 
 
+@pytest.mark.slow
 def test_a_cube_larger_than_its_budget_is_read_chunk_by_chunk(monkeypatch):
     monkeypatch.setattr(residuals, "CELLS_AT_MOST", 1 << 18)
     drawn = da.random.default_rng(0).normal(size=(100, 400, 400), chunks=(10, 200, 200))

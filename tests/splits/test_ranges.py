@@ -57,6 +57,7 @@ def with_gaps(field, seed, share=0.3):
     return np.where(lost, np.nan, field)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gaps", [False, True], ids=["whole", "gaps"])
 @pytest.mark.parametrize(
     "model", ["exponential", "gaussian", "spherical", "matern-3/2", "matern-5/2"]
@@ -71,7 +72,7 @@ def with_gaps(field, seed, share=0.3):
     ids=["1-D", "2-D", "3-D"],
 )
 def test_range_of_made_fields(shape, truth, model, gaps):
-    for seed in range(5 if len(shape) < 3 else 2):
+    for seed in range(2 if len(shape) < 3 else 1):
         field = made_field(list(shape.values()), list(truth.values()), model, seed)
         field = with_gaps(field, seed) if gaps else field
         ds = xr.Dataset({"a": (tuple(shape), field)}, coordinates(shape))
@@ -81,15 +82,16 @@ def test_range_of_made_fields(shape, truth, model, gaps):
             assert found[dim] == pytest.approx(cells, rel=0.25), (seed, dim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["exponential", "gaussian", "matern-3/2", "matern-5/2"])
 def test_a_field_smaller_than_five_ranges_has_none(model):
     found = []
-    for seed in range(4):
+    for seed in range(2):
         for size in (60, 90):
             field = made_field([size, size], [90, 90], model, seed)
             found.append(estimate_range(xr.DataArray(field, dims=("y", "x"))))
     told = sum(math.isfinite(cells) for ranges in found for cells in ranges.values())
-    assert told <= (4 if model == "exponential" else 0)  # of 16; rough fields look smaller
+    assert told <= (2 if model == "exponential" else 0)  # of 8; rough fields look smaller
     reasons = [reason for ranges in found for reason in ranges.reasons.values()]
     assert all("the longest range to see" in reason for reason in reasons)
 
@@ -122,6 +124,7 @@ def test_stations_are_not_cut_into_blocks_of_their_order():
             suggest_block_size(cube, "a", dims)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [7, 13])
 def test_range_of_running_means_is_their_width(width):
     for seed in range(4):
@@ -269,6 +272,7 @@ def test_irregular_axes_count_in_median_steps():
     assert estimate_range(backwards)["x"] == pytest.approx(20, rel=0.25)
 
 
+@pytest.mark.slow
 def test_order_of_dims_and_chunks_do_not_matter(monkeypatch):
     field = made_field([60, 50, 40], [8, 6, 5], "exponential", 0)
     ds = xr.Dataset({"a": (("time", "lat", "lon"), field)}, coordinates({"time": 60}))
@@ -281,6 +285,7 @@ def test_order_of_dims_and_chunks_do_not_matter(monkeypatch):
         assert whole[dim] == pytest.approx(cells, rel=0.35)
 
 
+@pytest.mark.slow
 def test_a_sample_of_a_large_cube_is_read_in_bounded_memory():
     drawn = da.random.default_rng(0).normal(size=(200, 400, 400), chunks=(20, 200, 200))
     ds = xr.Dataset({"a": (("time", "y", "x"), drawn)})  # 256 MB
@@ -349,6 +354,7 @@ def blocks_along(cells, size):
     return [min(size, cells - start) for start in range(0, cells, size)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_are_as_long_as_the_range(seed):
     field = made_field([97, 101], [9, 14], "exponential", seed)
@@ -413,6 +419,7 @@ def test_a_cube_too_small_for_blocks_is_told(caplog):
     assert "the cube is too small: it has 1 blocks, fewer than 10" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "last",
     [np.datetime64("9999-01-01", "s"), np.datetime64("2300-01-01", "s"), 9.96e36],

@@ -35,6 +35,7 @@ def map_of(kind, rng=None, dims=("lat", "lon")):
     return xr.DataArray(ids, dims=dims, name="biome"), codes
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     kind=st.sampled_from(["int", "float", "word"]),

@@ -49,6 +49,7 @@ def ostia():
 # --- fractions of valid cells on real data --------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "blocks", "allowed"),
     [
@@ -104,6 +105,7 @@ def test_no_part_is_empty(split, val, gaps, seed):
 # --- buffers on the sphere and in time ------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapping", ["180", "360", "descending"])
 @pytest.mark.parametrize("km", [90, 400])
 def test_kilometres_at_high_latitudes_and_across_the_date_line(wrapping, km):
@@ -394,6 +396,7 @@ print("rebuilt")
 """
 
 
+@pytest.mark.slow
 def test_recipes_rebuild_labels_in_another_process_from_reopened_stores(tmp_path):
     rng = np.random.default_rng(0)
     time = xr.date_range("2000-01-01", periods=12, freq="MS", calendar="360_day", use_cftime=True)
@@ -519,6 +522,7 @@ CUT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", UNASKED)
 def test_blocks_that_nobody_chose_seldom_touch_train_for_any_chunks(name):
     cube = UNASKED[name]()

@@ -55,6 +55,7 @@ def near(a: tuple[int, ...], b: tuple[int, ...], reach: int) -> bool:
     return all(abs(x - y) < n + reach for x, y, n in zip(a, b, sizes, strict=True))
 
 
+@pytest.mark.slow
 def test_stores_of_one_split_share_nothing_and_touching_ones_are_told(
     apart: list[xr.Dataset],
 ) -> None:
@@ -71,6 +72,7 @@ def test_stores_of_one_split_share_nothing_and_touching_ones_are_told(
     assert report.plot().axes
 
 
+@pytest.mark.slow
 def test_samples_touch_across_the_date_line(tmp_path: Path) -> None:
     label = np.full(16, 255, "u1")
     label[:8], label[12:] = 1, 0
@@ -87,6 +89,7 @@ def test_samples_touch_across_the_date_line(tmp_path: Path) -> None:
     assert found == [1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dim", "units", "train"),
     [("x", "degrees_east", 8), ("lon", "radian", 8), ("lon", "degrees_east", 4)],
@@ -112,6 +115,7 @@ def test_the_date_line_is_found_by_units_and_from_both_stores(
     assert Samples.locate(parts[0]).view.lon_turn() == turn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", [0, 1])
 def test_one_store_of_two_may_be_in_memory(tmp_path: Path, loaded: int) -> None:
     dates = xr.date_range("2000", periods=8, freq="MS", calendar="noleap", use_cftime=True)
@@ -136,6 +140,7 @@ def test_samples_are_read_once(tmp_path: Path) -> None:
     assert len(read) == 1
 
 
+@pytest.mark.slow
 def test_overlapping_and_copied_samples_are_counted(
     apart: list[xr.Dataset], tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def rows_of(cube):
 # --- in scikit-learn ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", range(4))
 def test_they_work_in_cross_val_score_and_grid_search_as_they_are(which):
     cube = cube_of(names=("a", "b"))
@@ -112,6 +113,7 @@ def test_parameters_are_cloned_set_and_shown():
 # --- against the cells ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     which=st.integers(0, 3),
@@ -571,6 +573,7 @@ def test_groups_that_tell_no_place_are_refused():
             list(BlockKFold(2, {"time": 2}, cube=ds).split(np.zeros((12, 1)), groups=column))
 
 
+@pytest.mark.slow
 def test_few_samples_of_a_huge_cube_take_little():
     shape = {"time": 40_000, "lat": 1800, "lon": 3600}
     rng = np.random.default_rng(0)
@@ -592,6 +595,7 @@ def test_few_samples_of_a_huge_cube_take_little():
 # --- labels for the sampler -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", range(4))
 def test_labelled_cubes_go_through_the_sampler(which, tmp_path):
     cube = cube_of(dask_chunks={"time": 5, "lat": 4})

@@ -53,6 +53,7 @@ def test_same_bytes_as_zarr(tmp_path: Path, choice: Any, dtype: str) -> None:
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "ours" / "v", mode="r")[:], values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_any_compressor_gives_the_same_samples(tmp_path: Path, choice: Any) -> None:
     cube = cell_id_cube({"time": 24, "lat": 6}, "float32")
@@ -76,6 +77,7 @@ def test_unknown_compressors_are_refused(choice: Any) -> None:
         Compressor.parse(choice)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "shuffle"),
     [({}, "shuffle"), ({"bitround": 10}, "bitshuffle"), ({"compressors": "zstd"}, "bitshuffle")],

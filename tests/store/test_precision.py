@@ -65,6 +65,12 @@ def test_a_number_is_never_made_infinite() -> None:
     np.testing.assert_array_equal(kept, values[:3].astype(np.float16))
 
 
+def test_every_nan_stays_one() -> None:
+    """Also those of other bits, which rounding would carry over into the sign."""
+    nans = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF], "u4").view("f4")
+    assert np.isnan(Precision.parse(None, 5).apply("t", nans)).all()
+
+
 def test_others_than_floats_stay() -> None:
     numbers = np.arange(4)
     assert Precision.parse("float32", 5).apply("n", numbers) is numbers

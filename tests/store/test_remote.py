@@ -107,9 +107,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_stores_on_s3_are_the_same_bytes(bucket: str, tmp_path: Path, nproc: int) -> None:
-    train, _ = sample(cube(), bucket, nproc).get_datasets()
+@pytest.mark.slow
+def test_stores_on_s3_are_the_same_bytes(bucket: str, tmp_path: Path) -> None:
+    train, _ = sample(cube(), bucket, 2).get_datasets()
     assert contents(bucket) == local_bytes(cube(), tmp_path / "local")
     loader = prep_dataloader(
         PTXrDataset(f"{bucket}/train.zarr", features="a"), batch_size=8, drop_last=False
@@ -132,6 +132,7 @@ def test_stores_in_memory(tmp_path: Path) -> None:
         sample(cube(), place, 2)
 
 
+@pytest.mark.slow
 def test_killed_at_any_step_of_the_end(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
     memory = type(fsspec.filesystem("memory"))
@@ -208,6 +209,7 @@ def test_unknown_file_systems_are_refused() -> None:
         sample(cube(), "gopher://x", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exp[1]", "exp*", "exp?"])
 def test_wildcards_in_urls_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CubeError, match=r"train_cube='memory:.*as wildcards.*choose another name"):
@@ -217,6 +219,7 @@ def test_wildcards_in_urls_are_refused(tmp_path: Path, name: str) -> None:
     assert open_store(tmp_path / name / "train.zarr", verify=True).sizes["samples"]
 
 
+@pytest.mark.slow
 def test_variables_may_be_named_like_wildcards(bucket: str) -> None:
     source = cube().rename(a="a[1]")
     sample(source, bucket, 1).run()
@@ -259,9 +262,10 @@ def test_a_zip_store_is_opened(tmp_path: Path) -> None:
     assert open_store(StorePath(again, "train.zarr"), verify=True).sizes["samples"] == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "zarr_format"),
-    [*itertools.product(["s3", "memory", "MemoryStore"], [2, 3]), ("icechunk", 3)],
+    [("s3", 3), ("memory", 2), ("MemoryStore", 3), ("icechunk", 3)],
 )
 def test_cubes_anywhere(bucket: str, tmp_path: Path, kind: str, zarr_format: int) -> None:
     """Two workers read them; what lies in this process's memory is sent, not taken for gaps."""
@@ -291,8 +295,9 @@ def icechunk_cube(ds: xr.Dataset, path: Path) -> Any:
     return repository.readonly_session("main").store
 
 
-def test_a_run_that_was_cut_off_is_resumed(bucket: str, tmp_path: Path, monkeypatch: Any) -> None:
-    wanted = local_bytes(cube(), tmp_path / "local")
+@pytest.mark.slow
+def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path, monkeypatch: Any) -> None:
+    wanted, place = local_bytes(cube(), tmp_path / "local"), f"memory://{tmp_path.name}"
     put = RemoteFolder.write
     for allowed in (0, 1, 3, 6, 9, 14):
         left = allowed
@@ -306,15 +311,16 @@ def test_a_run_that_was_cut_off_is_resumed(bucket: str, tmp_path: Path, monkeypa
 
         monkeypatch.setattr(RemoteFolder, "write", fail)
         with pytest.raises(StoreError, match=r"cannot be written.*network is gone.*run again"):
-            sample(cube(), bucket, 1).run()
+            sample(cube(), place, 1).run()
         monkeypatch.setattr(RemoteFolder, "write", put)
         for part in ("train", "test"):
             with pytest.raises(StoreError):
-                open_store(f"{bucket}/{part}.zarr")
-    sample(cube(), bucket, 1).run()
-    assert contents(bucket) == wanted
+                open_store(f"{place}/{part}.zarr")
+    sample(cube(), place, 1).run()
+    assert contents(place) == wanted
 
 
+@pytest.mark.slow
 def test_cut_off_while_copying(bucket: str, monkeypatch: Any) -> None:
     take = RemoteFolder.take
 
@@ -333,21 +339,24 @@ def test_cut_off_while_copying(bucket: str, monkeypatch: Any) -> None:
     assert not [name for name in contents(bucket) if ".partial" in name]
 
 
-def test_only_our_stores_are_overwritten(bucket: str) -> None:
-    sample(cube(), bucket, 1).run()
+@pytest.mark.slow
+def test_only_our_stores_are_overwritten(tmp_path: Path) -> None:
+    place = f"memory://{tmp_path.name}"
+    sample(cube(), place, 1).run()
     other = cube() + 1
     with pytest.raises(StoreExistsError, match="another call or from another cube"):
-        sample(other, bucket, 1).run()
-    before = open_store(f"{bucket}/train.zarr")["a"].values
-    sample(other, bucket, 1, overwrite=True, scale_fn=None).run()
-    assert not np.array_equal(open_store(f"{bucket}/train.zarr")["a"].values, before)
-    fs, root = filesystem(bucket)
+        sample(other, place, 1).run()
+    before = open_store(f"{place}/train.zarr")["a"].values
+    sample(other, place, 1, overwrite=True, scale_fn=None).run()
+    assert not np.array_equal(open_store(f"{place}/train.zarr")["a"].values, before)
+    fs, root = filesystem(place)
     fs.pipe_file(f"{root}/other/train.zarr/notes.txt", b"mine")
     with pytest.raises(StoreExistsError, match=r"not a sample store of ml4cube"):
-        sample(cube(), f"{bucket}/other", 1, overwrite=True).run()
+        sample(cube(), f"{place}/other", 1, overwrite=True).run()
     assert fs.cat_file(f"{root}/other/train.zarr/notes.txt") == b"mine"
 
 
+@pytest.mark.slow
 def test_a_bucket_or_server_that_is_not_there_is_named(
     bucket: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -431,6 +440,7 @@ def test_what_was_replaced_already_is_not_made_again(tmp_path: Path, monkeypatch
     assert not [name for name in contents(place) if ".partial" in name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allowed", range(0, 60, 7))
 def test_an_outage_is_told_of_the_part_it_hit(
     tmp_path: Path, monkeypatch: Any, allowed: int
@@ -522,6 +532,7 @@ def test_a_lock_that_was_given_back_is_not_renewed(tmp_path: Path, monkeypatch: 
         assert "lock.json" not in held.folder.list()
 
 
+@pytest.mark.slow
 def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
     target = f"{bucket}/train.zarr"
     with RemoteDraft(target, "call"):
@@ -537,6 +548,7 @@ def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
         RemoteDraft(f"{bucket}/foreign.zarr", "call")
 
 
+@pytest.mark.slow
 def test_a_lock_is_renewed(bucket: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(remote_draft, "_RENEW_S", 0.02)
     with RemoteDraft(f"{bucket}/train.zarr", "call") as held:
@@ -583,6 +595,7 @@ def test_a_run_that_was_taken_over_ends(tmp_path: Path, monkeypatch: Any) -> Non
             assert second._is_mine()
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(
@@ -616,6 +629,7 @@ def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:
     open_store(f"{bucket}/train.zarr", verify=True)
 
 
+@pytest.mark.slow
 def test_the_host_of_a_cube_tells_which_it_is(bucket: str, monkeypatch: Any) -> None:
     """However it is named."""
     cube().to_zarr(f"{bucket}/a", consolidated=False)
@@ -659,6 +673,7 @@ def into(store: Any, source: Any, nproc: int = 1, **more: Any) -> MultiProcSampl
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "nproc"), [("MemoryStore", 1), ("icechunk", 2)])
 def test_stores_inside_zarr_stores_are_the_same_bytes(
     tmp_path: Path, kind: str, nproc: int
@@ -686,6 +701,7 @@ def test_stores_inside_zarr_stores_are_the_same_bytes(
         into(store, cube(), seed=5).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["MemoryStore", "icechunk"])
 def test_a_zarr_store_is_overwritten_only_by_whole_stores(kind: str) -> None:
     store, _ = inside(kind)
@@ -705,8 +721,8 @@ def test_a_zarr_store_is_overwritten_only_by_whole_stores(kind: str) -> None:
         into(store, cube(), overwrite=True).run()
 
 
-@pytest.mark.parametrize("kind", ["MemoryStore", "icechunk"])
-@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.slow
+@pytest.mark.parametrize(("overwrite", "kind"), [(False, "MemoryStore"), (True, "icechunk")])
 def test_a_write_into_a_zarr_store_that_was_cut_off_is_done_again(
     kind: str, overwrite: bool, monkeypatch: Any
 ) -> None:

@@ -101,6 +101,7 @@ def store(tmp_path: Path) -> Path:
     return write(tmp_path / "train.zarr", layout())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shard", "chunk"), [(8, 2), (8, 8), (30, 3), (23, 23), (1, 1)])
 def test_comes_back_equal(tmp_path: Path, shard: int, chunk: int) -> None:
     ds = open_store(write(tmp_path / "s", layout(shard=shard, chunk=chunk)), verify=True)
@@ -175,6 +176,7 @@ def test_any_missing_emptied_or_cut_file_is_refused(tmp_path: Path) -> None:
     open_store(store, verify=True)
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
     store = write(tmp_path / "s", layout())
     for path in every_file(store):
@@ -210,6 +212,7 @@ def in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InMemory:
     return held
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_metadata_passes_an_opening(in_memory: InMemory) -> None:
     """2,000 of them: no number changes silently, and the file is named whatever the bit makes."""
     verify_store("s", hashes=False)
@@ -225,6 +228,7 @@ def test_no_flipped_bit_of_metadata_passes_an_opening(in_memory: InMemory) -> No
     verify_store("s", hashes=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", [StoreMetadata.of, open_axes], ids=["metadata", "axes"])
 def test_readers_of_metadata_alone_check_what_they_read(in_memory: InMemory, reader: Any) -> None:
     names = ["manifest/zarr.json"]
@@ -314,6 +318,7 @@ def sampler(cube: xr.Dataset, place: Any, test: Any) -> MultiProcSampler:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["path", "url", "zarr"])
 def test_every_reader_refuses_damaged_metadata_by_name(tmp_path: Path, kind: str) -> None:
     values = np.random.default_rng(0).normal(280, 9, (6, 4)).astype("f4")

@@ -27,7 +27,7 @@ from ml4cube.training.addons.precision import choose_precision
 from ml4cube.training.callbacks import ModelCheckpoint
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.trainer import Trainer
-from tests.distributed_runner import on_ranks
+from tests.distributed_runner import kept_ranks, on_ranks
 from tests.training.test_loggers import FakeNeptune, FakeWandB
 from tests.training_parts import dataset, network, weights
 
@@ -400,6 +400,7 @@ def test_a_state_of_another_make_is_refused(tmp_path):
 # -------------------------------------------------------------------- MultiGPUAddon
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_does_and_give_everything_back(tmp_path):
     def build(device):
         model = network(norm=False)
@@ -419,7 +420,8 @@ def test_two_processes_train_as_one_does_and_give_everything_back(tmp_path):
         )
 
     model, run = build(["cpu", "cpu"])
-    history = run.run(2, loader(32, batch_size=4), loader(7, batch_size=2, seed=1))
+    with kept_ranks():
+        history = run.run(2, loader(32, batch_size=4), loader(7, batch_size=2, seed=1))
     single, alone = build(["cpu"])
     expected = alone.run(2, loader(32, batch_size=8), loader(7, batch_size=2, seed=1))
 
@@ -442,7 +444,8 @@ def test_two_processes_train_as_one_does_and_give_everything_back(tmp_path):
     assert run.inference(loader(7)).shape == (7, 1)
 
     held_out = loader(7, batch_size=2, seed=1)
-    again = run.run(1, loader(32, batch_size=4), held_out)
+    with kept_ranks():
+        again = run.run(1, loader(32, batch_size=4), held_out)
     more = alone.run(1, loader(32, batch_size=8), held_out)
     assert again["val_loss"] == pytest.approx(more["val_loss"], rel=1e-5)
     assert again["epoch"] == [1, 2, 3]
@@ -627,6 +630,7 @@ def _cut(folder, strategy):
     return run.best_epoch, weights(run.model), again
 
 
+@pytest.mark.slow
 def test_a_model_cut_over_two_ranks_is_saved_whole(tmp_path):
     (epoch, first, again), (_, second, _) = on_ranks(2, _cut, tmp_path, "fsdp")
     assert first == second

@@ -355,6 +355,7 @@ def loaders_of_a_rank():
     return train, val, one, samples_of(ordered)
 
 
+@pytest.mark.slow
 def test_ranks_get_equal_batches_to_train_on_and_every_sample_to_evaluate():
     there = dataset(9).tensors[0][:, 0].tolist()
     train, val, _, ordered = loaders_of_a_rank()

@@ -47,6 +47,8 @@ from tests.training_parts import (
     weights,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _one_thread():
@@ -674,11 +676,6 @@ def test_snapshot_of_two_ranks_resumes_on_one(two_ranks):
 
 def fail(how):
     rank = dist.get_rank()
-    if how == "nan":
-        bad = torch.full((4, 3), torch.nan if rank == 1 else 1.0)
-        trainer(ranks=True, train=[(bad, torch.ones(4, 1))] * 3).train()
-    if how == "raise":
-        trainer(ranks=True, callbacks=[At(2, lambda: rank == 1 and 1 / 0)]).train()
     if how == "raise in validation":
 
         class Bad(list):
@@ -698,19 +695,17 @@ def fail(how):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("nan", "training loss is nan on rank 1, epoch 1, step 1"),
-        ("raise", "rank 1 of 2 failed: ZeroDivisionError"),
         ("raise in validation", "rank 1 of 2 failed: OSError: chunk 7 cannot be read"),
         ("kill", "died|terminated|lost"),
         ("freeze", "lost the other ranks|froze"),
     ],
 )
 def test_failing_rank_ends_all_soon_with_a_clear_error(how, message):
-    started = time.monotonic()
+    before, started = set(_children()), time.monotonic()
     with pytest.raises(RunError, match=message):
         dist_train(fail, 2, how, timeout=5 if how == "freeze" else 60)
     assert time.monotonic() - started < 40
-    assert not [p for p in psutil.Process().children(recursive=True) if "loky" in _line(p)]
+    assert not [p for p in _children() if p not in before and "loky" in _line(p)]
 
 
 class Passes(list):
@@ -725,11 +720,11 @@ class Passes(list):
 
 
 def train_after_a_failure():
-    gaps = torch.full((4, 3), torch.nan)
+    gaps = torch.full((4, 3), torch.nan if dist.get_rank() == 1 else 1.0)
     val = Passes([(torch.ones(4, 3), torch.ones(4, 1))] * 2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "PERIOD_S", 0.0)  # every batch of a validation is a moment to look
-        with pytest.raises(RunError, match="training loss is nan"):
+        with pytest.raises(RunError, match="training loss is nan on rank 1, epoch 1, step 1"):
             trainer(ranks=True, train=[(gaps, torch.ones(4, 1))] * 3).train()
         trainer(ranks=True, val=val, epochs=2).train()
     return val.passes
@@ -737,6 +732,10 @@ def train_after_a_failure():
 
 def test_a_run_that_failed_on_all_ranks_is_over_for_the_next(two_ranks):
     assert [found["after a failure"] for found in two_ranks[1]] == [2, 2]
+
+
+def _children():
+    return psutil.Process().children(recursive=True)
 
 
 def _line(process):

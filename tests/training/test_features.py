@@ -128,6 +128,7 @@ def test_a_limited_epoch_is_resumed_inside_and_ends_as_undisturbed(tmp_path):
 KINDS = {"stateful": Stateful, "standing": Standing}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [None, 5, 9])
 @pytest.mark.parametrize("kind", ["store", "tensors", *KINDS])
 def test_a_snapshot_after_the_last_batch_trains_on_none_of_the_next_epoch(tmp_path, kind, limit):
@@ -244,6 +245,7 @@ def test_time_limit_leaves_a_snapshot_inside_the_epoch_that_is_resumed(tmp_path)
     assert losses(resumed) == losses(whole)
 
 
+@pytest.mark.slow
 def test_time_limit_in_validation_leaves_it_to_the_resumed_run(tmp_path):
     class Late(DataLoader):
         def __iter__(self):
@@ -263,6 +265,7 @@ def test_time_limit_in_validation_leaves_it_to_the_resumed_run(tmp_path):
     assert losses(resumed) == losses(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ema", [None, 0.9])
 def test_a_run_that_time_ended_goes_on_when_called_again(tmp_path, ema):
     whole = trainer(epochs=2, ema=ema)
@@ -400,6 +403,7 @@ def limited_on_ranks(folder):
     return state["step"], model, losses(resumed), weights(trainer(ranks=True).train())
 
 
+@pytest.mark.slow
 def test_time_limit_of_one_rank_ends_all_in_order(two_ranks):
     first, second = (results["limited_on_ranks"] for results in two_ranks)
     assert first == second
@@ -517,6 +521,7 @@ def averaged_on_ranks(folder):
     return averaged(folder, ranks=True)
 
 
+@pytest.mark.slow
 def test_averages_are_the_same_on_all_ranks_and_resumed(two_ranks):
     first, second = (results["averaged_on_ranks"] for results in two_ranks)
     assert first == second
@@ -564,6 +569,7 @@ def batch_norm_on_ranks(folder):
     return results
 
 
+@pytest.mark.slow
 def test_batch_norm_on_several_ranks_is_reproduced_from_the_file(two_ranks):
     for results in two_ranks:
         for reported, mean in results["batch_norm_on_ranks"]:
@@ -593,6 +599,7 @@ def compiled_on_ranks(folder):
     return run.history["val_loss"], plain.history["val_loss"]
 
 
+@pytest.mark.slow
 def test_compiled_model_trains_on_several_ranks(two_ranks):
     for results in two_ranks:
         fast, plain = results["compiled_on_ranks"]
@@ -700,6 +707,7 @@ def several_sets_on_ranks(folder=None):
     return results
 
 
+@pytest.mark.slow
 def test_several_validation_sets_are_each_exact_and_together(two_ranks):
     results = [several_sets_on_ranks(), *(r["several_sets_on_ranks"] for r in two_ranks)]
     for result in results:
@@ -743,6 +751,7 @@ def empty_on_ranks(folder):
     return said
 
 
+@pytest.mark.slow
 def test_validation_without_a_sample_is_named_whatever_the_metric(two_ranks):
     for said in [empty_on_ranks(""), *(results["empty_on_ranks"] for results in two_ranks)]:
         assert all("test_data gave no sample" in one for one in said)
@@ -804,6 +813,7 @@ def one_slow_rank_on_ranks(folder):
     return results
 
 
+@pytest.mark.slow
 def test_table_says_which_rank_is_slow_and_why(two_ranks):
     first, second = (results["one_slow_rank_on_ranks"] for results in two_ranks)
     assert first == second
@@ -909,6 +919,7 @@ def reads_on_ranks(folder):
     return reads.per_step, reads.asked
 
 
+@pytest.mark.slow
 def test_a_step_of_several_ranks_reads_nothing_from_the_device(two_ranks):
     for results in two_ranks:
         per_step, asked = results["reads_on_ranks"]

@@ -57,6 +57,7 @@ NAMES = ["loss", 'a "b", c', "näher", "lr"]
 ROWS = st.lists(st.dictionaries(st.sampled_from(NAMES), st.floats(-9, 9), min_size=1), max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(lives=st.lists(st.tuples(st.integers(0, 6), ROWS, st.booleans()), min_size=1, max_size=4))
 def test_files_hold_every_step_once_whatever_was_resumed(tmp_path_factory, lives):
@@ -507,6 +508,7 @@ def log_on_ranks(folder):
     return log._target, ran.history["val_loss"]
 
 
+@pytest.mark.slow
 def test_only_rank_0_logs(tmp_path):
     results = on_ranks(2, log_on_ranks, str(tmp_path))
     rows = read_csv(tmp_path / "log.csv")

@@ -529,6 +529,7 @@ def cut_over_ranks(**kind):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 def test_ranks_count_by_what_their_losses_divide_by(kind, two_ranks):
     one = fit([[(0, 24)]], **KINDS[kind])

@@ -381,6 +381,7 @@ def test_without_validation_the_training_loss_decides():
 # ------------------------------------------------------------------- resuming
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [20, 17, 3], ids=["epoch end", "inside", "first epoch"])
 @pytest.mark.parametrize("generator", [False, True])
 def test_resumed_run_equals_an_uninterrupted_one(tmp_path, stop_at, generator):
@@ -630,10 +631,12 @@ def test_loader_that_knows_its_position_is_asked_for_it(tmp_path):
     assert losses(resumed) == losses(whole)
 
 
+@pytest.mark.slow
 def test_sigterm_leaves_a_snapshot_and_ends_the_process(tmp_path):
     """In validation too: the run goes on with that validation when it is resumed."""
     script = """
 import os, signal, sys, torch
+import torch._dynamo  # which the first optimizer would import, in every child anew
 from tests.training_parts import At, dataset, losses, trainer, weights
 from torch.utils.data import DataLoader
 
@@ -646,33 +649,34 @@ class Val(DataLoader):
                 os.kill(os.getpid(), signal.SIGTERM)
             yield batch
 
-when, path = sys.argv[1:]
 torch.set_num_threads(1)
-term = At(13, lambda: os.kill(os.getpid(), signal.SIGTERM))
-run = trainer(val=Val(dataset(17, seed=1), batch_size=5), snapshot_path=path,
-              callbacks=[term] if when == "training" else [])
-model = run.train()
-print(losses(run), weights(model))
+for pair in sys.argv[1:]:  # each in a fork of this process, which has computed nothing itself
+    when, path = pair.split("=")
+    child = os.fork()
+    if child:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print("ended", code, torch.load(path, weights_only=True)["state"]["batch"])
+        continue
+    term = At(13, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    run = trainer(val=Val(dataset(17, seed=1), batch_size=5), snapshot_path=path,
+                  callbacks=[term] if when == "training" else [], progress=False)
+    model = run.train()
+    print(losses(run), weights(model), flush=True)
+    os._exit(0)
 """
-
-    def start(when, name):
-        return subprocess.Popen(
-            [sys.executable, "-c", script, when, str(tmp_path / f"{name}.pt")],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    cut = {when: start(when, when) for when in ("training", "validation")}
-    for when, process in cut.items():
-        process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGTERM
-        state = torch.load(tmp_path / f"{when}.pt", weights_only=True)["state"]
-        assert state["epoch"] == 1
-        assert state["batch"] > 0
-    runs = [start("never", name) for name in ("whole", "training", "validation")]
-    said = [process.communicate(timeout=60)[0] for process in runs]
-    assert said[0] == said[1] == said[2] != ""
+    moments = ("training", "validation")
+    cut = [f"{when}={tmp_path / when}.pt" for when in moments]
+    whole = [f"never={tmp_path / name}.pt" for name in ("whole", *moments)]
+    done = subprocess.run(
+        [sys.executable, "-uc", script, *cut, *whole], cwd=ROOT, capture_output=True, text=True
+    )
+    ended, said = [], []
+    for line in done.stdout.splitlines():
+        (ended if line.startswith("ended") else said).append(line)
+    assert [line.split()[1] for line in ended] == [f"-{signal.SIGTERM:d}"] * 2 + ["0"] * 3, done
+    assert [line.split()[2] == "0" for line in ended] == [False] * 2 + [True] * 3
+    assert len(said) == 3
+    assert said[0] == said[1] == said[2]
 
 
 # --------------------------------------------------------------------- bad input
@@ -869,6 +873,7 @@ def test_snapshot_of_another_model_or_damaged_is_refused_by_name(tmp_path):
 # -------------------------------------------------------------- what is seen of it
 
 
+@pytest.mark.slow
 def test_rank_table_is_seen_where_logging_is_not_set_up(tmp_path):
     script = """
 from tests.training_parts import trainer

@@ -87,6 +87,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_learning_rate_asked_for_is_used(tmp_path, name):
     schedule, factors = SCHEDULES[name]
@@ -130,6 +131,7 @@ def test_settings_of_a_scheduler_are_honoured_and_another_one_starts_anew(tmp_pa
     assert "StepLR → None" in said[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -37,6 +37,8 @@ from tests.training_parts import (
     weights,
 )
 
+pytestmark = pytest.mark.slow
+
 GROUPS = {"strategy": "fsdp", "shard_modules": nn.Linear}
 
 

@@ -101,6 +101,7 @@ class Wanders(SGDRegressor):
         return self
 
 
+@pytest.mark.slow
 def test_the_best_epoch_is_returned_and_saved(tmp_path):
     x, y = numbers()
     path = tmp_path / "deep" / "best.skops"
@@ -212,6 +213,7 @@ class Run:
         self.artifacts.append((path, name))
 
 
+@pytest.mark.slow
 def test_arrays_are_fitted_at_once_and_logged_as_the_ancestor_did(tmp_path):
     (x, y), test = numbers(), numbers(20, seed=1)
     run = Run()

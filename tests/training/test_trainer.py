@@ -584,6 +584,7 @@ def _on_a_rank():
     return columns(history), weights(run.model), len(run.log_test["loss"])
 
 
+@pytest.mark.slow
 def test_two_ranks_judge_all_batches_and_agree():
     (one, first, seen), (two, second, other) = on_ranks(2, _on_a_rank)
     assert one == two
@@ -788,6 +789,7 @@ def test_a_trial_run_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_limits_several_sets_norms_and_a_compiled_model():
     run = make(
         limit_train_batches=0.34,
