@@ -290,7 +290,7 @@ def test_accumulated_batches_weigh_by_samples(batch_size, accumulate):
         parts[steps] = (weights(model)["weight"][0], run.history["train_loss"])
         assert run._loop.state.step == 2 * math.ceil(37 / window)
     one, many = parts[1], parts[accumulate]
-    assert many[0] == pytest.approx(one[0], rel=1e-5)
+    assert many[0] == pytest.approx(one[0], rel=1e-5, abs=1e-7)  # a weight may be near 0
     assert many[1] == pytest.approx(one[1], rel=1e-5)
 
 
@@ -1009,5 +1009,5 @@ def test_early_stopping_may_be_given_in_detail_and_counts_anew_in_a_new_run(tmp_
         run = trainer(epochs=5, early_stopping=stopping, callbacks=[Rising()], samples=8)
         run.train()
         assert len(run.history) == 2
-    with pytest.raises(InvalidTypeError, match="early_stopping='yes' is neither"):
+    with pytest.raises(InvalidTypeError, match=r"early_stopping must be .* got 'yes'"):
         trainer(early_stopping="yes")
