@@ -664,7 +664,7 @@ def test_seed_everything_seeds_and_returns():
     seed_everything(3)
     assert torch.equal(first, torch.rand(1))
     for bad in (-1, 2**32, 1.5, True, None):
-        with pytest.raises(InvalidValueError, match="seed must be an int"):
+        with pytest.raises(InvalidValueError, match="is no seed"):
             seed_everything(bad)
 
 
@@ -760,15 +760,15 @@ def test_validation_without_a_sample_is_named_whatever_the_metric(two_ranks):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"limit_train_batches": 0}, "limit_train_batches=0"),
-        ({"limit_val_batches": 1.5}, "limit_val_batches=1.5"),
-        ({"limit_val_batches": True}, "limit_val_batches=True"),
-        ({"fast_dev_run": -1}, "fast_dev_run=-1"),
-        ({"max_time": 0}, "max_time=0"),
-        ({"max_time": "1:30"}, "max_time='1:30'"),
-        ({"ema": 1.0}, "ema=1.0"),
-        ({"ema": True}, "ema=True"),
-        ({"compile": 3}, "compile=3"),
+        ({"limit_train_batches": 0}, "limit_train_batches must be"),
+        ({"limit_val_batches": 1.5}, "limit_val_batches must be"),
+        ({"limit_val_batches": True}, "limit_val_batches must be"),
+        ({"fast_dev_run": -1}, "fast_dev_run must be"),
+        ({"max_time": 0}, "max_time must be"),
+        ({"max_time": "1:30"}, "max_time must be"),
+        ({"ema": 1.0}, "ema must be"),
+        ({"ema": True}, "ema must be"),
+        ({"compile": 3}, "compile must be"),
     ],
 )
 def test_bad_settings_are_refused(arguments, message):
