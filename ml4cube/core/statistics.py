@@ -51,8 +51,8 @@ def check_numpy(name: str, dtype: Any) -> None:
     """Raise for a dtype that only pandas knows, such as ``Int64``, whose gaps numpy misses."""
     if not isinstance(dtype, np.dtype) and getattr(dtype, "kind", "") in ("f", "i", "u", "b", "c"):
         raise InvalidTypeError(
-            f"variable {name!r} must have a numpy dtype, got pandas' {dtype}; convert it with "
-            "astype('float64')"
+            f"variable {name!r} must have a numpy dtype, got pandas' dtype {dtype}; convert it "
+            'with astype("float64")'
         )
 
 

@@ -318,7 +318,7 @@ def test_a_scalar_alone_is_named() -> None:
 def test_an_array_called_like_its_dim_or_coordinate_is_refused(name: str) -> None:
     array = xr.DataArray(np.ones(3), {"height": 2.0}, ["x"], name)
     for work in (pp.get_statistics, pp.drop_nan_values, pp.fill_nan_values, pp.CubeScaler().fit):
-        with pytest.raises(InvalidValueError, match=rf"called '{name}'.*by ds.rename"):
+        with pytest.raises(InvalidValueError, match=rf"dim or coordinate '{name}'.*with ds.rename"):
             work(array)
 
 
