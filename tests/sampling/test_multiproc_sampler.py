@@ -596,6 +596,15 @@ def test_labels_are_those_of_the_cube_whatever_became_of_its_coordinates(
 
 
 @pytest.mark.slow
+def test_a_window_in_two_parts_belongs_to_none(tmp_path: Path) -> None:
+    ds = cell_id_cube({"time": 9, "x": 2}, "float64")
+    ds = ds.assign(split=("time", [1, 1, 1, 0, 0, 0, 2, 2, 2]))
+    options = {"val_cube": tmp_path / "v", "sample_size": {"time": 2}, "overlap": {"time": 0.5}}
+    plan = sampler(ds, tmp_path, **options).plan()
+    assert plan.samples == {"train": 4, "test": 4, "val": 4}
+    assert plan.accounting["straddle"] == 4
+
+
 def test_blocks_are_drawn_whatever_their_part(tmp_path: Path) -> None:
     """The split puts blocks in random order too: drawing in its order would give train first."""
     ds = cell_id_cube({"time": 400, "x": 2}, "float64")
