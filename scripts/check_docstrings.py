@@ -13,7 +13,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from numpydoc.validate import validate
 
@@ -41,7 +41,8 @@ def published() -> Iterator[str]:
 
 def members(name: str, found: Any) -> Iterator[str]:
     """Yield a name and, of a class, those of the public methods that it defines."""
-    if not inspect.isclass(found) or "__init__" in vars(found):  # or the base class documents it
+    made = "__init__" in vars(found) and Protocol not in getattr(found, "__bases__", ())
+    if not inspect.isclass(found) or made:  # else there is nothing to make, or a base documents it
         yield name
     for attribute in vars(found) if inspect.isclass(found) else ():
         member = inspect.unwrap(getattr(found, attribute, None))

@@ -218,7 +218,7 @@ class Trainer(TrainerState):
             *as_callbacks(callbacks),
         ]
         self._tested = History()
-        self._gives_output = self.overrides("test_step")  # as far as is known
+        self._gives_output = self._overrides("test_step")  # as far as is known
         if not self._is_cut:  # which may not fit on one device
             self.model.to(world.device)
 
@@ -485,7 +485,7 @@ class Trainer(TrainerState):
 
     # ---------------------------------------------------------------------- internal
 
-    def overrides(self, name: str) -> bool:
+    def _overrides(self, name: str) -> bool:
         """Return True if a subclass or an add-on defines one of the methods of this class."""
         return getattr(type(self), name) is not getattr(Trainer, name)
 
@@ -585,7 +585,7 @@ class Trainer(TrainerState):
             )
 
     def _check_step(self, name: str) -> None:
-        if self.loss_step is None and not self.overrides(name):
+        if self.loss_step is None and not self._overrides(name):
             raise self._no_step(name)
 
     def _no_step(self, name: str) -> InvalidTypeError:

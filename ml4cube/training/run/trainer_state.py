@@ -83,7 +83,7 @@ class TrainerState(metaclass=Combinable):
     test_step: Callable[[Any], Any]
     count_samples: Callable[[Any], int | None]
     metric_on_epoch_end: Callable[[], Mapping[str, float] | None]
-    overrides: Callable[[str], bool]
+    _overrides: Callable[[str], bool]
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class TrainerState(metaclass=Combinable):
         """Return what `metric_on_epoch_end` gives for the logs of all ranks; every rank."""
         _fetch(self.log_train)
         _fetch(self.log_test)
-        if not self.overrides("metric_on_epoch_end"):
+        if not self._overrides("metric_on_epoch_end"):
             return {}
         mine = self.log_train, self.log_test
         self.log_train, self.log_test = (_of_all_ranks(log, self._world) for log in mine)

@@ -31,8 +31,8 @@ class UserStep(Step):
 
     def __init__(self, trainer: TrainerState, wrapped: tuple[str, ...]) -> None:
         self._trainer = trainer
-        self._wrapped = [name for name in wrapped if trainer.overrides(name)]
-        self.counts_itself = trainer.overrides("count_samples")
+        self._wrapped = [name for name in wrapped if trainer._overrides(name)]
+        self.counts_itself = trainer._overrides("count_samples")
         self._counted: dict[bool, bool] = {}  # in training, or not: True if samples are known
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
@@ -56,7 +56,7 @@ class UserStep(Step):
         trainer = self._trainer
         parts = [] if trainer.loss_step is None else trainer.loss_step.loss_parts
         parts += [
-            getattr(type(trainer), n) for n in ("train_step", "test_step") if trainer.overrides(n)
+            getattr(type(trainer), n) for n in ("train_step", "test_step") if trainer._overrides(n)
         ]
         return parts + [
             part
@@ -136,7 +136,7 @@ class UserStep(Step):
 
     def _loss_step(self, training: bool) -> Supervised | None:
         """Return the step made of the Trainer's loss, if the user defines none."""
-        own = self._trainer.overrides("train_step" if training else "test_step")
+        own = self._trainer._overrides("train_step" if training else "test_step")
         return None if own else self._trainer.loss_step
 
     def _read(self, name: str, values: Any) -> StepResult:
