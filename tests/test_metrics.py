@@ -8,7 +8,6 @@ import math
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -147,6 +146,7 @@ def test_an_unpredicted_cell_is_not_hidden_and_an_infinite_one_counts_as_such():
 
 
 def test_tensors_with_gradients_and_reset():
+    torch = pytest.importorskip("torch")
     metric = RMSE()
     metric.update(torch.ones(2, 2, requires_grad=True), torch.zeros(2, 2))
     assert metric.compute() == 1.0

@@ -40,7 +40,6 @@ from ml4cube.core.errors import (
 )
 from ml4cube.datasets import multiproc_sampler
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.datasets.xr_dataset import XrDataset
 from ml4cube.preprocessing import assign_mask
 from ml4cube.sampling import plan as sample_plan
@@ -527,6 +526,9 @@ def test_a_split_that_nobody_asked_for_is_of_few_large_blocks(
     tmp_path: Path, window: dict[str, int]
 ) -> None:
     """Chunks of one step each, as reanalyses have them, are no blocks."""
+    pytest.importorskip("torch")
+    from ml4cube.datasets.pytorch import PTXrDataset
+
     cube = cell_id_cube({"time": 60, "lat": 40, "lon": 90}, "float64", names=("a", "b"))
     given: dict[str, Any] = {"sample_size": window or None, "overlap": 0.2}
     labels = []

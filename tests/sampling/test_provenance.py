@@ -24,7 +24,6 @@ import fsspec
 import icechunk
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 import zarr
 from fsspec import AbstractFileSystem
@@ -230,7 +229,10 @@ UNKNOWN_CALLBACKS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "method": (lambda _: Plain().__call__, "of type builtins.method"),
     "class": (lambda _: closing_over(Plain), "value in .*of type builtins.type"),
     "tree": (lambda _: closing_over(KDTree([[1.0], [2.0]])), "KDTree"),
-    "tensor": (lambda _: closing_over(torch.ones(2)), "of type torch.Tensor"),
+    "tensor": (
+        lambda _: closing_over(pytest.importorskip("torch").ones(2)),
+        "of type torch.Tensor",
+    ),
     "subclass": (lambda _: closing_over(collections.OrderedDict()), "OrderedDict"),
     "objects": (lambda _: closing_over(np.array([Plain()])), "numpy.ndarray"),
     "mask": (lambda _: closing_over(np.ma.masked_equal([1.0], 1.0)), "MaskedArray"),

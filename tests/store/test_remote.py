@@ -25,7 +25,6 @@ from zarr.storage import StorePath
 from ml4cube import open_store
 from ml4cube.core.errors import CubeError, RunError, StoreError, StoreExistsError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.sampling.identity.provenance import Call
 from ml4cube.sampling.request import Sampling, SamplingOptions
 from ml4cube.store import folders
@@ -111,6 +110,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
 def test_stores_on_s3_are_the_same_bytes(bucket: str, tmp_path: Path) -> None:
     train, _ = sample(cube(), bucket, 2).get_datasets()
     assert contents(bucket) == local_bytes(cube(), tmp_path / "local")
+    pytest.importorskip("torch")
+    from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+
     loader = prep_dataloader(
         PTXrDataset(f"{bucket}/train.zarr", features="a"), batch_size=8, drop_last=False
     )
@@ -690,6 +692,9 @@ def test_stores_inside_zarr_stores_are_the_same_bytes(
     plain = xr.open_zarr(store, group="train.zarr", consolidated=False)
     for opened in (open_store(place, verify=True), plain):
         np.testing.assert_array_equal(opened["a"].values, train["a"].values)
+    pytest.importorskip("torch")
+    from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+
     samples = PTXrDataset(place, features="a")
     loader = prep_dataloader(samples, batch_size=8, drop_last=False)
     seen = np.concatenate([np.asarray(batch) for batch in loader])

@@ -11,15 +11,12 @@ import numpy as np
 import pytest
 import xarray as xr
 import zarr
-from torch import nn
 from zarr.storage import MemoryStore
 
 from ml4cube.core.errors import InvalidTypeError, StoreError, StoreExistsError
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.datasets.pytorch import PTXrDataset
-from ml4cube.prediction import predict_cube
 from ml4cube.store.folders import LocalFolder
 from ml4cube.store.format import (
     ArrayLayout,
@@ -302,6 +299,10 @@ def flip(raw: bytes, rng: np.random.Generator, within: bytes = b"") -> bytes:
 
 def readers_of(cube: xr.Dataset, place: Any, test: Any) -> dict[str, Callable[[], object]]:
     """Every public way to what a store says."""
+    nn = pytest.importorskip("torch").nn
+    from ml4cube.datasets.pytorch import PTXrDataset
+    from ml4cube.prediction import predict_cube
+
     return {
         "open_store": lambda: open_store(place),
         "open_axes": lambda: open_axes(place),
