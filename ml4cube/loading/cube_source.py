@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 from collections import OrderedDict
@@ -42,7 +41,6 @@ from ml4cube.progress import Stage
 from ml4cube.sampling.engines import local_engine
 from ml4cube.sampling.extractor import Arrays, Extractor
 from ml4cube.sampling.identity.callback import identity_of, name_of
-from ml4cube.sampling.identity.cube import identity_of_variable, state_of
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.plan import SamplePlan, make_plan, makes_samples, refuse_empty
 from ml4cube.sampling.request import Sampling, SamplingOptions
@@ -264,7 +262,6 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
 
 def _identity_of(sampling: Sampling) -> str | None:
     """Return the identity of a call, or None if it cannot be known without reading the cube."""
-    state = functools.cache(functools.partial(state_of, outputs=frozenset()))
     extractor, reader = sampling.extractor, sampling.reader
     settings: dict[str, Any] = {"seed": extractor.seed, "ds": [str(d) for d in sampling.ds.dims]}
     if sampling.given is not None:
@@ -273,11 +270,6 @@ def _identity_of(sampling: Sampling) -> str | None:
         settings["lead"] = [asdict(reader.lead), list(reader.far.variables)]
     try:
         callback = None if extractor.callback is None else identity_of(extractor.callback)
-        for name in reader.variables:
-            variable = sampling.ds.variables[name]
-            lazy = variable.dims and not variable._in_memory
-            if lazy and identity_of_variable(variable, state) is None:
-                return None
-        return Call.of(sampling, settings, callback).id
+        return Call.of(sampling, settings, callback, may_read=False).id
     except (CubeError, OSError):
         return None

@@ -89,8 +89,11 @@ class Call:
         settings: Mapping[str, Any],
         callback: str | None = None,
         outputs: Iterable[Path] = (),
+        *,
+        may_read: bool = True,
     ) -> Call:
-        """Collect what decides about the bytes of a call."""
+        """Collect what decides about the bytes of a call; StoreError if it may not read cells."""
+        identity = functools.partial(_identity, sampling, may_read=may_read)
         extractor, ds = sampling.extractor, sampling.ds
         own = {os.path.realpath(folder) for folder in outputs}
         state = functools.cache(functools.partial(state_of, outputs=own))
@@ -105,7 +108,7 @@ class Call:
         scalars = [str(n) for n, c in ds.coords.items() if not c.dims]
         read = [n for n in sampling.reader.variables if n != extractor.label]
         source: dict[str, Any]
-        source = {f"cells of {n!r}": _identity(sampling, n, state) for n in (*read, *scalars)}
+        source = {f"cells of {n!r}": identity(n, state) for n in (*read, *scalars)}
         source |= {f"coordinate {a.name!r}": hash_of(a.values) for a in extractor.axes}
         source |= {f"attributes of coordinate {a.name!r}": dict(a.attrs) for a in extractor.axes}
         source |= {f"description of {n!r}": _described(ds[n]) for n in sampling.spec.variables}
@@ -118,7 +121,7 @@ class Call:
             "callback": {"code, values or version": callback},
             "versions": {"format of stores": FORMAT, **versions()},
             "derived": {
-                "labels": [made, _identity(sampling, extractor.label, state)],
+                "labels": [made, identity(extractor.label, state)],
                 "tiles": extractor.tiles.to_json(),
                 "blocks used": extractor.choice and hash_of(extractor.choice.used),
             },
@@ -162,7 +165,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return named[:_MOST_NAMED] + ([f"{rest} more"] if rest > 0 else [])
 
 
-def _identity(sampling: Sampling, name: str, state: State) -> str:
+def _identity(sampling: Sampling, name: str, state: State, *, may_read: bool) -> str:
     """Identify a variable, by its cells where nothing else tells."""
     variable = sampling.ds.variables[name]
     try:
@@ -174,4 +177,6 @@ def _identity(sampling: Sampling, name: str, state: State) -> str:
             f"cannot tell whether variable {name!r} has changed: {error}; the source is damaged or "
             "out of reach, repair it and run again"
         ) from error
+    if known is None and not may_read:
+        raise StoreError(f"only the cells of variable {name!r} identify it")
     return known or hash_cells(sampling, name)
