@@ -168,4 +168,4 @@ class Interrupt(RuntimeError):
 
 def meet_now(loop: Any) -> None:
     """Let the ranks look for signals after this step, so that a test says where; all call this."""
-    loop.pulse._next = 0
+    loop.polls._next = 0

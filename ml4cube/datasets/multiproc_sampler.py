@@ -56,9 +56,9 @@ from ml4cube.store.format import (
     open_store,
     write_axes,
 )
-from ml4cube.store.locations import Place, ZarrFolder
+from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.precision import Precision
-from ml4cube.store.publishing.draft import Draft, work_place
+from ml4cube.store.publishing.draft import Draft, work_location
 from ml4cube.store.publishing.local import put_back
 from ml4cube.store.publishing.opening import open_draft, sweep, was_published
 from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
@@ -516,9 +516,9 @@ class MultiProcSampler:
     def _folders(self) -> list[Path]:
         """Return the folders of the stores on this machine's disk, also of unfinished ones."""
         stores = [target for target in self.targets.values() if isinstance(target, Path)]
-        return [*stores, *(Path(work_place(store)) for store in stores)]
+        return [*stores, *(Path(work_location(store)) for store in stores)]
 
-    def _exists(self, target: Place, call: Call) -> bool:
+    def _exists(self, target: Location, call: Call) -> bool:
         """Return whether the store of this call exists; refuse anything else at its path."""
         with WriteErrors.of(target):
             put_back(target)

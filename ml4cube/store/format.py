@@ -39,7 +39,7 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS
 from ml4cube.store.encoding import Compressor, with_index
 from ml4cube.store.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
-from ml4cube.store.locations import Place, ZarrFolder, folder_of, place_of
+from ml4cube.store.locations import Location, ZarrFolder, folder_of, location_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -167,14 +167,14 @@ def open_axes(source: Any) -> xr.Dataset:
     """
     import xarray as xr
 
-    place = place_of("store", source)
-    files = read_manifest(place)
+    location = location_of("store", source)
+    files = read_manifest(location)
     names = [n for n in files if n.startswith(f"{AXES}/") and _is_metadata(n)]
     if not names:
         return xr.Dataset()
     for name in names:
-        read_metadata(place, files, name)
-    return _open_zarr(place, AXES)
+        read_metadata(location, files, name)
+    return _open_zarr(location, AXES)
 
 
 def write_shard(
@@ -295,17 +295,17 @@ def _encode_chunk(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]
     return layout.compressor.compress(ready, ready.itemsize)
 
 
-def read_manifest(place: Place) -> Files:
+def read_manifest(location: Location) -> Files:
     """Return the files that a store must have."""
     try:
-        raw = folder_of(place).read(MANIFEST)
+        raw = folder_of(location).read(MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
         raise NoStoreError(
-            f"{place} is not a sample store, or not a complete one (it has no manifest); make it "
-            "again with MultiProcSampler"
+            f"{location} is not a sample store, or not a complete one (it has no manifest); make "
+            "it again with MultiProcSampler"
         ) from None
     except OSError as error:
-        raise StoreError(f"{MANIFEST} of {place} cannot be read: {error}") from error
+        raise StoreError(f"{MANIFEST} of {location} cannot be read: {error}") from error
     try:
         listed = json.loads(raw)["attributes"]["files"]
         files = {str(name): (int(size), str(hash)) for name, (size, hash) in listed.items()}
@@ -313,7 +313,9 @@ def read_manifest(place: Place) -> Files:
         files = {}
     # compared as bytes, which include its own hash and all other fields
     if raw != _manifest(files):
-        raise StoreError(f"{MANIFEST} (the manifest) of {place} is damaged; make the store again")
+        raise StoreError(
+            f"{MANIFEST} (the manifest) of {location} is damaged; make the store again"
+        )
     return files
 
 
@@ -321,12 +323,12 @@ def _is_metadata(name: str) -> bool:
     return name.rpartition("/")[2] == "zarr.json"
 
 
-def read_metadata(place: Place, files: Files, name: str) -> dict[str, Any]:
+def read_metadata(location: Location, files: Files, name: str) -> dict[str, Any]:
     """Return the content of a ``zarr.json`` of a store, after checking its hash."""
     raw: bytes | None = None
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        raw = folder_of(place).read(name)
-    _refuse(place, [fault] if (fault := _fault(name, files[name], raw)) else [])
+        raw = folder_of(location).read(name)
+    _refuse(location, [fault] if (fault := _fault(name, files[name], raw)) else [])
     assert raw is not None
     found: dict[str, Any] = json.loads(raw)
     return found
@@ -344,20 +346,20 @@ def _fault(name: str, written: tuple[int, str], found: bytes | int | None) -> st
     return None
 
 
-def _refuse(place: Place, faults: Sequence[str]) -> None:
+def _refuse(location: Location, faults: Sequence[str]) -> None:
     if faults:
         more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise StoreError(
-            f"the store {place} is damaged: {'; '.join(faults[:3])}{more}; make it again"
+            f"the store {location} is damaged: {'; '.join(faults[:3])}{more}; make it again"
         )
 
 
-def verify_store(place: Place, *, hashes: bool = True) -> None:
+def verify_store(location: Location, *, hashes: bool = True) -> None:
     """Check that every file of a store exists and is unchanged.
 
     Parameters
     ----------
-    place : str, path or ZarrFolder
+    location : str, path or ZarrFolder
         Location of the store.
     hashes : bool
         Read and hash every file. Otherwise only files of metadata are hashed, in which no checksum
@@ -368,13 +370,13 @@ def verify_store(place: Place, *, hashes: bool = True) -> None:
     StoreError
         If a file is missing or has changed; the message names up to three of them.
     """
-    folder, files = folder_of(place), read_manifest(place)
+    folder, files = folder_of(location), read_manifest(location)
     try:
         sizes = folder.list()
     except OSError as error:
-        raise StoreError(f"{place} cannot be listed: {error}") from error
+        raise StoreError(f"{location} cannot be listed: {error}") from error
     faults = [_fault(name, written, sizes.get(name)) for name, written in files.items()]
-    _refuse(place, list(filter(None, faults)))
+    _refuse(location, list(filter(None, faults)))
     names = [name for name in files if hashes or _is_metadata(name)]
 
     def fault(name: str) -> str | None:
@@ -384,8 +386,8 @@ def verify_store(place: Place, *, hashes: bool = True) -> None:
         with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-verify") as threads:
             faults = list(threads.map(fault, names))
     except OSError as error:
-        raise StoreError(f"{place} cannot be read: {error}") from error
-    _refuse(place, list(filter(None, faults)))
+        raise StoreError(f"{location} cannot be read: {error}") from error
+    _refuse(location, list(filter(None, faults)))
 
 
 def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
@@ -432,33 +434,33 @@ def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
     ...     print(dict(open_store(train, verify=True).sizes))
     {'samples': 32, 'lat': 2}
     """
-    place = place_of("store", source)
-    verify_store(place, hashes=verify)
-    ds = _open_zarr(place)
+    location = location_of("store", source)
+    verify_store(location, hashes=verify)
+    ds = _open_zarr(location)
     if ds.attrs.get("ml4cube_format") != FORMAT:
         raise StoreError(
-            f"{place} has store format {ds.attrs.get('ml4cube_format')!r}, this version reads "
+            f"{location} has store format {ds.attrs.get('ml4cube_format')!r}, this version reads "
             f"{FORMAT}; make it again"
         )
     variables = list(ds.attrs["variables"])
     return ds.set_coords([name for name in ds.data_vars if name not in variables])[variables]
 
 
-def _open_zarr(place: str | ZarrFolder, group: str | None = None) -> xr.Dataset:
+def _open_zarr(location: str | ZarrFolder, group: str | None = None) -> xr.Dataset:
     """Open a store, or a group inside it; ``encoding["source"]`` is its location."""
     import xarray as xr
 
     ds: xr.Dataset
-    if isinstance(place, ZarrFolder):
+    if isinstance(location, ZarrFolder):
         # not every zarr store supports consolidated metadata
-        inside = "/".join(filter(None, [place.path, group])) or None
-        ds = xr.open_zarr(place.store, group=inside, consolidated=False, decode_timedelta=False)
-        ds.encoding["source"] = place
+        inside = "/".join(filter(None, [location.path, group])) or None
+        ds = xr.open_zarr(location.store, group=inside, consolidated=False, decode_timedelta=False)
+        ds.encoding["source"] = location
     else:
         # absolute, so that a store opened twice is recognized
-        place = place if "://" in place else os.path.abspath(place)
+        location = location if "://" in location else os.path.abspath(location)
         whole = group is None
-        ds = xr.open_zarr(place, group=group, consolidated=whole, decode_timedelta=False)
+        ds = xr.open_zarr(location, group=group, consolidated=whole, decode_timedelta=False)
     return ds
 
 
@@ -608,8 +610,8 @@ def _attributes(source: Any) -> Mapping[str, Any]:
 
     if isinstance(source, xr.Dataset):
         return source.attrs
-    place = place_of("store", source)
-    attributes: Mapping[str, Any] = read_metadata(place, read_manifest(place), "zarr.json")[
+    location = location_of("store", source)
+    attributes: Mapping[str, Any] = read_metadata(location, read_manifest(location), "zarr.json")[
         "attributes"
     ]
     return attributes

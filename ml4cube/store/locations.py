@@ -90,7 +90,7 @@ class ZarrFolder:
         store = self.store
         while isinstance(store, WrapperStore):
             store = store._store
-        return place_of("store", StorePath(store, self.path))
+        return location_of("store", StorePath(store, self.path))
 
     def shares_store_with(self, other: ZarrFolder) -> bool:
         """Tell whether another location is in the same zarr store."""
@@ -120,11 +120,11 @@ class ZarrFolder:
         return f"{name} at {self.path!r}" if self.path else name
 
 
-Place = Path | str | ZarrFolder
+Location = Path | str | ZarrFolder
 """Where a store lies: a path on disk, a URL, or a group of a zarr store."""
 
 
-def place_of(argument: str, source: Any) -> str | ZarrFolder:
+def location_of(argument: str, source: Any) -> str | ZarrFolder:
     """Return the location of a path, URL, zarr store or group, or Icechunk session."""
     if isinstance(source, str | os.PathLike) and os.fspath(source):
         return os.fspath(source)
@@ -157,13 +157,13 @@ def _opened(argument: str, store: Any, inside: str) -> ZarrFolder:
     return ZarrFolder(store, inside)
 
 
-def folder_of(place: Place) -> Folder:
+def folder_of(location: Location) -> Folder:
     """Return the folder that holds the files of a store."""
-    if isinstance(place, ZarrFolder):
-        return place
-    if isinstance(place, str) and "://" in place:
-        return RemoteFolder(place)
-    return LocalFolder(Path(place))
+    if isinstance(location, ZarrFolder):
+        return location
+    if isinstance(location, str) and "://" in location:
+        return RemoteFolder(location)
+    return LocalFolder(Path(location))
 
 
 def is_array(metadata: bytes) -> bool:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from ml4cube.core.errors import CubeError, StoreError
-from ml4cube.store.locations import Place, ZarrFolder
+from ml4cube.store.locations import Location, ZarrFolder
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class WriteErrors:
     """A context that turns errors of a location's file system into StoreError."""
 
     # Location, as the user wrote it.
-    place: str
+    location: str
     # Whether it is a local folder, whose file system raises only `OSError`; other file systems may
     # raise any exception.
     local: bool
@@ -26,7 +26,7 @@ class WriteErrors:
     by_way_of_tmpdir: bool
 
     @classmethod
-    def of(cls, target: Place) -> Self:
+    def of(cls, target: Location) -> Self:
         """Make the context for a location."""
         return cls(str(target), isinstance(target, Path), isinstance(target, ZarrFolder))
 
@@ -55,4 +55,4 @@ class WriteErrors:
                     f"its files are first written to {folder} (TMPDIR); make room there, then "
                     f"{advice}"
                 )
-        raise StoreError(f"{self.place} cannot be written: {error}; {advice}") from error
+        raise StoreError(f"{self.location} cannot be written: {error}; {advice}") from error

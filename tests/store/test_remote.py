@@ -29,7 +29,7 @@ from ml4cube.sampling.identity.provenance import Call
 from ml4cube.sampling.request import Sampling, SamplingOptions
 from ml4cube.store import folders
 from ml4cube.store.folders import RemoteFolder, filesystem
-from ml4cube.store.locations import ZarrFolder, place_of
+from ml4cube.store.locations import ZarrFolder, location_of
 from ml4cube.store.publishing import remote as remote_draft
 from ml4cube.store.publishing.remote import RemoteDraft
 from ml4cube.store.write_errors import WriteErrors
@@ -817,7 +817,7 @@ def test_zarr_stores_of_files_are_their_paths(tmp_path: Path) -> None:
     )
     assert sampler.targets["train"] == tmp_path / "train.zarr"
     url = "memory://a/train.zarr"
-    assert place_of("store", zarr.storage.FsspecStore.from_url(url)).startswith("memory://")
+    assert location_of("store", zarr.storage.FsspecStore.from_url(url)).startswith("memory://")
 
 
 def test_no_room_on_the_way_into_a_zarr_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from ml4cube.store.format import (
     write_axes,
     write_shard,
 )
-from ml4cube.store.locations import folder_of, place_of
+from ml4cube.store.locations import folder_of, location_of
 
 RNG = np.random.default_rng(0)
 N = 23
@@ -330,7 +330,7 @@ def test_every_reader_refuses_damaged_metadata_by_name(tmp_path: Path, kind: str
         "zarr": (MemoryStore(), MemoryStore()),
     }[kind]
     sampler(cube, place, test).run()
-    folder = folder_of(place_of("store", place))
+    folder = folder_of(location_of("store", place))
     files = {n: folder.read(n) for n in folder.list() if n.endswith("zarr.json")}
     rng = np.random.default_rng(2)
     readers = readers_of(cube, place, test)

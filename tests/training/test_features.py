@@ -857,7 +857,7 @@ class Reads(Callback):
 
     def on_epoch_start(self, loop):
         self.before = self.count
-        real = loop.pulse.is_due
+        real = loop.polls.is_due
 
         def is_due(step):
             self.per_step.append(self.count - self.before)
@@ -865,7 +865,7 @@ class Reads(Callback):
             self.asked.append(due)
             return due
 
-        loop.pulse.is_due = is_due
+        loop.polls.is_due = is_due
 
     def on_step_end(self, loop):
         if self.asked and self.asked[-1]:

@@ -69,14 +69,14 @@ def _of_array(array: Any, state: State) -> str | None:
         how = getattr(array, "key", None), getattr(array, "func", None)
         steps.append((type(array).__name__, *how))
         array = array.array
-    place: str | None = None
+    location: str | None = None
     if isinstance(array, np.ndarray | pd.Index):
-        place = hash_of(np.asarray(array))
+        location = hash_of(np.asarray(array))
     elif hasattr(array, "datastore"):
-        place = _place_in_file(array, state)
+        location = _location_in_file(array, state)
     elif isinstance(stored := getattr(array, "get_array", lambda: array)(), Array):
-        place = _place_in_zarr(stored, state)
-    return place and f"{tokenize(steps)} {place}"
+        location = _location_in_zarr(stored, state)
+    return location and f"{tokenize(steps)} {location}"
 
 
 def _of_dask(array: Any, state: State) -> str | None:
@@ -114,21 +114,21 @@ def _of_dask(array: Any, state: State) -> str | None:
     return f"dask {array.name} {held.hexdigest()}"
 
 
-def _place_in_zarr(stored: Any, state: State) -> str | None:
+def _location_in_zarr(stored: Any, state: State) -> str | None:
     from zarr.storage import FsspecStore, LocalStore, ZipStore
 
-    store, place = stored.store, None
+    store, location = stored.store, None
     if isinstance(store, LocalStore):
-        place = state(store.root / stored.path)
+        location = state(store.root / stored.path)
     elif isinstance(store, ZipStore):
-        place = state(store.path)
+        location = state(store.path)
     elif isinstance(store, FsspecStore):
         inside = "/".join(filter(None, (store.path.rstrip("/"), stored.path)))
-        place = _place_in_file_system(store.fs, inside, state)
+        location = _location_in_file_system(store.fs, inside, state)
     elif snapshot := getattr(getattr(store, "session", None), "snapshot_id", None):
         # of Icechunk
-        place = None if _is_changed(store.session, stored.path) else f"icechunk {snapshot}"
-    return place and f"zarr {place} {stored.path}"
+        location = None if _is_changed(store.session, stored.path) else f"icechunk {snapshot}"
+    return location and f"zarr {location} {stored.path}"
 
 
 def _is_changed(session: Any, path: str) -> bool:
@@ -140,7 +140,7 @@ def _is_changed(session: Any, path: str) -> bool:
     return f"/{path}" in arrays | set(diff.updated_chunks)
 
 
-def _place_in_file_system(fs: Any, path: str, state: State) -> str | None:
+def _location_in_file_system(fs: Any, path: str, state: State) -> str | None:
     """Describe a path behind a URL; None in memory and where one file system reads another."""
     from fsspec.implementations.local import LocalFileSystem
     from fsspec.implementations.memory import MemoryFileSystem
@@ -159,7 +159,7 @@ def _place_in_file_system(fs: Any, path: str, state: State) -> str | None:
     return f"{type(fs).__name__} {where} {path}"
 
 
-def _place_in_file(array: Any, state: State) -> str | None:
+def _location_in_file(array: Any, state: State) -> str | None:
     """Describe file, group and variable of what netCDF4, h5netcdf or scipy has opened."""
     group = file = array.datastore.ds
     while getattr(file, "parent", None) is not None:

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from ml4cube.core.errors import StoreError
 from ml4cube.store.folders import Files, Folder, LocalFolder
-from ml4cube.store.locations import Place
+from ml4cube.store.locations import Location
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ OTHER_CALL = "%s was left by another call, or its cube or callback has changed; 
 class Draft(ABC):
     """An unfinished store, locked by one run; a context manager."""
 
-    target: Place
+    target: Location
     root: Folder
     done: dict[int, Files]
 
@@ -80,7 +80,7 @@ class Draft(ABC):
             logger.warning("could not close the work folder of %s: %s", self.target, failure)
 
 
-def work_place(target: Path | str) -> Path | str:
+def work_location(target: Path | str) -> Path | str:
     """Return the work folder of a target."""
     folder = f"{target}.partial"
     return Path(folder) if isinstance(target, Path) else folder
@@ -100,7 +100,7 @@ def call_of(folder: Folder) -> str | None:
     return found
 
 
-def journal_entry(note: bytes, place: str) -> tuple[int, Files]:
+def journal_entry(note: bytes, location: str) -> tuple[int, Files]:
     """Parse the journal entry of a finished task."""
     try:
         entry = json.loads(note)
@@ -108,6 +108,6 @@ def journal_entry(note: bytes, place: str) -> tuple[int, Files]:
         return int(entry["task"]), files
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
-            f"{place} is damaged ({type(error).__name__}: {error}), so the finished tasks are "
+            f"{location} is damaged ({type(error).__name__}: {error}), so the finished tasks are "
             "unknown; run again with resume=False to start over"
         ) from error

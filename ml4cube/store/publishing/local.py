@@ -17,7 +17,7 @@ from typing import IO
 
 from ml4cube.core.errors import RunError, StoreError, StoreExistsError
 from ml4cube.store.folders import Files, LocalFolder, sync_path, write_file
-from ml4cube.store.locations import Place
+from ml4cube.store.locations import Location
 from ml4cube.store.publishing.draft import (
     KEY,
     OTHER_CALL,
@@ -25,7 +25,7 @@ from ml4cube.store.publishing.draft import (
     call_of,
     journal_entry,
     store_name,
-    work_place,
+    work_location,
 )
 from ml4cube.store.publishing.overwriting import check_free, check_overwritable
 
@@ -40,7 +40,7 @@ class LocalDraft(Draft):
 
     def __init__(self, target: Path, fingerprint: str) -> None:
         self.target: Path = target
-        self.folder = Path(work_place(target))
+        self.folder = Path(work_location(target))
         self.root: LocalFolder = LocalFolder(self.folder / store_name(fingerprint))
         self.done = {}
         self._fingerprint = fingerprint
@@ -145,7 +145,7 @@ class LocalDraft(Draft):
         self._lock.close()
 
 
-def put_back(target: Place) -> None:
+def put_back(target: Location) -> None:
     """Restore a store that a killed run had moved aside to replace it."""
     if isinstance(target, Path) and _moved_aside(target):
         # a run that holds the lock is replacing the store right now
@@ -155,7 +155,7 @@ def put_back(target: Place) -> None:
 
 def _lock_folder(target: Path) -> IO[bytes]:
     """Lock the work folder of a target; the kernel releases it when this process ends."""
-    folder = Path(work_place(target))
+    folder = Path(work_location(target))
     path = folder / "lock"
     _refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -208,12 +208,12 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _aside(target: Path) -> Path:
     """Return the path of the old store while it is being replaced."""
-    return Path(work_place(target)) / "replaced"
+    return Path(work_location(target)) / "replaced"
 
 
 def _moved_aside(target: Path) -> bool:
     """Tell whether the old store was moved aside, and the new one is not at its path yet."""
-    folder = Path(work_place(target))
+    folder = Path(work_location(target))
     if target.exists() or not _aside(target).exists():
         return False
     call = call_of(LocalFolder(folder))

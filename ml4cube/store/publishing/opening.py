@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 from ml4cube.store.folders import RemoteFolder
-from ml4cube.store.locations import Place, ZarrFolder, folder_of
-from ml4cube.store.publishing.draft import Draft, call_of, store_name, work_place
+from ml4cube.store.locations import Location, ZarrFolder, folder_of
+from ml4cube.store.publishing.draft import Draft, call_of, store_name, work_location
 from ml4cube.store.publishing.in_zarr import ZarrDraft
 from ml4cube.store.publishing.local import LocalDraft
 from ml4cube.store.publishing.remote import PUBLISHED, RemoteDraft
@@ -15,7 +15,7 @@ from ml4cube.store.publishing.remote import PUBLISHED, RemoteDraft
 logger = logging.getLogger(__name__)
 
 
-def open_draft(target: Place, fingerprint: str) -> Draft:
+def open_draft(target: Location, fingerprint: str) -> Draft:
     """Open and lock the draft of a target; its content is kept until `Draft.begin`."""
     if isinstance(target, ZarrFolder):
         return ZarrDraft(target)
@@ -24,28 +24,30 @@ def open_draft(target: Place, fingerprint: str) -> Draft:
     return RemoteDraft(target, fingerprint)
 
 
-def sweep(target: Place, fingerprint: str) -> None:
+def sweep(target: Location, fingerprint: str) -> None:
     """Remove the work folder of a published store."""
     if isinstance(target, ZarrFolder):
         return
-    place = work_place(target)
+    location = work_location(target)
     try:
-        there = place.exists() if isinstance(place, Path) else bool(RemoteFolder(place).list())
-        if there and call_of(folder_of(place)) in (None, fingerprint):
+        there = (
+            location.exists() if isinstance(location, Path) else bool(RemoteFolder(location).list())
+        )
+        if there and call_of(folder_of(location)) in (None, fingerprint):
             with open_draft(target, fingerprint) as draft:
                 draft.discard()
     except Exception as error:  # file systems raise any exception
         # it may be in use, not ours, or not writable for this user
-        logger.debug("could not remove %s: %s", place, error)
+        logger.debug("could not remove %s: %s", location, error)
 
 
-def was_published(target: Place, fingerprint: str) -> bool:
+def was_published(target: Location, fingerprint: str) -> bool:
     """Tell whether an interrupted run has published its store."""
     if isinstance(target, ZarrFolder):
         return False
-    place = work_place(target)
-    if call_of(folder_of(place)) != fingerprint:
+    location = work_location(target)
+    if call_of(folder_of(location)) != fingerprint:
         return False
-    if isinstance(place, Path):
-        return not (place / store_name(fingerprint)).exists()
-    return RemoteFolder(place).size(PUBLISHED) is not None
+    if isinstance(location, Path):
+        return not (location / store_name(fingerprint)).exists()
+    return RemoteFolder(location).size(PUBLISHED) is not None

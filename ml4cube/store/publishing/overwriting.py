@@ -8,25 +8,25 @@ from pathlib import Path
 from ml4cube.core.errors import StoreError, StoreExistsError
 from ml4cube.store.folders import RemoteFolder
 from ml4cube.store.format import MANIFEST, read_manifest
-from ml4cube.store.locations import Place, ZarrFolder, folder_of
-from ml4cube.store.publishing.draft import KEY, work_place
+from ml4cube.store.locations import Location, ZarrFolder, folder_of
+from ml4cube.store.publishing.draft import KEY, work_location
 
 #: Object of a remote work folder with the files that a copy to the target removes and puts.
 PUBLISHING = "publishing.json"
 
 
-def is_taken(target: Place) -> bool:
+def is_taken(target: Location) -> bool:
     """Tell whether anything exists at a target."""
     if isinstance(target, Path):
         return target.exists() or target.is_symlink()
     if isinstance(target, ZarrFolder):
         return bool(target.list()) and not noted_in(target)
-    cut_off = folder_of(work_place(target)).size(PUBLISHING) is not None
-    place = RemoteFolder(target)
-    return bool(place.list()) and not (cut_off and place.size(MANIFEST) is None)
+    cut_off = folder_of(work_location(target)).size(PUBLISHING) is not None
+    location = RemoteFolder(target)
+    return bool(location.list()) and not (cut_off and location.size(MANIFEST) is None)
 
 
-def check_free(target: Place) -> None:
+def check_free(target: Location) -> None:
     """Raise StoreExistsError if something appeared at the target during this run."""
     if is_taken(target):
         raise StoreExistsError(
@@ -35,7 +35,7 @@ def check_free(target: Place) -> None:
         )
 
 
-def check_overwritable(target: Place) -> None:
+def check_overwritable(target: Location) -> None:
     """Raise StoreExistsError unless a sample store is at the target."""
     folder = folder_of(target)
     if isinstance(target, ZarrFolder) and not target.store.supports_deletes:
@@ -53,21 +53,21 @@ def check_overwritable(target: Place) -> None:
     _check_ours(target, set(folder.list()) - set(known) - {MANIFEST})
 
 
-def _check_ours(place: Place | RemoteFolder, foreign: set[str]) -> None:
+def _check_ours(location: Location | RemoteFolder, foreign: set[str]) -> None:
     if foreign:
         raise StoreExistsError(
-            f"{place} has {len(foreign)} files that the sampler did not write, such as "
+            f"{location} has {len(foreign)} files that the sampler did not write, such as "
             f"{min(foreign)!r}, so it is not overwritten; move it away first"
         )
 
 
-def ours_at(place: RemoteFolder | ZarrFolder, noted: set[str]) -> set[str]:
+def ours_at(location: RemoteFolder | ZarrFolder, noted: set[str]) -> set[str]:
     """Return the names at a location that may be replaced; raise if there are others."""
-    there = set(place.list())
+    there = set(location.list())
     if MANIFEST in there and not noted:
-        check_overwritable(place.url if isinstance(place, RemoteFolder) else place)
+        check_overwritable(location.url if isinstance(location, RemoteFolder) else location)
         return there
-    _check_ours(place, there - noted)
+    _check_ours(location, there - noted)
     return noted
 
 

@@ -27,7 +27,7 @@ from ml4cube.store.publishing.draft import (
     call_of,
     journal_entry,
     store_name,
-    work_place,
+    work_location,
 )
 from ml4cube.store.publishing.overwriting import PUBLISHING, check_free, ours_at
 
@@ -48,7 +48,7 @@ class RemoteDraft(Draft):
 
     def __init__(self, target: str, fingerprint: str) -> None:
         self.target: str = target
-        self.folder = RemoteFolder(str(work_place(target)))
+        self.folder = RemoteFolder(str(work_location(target)))
         self.root: RemoteFolder = RemoteFolder(f"{self.folder}/{store_name(fingerprint)}")
         # named by call, like the store: a run that was suspended may still record a task
         self._journal = f"journal-{fingerprint[:12]}"
@@ -150,8 +150,8 @@ class RemoteDraft(Draft):
         self._check_mine()
         if not overwrite:
             check_free(self.target)
-        place = RemoteFolder(self.target)
-        ours = ours_at(place, self._noted()) | set(self.root.list())
+        location = RemoteFolder(self.target)
+        ours = ours_at(location, self._noted()) | set(self.root.list())
         self.folder.write(PUBLISHING, json.dumps(sorted(ours)).encode())
         *names, group, manifest = sorted(
             self.root.list(), key=lambda name: (name == MANIFEST, name == "zarr.json")
@@ -159,9 +159,9 @@ class RemoteDraft(Draft):
         starts = range(0, len(names), _COPIED_AT_ONCE)
         copies = [names[start : start + _COPIED_AT_ONCE] for start in starts]
         steps: list[Callable[[], None]] = [
-            partial(place.remove, MANIFEST),  # from here on the old store is not valid
-            place.clear,
-            *(partial(place.take, self.root, some) for some in [*copies, [group], [manifest]]),
+            partial(location.remove, MANIFEST),  # from here on the old store is not valid
+            location.clear,
+            *(partial(location.take, self.root, some) for some in [*copies, [group], [manifest]]),
         ]
         # a run that was suspended must not write into the store of a run that took over
         for step in steps:

@@ -14,7 +14,7 @@ from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import TrainState
 
 
-class Tally:
+class ValidationMeasures:
     """Loss, metrics and logged values of a validation pass."""
 
     def __init__(
@@ -22,7 +22,7 @@ class Tally:
     ) -> None:
         self.loss, self.logs = Meter(), Means("val_")
         self._scores = Scores(metrics, device) if metrics else None
-        self._sets = {name: Tally(metrics, device) for name in sets}
+        self._sets = {name: ValidationMeasures(metrics, device) for name in sets}
 
     def add(self, result: StepResult, portion: Portion, name: str | None = None) -> None:
         """Add one batch."""
@@ -38,9 +38,9 @@ class Tally:
         """Reduce metrics and logged values over all ranks; every rank must call this."""
         scores = {} if self._scores is None else self._scores.compute(world)
         columns = scores | self.logs.compute(world)
-        for name, tally in self._sets.items():
-            loss = mean_over_ranks(world, tally.loss, f"test_data[{name!r}]")
-            own = {"val_loss": loss} | tally.compute(world)
+        for name, measures in self._sets.items():
+            loss = mean_over_ranks(world, measures.loss, f"test_data[{name!r}]")
+            own = {"val_loss": loss} | measures.compute(world)
             columns |= {f"{column}/{name}": value for column, value in own.items()}
         return columns
 

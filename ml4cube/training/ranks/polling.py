@@ -10,7 +10,7 @@ PERIOD_S = 1.0  # time between polls
 _MAX_STEPS = 256
 
 
-class Pulse:
+class PollSchedule:
     """The next step at which all ranks exchange requests to stop or save."""
 
     # All ranks take the same number of steps, so they need not communicate to agree on a step. The

@@ -25,7 +25,7 @@ from ml4cube.training.inputs.options import DTYPES, Options
 from ml4cube.training.inputs.steps import Portion, Step, StepResult, Weight
 from ml4cube.training.measure.rows import mean_over_ranks
 from ml4cube.training.measure.scores import Bad, check_metrics
-from ml4cube.training.measure.validation import Measures, Tally
+from ml4cube.training.measure.validation import Measures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.exact import exact_loader
@@ -126,10 +126,12 @@ class Engine:
         self.strategy.align(self.model)
         training = self.model.training
         with kept_rng(self.world.device), kept_generators(named_sets(chosen).values()):
-            tally, _ = self._evaluate(chosen)
-        self._refuse(tally.loss.flush(), "validation", "batch")
+            measures, _ = self._evaluate(chosen)
+        self._refuse(measures.loss.flush(), "validation", "batch")
         self.model.train(training)
-        return {"val_loss": mean_over_ranks(self.world, tally.loss)} | tally.compute(self.world)
+        return {"val_loss": mean_over_ranks(self.world, measures.loss)} | measures.compute(
+            self.world
+        )
 
     @torch.no_grad()
     def predict(self, batches: Iterable[Any], predict: Callable[[Any], Any]) -> Iterator[Any]:
@@ -249,25 +251,27 @@ class Engine:
     # ------------------------------------------------------------------- a pass
 
     @torch.no_grad()
-    def _evaluate(self, loader: Any) -> tuple[Tally, bool]:
+    def _evaluate(self, loader: Any) -> tuple[ValidationMeasures, bool]:
         """Evaluate a loader; return the sums, and True if a signal cut the pass off."""
         limit, sets = self.options.limit_val_batches, named_sets(loader)
-        tally = Tally(self.metrics, self.world.device, sets if isinstance(loader, Mapping) else ())
+        measures = ValidationMeasures(
+            self.metrics, self.world.device, sets if isinstance(loader, Mapping) else ()
+        )
         self.model.eval()
         weighed = partial(self.feed.portion, training=False)
         for name, batches in sets.items():
             used = islice(batches, limit_of(batches, limit, "limit_val_batches"))
             for portion in self.strategy.in_step(map(weighed, used), self._is_called):
                 if portion is None:
-                    return tally, True
+                    return measures, True
 
                 def work(batch: Any, portion: Portion = portion, name: str = name) -> None:
                     result = self._forward(self.compiled, batch)
                     if portion.samples:
-                        tally.add(result, portion, name or None)
+                        measures.add(result, portion, name or None)
 
                 self.step.around_batch(work, portion.batch)
-        return tally, False
+        return measures, False
 
     def _is_called(self) -> bool:
         """Return True if a pass must be cut off."""

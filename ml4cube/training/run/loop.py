@@ -1,8 +1,9 @@
 """The loop: the only code that runs epochs.
 
-`Engine` runs the steps, `Feed` gives the batches, `Strategy` spreads the model over ranks, `Pulse`
-decides when ranks meet, `Tally` and `make_row` measure, `Snapshot` saves and resumes. The faces of
-the package translate arguments into a `Loop`; callbacks follow it.
+`Engine` runs the steps, `Feed` gives the batches, `Strategy` spreads the model over ranks,
+`PollSchedule` decides when ranks communicate, `ValidationMeasures` and `make_row` measure,
+`Snapshot` saves and resumes. The faces of the package translate arguments into a `Loop`; callbacks
+follow it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from ml4cube.training.inputs.batches import kept_generators
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Step
 from ml4cube.training.measure.rows import Effort, make_row
-from ml4cube.training.measure.validation import Measures, Tally
+from ml4cube.training.measure.validation import Measures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import World, explained
-from ml4cube.training.ranks.polling import PERIOD_S, Pulse
+from ml4cube.training.ranks.polling import PERIOD_S, PollSchedule
 from ml4cube.training.ranks.signals import Signals
 from ml4cube.training.run.engine import Engine, named_sets
 from ml4cube.training.run.snapshot import Snapshot
@@ -72,7 +73,7 @@ class Loop(Engine):
             metrics=metrics,
             callbacks=callbacks,
         )
-        self.pulse = Pulse(world)
+        self.polls = PollSchedule(world)
         self.snapshot: Snapshot | None = None
         self.resumed = False  # from a snapshot, by this call of `run`
         self.stop_reason: str | None = None
@@ -205,14 +206,14 @@ class Loop(Engine):
     def _measure(self, validates: bool) -> dict[str, Any]:
         """Validate, if asked to, and add a row to the History."""
         effort = self._effort(time.perf_counter() - self._began - self._validated_s)
-        tally = None
+        measures = None
         if validates:
             started = time.perf_counter()
             self._call("on_validation_start")
-            tally = self._validate()
+            measures = self._validate()
             self._validated_s += time.perf_counter() - started
-        losses = (self.measures.loss, None if tally is None else tally.loss)
-        columns = partial(self._columns, tally)
+        losses = (self.measures.loss, None if measures is None else measures.loss)
+        columns = partial(self._columns, measures)
         row = make_row(self.world, self.state.epoch + 1, *losses, columns, effort)
         self._call("on_row", row)
         self.history.append(row)
@@ -257,11 +258,11 @@ class Loop(Engine):
             return True
         return self.is_over
 
-    def _columns(self, tally: Tally | None) -> dict[str, Any]:
+    def _columns(self, measures: ValidationMeasures | None) -> dict[str, Any]:
         """Return the columns of an epoch besides losses and the table of ranks; every rank."""
         columns = self.measures.columns(self.world, log_grad_norm=self.options.log_grad_norm)
-        if tally is not None:
-            columns |= tally.compute(self.world)
+        if measures is not None:
+            columns |= measures.compute(self.world)
         if self.options.validate_every_steps is not None:
             columns["step"] = self.state.step
         groups = self.optimizer.param_groups
@@ -273,7 +274,7 @@ class Loop(Engine):
     def _effort(self, seconds: float) -> Effort:
         """Return how this rank spent its training, estimated from the steps that are timed."""
         whole = max(seconds, 1e-9)
-        waited, asked = self.feed.waited / whole, (self.feed.asked + self.pulse.asked) / whole
+        waited, asked = self.feed.waited / whole, (self.feed.asked + self.polls.asked) / whole
         share = self.clock.share()
         if self.world.size == 1:
             asked = 0.0
@@ -302,15 +303,15 @@ class Loop(Engine):
             self.feed.loader = own
 
     def _train_pass(self) -> None:
-        state, pulse, step_end = self.state, self.pulse, self._hooks["on_step_end"]
+        state, polls, step_end = self.state, self.polls, self._hooks["on_step_end"]
         if self.feed.position is None:
             state.start_epoch()
         self.measures, first = Measures(state), state.step
         self.clock = StepClock(self.world, active=not self.strategy.lockstep)
         self.feed.paused = None
         self.module.train()
-        pulse.start(state.step)
-        pulse.asked = 0.0
+        polls.start(state.step)
+        polls.asked = 0.0
         self._check_inside()  # a snapshot may have been saved while this was to come
         for portions, total in self.feed.open(state):
             if not self.model.training:
@@ -327,7 +328,7 @@ class Loop(Engine):
                 break
             if self.world.size > 1:
                 self._wrap()
-            if pulse.is_due(state.step):
+            if polls.is_due(state.step):
                 self._ask()
                 if self._cut_short:
                     break
@@ -335,9 +336,9 @@ class Loop(Engine):
 
     # -------------------------------------------------------------- validation
 
-    def _validate(self) -> Tally:
+    def _validate(self) -> ValidationMeasures:
         """Evaluate the raw model: the wrapped one would wait for ranks with fewer batches."""
-        passes: list[tuple[Tally, bool]] = []
+        passes: list[tuple[ValidationMeasures, bool]] = []
 
         def evaluate(loader: Any) -> None:
             passes.append(self._evaluate(loader))
@@ -349,11 +350,11 @@ class Loop(Engine):
         while asked:  # a pass cut off to save a snapshot begins anew, from the same generators
             with kept_rng(self.world.device), kept_generators(sets):
                 self.step.around_pass(evaluate, self.val_loader, training=False)
-                tally, cut = passes[-1]
+                measures, cut = passes[-1]
                 asked = self._ask(cut=cut)
-        self._refuse(tally.loss.flush(), "validation", "batch")
+        self._refuse(measures.loss.flush(), "validation", "batch")
         self.feed.paused = None
-        return tally
+        return measures
 
     def _is_called(self) -> bool:
         """Return True if a signal came or time is over, on any rank; without waiting."""
@@ -373,7 +374,7 @@ class Loop(Engine):
         """Look at losses and signals with all ranks; return True if a pass was cut off on any."""
         bad = self.measures.bad_step(self.options.gradient_accumulation_steps)
         signals = self._signals
-        broken, save, stop, late, any_cut = self.pulse.ask(
+        broken, save, stop, late, any_cut = self.polls.ask(
             self.state.step,
             [bad is not None, signals.save, signals.stop, self._is_late(), cut],
         )
