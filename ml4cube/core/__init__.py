@@ -2,5 +2,5 @@
 
 `grid`, `split_plan`, `sample_spec` and `missing` describe blocks, parts, samples and gaps. `sums/`
 sums up cells; `statistics` and `scaling` are computed from these sums. `distance/` measures
-distances between cells. `shares` decides which sample each rank reads.
+distances between cells. `rank_shares` decides which sample each rank reads.
 """

@@ -1,6 +1,6 @@
-"""What a cube is, once: its dims, data, label, masks and the roles of its coordinates.
+"""Define a cube, in one place: its dims, data, label, masks and the roles of its coordinates.
 
-`opening` opens what a user passes, `variables` and `coordinates` classify its content, `roles`
-identifies masks and labels, `reader` reads blocks of it. `chunks/` decodes zarr chunks on local
-disk.
+`opening` opens what a user passes. `variables` says which variables are data (bounds are not),
+`coordinates` which are time, latitude and longitude. `reader` reads blocks. `chunks/` decodes zarr
+chunks on local disk.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_names
-from ml4cube.cube import roles
+from ml4cube.cube import masks_and_labels as roles
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ml4cube.core.errors import InvalidValueError, listed
-from ml4cube.cube import roles
+from ml4cube.cube import masks_and_labels as roles
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -21,8 +21,8 @@ from ml4cube.core.errors import (
     check_flags,
     check_whole,
 )
+from ml4cube.core.rank_shares import Ints
 from ml4cube.core.sample_spec import SAMPLE_DIM
-from ml4cube.core.shares import Ints
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import split_label

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ml4cube.core.errors import InvalidValueError, needs_torch
-from ml4cube.core.shares import Ints
+from ml4cube.core.rank_shares import Ints
 
 with needs_torch("ml4cube.datasets.pytorch"):
     import torch

@@ -20,7 +20,7 @@ from ml4cube.core.errors import (
     check_whole,
     needs_torch,
 )
-from ml4cube.core.shares import (
+from ml4cube.core.rank_shares import (
     EvalShare,
     Ints,
     ShuffleReport,
@@ -311,7 +311,7 @@ class SampleLoader(EpochLoader):
 
     Iterates like a DataLoader. If the samples fit into `buffer_mb` they are read once and
     shuffled as a whole; else chunks pass through a ring of slots, and a batch mixes samples
-    of many chunks (see `ml4cube.core.shares.ChunkOrder`).
+    of many chunks (see `ml4cube.core.rank_shares.ChunkOrder`).
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.shares import ChunkOrder, EvalShare, Ints, TrainShare, stream_count
+from ml4cube.core.rank_shares import ChunkOrder, EvalShare, Ints, TrainShare, stream_count
 
 _MB = 1 << 20
 # Most bytes of small batches that are gathered together, also as a part of the buffer.

@@ -20,8 +20,8 @@ from fsspec.core import url_to_fs
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
+from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
-from ml4cube.core.shares import Ints
 from ml4cube.core.statistics import scale_parameters
 from ml4cube.cube.reader import CubeReader
 from ml4cube.loading.lead import Lead, base_name, is_target

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.missing import FILL_FEATURES, FILLED_ATTR, warn_of_filled
+from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
-from ml4cube.core.shares import Ints
 from ml4cube.core.statistics import Statistics
 from ml4cube.loading.coordinate_features import WithCoordinates
 from ml4cube.loading.cube_source import CubeSource

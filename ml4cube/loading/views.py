@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_sizes
-from ml4cube.core.shares import Ints
+from ml4cube.core.rank_shares import Ints
 from ml4cube.loading.lead import Lead, LeadArguments, target_name, whole_cells
 from ml4cube.loading.ring.slots import Scratch
 from ml4cube.loading.sources import KnownScaling, SampleSource

@@ -13,7 +13,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.missing import KEPT, MASK, REASONS, find_gaps, keep_samples
-from ml4cube.cube import roles
+from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import not_data

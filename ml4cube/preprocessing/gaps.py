@@ -39,7 +39,7 @@ from ml4cube.core.missing import (
     plain,
 )
 from ml4cube.core.statistics import check_numpy, scaled_dtype
-from ml4cube.cube import roles
+from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data

@@ -17,7 +17,7 @@ from ml4cube.core.statistics import (
     scaled_dtype,
     unscaled_attrs,
 )
-from ml4cube.cube import roles
+from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.rescaling import no_zero, rescale_at_places

@@ -16,7 +16,7 @@ from ml4cube.core.missing import plain
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
 from ml4cube.core.sums.fields import FieldStatistics
-from ml4cube.cube import roles
+from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.rescaling import labelled
 from ml4cube.cube.variables import data_variables

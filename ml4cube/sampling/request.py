@@ -28,9 +28,9 @@ from ml4cube.core.sample_spec import FillLike, SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import PARTS, check_fractions
 from ml4cube.core.statistics import SCALE_FNS, Statistics
+from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import ComputedSource, CubeReader
-from ml4cube.cube.roles import RECIPE_ATTR
 from ml4cube.cube.variables import cube_dims, cube_variables, split_label
 from ml4cube.preprocessing.cubes import check_decoded
 from ml4cube.preprocessing.scaling import given_statistics

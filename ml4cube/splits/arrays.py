@@ -20,7 +20,7 @@ from ml4cube.core.missing import (
 )
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import TEST, TRAIN
-from ml4cube.cube.roles import FILTER_VAR
+from ml4cube.cube.masks_and_labels import FILTER_VAR
 from ml4cube.cube.variables import cube_variables
 from ml4cube.splits.cube import CubeView
 

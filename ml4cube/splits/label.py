@@ -25,7 +25,7 @@ from ml4cube.core.split_plan import (
     SplitPlan,
     label_box,
 )
-from ml4cube.cube.roles import NAME_ATTR, RECIPE_ATTR, is_label
+from ml4cube.cube.masks_and_labels import NAME_ATTR, RECIPE_ATTR, is_label
 from ml4cube.splits.block_sizes import SPLIT_SAMPLES, caller_level
 from ml4cube.splits.buffers import cut_dims, resolve_buffer
 from ml4cube.splits.cube import CubeView, cube_positions

@@ -13,7 +13,7 @@ import xarray as xr
 from ml4cube.core.distance.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.statistics import check_decoded
-from ml4cube.cube import roles
+from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.coordinates import find_time_dim
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables

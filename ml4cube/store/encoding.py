@@ -1,4 +1,4 @@
-"""Encoding of samples as bytes: compressor, checksum, shards."""
+"""Encode samples as the bytes of a shard: chunks, compressed, with checksums and an index."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, check_choice, listed
 
@@ -71,6 +72,42 @@ class Compressor:
         return with_checksum(
             blosc.compress(data, self.cname.encode(), self.clevel, shuffle, typesize=itemsize)
         )
+
+
+def encode_shard(
+    samples: NDArray[Any],
+    compressor: Compressor,
+    *,
+    dtype: np.dtype[Any],
+    fill: Any,
+    chunk: int,
+    shard: int,
+) -> list[bytes]:
+    """Encode one shard as zarr's sharding codec does, or as a plain chunk if it is one chunk."""
+    chunks = [
+        _encode_chunk(samples[start : start + chunk], compressor, dtype, fill, chunk)
+        for start in range(0, len(samples), chunk)
+    ]
+    return chunks if chunk == shard else with_index(chunks, shard // chunk)
+
+
+def _encode_chunk(
+    samples: NDArray[Any], compressor: Compressor, dtype: np.dtype[Any], fill: Any, chunk: int
+) -> bytes:
+    lacking = chunk - len(samples)
+    if dtype.kind == "O":
+        from numcodecs import VLenUTF8
+
+        raw = VLenUTF8().encode(np.append(samples, np.full(lacking, "", dtype=object)))
+        return compressor.compress(raw, 1)
+    if samples.dtype.kind == "M":
+        samples = samples.view(np.int64)
+    if lacking:
+        rest = np.full((lacking, *samples.shape[1:]), fill, dtype=dtype)
+        samples = np.concatenate([samples, rest])
+    # at most one copy for dtype, byte order and memory layout
+    ready = np.ascontiguousarray(samples, dtype=dtype)
+    return compressor.compress(ready, ready.itemsize)
 
 
 def with_checksum(data: bytes) -> bytes:

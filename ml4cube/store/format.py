@@ -37,7 +37,7 @@ from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.scaling import Places, decoded_places, encoded_places
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import DATE_UNITS
-from ml4cube.store.encoding import Compressor, with_index
+from ml4cube.store.encoding import Compressor, encode_shard
 from ml4cube.store.folders import FILES_AT_ONCE, HASH, Files, Folder, digest
 from ml4cube.store.locations import Location, ZarrFolder, folder_of, location_of
 
@@ -189,7 +189,14 @@ def write_shard(
             samples = values[array.name]
             assert samples.shape == (last - first, *array.window), (array.name, samples.shape)
             path = "/".join([array.name, "c", str(shard), *("0" for _ in array.window)])
-            pieces = _encode_shard(layout, array, samples)
+            pieces = encode_shard(
+                samples,
+                layout.compressor,
+                dtype=array.stored_dtype,
+                fill=_fill(array),
+                chunk=array.chunk,
+                shard=layout.shard,
+            )
             written[path] = threads.submit(root.write, path, *pieces)
     return {path: future.result() for path, future in written.items()}
 
@@ -265,34 +272,6 @@ def _stored_attrs(array: ArrayLayout, samples: int) -> dict[str, Any]:
         "calendar": "proleptic_gregorian",
         "_FillValue": _NO_DATE,
     }
-
-
-def _encode_shard(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]) -> list[bytes]:
-    """Encode one shard as zarr's sharding codec does, or as a plain chunk if it is one chunk."""
-    chunks = [
-        _encode_chunk(layout, array, samples[start : start + array.chunk])
-        for start in range(0, len(samples), array.chunk)
-    ]
-    if array.chunk == layout.shard:
-        return chunks
-    return with_index(chunks, layout.shard // array.chunk)
-
-
-def _encode_chunk(layout: StoreLayout, array: ArrayLayout, samples: NDArray[Any]) -> bytes:
-    lacking = array.chunk - len(samples)
-    if array.stored_dtype.kind == "O":
-        from numcodecs import VLenUTF8  # type: ignore[import-untyped]
-
-        raw = VLenUTF8().encode(np.append(samples, np.full(lacking, "", dtype=object)))
-        return layout.compressor.compress(raw, 1)
-    if samples.dtype.kind == "M":
-        samples = samples.view(np.int64)
-    if lacking:
-        rest = np.full((lacking, *array.window), _fill(array), dtype=array.stored_dtype)
-        samples = np.concatenate([samples, rest])
-    # at most one copy for dtype, byte order and memory layout
-    ready = np.ascontiguousarray(samples, dtype=array.stored_dtype)
-    return layout.compressor.compress(ready, ready.itemsize)
 
 
 def read_manifest(location: Location) -> Files:

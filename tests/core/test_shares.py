@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.core.shares import (
+from ml4cube.core.rank_shares import (
     ChunkOrder,
     EvalShare,
     TrainShare,

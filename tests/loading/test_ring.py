@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidValueError, StoreError
-from ml4cube.core.shares import ChunkOrder, TrainShare
+from ml4cube.core.rank_shares import ChunkOrder, TrainShare
 from ml4cube.loading.ring.ring import Resident, Ring
 from ml4cube.loading.ring.slots import Buffers, Field
 from tests.interruption import interrupt_shutdowns

@@ -28,8 +28,8 @@ from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
 from ml4cube.training.inputs.batches import fixed_sizes
 from ml4cube.training.pytorch_distributed import Trainer, dist_train
 from ml4cube.training.ranks.dist import World, ddp_init
-from ml4cube.training.ranks.exact import exact_loader
-from ml4cube.training.ranks.sharing import unshared
+from ml4cube.training.ranks.exact_validation import exact_loader
+from ml4cube.training.ranks.unshared_data import unshared
 from ml4cube.training.run import loop
 from tests.distributed_runner import on_ranks
 from tests.samplestores import write_store

@@ -20,8 +20,8 @@ from ml4cube.training.inputs.options import Options
 from ml4cube.training.pytorch_distributed import Trainer
 from ml4cube.training.ranks import shard_files
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.shard_files import read_shards, row_range
-from ml4cube.training.ranks.sharding import Sharded, pick_groups
+from ml4cube.training.ranks.fsdp import Sharded, pick_groups
+from ml4cube.training.ranks.snapshot_parts import read_shards, row_range
 from ml4cube.training.trainer import AdvancedTrainer
 from tests.distributed_runner import on_ranks
 from tests.training_parts import (

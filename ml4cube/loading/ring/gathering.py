@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Self
 
-from ml4cube.core.shares import Ints
+from ml4cube.core.rank_shares import Ints
 from ml4cube.loading.ring.slots import Array
 
 # Bytes that a thread fills in one task.

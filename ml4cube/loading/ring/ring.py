@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
-from ml4cube.core.shares import ChunkSchedule, Ints
+from ml4cube.core.rank_shares import ChunkSchedule, Ints
 from ml4cube.loading.ring.gathering import Gatherers
 from ml4cube.loading.ring.slots import Array, Field, SampleArray
 

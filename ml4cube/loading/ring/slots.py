@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.shares import Ints
+from ml4cube.core.rank_shares import Ints
 
 Array = NDArray[Any]
 

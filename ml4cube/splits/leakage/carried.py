@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.split_plan import HELD_OUT, TRAIN
 from ml4cube.splits.cube import CubeView, in_chunks
-from ml4cube.splits.leakage.layout import Layout
+from ml4cube.splits.leakage.label_layout import Layout
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]

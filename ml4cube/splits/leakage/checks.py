@@ -14,7 +14,7 @@ from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, TEST, TRAIN, VAL
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.carried import Carried
 from ml4cube.splits.leakage.duplicates import Duplicates
-from ml4cube.splits.leakage.layout import Layout, Separation
+from ml4cube.splits.leakage.label_layout import Layout, Separation
 from ml4cube.splits.leakage.stores import StorePair
 
 Distances = dict[str, NDArray[np.float64]]

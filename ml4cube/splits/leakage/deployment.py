@@ -18,7 +18,7 @@ from ml4cube.core.split_plan import EXCLUDED, TRAIN
 from ml4cube.cube.coordinates import dates_along, find_time_dim
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits.cube import CubeView, check_degrees, is_kind, microseconds
-from ml4cube.splits.leakage.layout import SAMPLE, Layout
+from ml4cube.splits.leakage.label_layout import SAMPLE, Layout
 from ml4cube.splits.validity import has_value
 
 Floats = NDArray[np.float64]

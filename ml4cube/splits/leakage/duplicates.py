@@ -29,7 +29,7 @@ from ml4cube.core.fingerprint import (
 )
 from ml4cube.core.split_plan import HELD_OUT, TRAIN, SplitPlan
 from ml4cube.cube.coordinates import TIME_NAMES
-from ml4cube.cube.roles import RECIPE_ATTR
+from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.splits.cube import CubeView, in_chunks
 from ml4cube.splits.label import read_recipe
 from ml4cube.splits.tiles import Columns, sum_tiles

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN
 from ml4cube.core.statistics import check_decoded, check_numpy
+from ml4cube.cube.masks_and_labels import RECIPE_ATTR
 from ml4cube.cube.opening import as_dataset
-from ml4cube.cube.roles import RECIPE_ATTR
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import read_recipe
@@ -34,7 +34,7 @@ from ml4cube.splits.leakage.deployment import (
     stations_near_train,
 )
 from ml4cube.splits.leakage.duplicates import find_duplicates, map_dims
-from ml4cube.splits.leakage.layout import Layout, Separation, separate
+from ml4cube.splits.leakage.label_layout import Layout, Separation, separate
 from ml4cube.splits.leakage.stores import compare_stores, is_store
 from ml4cube.splits.ranges import estimate_range
 from ml4cube.splits.validity import has_value

@@ -1,6 +1,7 @@
 """Train on several ranks.
 
-`dist` starts ranks and communicates, `strategy` and `sharding` distribute the model, `sharing` the
-training data. `polling` decides when ranks communicate, `clock` measures how long they wait,
-`signals` catches SIGTERM.
+`dist` starts ranks and communicates, `strategy` and `fsdp` distribute the model, `unshared_data`
+notices ranks that train on the same samples, `exact_validation` counts every sample once.
+`polling` decides when ranks communicate, `clock` measures how long they wait, `signals` catches
+SIGTERM, `snapshot_parts` are the files of a sharded snapshot.
 """

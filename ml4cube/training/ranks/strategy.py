@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from ml4cube.training.files.checkpoint import to_plain
 from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.shard_files import read_shards
+from ml4cube.training.ranks.snapshot_parts import read_shards
 
 
 def spread_weights(model: nn.Module, world: World) -> None:

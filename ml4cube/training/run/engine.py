@@ -28,8 +28,8 @@ from ml4cube.training.measure.scores import Bad, check_metrics
 from ml4cube.training.measure.validation import Measures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.exact import exact_loader
-from ml4cube.training.ranks.sharding import make_strategy
+from ml4cube.training.ranks.exact_validation import exact_loader
+from ml4cube.training.ranks.fsdp import make_strategy
 from ml4cube.training.run.compiling import compiled
 from ml4cube.training.run.ema import Ema
 from ml4cube.training.run.feed import Feed

@@ -20,7 +20,7 @@ from ml4cube.training.inputs.batches import (
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Portion, Step, Weight
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.sharing import share_out
+from ml4cube.training.ranks.unshared_data import share_out
 from ml4cube.training.state import TrainState, capture_rng, restore_rng
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 The user's own model stays whole, in main memory. A copy of it is sharded and trained, and its
 weights are copied back at the end. A shard is a range of rows along the first dim, as in torch's
-`fully_shard`. Snapshots are written by all ranks, see `ml4cube.training.ranks.shard_files`.
+`fully_shard`. Snapshots are written by all ranks, see `ml4cube.training.ranks.snapshot_parts`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ml4cube.training.inputs.batches import to_device
 from ml4cube.training.inputs.options import Options, check_count
 from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.shard_files import (
+from ml4cube.training.ranks.snapshot_parts import (
     agreed,
     read_shards,
     remove_old,
