@@ -103,7 +103,7 @@ def test_gaps_do_not_count():
 
 
 def test_maps_need_two_dims():
-    with pytest.raises(InvalidValueError, match="two dims besides time"):
+    with pytest.raises(InvalidValueError, match="two dims apart from time"):
         split_map(label_of_time()[:, 0], steps=[0])
     with pytest.raises(InvalidValueError, match="must have a time dim"):
         split_timeline(label_of_blocks()[0].drop_vars("time"))

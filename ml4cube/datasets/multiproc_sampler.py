@@ -205,9 +205,9 @@ class MultiProcSampler:
         Takes a dict of arrays ``(n, *window)`` and returns one; must treat each sample by itself.
         Variables that it adds are stored, those that it leaves out are not. It works as a copy,
         with one process too: what it appends to a list of yours is not seen. Modules are not
-        copied: several processes import them anew. The call is another one once you have changed
-        the callback's code, defaults or closure, or a function or value of yours that it names;
-        installed libraries are not looked into. See also `version`.
+        copied: several processes import them again. The call counts as another once you have
+        changed the callback's code, defaults or closure, or a function or value of yours that it
+        names; installed libraries are not looked into. See also `version`.
     block_size : mapping or pairs, optional
         Blocks for `data_split` and `data_fraq`, in cells by dim; a dim that is missing is not
         cut. By default `data_split` uses few large blocks of whole windows, with a warning, as

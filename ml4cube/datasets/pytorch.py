@@ -130,7 +130,7 @@ def prep_dataloader(
     check_joined(given)
     loaders = [_loader(name, data, options) for name, data in given.items() if data is not None]
     if not loaders:
-        raise InvalidTypeError("there is no data set; give train_ds, test_ds or val_ds")
+        raise InvalidTypeError("no data set was given; give train_ds, test_ds or val_ds")
     return loaders[0] if len(loaders) == 1 else tuple(loaders)
 
 

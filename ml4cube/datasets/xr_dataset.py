@@ -280,7 +280,7 @@ class XrDataset:
         if not labels or empty:
             counts = dict(zip(OUTCOMES, self._counts.tolist(), strict=True))
             raise EmptyPartError(
-                f"there is no sample for {' and '.join(empty) or 'any part'}; windows of the "
+                f"no samples for {' and '.join(empty) or 'any part'}; windows of the "
                 f"blocks read, by outcome: { ({k: n for k, n in counts.items() if n}) }. Use more "
                 "blocks or smaller windows, or change drop_nan, the mask or the split"
             )

@@ -58,7 +58,9 @@ class DatasetOptions:
     def __post_init__(self) -> None:
         """Check the arguments."""
         if self.block_size is not None and self.block_sizes is not None:
-            raise InvalidTypeError("block_size and block_sizes are the same; give one of them")
+            raise InvalidTypeError(
+                "block_size and block_sizes are two names of one argument; give one of them"
+            )
         check_choice("part", self.part, (*PARTS, None))
         check_megabytes("cache_mb", self.cache_mb)
         for name in self.cutting:

@@ -358,8 +358,8 @@ def _needs_more_than_path(path: str) -> bool:
         found = json.loads(fs.cat_file(f"{root.rstrip('/')}/zarr.json"))
     except FileNotFoundError:
         raise StoreError(
-            f"{path}, from which the samples were opened, does not exist any more; open them from "
-            "where they are now"
+            f"{path}, from which the samples were opened, no longer exists; open them from their "
+            "new path"
         ) from None
     except Exception:  # whatever a file system raises where options are missing
         return True

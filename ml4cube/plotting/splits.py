@@ -58,7 +58,7 @@ def split_map(
     Raises
     ------
     InvalidValueError
-        If a map is requested and the label does not have two dims besides time, or a step is
+        If a map is requested and the label does not have two dims apart from time, or a step is
         out of range.
 
     Examples
@@ -73,8 +73,8 @@ def split_map(
     steps = _positions(steps, label, time)
     if (steps or aggregated or time is None) and len(rest) != 2:
         raise InvalidValueError(
-            f"label must have two dims besides time for maps, got {rest}; select one cell of the "
-            "others" + ("" if time is None else ", or leave out steps and aggregated")
+            f"label must have two dims apart from time for maps, got {rest}; select one cell of "
+            "the others" + ("" if time is None else ", or leave out steps and aggregated")
         )
     cells = _counting_cells(label, valid)
     shares = _fractions(cells, time, rest) if aggregated and time is not None else {}

@@ -47,7 +47,7 @@ def note_best(stop: KeyboardInterrupt, epoch: int | None) -> None:
 class EarlyStopping(Callback):
     """Stop when a value has not improved for a number of checks.
 
-    It counts anew in every call that trains, unless that goes on from a snapshot.
+    The count is reset in every call that trains, unless it resumes from a snapshot.
 
     Parameters
     ----------
@@ -93,13 +93,13 @@ class EarlyStopping(Callback):
         return self.strikes >= self.patience
 
     def on_train_start(self, loop: TrainingLoop) -> None:
-        """Stop a resumed run that was stopped before; count anew in any other run."""
+        """Stop a resumed run that was stopped before; reset the count in any other run."""
         if not loop.resumed:
             self.best, self.strikes = None, 0
         self._judge(loop)
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
-        """Count a check without improvement, or start counting anew."""
+        """Count a check without improvement, or reset the count."""
         value = monitored(row, self.monitor)
         margin = -self.min_delta if self.mode == "min" else self.min_delta
         bar = None if self.best is None else self.best + margin
@@ -118,7 +118,7 @@ class EarlyStopping(Callback):
         self.best, self.strikes = state["best"], state["strikes"]
 
     def forget(self) -> None:
-        """Count anew."""
+        """Reset the best value and the count."""
         self.best, self.strikes = None, 0
 
     def _judge(self, loop: TrainingLoop) -> None:
@@ -170,12 +170,13 @@ class BestModel(Callback):
         """Load the best weights into the model, on every rank."""
         if self.value is None and not self._checked:
             logger.warning(
-                "no epoch was checked in time; the model has the weights of the last step"
+                "training ended before any epoch was checked; the model has the weights of the "
+                "last step"
             )
             return
         if self.value is None:
             raise RunError(
-                f"no epoch gave a {self.monitor} that is a number, so there is no best model; "
+                f"{self.monitor} was not a number in any epoch, so there is no best model; "
                 "look at trainer.history"
             )
         if loop.world.is_main and self._weights is not None:

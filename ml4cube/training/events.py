@@ -91,7 +91,7 @@ class TrainingLoop(Protocol):
 
     @property
     def resumed(self) -> bool:
-        """True if the run went on from a snapshot."""
+        """True if the run was resumed from a snapshot."""
 
     def load_weights(self, weights: Mapping[str, Any] | None) -> None:
         """Load weights that rank 0 holds into the model of all ranks; every rank.
@@ -248,7 +248,7 @@ class Callback:
     def forget(self) -> None:
         """Forget the best value so far.
 
-        Called after `load_state_dict` if the run goes on with another loss, metric or validation
+        Called after `load_state_dict` if the run continues with another loss, metric or validation
         data, so that new values of the callback's `monitor` cannot be compared with old ones.
         """
 

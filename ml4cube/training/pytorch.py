@@ -59,7 +59,7 @@ class Trainer:
         File for the weights of the best epoch: a plain state dict.
     snapshot_path : str or Path, optional
         File with the full state of the run, written every `save_every` epochs, at the end, and
-        on SIGTERM (then training stops) and SIGUSR1 (then it goes on). A run that finds it goes
+        on SIGTERM (then training stops) and SIGUSR1 (then it continues). A run that finds it goes
         on from it.
     early_stopping : bool or EarlyStopping
         Whether to stop when the validation loss no longer improves, or when and by what.
@@ -75,7 +75,7 @@ class Trainer:
     validate_parallelism : bool
         Whether to show, each epoch, a table of what every rank did; the History has it anyway.
     create_loss_plot : bool
-        Whether to draw the losses into ``<best model>_loss.png`` beside the best model.
+        Whether to draw the losses into ``<best model>_loss.png`` next to the best model.
     model_path : str or Path, optional
         The same as `best_model_path`.
     gradient_accumulation_steps : int
@@ -265,7 +265,7 @@ class Trainer:
         """Train to the end, or go on from the snapshot.
 
         Called again without a snapshot, it trains on from the weights that are there, those of
-        the best epoch, and an average (`ema`) begins anew; optimizer and scheduler go on as the
+        the best epoch, and an average (`ema`) is restarted; optimizer and scheduler go on as the
         last step left them. `epochs` counts those of all calls.
 
         Returns
@@ -359,5 +359,5 @@ def _check_paths(best: Path | None, snapshot: PathLike | None, plot: bool) -> No
         )
     if plot and best is None:
         raise InvalidTypeError(
-            "create_loss_plot=True draws beside the best model; give best_model_path too"
+            "create_loss_plot=True saves the plot next to the best model; give best_model_path too"
         )

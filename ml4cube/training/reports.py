@@ -295,7 +295,7 @@ class LoggerCallback(Callback):
         try:
             getattr(target, method)(*args)
         except Exception:
-            logger.exception("logger %s failed and is dropped; training goes on", target)
+            logger.exception("logger %s failed and is dropped; training continues", target)
             self._dropped |= {n for n, other in enumerate(self._loggers) if other is target}
 
 

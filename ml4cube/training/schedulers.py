@@ -41,7 +41,7 @@ class SchedulerBase(LRScheduler, ABC):
     eta_min : float
         Lowest rate.
     last_epoch : int
-        Number of the last iteration taken; -1 starts anew.
+        Number of the last iteration taken; -1 starts from the beginning.
 
     Raises
     ------
@@ -113,7 +113,7 @@ class CosineAnnealingScheduler(_Curve):
     eta_min : float
         Lowest rate.
     last_epoch : int
-        Number of the last iteration taken; -1 starts anew.
+        Number of the last iteration taken; -1 starts from the beginning.
 
     Examples
     --------
@@ -144,7 +144,7 @@ class LinearScheduler(_Curve):
     eta_min : float
         Lowest rate.
     last_epoch : int
-        Number of the last iteration taken; -1 starts anew.
+        Number of the last iteration taken; -1 starts from the beginning.
 
     Examples
     --------
@@ -174,7 +174,7 @@ class PolynomialScheduler(_Curve):
     power : float
         Exponent; above 1 the rate decreases fastest at the beginning.
     last_epoch : int
-        Number of the last iteration taken; -1 starts anew.
+        Number of the last iteration taken; -1 starts from the beginning.
 
     Raises
     ------
@@ -224,7 +224,7 @@ class CosineRestartScheduler(_Curve):
     cycles : int
         Number of cycles.
     last_epoch : int
-        Number of the last iteration taken; -1 starts anew.
+        Number of the last iteration taken; -1 starts from the beginning.
 
     Raises
     ------
@@ -281,7 +281,7 @@ class WarmUpScheduler(_Curve):
     eta_min : float
         Rate before the first iteration.
     last_epoch : int
-        Number of the last iteration taken; -1 starts anew.
+        Number of the last iteration taken; -1 starts from the beginning.
 
     Examples
     --------

@@ -310,7 +310,7 @@ class Trainer(TrainerState):
     # ---------------------------------------------------------------------- running
 
     def run(self, n_epoch: int, loader: Iterable[Any], valid_loader: Any = None) -> History:
-        """Train, or test, for a number of epochs; called again, it goes on.
+        """Train, or test, for a number of epochs; called again, it continues.
 
         Parameters
         ----------
@@ -527,7 +527,7 @@ class Trainer(TrainerState):
         *,
         wrapped: tuple[str, ...] = ("run_batch",),
     ) -> Loop:
-        """Make a loop that goes on where the last one ended; without `train`, one that tests."""
+        """Make a loop that continues where the last one ended; without `train`, one that tests."""
         options = replace(self._options, epochs=epochs)
         if train is None:  # a share of no loader
             options = replace(options, limit_train_batches=None)

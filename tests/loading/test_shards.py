@@ -240,7 +240,7 @@ def test_samples_whose_store_is_gone_or_damaged_are_refused(tmp_path: Path) -> N
     with pytest.raises(StoreError, match=r"a/c/0/0/0"):
         PTXrDataset(opened)
     path.rename(tmp_path / "moved.zarr")
-    with pytest.raises(StoreError, match=r"train.zarr, .* does not exist any more; open them from"):
+    with pytest.raises(StoreError, match=r"train.zarr, .* no longer exists; open them from"):
         PTXrDataset(opened)
 
 

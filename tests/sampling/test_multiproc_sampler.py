@@ -1027,7 +1027,7 @@ class TestTargets:
             (
                 {},
                 lambda ds: ds.assign(a=ds.a.copy(data=ds.a + 1)),
-                r"source: cells of 'a' \(a file that was opened lazily",
+                r"source: cells of 'a' \(a file opened lazily",
             ),
             (
                 {},

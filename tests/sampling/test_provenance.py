@@ -282,7 +282,7 @@ def test_an_unknown_callback_starts_anew_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made() -> MultiProcSampler:
-        with pytest.warns(UserWarning, match=r"of type .*Plain.*starts anew.*give version="):
+        with pytest.warns(UserWarning, match=r"of type .*Plain.*starts over.*give version="):
             return with_callback(tmp_path, Plain())
 
     interrupted(made(), monkeypatch)

@@ -496,7 +496,7 @@ def test_a_logger_that_throws_is_reported_once_and_the_others_go_on(tmp_path, ca
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 1
     assert "b.csv" in said[0]
-    assert "training goes on" in said[0]
+    assert "training continues" in said[0]
     assert len(read_csv(tmp_path / "a.csv")) == 4
     assert broken.count == 2
 

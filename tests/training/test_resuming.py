@@ -183,7 +183,7 @@ def test_other_batches_begin_the_epoch_under_way_anew(tmp_path):
 
     cut(path, step=9, callbacks=[Save()])
     run, said = go_on(path, train_data=DataLoader(dataset(40), batch_size=4))
-    assert "batch_size: 8 → 4. Begun anew: the epoch under way" in said[0]
+    assert "batch_size: 8 → 4. Restarted: the current epoch" in said[0]
     assert [rows[0]["train_n"] for rows in run.history["ranks"]] == [40, 40, 40, 40]
 
 
@@ -264,7 +264,7 @@ def test_other_features_targets_statistics_and_stores_are_refused_by_name(tmp_pa
         run(features=("a", "c"), target="b")
     with pytest.raises(InvalidValueError, match=r"snapshot of another run: statistics \(a\)"):
         run("two")
-    with pytest.warns(UserWarning, match="nothing is left to train"):
+    with pytest.warns(UserWarning, match="training is already complete"):
         run("copy")
 
 
@@ -279,7 +279,7 @@ def test_after_a_change_of_loss_the_choice_of_the_best_starts_anew(tmp_path):
     assert run.best_epoch == 4  # with the loss before, 1 or 2
     assert run.best_loss == min(run.history["val_loss"][2:])
     assert "loss: " in said[0]
-    assert said[0].endswith("Begun anew: the choice of the best epoch")
+    assert said[0].endswith("Restarted: the choice of the best epoch")
 
 
 def test_other_validation_data_and_metrics_are_judged_anew(tmp_path):
@@ -318,7 +318,7 @@ def test_a_finished_run_says_that_nothing_is_left_and_keeps_its_best(tmp_path):
     assert weights(run.model) == weights(model)
     assert (run.best_epoch, run.best_loss) == (done.best_epoch, done.best_loss)
     assert re.search(r"loss: MSELoss \(\w+\) → L1Loss", said[0])
-    assert "nothing is left to train" in said[1]
+    assert "training is already complete" in said[1]
     assert "epochs=4" in said[1]
 
 

@@ -3,7 +3,7 @@
 A callback is known by its source code, its defaults, the values that it closes over, and all of the
 user's functions and values that its source names; installed libraries count by name. Where it uses
 anything but functions, numbers, texts, paths, arrays and collections of these, the call warns and
-starts anew, unless the user gives a ``version``, which replaces all of this.
+starts over, unless the user gives a ``version``, which replaces all of this.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STDLIB = Path(sysconfig.get_path("stdlib"))
 
 
 class UnknownCallbackError(InvalidTypeError):
-    """Nothing tells whether a callback is the same as an earlier one."""
+    """It is unknown whether a callback is the same as an earlier one."""
 
 
 def checked_identity(function: Callable[..., Any] | None, version: str | int | None) -> str | None:
@@ -52,8 +52,8 @@ def checked_identity(function: Callable[..., Any] | None, version: str | int | N
         return identity_of(function)
     except UnknownCallbackError as error:
         warnings.warn(
-            f"nothing tells whether the callback is that of an earlier call: {error}. So this call "
-            "starts anew: it resumes nothing and opens no store that exists. To allow both, give "
+            f"cannot tell whether the callback is that of an earlier call: {error}. This call "
+            "therefore starts over: it resumes nothing and opens no existing store. To allow both, give "
             "version=, a number or text that you change with the callback",
             UserWarning,
             stacklevel=3,

@@ -178,7 +178,7 @@ def _location_in_file(array: Any, state: State) -> str | None:
 def hash_cells(sampling: Sampling, name: str) -> str:
     """Hash the cells of a variable, block by block."""
     logger.info(
-        "reading variable %r once more: only its cells tell whether the cube is that of an "
+        "reading variable %r in full: only its cells can show whether the cube is that of an "
         "earlier call",
         name,
     )

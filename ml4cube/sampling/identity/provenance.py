@@ -141,7 +141,7 @@ class Call:
         if len(differing) > 1:
             differing.pop("derived", None)
         text = "; ".join(differing.values())
-        loaded = " (a file that was opened lazily and loaded since counts as another: open it anew)"
+        loaded = " (a file opened lazily and then loaded counts as different; open it again)"
         return text + (loaded if "cells of" in text else "")
 
 

@@ -57,7 +57,7 @@ def check_parts(model: Any, optimizer: Any, scheduler: Any, *, on_batch: bool = 
             raise InvalidValueError(
                 "optimizer holds shares of the model that an earlier training with "
                 "strategy='fsdp' left; make a new optimizer and Trainer for each training. With "
-                "snapshot_path= they go on where the last one ended"
+                "snapshot_path=, training continues where the last one ended"
             )
         raise InvalidValueError(
             "optimizer holds none of the model's parameters; make it from model.parameters()"

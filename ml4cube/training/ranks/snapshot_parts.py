@@ -75,7 +75,7 @@ def agreed(world: World) -> Iterator[list[Any]]:
 
 
 def remove_old(path: str | Path) -> None:
-    """Remove the shards beside a snapshot that it does not name."""
+    """Remove shard files next to a snapshot that it does not list."""
     main = Path(path)
     shards = read_file(main).get("shards")
     for generation, files in _generations(main).items():
@@ -132,7 +132,7 @@ def shard_file(main: Path, generation: int, rank: int, size: int) -> Path:
 
 
 def _generations(main: Path) -> dict[int, list[Path]]:
-    """The shards beside a snapshot, by the snapshot they were written for."""
+    """Shard files next to a snapshot, by the snapshot they were written for."""
     pattern = re.compile(re.escape(main.name) + r"\.(\d{6})\.\d+-of-\d+")
     found: dict[int, list[Path]] = {}
     for file in main.parent.iterdir() if main.parent.is_dir() else ():

@@ -93,7 +93,7 @@ def _describe(loader: Any, data: Any, count: int, unit: str, chosen: Any = None)
 
 
 def _describe_stream(loader: Any, dataset: IterableDataset[Any]) -> Unshared | None:
-    """Compare streams by their first sample, if they start anew with each iteration."""
+    """Compare streams by their first sample, if every iteration restarts them."""
     try:
         first, second = iter(dataset), iter(dataset)
         if first is second:  # reading a sample here would take it away from training
@@ -101,7 +101,7 @@ def _describe_stream(loader: Any, dataset: IterableDataset[Any]) -> Unshared | N
         contents = {_digest(next(first)), _digest(next(second))}
     except Exception:  # an empty stream, or one that cannot be read here
         return None
-    # In a stream that is shuffled anew each time, the first sample says nothing.
+    # In a stream that is shuffled differently each time, the first sample says nothing.
     return Unshared(_kind(loader, dataset), contents.pop()) if len(contents) == 1 else None
 
 

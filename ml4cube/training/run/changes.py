@@ -1,8 +1,8 @@
 """Changes between a run and the one that left its snapshot.
 
 A snapshot belongs to a run with the same training data, the same class of optimizer and the same
-parameters. Everything else may change: it is listed, and the run goes on with what is asked for
-now. A callback whose monitored column is computed in another way judges anew.
+parameters. Everything else may change: it is listed, and the run continues with what is asked for
+now. A callback whose monitored column is computed in another way is reset.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Changes:
     refused: list[str] = field(default_factory=list)
     # Names of what changed and is honoured, with old and new values in words.
     changed: dict[str, str] = field(default_factory=dict)
-    # Callbacks that judge anew.
+    # Callbacks that are reset.
     stale: set[str] = field(default_factory=set)
 
     @property
     def loses_position(self) -> bool:
-        """True if the epoch under way must begin anew."""
+        """True if the current epoch must be restarted."""
         return bool(self.changed.keys() & _POSITION)
 
     @property
@@ -75,7 +75,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     }
-    if "scheduler" in changed:  # one of another class starts anew
+    if "scheduler" in changed:  # one of another class starts over
         changed = {name: text for name, text in changed.items() if "scheduler's" not in name}
     before, now = old["judged"], new["judged"]
     stale = {name for name, facts in now.items() if before.get(name, facts) != facts}

@@ -31,7 +31,10 @@ def compiled(
             "a C++ compiler (on GPUs Triton), or leave compile out"
         ) from error
     if not works:
-        raise RunError(f"compile={how!r}: this backend computes 1 * 2 = {trial[0].item()}")
+        raise RunError(
+            f"compile={how!r}: this backend gives wrong results (1 * 2 = "
+            f"{trial[0].item()}); leave compile out"
+        )
     return cast(nn.Module, torch.compile(model, **arguments))
 
 

@@ -1,4 +1,4 @@
-"""Facts that tell data, losses and metrics apart, the same in every process."""
+"""Facts that identify data, losses and metrics, the same in every process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEEP = 4  # levels of objects inside objects that are looked at
 
 
 def data_identity(loader: Any) -> dict[str, Any]:
-    """Return the facts that tell the data of one loader from others, by name."""
+    """Return the facts that identify the data of a loader, by name."""
     facts = data_facts(loader)
     facts.pop("statistics", None)  # those of the dataset are given by variable
     if "features" in facts:

@@ -152,9 +152,9 @@ class Loop(Engine):
             f"epochs={self.options.epochs}, max_steps={self.options.max_steps}"
         )
         warnings.warn(
-            f"nothing is left to train: {held} {self.state.epoch} epochs, {self.state.step} steps "
-            f"({why}). The model is the one of that run. To train on, ask for more epochs"
-            + (f"; to start anew, give another snapshot_path or delete {path}" if path else ""),
+            f"training is already complete: {held} {self.state.epoch} epochs, "
+            f"{self.state.step} steps ({why}). The model is that of the earlier run. To continue, ask for more epochs"
+            + (f"; to start over, give another snapshot_path or delete {path}" if path else ""),
             stacklevel=2,
         )
 
@@ -347,7 +347,7 @@ class Loop(Engine):
         sets = named_sets(self.val_loader).values()
         self.feed.paused = self.feed.place(self.state)
         asked = True
-        while asked:  # a pass cut off to save a snapshot begins anew, from the same generators
+        while asked:  # a pass cut off to save a snapshot is restarted, from the same generators
             with kept_rng(self.world.device), kept_generators(sets):
                 self.step.around_pass(evaluate, self.val_loader, training=False)
                 measures, cut = passes[-1]
@@ -405,7 +405,7 @@ class Loop(Engine):
         if stop:
             raise RunError(
                 f"stopped by SIGTERM; {self.options.snapshot_path} holds epoch "
-                f"{self.state.epoch + 1} up to step {self.state.step}; start again to go on"
+                f"{self.state.epoch + 1} up to step {self.state.step}; run it again to continue"
             )
         self._signals.save = False
 

@@ -103,8 +103,8 @@ class Snapshot:
         changes = run.world.share(compare(content["run"], self._description))
         if changes.refused:
             raise InvalidValueError(
-                f"{path} is a snapshot of another run: {'; '.join(changes.refused)}. Restore what "
-                "that run had, or give another snapshot_path or delete the file to start anew"
+                f"{path} is a snapshot of another run: {'; '.join(changes.refused)}. Restore the "
+                "settings of that run, or start over: give another snapshot_path or delete it"
             )
         try:
             self._load_parts(content, changes)
@@ -113,17 +113,17 @@ class Snapshot:
                 f"{path} is a snapshot of another model, optimizer or scheduler ({error}); give "
                 "another snapshot_path, or delete it"
             ) from error
-        anew = []
+        restarted = []
         if self._load_rank(content["ranks"], changes):
-            anew.append("the epoch under way")
+            restarted.append("the current epoch")
         if self._load_callbacks(content["callbacks"], changes):
-            anew.append("the choice of the best epoch")
+            restarted.append("the choice of the best epoch")
         self._saved_at = (run.state.epoch, run.state.step)
         if changes.changed and run.world.is_main:
             warnings.warn(
-                f"{path} is a snapshot of a run with other settings. The run goes on with those "
-                f"given now: {'; '.join(changes.changed.values())}"
-                + (f". Begun anew: {', '.join(anew)}" if anew else ""),
+                f"{path} is a snapshot of a run with other settings. The run continues with "
+                f"the current ones: {'; '.join(changes.changed.values())}"
+                + (f". Restarted: {', '.join(restarted)}" if restarted else ""),
                 stacklevel=2,
             )
         logger.info("resumed from %s after epoch %d", path, run.state.epoch)
@@ -176,7 +176,7 @@ class Snapshot:
             parameter.requires_grad_(name in trained)
 
     def _load_rank(self, ranks: list[dict[str, Any]], changes: Changes) -> bool:
-        """Go on where this rank stood; return True if the epoch under way begins anew."""
+        """Restore this rank's position; return True if the epoch is restarted."""
         run, rank = self._run, self._run.world.rank
         same = len(ranks) == run.world.size
         if same:
@@ -199,7 +199,7 @@ class Snapshot:
         return begins
 
     def _load_callbacks(self, states: dict[str, Any], changes: Changes) -> bool:
-        """Give callbacks their states; return True if any judges anew."""
+        """Restore the callbacks; return True if any is reset."""
         run = self._run
         for name, callback in named_callbacks(run.callbacks).items():
             if name in states:

@@ -26,7 +26,7 @@ from ml4cube.training.state import History, TrainState, copy_weights
 
 Log = defaultdict[str, list[Any]]
 _COLUMNS = {"epoch", "train_loss", "val_loss", "lr", "seconds", "ranks"}
-# What training changes in a Trainer, besides the parts that have a state_dict.
+# What training changes in a Trainer, apart from the parts that have a state_dict.
 _CHANGES = (
     "best_epoch",
     "best_loss",
@@ -193,7 +193,7 @@ class TrainerState(metaclass=Combinable):
         weights = self.weights_now()
         if self._world.is_main:
             write_file(filename, weights)
-        self._world.maximum([0.0])  # no rank goes on before the file is there
+        self._world.maximum([0.0])  # no rank continues before the file is there
 
     def load_model(self, filename: str | Path, strict: bool = True) -> None:
         """Read weights into the model."""
