@@ -53,8 +53,8 @@ def checked_identity(function: Callable[..., Any] | None, version: str | int | N
     except UnknownCallbackError as error:
         warnings.warn(
             f"cannot tell whether the callback is that of an earlier call: {error}. This call "
-            "therefore starts over: it resumes nothing and opens no existing store. To allow both, give "
-            "version=, a number or text that you change with the callback",
+            "therefore starts over: it resumes nothing and opens no existing store. To allow both, "
+            "give version=, a number or text that you change with the callback",
             UserWarning,
             stacklevel=3,
         )

@@ -153,7 +153,8 @@ class Loop(Engine):
         )
         warnings.warn(
             f"training is already complete: {held} {self.state.epoch} epochs, "
-            f"{self.state.step} steps ({why}). The model is that of the earlier run. To continue, ask for more epochs"
+            f"{self.state.step} steps ({why}). The model is that of the earlier run. To continue, "
+            "ask for more epochs"
             + (f"; to start over, give another snapshot_path or delete {path}" if path else ""),
             stacklevel=2,
         )
