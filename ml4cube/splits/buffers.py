@@ -1,4 +1,4 @@
-"""Buffers between parts: parse cells, times and kilometres, and find the cells within reach."""
+"""Parse buffers between parts, in cells, times and kilometres."""
 
 from __future__ import annotations
 
@@ -23,11 +23,16 @@ Buffer = tuple[tuple[str, int | str], ...]
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*([A-Za-z]+)\s*")
 # Microseconds of numpy's units of time; months and years have no fixed length.
 _MICROSECONDS: dict[str, int | Fraction] = {
-    **{"W": 604_800_000_000, "D": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000},
-    **{"s": 1_000_000, "ms": 1_000, "us": 1},
+    "W": 604_800_000_000,
+    "D": 86_400_000_000,
+    "h": 3_600_000_000,
+    "m": 60_000_000,
+    "s": 1_000_000,
+    "ms": 1_000,
+    "us": 1,
     **{unit: Fraction(1, 1_000**power) for power, unit in enumerate(("ns", "ps", "fs", "as"), 1)},
 }
-# Units of time in texts, in small letters: "m" could be metres, minutes or months.
+# Units of time in strings, in lower case: "m" could be metres, minutes or months.
 _UNITS = {
     **{"w": "W", "week": "W", "weeks": "W", "d": "D", "day": "D", "days": "D"},
     **{"h": "h", "hour": "h", "hours": "h", "min": "m", "minute": "m", "minutes": "m"},
@@ -48,7 +53,7 @@ def plan_buffer(
     cut: Sequence[str],
     time_dim: str | None = None,
 ) -> tuple[Buffer, tuple[str, ...], tuple[Reach, ...]]:
-    """Parse `buffer`, `gap` and `cyclic` of a user; return them for a plan, and their reaches."""
+    """Return buffer and cyclic dims as a plan stores them, and the reach of the buffer."""
     parsed = _parse_buffer(buffer, gap, view, cut, time_dim)
     wraps = _parse_cyclic(cyclic, view, cut)
     return parsed, wraps, resolve_buffer(parsed, wraps, view)
@@ -80,7 +85,7 @@ def _parse_buffer(
             )
         by_dim[time_dim] = gap
     parsed = []
-    for dim, value in sorted(_one_sphere(by_dim, view).items()):
+    for dim, value in sorted(_merge_kilometres(by_dim, view).items()):
         argument = "gap" if gap is not None and dim == time_dim else "buffer"
         if checked := _check(argument, dim, value, view):
             _check_cut(argument, dim, checked, view, cut)
@@ -92,7 +97,7 @@ def _parse_cyclic(cyclic: Any, view: CubeView, cut: Sequence[str]) -> tuple[str,
     """Return the cyclic dims; None finds a longitude that spans the globe."""
     turn = view.lon_turn()
     if turn and turn[0] in cut:
-        _check_one_turn(*turn, view)
+        _refuse_repeated_meridian(*turn, view)
     if cyclic is None:
         return turn[:1] if turn else ()
     if cyclic is False:
@@ -115,7 +120,7 @@ def _parse_cyclic(cyclic: Any, view: CubeView, cut: Sequence[str]) -> tuple[str,
     return tuple(sorted(set(dims)))
 
 
-def _check_one_turn(dim: str, columns: int, view: CubeView) -> None:
+def _refuse_repeated_meridian(dim: str, columns: int, view: CubeView) -> None:
     """Refuse a repeated meridian, since one copy could be train and the other test."""
     if columns < view.sizes[dim]:
         raise InvalidValueError(
@@ -126,12 +131,12 @@ def _check_one_turn(dim: str, columns: int, view: CubeView) -> None:
 
 def resolve_buffer(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Reach, ...]:
     """Return which cells are within the buffer of one another, by the cube's coordinates."""
-    by_dim = _one_sphere(dict(buffer), view)  # a recipe may be written by hand
+    by_dim = _merge_kilometres(dict(buffer), view)  # a recipe may be written by hand
     return tuple(_resolve(dim, value, dim in cyclic, view) for dim, value in by_dim.items())
 
 
-def _one_sphere(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:
-    """Keep kilometres, one distance over latitude and longitude together, under latitude."""
+def _merge_kilometres(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:
+    """Keep one distance in kilometres, under the latitude dim."""
     far = [value for value in by_dim.values() if _is_kilometres(value)]
     if not far:
         return by_dim
@@ -205,8 +210,8 @@ def _check_cut(
 
 def _not_a_buffer(argument: str, value: Any) -> InvalidTypeError:
     return InvalidTypeError(
-        f"{argument} must be cells (2), a time ('30D', '12h', '30min'), a distance ('150km'), or "
-        f"one of these by dim ({{'time': '30D'}}), got {value!r}; times in texts have the units W, "
+        f"{argument} must be cells (2), a length of time ('30D', '12h', '30min'), a distance "
+        f"('150km'), or one of these by dim ({{'time': '30D'}}), got {value!r}; units of time are W, "
         "D, h, min, s, ms or us"
     )
 
@@ -217,7 +222,7 @@ def _is_cells(value: Any) -> bool:
 
 
 def _quantity(value: Any) -> tuple[Fraction, str] | None:
-    """Split a text into number and unit, in small letters."""
+    """Split a text into number and unit, in lower case."""
     found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     return None if found is None else (Fraction(found[1]), found[2].lower())
 
@@ -244,7 +249,7 @@ def _microseconds_of(value: Any) -> int:
         return int(value // datetime.timedelta(microseconds=1))
     if isinstance(value, np.timedelta64):
         unit, count = np.datetime_data(value)
-        # integers of Python, because numpy's overflow
+        # Python integers, because numpy integers overflow
         length = int(value.astype(np.int64)) * count * _MICROSECONDS[unit]
     else:
         number, unit = _quantity(value) or (Fraction(0), "s")
@@ -253,7 +258,7 @@ def _microseconds_of(value: Any) -> int:
 
 
 def _format(microseconds: int) -> str:
-    """Write a length of time in the largest unit in which it is a whole number."""
+    """Write a length of time in whole days, seconds or microseconds."""
     for unit, length in (("D", 86_400_000_000), ("s", 1_000_000)):
         if microseconds % length == 0:
             return f"{microseconds // length}{unit}"
@@ -271,7 +276,7 @@ def _time_coord(dim: str, value: Any, view: CubeView) -> Any:
     if coord is None:
         coord = view.own(dim)
         raise InvalidValueError(
-            f"{value!r} along {dim!r} needs dates there, got "
+            f"{value!r} needs dates along {dim!r}, got "
             f"{'no coordinate' if coord is None else coord.dtype}; decode the times "
             "(xarray.decode_cf) or give the buffer in cells"
         )

@@ -1,4 +1,7 @@
-"""Distances to train, in space and in time, of the test part and of a deployment."""
+"""Measure distances to train, in space and time, of the test part and of a deployment.
+
+A deployment is where and when the model will be used: the cells of another cube, or of its path.
+"""
 
 from __future__ import annotations
 
