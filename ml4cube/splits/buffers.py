@@ -211,8 +211,8 @@ def _check_cut(
 def _not_a_buffer(argument: str, value: Any) -> InvalidTypeError:
     return InvalidTypeError(
         f"{argument} must be cells (2), a length of time ('30D', '12h', '30min'), a distance "
-        f"('150km'), or one of these by dim ({{'time': '30D'}}), got {value!r}; units of time are W, "
-        "D, h, min, s, ms or us"
+        f"('150km'), or one of these by dim ({{'time': '30D'}}), got {value!r}; units of time are "
+        "W, D, h, min, s, ms or us"
     )
 
 
