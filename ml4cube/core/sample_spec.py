@@ -133,7 +133,7 @@ class SampleSpec:
         both = set(self.targets) & set(self.features or ())
         if both:
             raise InvalidValueError(
-                f"a variable must be a feature or a target, not both, got {sorted(both)} in both"
+                f"features and targets (to_pred) must differ, got {sorted(both)} in both"
             )
 
     def _check_const(self) -> None:

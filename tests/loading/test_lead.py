@@ -292,7 +292,11 @@ def test_stored_windows_hold_inputs_and_targets(
         ({"target_offset": {"time": 1}}, InvalidTypeError, "need to_pred"),
         ({"to_pred": "b", "target_offset": {"tine": 1}}, InvalidValueError, "'tine'"),
         ({"to_pred": "b", "target_offset": {"time": -1}}, InvalidValueError, "at least 0"),
-        ({"to_pred": "b", "target_offset": {"time": 1.5}}, InvalidTypeError, "whole number"),
+        (
+            {"to_pred": "b", "target_offset": {"time": 1.5}},
+            InvalidTypeError,
+            "must be an integer, got 1.5",
+        ),
         ({"to_pred": "b", "target_size": {"time": 0}}, InvalidValueError, "at least 1"),
         ({"to_pred": "b", "target_offset": {"time": 13}}, InvalidValueError, "together span"),
         ({"to_pred": "c", "target_offset": {"time": 1}}, InvalidValueError, "to_pred"),

@@ -715,7 +715,7 @@ class Endless(IterableDataset[int]):
         (lambda p: PTXrDataset(p, to_pred="c"), InvalidValueError, "to_pred.*'c'.*'a'"),
         (lambda p: PTXrDataset(p, "a", "a"), InvalidValueError, "in to_pred and in features"),
         (lambda p: PTXrDataset(p, ["a", "b"]), InvalidValueError, "no variable is left"),
-        (lambda p: PTXrDataset(3), InvalidTypeError, "int"),
+        (lambda p: PTXrDataset(3), InvalidTypeError, "store must be a path.*got 3"),
         (
             lambda p: PTXrDataset(p, sample_size={"lat": 2}),
             InvalidTypeError,
@@ -741,7 +741,7 @@ class Endless(IterableDataset[int]):
             (lambda p, given=given: PTXrDataset(cell_id_cube(CUBE), **given), kind, told)
             for given, kind, told in (
                 ({"apply_mask": "yes"}, InvalidTypeError, "apply_mask.*'yes'"),
-                ({"seed": 1.5}, InvalidTypeError, "seed.*float"),
+                ({"seed": 1.5}, InvalidTypeError, "seed must be an integer, got 1.5"),
                 ({"data_fraq": 2}, InvalidValueError, "data_fraq.*2"),
                 ({"callback": 3}, InvalidTypeError, "callback must be"),
                 ({"max_chunk_mb": 1}, InvalidTypeError, "no argument 'max_chunk_mb'"),

@@ -240,7 +240,7 @@ def test_statistics_that_do_not_fit_are_refused_by_name(tmp_path):
         (CubeScaler(), {}, "not fitted"),
         ({"t": [0, 1]}, {}, "statistics must be .*dict"),
         (3, {}, "statistics|store"),
-        (per_level, {"scale_fn": None}, "scale_fn=None contradict each other"),
+        (per_level, {"scale_fn": None}, "but scale_fn=None asks for no scaling"),
         (per_level, {"scale_fn": "normalize"}, "scale_fn='normalize', but"),
         (paths["train_cube"], {}, "not scaled"),
         (str(tmp_path / "none.zarr"), {}, "none.zarr"),

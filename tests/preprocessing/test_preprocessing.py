@@ -279,7 +279,7 @@ def test_categories_of_pandas_are_left_out() -> None:
     assert list(pp.get_statistics(ds)) == ["t"]
     for work in (pp.drop_nan_values, pp.fill_nan_values, pp.CubeScaler().fit_transform):
         assert work(ds).x.variable.identical(ds.x.variable)
-    with pytest.raises(InvalidTypeError, match="'x' is of dtype category"):
+    with pytest.raises(InvalidTypeError, match=r"'x' must hold real numbers .* dtype category"):
         pp.standardize(ds, {"x": [0, 1]})
 
 
@@ -406,7 +406,7 @@ def test_statistics_objects_and_missing_variables_are_understood() -> None:
     np.testing.assert_array_equal(pp.standardize(unnamed, {"a": [1.0, 2.0]}), only_a.a)
     with pytest.raises(InvalidValueError, match="no variable in common"):
         pp.standardize(ds, {"c": [0.0, 1.0]})
-    with pytest.raises(InvalidTypeError, match=r"\['a'\] is 3"):
+    with pytest.raises(InvalidTypeError, match=r"\['a'\] must be two numbers, got 3"):
         pp.standardize(ds, {"a": 3})  # type: ignore[dict-item]
 
 
@@ -471,8 +471,14 @@ def test_a_mask_over_time_counts_where_a_static_variable_is_listed() -> None:
         ),
         (lambda ds: pp.Statistics.from_cube(ds).merge(3), "other must be Statistics, got int"),
         (lambda ds: pp.Statistics.from_json(None), "text must be the str .* got NoneType"),
-        (lambda ds: create_split(ds, "a", stack_axis="x"), "stack_axis='x'"),
-        (lambda ds: create_split(ds, "a", filter_var="maks"), "filter_var='maks'"),
+        (
+            lambda ds: create_split(ds, "a", stack_axis="x"),
+            "stack_axis must be an integer, got 'x'",
+        ),
+        (
+            lambda ds: create_split(ds, "a", filter_var="maks"),
+            "filter_var: unknown variable 'maks'",
+        ),
     ],
 )
 def test_options_of_the_wrong_kind_are_named(act: Any, says: str) -> None:
@@ -1450,9 +1456,9 @@ def test_numbers_of_pandas_that_are_not_asked_for_do_no_harm() -> None:
     assert pp.fill_nan_values(ds, ["t"], "mean").t.values.tolist() == [1.0, 2.0, 3.0]
     mask = xr.DataArray([True, False, True], dims="index")
     masked = pp.assign_mask(ds, mask)
-    with pytest.raises(InvalidTypeError, match="'id' is of pandas' dtype Int64"):
+    with pytest.raises(InvalidTypeError, match=r"'id' must have a numpy dtype, got .*Int64"):
         pp.apply_filter(masked)
-    with pytest.raises(InvalidTypeError, match="'id' is of pandas' dtype Int64"):
+    with pytest.raises(InvalidTypeError, match=r"'id' must have a numpy dtype, got .*Int64"):
         pp.drop_nan_values(ds)
 
 

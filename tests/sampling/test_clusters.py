@@ -128,5 +128,7 @@ def test_a_cluster_without_workers_is_warned_of(
 def test_a_cube_kept_on_a_cluster_is_refused(client: Any, tmp_path: Path) -> None:
     cube = cell_id_cube({"time": 8, "lat": 6}, "float64", dask_chunks={"time": 2})
     for kept in (cube.persist(), cube.persist() + 1):
-        with pytest.raises(InvalidValueError, match=r"'a' is kept.*dask cluster.*before persist"):
+        with pytest.raises(
+            InvalidValueError, match=r"'a' is held by a dask cluster.*before persist"
+        ):
             sampler(tmp_path, ds=kept)

@@ -136,7 +136,9 @@ def test_dims_and_variables_of_a_cube() -> None:
     kept, others = cube_variables(ds)
     assert kept == ["t", "area"]
     assert set(others) == {"time_bnds", "named", "crs", "code", "long", "covariance"}
-    with pytest.raises(InvalidValueError, match=r"'covariance' has a dim twice: \('lat', 'lat'\)"):
+    with pytest.raises(
+        InvalidValueError, match=r"'covariance' must have every dim once, got \('lat', 'lat'\)"
+    ):
         CubeReader.of(ds, ["covariance"])
     with pytest.raises(InvalidValueError, match="no data variable"):
         cube_dims(ds[["crs", "code", "covariance"]])

@@ -807,5 +807,5 @@ def test_lengths_below_nothing_are_refused(gap):
 def test_create_split_warns_of_a_target_whose_gaps_were_filled():
     cube = cell_id_cube({"time": 80}, gaps=0.1, names=("a", "b"))
     cube = fill_nan_values(assign_block_split(cube, {"time": 4}), ["b"], method="constant", const=0)
-    with pytest.warns(UserWarning, match=r"to_pred: any gaps of 'b' \('constant'\) were filled"):
+    with pytest.warns(UserWarning, match=r"to_pred: gaps of 'b' \('constant'\) were filled"):
         create_split(cube, to_pred="b")

@@ -664,7 +664,7 @@ def test_seed_everything_seeds_and_returns():
     seed_everything(3)
     assert torch.equal(first, torch.rand(1))
     for bad in (-1, 2**32, 1.5, True, None):
-        with pytest.raises(InvalidValueError, match="is no seed"):
+        with pytest.raises(InvalidValueError, match="seed must be an integer"):
             seed_everything(bad)
 
 

@@ -153,7 +153,7 @@ def test_weighted_by_area():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: MaskedLoss(3), InvalidTypeError, "loss=3"),
+        (lambda: MaskedLoss(3), InvalidTypeError, "loss must be a loss function"),
         (lambda: MaskedLoss(nn.MSELoss(), weights=[1.0, -1.0]), InvalidValueError, "0 or more"),
         (lambda: MaskedLoss(nn.MSELoss(), weights=[1.0, NAN]), InvalidValueError, "0 or more"),
         (

@@ -634,7 +634,7 @@ def test_scalar_parameters_are_refused_by_name(stage):
     ("arguments", "error", "said"),
     [
         ({"strategy": "fdsp"}, InvalidValueError, "did you mean 'fsdp'"),
-        ({"shard_modules": 5}, InvalidValueError, "is for strategy='fsdp'"),
+        ({"shard_modules": 5}, InvalidValueError, "needs strategy='fsdp'"),
         ({"strategy": "fsdp", "find_unused_parameters": True}, InvalidValueError, "contradict"),
     ],
 )
