@@ -301,7 +301,7 @@ def test_a_target_that_was_filled_before_is_named(tmp_path):
     for options in ({}, {"target_offset": {"lat": 1}}):
         with pytest.warns(UserWarning, match=r"to_pred: gaps of 'b' \('mean'\) were filled"):
             PTXrDataset(store, "b", **options)
-    with pytest.warns(UserWarning, match=r"weights: any gaps of 'a' \('mean'\) were filled"):
+    with pytest.warns(UserWarning, match=r"weights: gaps of 'a' \('mean'\) were filled"):
         PTXrDataset(store, "whole", "w", weights="a")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

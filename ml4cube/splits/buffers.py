@@ -252,8 +252,10 @@ def _microseconds_of(value: Any) -> int:
         # Python integers, because numpy integers overflow
         length = int(value.astype(np.int64)) * count * _MICROSECONDS[unit]
     else:
-        number, unit = _quantity(value) or (Fraction(0), "s")
-        length = number * _MICROSECONDS[_UNITS[unit]]
+        found = _quantity(value)
+        if found is None or found[1] not in _UNITS:  # in a recipe, which is not checked before
+            raise _not_a_buffer("buffer", value)
+        length = found[0] * _MICROSECONDS[_UNITS[found[1]]]
     return math.ceil(length) if length > 0 else math.floor(length)
 
 

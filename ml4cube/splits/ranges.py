@@ -26,10 +26,6 @@ logger = logging.getLogger(__name__)
 Cube = xr.Dataset | xr.DataArray
 
 
-# Fewest pairs of values at a distance for `fit_variogram` to use it.
-_FEWEST_PAIRS = 30
-
-
 class Ranges(dict[str, float]):
     """Range of autocorrelation by dim, in cells: a dict with the variograms behind it.
 
@@ -39,8 +35,6 @@ class Ranges(dict[str, float]):
         One for each dim.
     var : str
         The variable.
-    rising : iterable of str
-        Dims along which the semivariance rises over all distances examined.
 
     Attributes
     ----------
@@ -60,17 +54,15 @@ class Ranges(dict[str, float]):
     ({'x': nan}, {'x': 'no sill'})
     """
 
-    def __init__(
-        self, variograms: dict[str, Variogram], var: str, rising: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, variograms: dict[str, Variogram], var: str) -> None:
         super().__init__({dim: float(found.range) for dim, found in variograms.items()})
         self.variograms = dict(variograms)
         self.reasons = {dim: found.reason for dim, found in variograms.items() if found.reason}
         self.var = var
-        self.rising = frozenset(rising)
+        self.rising = frozenset(dim for dim, found in variograms.items() if found.rising)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.variograms, self.var, self.rising)
+        return type(self), (self.variograms, self.var)
 
     def plot(self) -> Any:
         """Plot the variograms with their ranges and sills.
@@ -154,7 +146,6 @@ def estimate_range(
     whole = None
     order = sorted(str(dim) for dim in array.dims)
     found: dict[str, Variogram] = {}
-    rising = []
     stations = station_dim(array)
     for dim in wanted:
         if dim == stations:
@@ -177,10 +168,7 @@ def estimate_range(
             continue
         spread = float(np.nanvar(lines)) if np.isfinite(lines).any() else None
         found[dim] = fit_variogram(lags, half, pairs, spread)
-        enough = np.count_nonzero(pairs >= _FEWEST_PAIRS) >= FEWEST_LAGS
-        if enough and math.isnan(found[dim].range):
-            rising.append(dim)
-    ranges = Ranges(found, str(array.name), rising)
+    ranges = Ranges(found, str(array.name))
     for dim, reason in ranges.reasons.items():
         logger.warning("%s along %s: %s", array.name, dim, reason)
     return ranges

@@ -725,7 +725,7 @@ class Endless(IterableDataset[int]):
         (
             lambda p: PTXrDataset(p, block_size={"lat": 1}, block_sizes={"lat": 1}),
             InvalidTypeError,
-            "are the same",
+            "two names of one argument",
         ),
         (
             lambda p: PTXrDataset(cell_id_cube(CUBE), sample_size={"lat": 20}),

@@ -317,6 +317,58 @@ def test_other_objects_are_refused_as_version(tmp_path: Path) -> None:
         with_callback(tmp_path, None, version=1)
 
 
+mean = 0.0  # has the name of a variable that the callbacks below close over, and of a method
+
+
+def closing_over_a_name_that_is_global_too(mean: float) -> Callable[[Any], Any]:
+    return lambda samples: {n: v * 0 + v.mean() * mean for n, v in samples.items()}
+
+
+def test_a_closure_counts_where_a_global_has_its_name() -> None:
+    made = [closing_over_a_name_that_is_global_too(value) for value in (1.0, 1.0, 2.0)]
+    first, again, other = map(identity_of, made)
+    assert first == again != other
+
+
+def test_a_closure_without_a_value_yet_is_no_error() -> None:
+    def made(late: bool) -> Callable[[Any], Any]:
+        def work(samples: Any) -> Any:
+            return helper(samples)
+
+        known = identity_of(work) if late else None
+        helper = len
+        return known or identity_of(work)
+
+    assert made(True) != made(False)
+
+
+def test_a_module_of_the_users_with_the_name_of_a_library_counts(tmp_path: Path) -> None:
+    found = []
+    for number in (1, 2):
+        (tmp_path / "h.py").write_text(f"def work(): return {number}\n" + "#" * number)
+        spec = importlib.util.spec_from_file_location("profile", tmp_path / "h.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found.append(identity_of(closing_over(module.work)))
+    assert found[0] != found[1]
+
+
+def test_the_mask_of_a_masked_array_behind_dask_counts() -> None:
+    def cube(rows: int) -> xr.Dataset:
+        mask = np.repeat(np.arange(8) < rows, 4).reshape(8, 4)
+        values = np.ma.masked_array(np.arange(32.0).reshape(8, 4), mask)
+        array = da.from_array(values, chunks=4, name="given")
+        return xr.Dataset({"a": (("time", "x"), array)})
+
+    def call(rows: int) -> str:
+        sampling = Sampling.of(cube(rows), SamplingOptions(block_size={"time": 2}, scale_fn=None))
+        return Call.of(sampling, {}).id
+
+    assert call(0) == call(0) != call(3)
+
+
 @pytest.mark.parametrize("held", [threading.Lock(), (k for k in "ab")])
 def test_a_callback_that_cannot_be_sent_is_named(tmp_path: Path, held: Any) -> None:
     with pytest.raises(InvalidTypeError, match=r"callback=.*lambda.*inside the callback"):

@@ -809,3 +809,12 @@ def test_create_split_warns_of_a_target_whose_gaps_were_filled():
     cube = fill_nan_values(assign_block_split(cube, {"time": 4}), ["b"], method="constant", const=0)
     with pytest.warns(UserWarning, match=r"to_pred: gaps of 'b' \('constant'\) were filled"):
         create_split(cube, to_pred="b")
+
+
+def test_a_buffer_of_a_recipe_that_cannot_be_read_is_refused() -> None:
+    cube = cell_id_cube({"time": 400})
+    recipe = assign_block_split(cube, {"time": 100}, buffer="10D")["split"].attrs["ml4cube_split"]
+    stored = recipe.replace("10D", "P10D")
+    assert stored != recipe
+    with pytest.raises(InvalidTypeError, match="got 'P10D'"):
+        apply_split(cube, stored)

@@ -774,3 +774,26 @@ def test_times_that_stand_twice_tell_no_cells():
     folds = BlockKFold(3, SIZES, cube=cube)
     with pytest.raises(InvalidValueError, match=r"'time' more than once.*time_index"):
         next(folds.split(table))
+
+
+def test_a_feature_named_like_a_dim_without_a_coordinate_is_no_position():
+    """Hours of the day in a column `time` are not the time steps of the rows."""
+    values = np.random.default_rng(0).normal(size=(48, 4, 4))
+    cube = xr.Dataset({"a": (("time", "y", "x"), values)})
+    steps = np.repeat(np.arange(48), 16)
+    X = pd.DataFrame({"a": values.ravel(), "time": steps % 24})
+    train, test = next(iter(ForwardChaining(3, gap=2, cube=cube).split(X)))
+    assert steps[train].max() + 2 < steps[test].min()
+    whole = cube.to_dataframe().reset_index().sample(frac=1, random_state=0)
+    train, test = next(iter(ForwardChaining(3, gap=2, cube=cube).split(whole)))
+    assert whole["time"].values[train].max() + 2 < whole["time"].values[test].min()
+
+
+def test_ids_of_a_coordinate_without_an_index_are_not_positions():
+    ids = np.roll(np.arange(12), 6)
+    cube = xr.Dataset({"a": ("x", np.arange(12.0))}, {"x": ids}).drop_indexes("x")
+    rows = pd.DataFrame({"a": np.arange(12.0), "x": ids})
+    splitter = BlockKFold(4, {"x": 3}, cube=cube)
+    by_id = [set(test) for _, test in splitter.split(rows)]
+    by_position = [set(test) for _, test in splitter.split(rows[["a"]])]
+    assert by_id == by_position

@@ -18,7 +18,7 @@ from ml4cube.training.callbacks import Callback, ModelCheckpoint
 from ml4cube.training.files.checkpoint import read_file
 from ml4cube.training.inputs.options import Options
 from ml4cube.training.pytorch_distributed import Trainer
-from ml4cube.training.ranks import shard_files
+from ml4cube.training.ranks import snapshot_parts
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.fsdp import Sharded, pick_groups
 from ml4cube.training.ranks.snapshot_parts import read_shards, row_range
@@ -345,19 +345,19 @@ def harmed(folder):
 def torn(folder):
     """The disk is full while rank 1 writes its share of epoch 2."""
     settings = {"snapshot_path": f"{folder}/s.pt", "save_every": 1, "epochs": 3}
-    plain = shard_files.write_file
+    plain = snapshot_parts.write_file
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
     def fill():
-        shard_files.write_file = full if dist.get_rank() == 1 else plain
+        snapshot_parts.write_file = full if dist.get_rank() == 1 else plain
 
     try:
         with pytest.raises(StoreError, match=r"rank 1: .*No space left"):
             run(callbacks=[At(7, fill)], **settings)
     finally:
-        shard_files.write_file = plain
+        snapshot_parts.write_file = plain
     epoch = read_file(f"{folder}/s.pt")["state"]["epoch"]
     return epoch, run(**settings)
 

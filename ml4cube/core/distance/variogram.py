@@ -48,6 +48,8 @@ class Variogram:
     sill: float = np.nan
     range: float = np.nan
     reason: str = ""
+    # True if there is no sill because the semivariance still rises at the longest range to see.
+    rising: bool = False
 
     def at(self, lag: Floats) -> Floats:
         """Return the semivariance of the model; NaN without a range."""
@@ -184,7 +186,7 @@ def fit_variogram(
     seen = _SURELY_SEEN * min(longest, float(lags.max()))
     if best.range > seen:
         reason = f"no sill: semivariance still rises at {seen:.3g} cells, the longest range to see"
-        return replace(bare, reason=reason)
+        return replace(bare, reason=reason, rising=True)
     for _ in range(2):
         near = lags <= max(best.range, lags[min(FEWEST_LAGS, lags.size - 1)])
         anchor = np.nan if variance is None else variance / largest

@@ -9,9 +9,9 @@ starts over, unless the user gives a ``version``, which replaces all of this.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
-import inspect
 import linecache
 import sys
 import sysconfig
@@ -102,7 +102,7 @@ class _Description:
             return repr(value)
         if _is_installed(value):
             return f"{value.__module__}.{value.__qualname__}"
-        if isinstance(value, types.ModuleType) and _is_library(value.__name__):
+        if isinstance(value, types.ModuleType) and _is_library_module(value):
             return value.__name__
         if id(value) in self._seen:
             return f"#{self._seen[id(value)][0]}"
@@ -145,12 +145,12 @@ class _Description:
 
 def _used(function: types.FunctionType, named: set[str], loaded: set[str]) -> dict[str, Any]:
     """Find the values that a function closes over or names, also in modules of the user."""
-    found = dict(inspect.getclosurevars(function).nonlocals)
+    found = {f"closure {name}": value for name, value in _closure(function)}
     found |= {n: v for n, v in function.__globals__.items() if n in named}
     modules: list[types.ModuleType] = []
     left = list(found.items())
     for name, value in left:  # grows meanwhile
-        if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
+        if isinstance(value, types.ModuleType) and not _is_library_module(value):
             found.pop(name)
             if value not in modules:
                 modules.append(value)
@@ -158,6 +158,13 @@ def _used(function: types.FunctionType, named: set[str], loaded: set[str]) -> di
                 found |= inside
                 left += inside.items()
     return found
+
+
+def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the variables that a function closes over and their values, if they have one yet."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            yield name, cell.cell_contents
 
 
 def _source_of(code: types.CodeType, known: dict[str, Any]) -> ast.AST | None:
@@ -180,7 +187,8 @@ def _source_of(code: types.CodeType, known: dict[str, Any]) -> ast.AST | None:
     ]
     if len(definitions) != 1:
         return None
-    for node in ast.walk(definitions[0]):
+    # of this function only: those of inner ones can be read when it is called
+    for node in (definitions[0], *ast.walk(definitions[0].args)):
         for field in {"annotation", "returns"} & set(vars(node)):
             setattr(node, field, ast.Constant(None))
     return definitions[0]
@@ -215,6 +223,11 @@ def _is_installed(value: Any) -> bool:
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
     return found is value
+
+
+def _is_library_module(module: types.ModuleType) -> bool:
+    # a file of the user, loaded by its path, may have the name of a library
+    return sys.modules.get(module.__name__) is module and _is_library(module.__name__)
 
 
 def _is_library(module: str) -> bool:

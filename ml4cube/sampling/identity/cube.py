@@ -70,7 +70,7 @@ def _of_array(array: Any, state: State) -> str | None:
         steps.append((type(array).__name__, *how))
         array = array.array
     location: str | None = None
-    if isinstance(array, np.ndarray | pd.Index):
+    if isinstance(array, np.ndarray | pd.Index) and not np.ma.isMaskedArray(array):
         location = hash_of(np.asarray(array))
     elif hasattr(array, "datastore"):
         location = _location_in_file(array, state)
@@ -151,6 +151,7 @@ def _location_in_file_system(fs: Any, path: str, state: State) -> str | None:
     if isinstance(fs, MemoryFileSystem) or fs.storage_args or _CHAINED & set(fs.storage_options):
         return None
     options = {k: v for k, v in fs.storage_options.items() if not _SECRET.search(k)}
+    options["account"] = getattr(fs, "account_name", None)  # of Azure, which the environment gives
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     try:
         where = json.dumps([options, endpoint], sort_keys=True)

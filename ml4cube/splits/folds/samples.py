@@ -230,6 +230,9 @@ def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[st
     """Return the positions along the dims that have a column, and reasons why some have none."""
     found: dict[str, Ints] = {}
     unknown: dict[str, str] = {}
+    # a table of all dims, as ds.to_dataframe() makes it, has positions where there is no
+    # coordinate; a single column with the name of such a dim may be any feature
+    complete = all(dim in table for dim in view.sizes)
     for dim, n in view.sizes.items():
         at = _index_column(table, dim)
         values = table.get(dim, table.get(f"{dim}_origin"))
@@ -240,9 +243,8 @@ def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[st
                     f"{at.max()}; the samples are not from this cube"
                 )
             found[dim] = at
-        elif values is not None:
-            # without a coordinate, positions are labels, as in ds.to_dataframe()
-            axis = view.ds.get_index(dim)
+        elif values is not None and (complete or dim in view.ds.coords):
+            axis = view.ds.coords[dim].to_index() if dim in view.ds.coords else pd.RangeIndex(n)
             if not axis.is_unique:
                 unknown[dim] = (
                     f"the cube has some {dim!r} more than once; give positions as {dim}_index"
