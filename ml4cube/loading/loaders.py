@@ -366,11 +366,12 @@ class SampleLoader(EpochLoader):
         Returns
         -------
         SampleLoader
-            Itself, unless it was made for training; then one that neither shuffles nor drops.
+            Itself, unless it was made for training; then one that does not shuffle, drop or
+            augment.
         """
         if not self.plan.train:
             return self
-        plan, handover = self.plan.for_validation(), copy.copy(self.handover)
+        plan, handover = self.plan.for_validation(), self.handover.without_augment()
         return SampleLoader(self.dataset, plan, handover, self.num_workers)
 
     def __len__(self) -> int:
@@ -648,7 +649,8 @@ class MapLoader(EpochLoader, DataLoader[Any]):
         Returns
         -------
         MapLoader
-            Itself, unless it was made for training; then one that neither shuffles nor drops.
+            Itself, unless it was made for training; then one that does not shuffle, drop or
+            augment.
         """
         if not self.plan.train:
             return self
@@ -663,7 +665,7 @@ class MapLoader(EpochLoader, DataLoader[Any]):
             generator=torch.Generator(),
             pin_memory=self.pin_memory,
         )
-        loader.plan, loader.handover = plan, copy.copy(self.handover)
+        loader.plan, loader.handover = plan, self.handover.without_augment()
         loader._is_accelerate_prepared = self._is_accelerate_prepared
         return loader
 

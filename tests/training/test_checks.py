@@ -5,14 +5,17 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
+from ml4cube.datasets.pytorch import prep_dataloader
 from ml4cube.errors import InvalidValueError
 from ml4cube.progress import Stage
 from ml4cube.training import pytorch, trainer
 from ml4cube.training.advanced import AdvancedTrainer
 from ml4cube.training.callbacks import Callback, ModelCheckpoint
 from ml4cube.training.files.checkpoint import read_file
+from ml4cube.training.ranks.dist import World
+from ml4cube.training.ranks.exact_validation import exact_loader
 from tests.training_parts import At, Interrupt, dataset, losses, network, weights
 from tests.training_parts import trainer as make
 
@@ -254,3 +257,13 @@ def test_a_log_that_cannot_be_written_does_not_end_the_work(monkeypatch):
 
     monkeypatch.setattr("sys.stderr", Full())
     make(epochs=1).train()
+
+
+def test_a_loader_made_for_training_is_evaluated_without_augmentation():
+    def far(batch, generator):
+        return batch[0] + 1000, batch[1]
+
+    data = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10.0)[:, None])
+    loader = prep_dataloader(data, batch_size=4, augment=far)
+    exact = exact_loader(loader, World(0, 1, torch.device("cpu")))
+    assert sorted(float(x) for X, _ in exact for x in X) == list(range(10))

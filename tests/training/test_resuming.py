@@ -5,20 +5,23 @@ import math
 import re
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, SequentialLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from ml4cube.datasets.pytorch import PTXrDataset
+from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidValueError
 from ml4cube.training.callbacks import Callback
+from ml4cube.training.inputs.batches import loader_seed
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.run.changes import merged
 from ml4cube.training.run.identity import identity
 from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping
 from ml4cube.training.trainer import Trainer as Stepwise
+from tests.cubes import cell_id_cube
 from tests.samplestores import write_store
 from tests.training_parts import At, Interrupt, dataset, losses, network, weights
 
@@ -427,3 +430,32 @@ def test_layers_unfrozen_in_a_run_are_so_after_a_resume(tmp_path, adds):
     if not adds:  # else the optimizer has other parameters
         _, said = go_on(path, **changed)
         assert "parameters to train: ['3.weight', '3.bias'] → ['0.weight', " in said[0]
+
+
+def test_the_seed_of_every_loader_of_ours_is_known():
+    cube = cell_id_cube({"time": 24, "lat": 4}, "float64", names=("a", "b"))
+    ours = PTXrDataset(cube, to_pred="b", block_size={"time": 2}, part="train")
+    for data in (ours, torch.utils.data.TensorDataset(torch.zeros(8, 1), torch.zeros(8, 1))):
+        loader = prep_dataloader(data, batch_size=2, seed=9)
+        loader = loader[0] if isinstance(loader, tuple) else loader
+        assert loader_seed(loader) == 9
+
+
+class Weighted:
+    """A metric that holds an array."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __call__(self, pred, target):
+        return (pred - target).abs().mean()
+
+
+def test_arrays_of_any_dtype_and_size_tell_metrics_apart():
+    zeros = np.zeros(3_000_000)
+    one = zeros.copy()
+    one[1] = 1
+    arrays = [np.array(["sea"]), np.array(["2000-01-01"], "M8[ns]"), np.ones(2, ">f4"), zeros, one]
+    named = [identity(Weighted(array)) for array in arrays]
+    assert named == [identity(Weighted(array.copy())) for array in arrays]
+    assert len(set(named)) == len(named)

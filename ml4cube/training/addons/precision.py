@@ -54,7 +54,8 @@ def choose_precision(asked: str | Sequence[str], device: torch.device) -> str:
         asked = ["fp32"] if device.type == "cpu" else ["bf16", "fp16"]
     names = [asked] if isinstance(asked, str) else list(asked)
     for name in names:
-        check_choice("precision", name, ["auto", *_KNOWN])
+        check_choice("precision", name, ["auto", *_KNOWN] if names == [asked] else _KNOWN)
+    for name in names:
         if _is_supported(device, name):
             return name
     raise InvalidValueError(f"{device} supports none of precision={asked!r}; use 'auto' or 'fp32'")

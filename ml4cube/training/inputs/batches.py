@@ -156,7 +156,7 @@ def loader_generator(loader: Any) -> torch.Generator | None:
 
 def loader_seed(loader: Any) -> int | None:
     """Return the seed of a loader's shuffled order, if it has one of its own."""
-    owners = [getattr(loader, "_plan", None)]
+    owners = [getattr(loader, "plan", None)]
     for sampler in _samplers(loader):
         owners += [getattr(sampler, "plan", None), sampler]
     seeds = (getattr(owner, "seed", None) for owner in owners)

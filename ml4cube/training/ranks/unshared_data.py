@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.training.ranks.dist import World
@@ -59,12 +59,10 @@ def _warn(world: World, message: str) -> None:
 
 
 def unshared(loader: Any) -> Unshared | None:
-    """Return the data of a loader, or None where it may differ between ranks."""
+    """Return the data of a loader, or None where it may differ between ranks, as in streams."""
     if isinstance(loader, list | tuple):
         return _describe(loader, loader, len(loader), "batches")
     dataset = getattr(loader, "dataset", None)
-    if isinstance(dataset, IterableDataset):
-        return _describe_stream(loader, dataset)
     if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         return None
     if hasattr(loader, "share_out"):
@@ -84,29 +82,14 @@ def unshared(loader: Any) -> Unshared | None:
 
 
 def _describe(loader: Any, data: Any, count: int, unit: str, chosen: Any = None) -> Unshared | None:
-    kind = type(loader).__name__ if data is loader else _kind(loader, data)
+    kind = type(loader).__name__
+    if data is not loader:
+        kind += f" of {type(data).__name__}"
     try:
         content = [_item(data, 0), _item(data, len(data) - 1), _digest(chosen)]
     except Exception:  # an empty dataset, or one whose items cannot be read one by one
         return None
     return Unshared(f"{kind}, {count} {unit}", " ".join(content))
-
-
-def _describe_stream(loader: Any, dataset: IterableDataset[Any]) -> Unshared | None:
-    """Compare streams by their first sample, if every iteration restarts them."""
-    try:
-        first, second = iter(dataset), iter(dataset)
-        if first is second:  # reading a sample here would take it away from training
-            return None
-        contents = {_digest(next(first)), _digest(next(second))}
-    except Exception:  # an empty stream, or one that cannot be read here
-        return None
-    # In a stream that is shuffled differently each time, the first sample says nothing.
-    return Unshared(_kind(loader, dataset), contents.pop()) if len(contents) == 1 else None
-
-
-def _kind(loader: Any, dataset: Any) -> str:
-    return f"{type(loader).__name__} of {type(dataset).__name__}"
 
 
 def _item(data: Any, index: int) -> str:
