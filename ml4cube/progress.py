@@ -13,7 +13,7 @@ _SHORT_S = 10.0
 
 
 def is_interactive() -> bool:
-    """Return whether stderr is a terminal, or this is a notebook."""
+    """Return True if stderr is a terminal, or this is a notebook."""
     if sys.stderr.isatty():
         return True
     ipython = sys.modules.get("IPython")

@@ -21,7 +21,7 @@ def rounding_of(axis: NDArray[Any]) -> float:
 
 
 def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
-    """Tell whether two coordinates along a dim are equal up to rounding, in order."""
+    """Return True if two coordinates along a dim are equal up to rounding, in order."""
     if given.shape != wanted.shape:
         return False
     if given.dtype.kind == wanted.dtype.kind == "f":
@@ -36,7 +36,7 @@ def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
 
 
 def is_time(coord: Any) -> bool:
-    """Tell whether a coordinate holds dates (datetime64 or cftime)."""
+    """Return True if a coordinate holds dates (datetime64 or cftime)."""
     if coord.dtype.kind == "M":
         return True
     if coord.dtype != object or not coord.size:

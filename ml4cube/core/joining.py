@@ -55,7 +55,7 @@ def _members(one: Any) -> list[Any]:
 
 
 def _alike(one: Scaling, other: Scaling) -> bool:
-    """Tell whether two scalings are equal up to rounding."""
+    """Return True if two scalings are equal up to rounding."""
     if one.dims != other.dims or np.shape(one.offset) != np.shape(other.offset):
         return False
     with np.errstate(invalid="ignore"):

@@ -29,7 +29,7 @@ class LargeBlocks:
 
     @property
     def is_apart(self) -> bool:
-        """Tell whether there are blocks, and few enough of their cells touch another one."""
+        """Return True if there are blocks, and few enough of their cells touch another one."""
         return self.count > 1 and self.touching <= MOST_TOUCHING
 
 

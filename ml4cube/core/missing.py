@@ -112,7 +112,7 @@ def window_any(
 
 
 def _all_along(flags: NDArray[np.bool_], axis: int, length: int, step: int) -> NDArray[np.bool_]:
-    """Tell whether all flags are set in runs of `length` cells, `step` apart, along one axis."""
+    """Return True if all flags are set in runs of `length` cells, `step` apart, along one axis."""
     moved = flags.swapaxes(axis, 0)
     count = max((moved.shape[0] - length) // step + 1, 0)
     span = (count - 1) * step + 1 if count else 0

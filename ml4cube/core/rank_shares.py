@@ -1,4 +1,4 @@
-"""Which sample each rank reads: pure functions of samples, epoch, seed, rank, world and batch size.
+"""Compute which sample each rank reads, from samples, epoch, seed, rank, world and batch size.
 
 An order maps the positions 0 ... n - 1 of an epoch to samples, by the seed and the epoch alone:
 `permutation` for data in memory, `ChunkOrder` for data that is read chunk by chunk. A share says
@@ -284,7 +284,7 @@ def effective_batch_size(blocks: Sequence[int] | Ints) -> float:
 
 @dataclass(frozen=True)
 class ShuffleReport:
-    """How well batches are mixed, given that samples of one block are similar.
+    """Report of how well batches are mixed, given that samples of one block are similar.
 
     Parameters
     ----------

@@ -254,7 +254,7 @@ class SampleSpec:
 
     @property
     def fills_from_train(self) -> bool:
-        """Whether filling needs statistics of the train cells."""
+        """True if filling needs statistics of the train cells."""
         return any(method != "constant" for _, method in self._fills)
 
     @property

@@ -324,7 +324,7 @@ class Statistics(Mapping[str, VariableStatistics]):
         return len(self._table)
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether part, variables and every field are equal."""
+        """Return True if part, variables and every field are equal."""
         if not isinstance(other, Statistics):
             return NotImplemented
         return self.part == other.part and self._table == other._table
@@ -441,7 +441,7 @@ def unscaled_attrs(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def _is_of_values(name: Any) -> bool:
-    """Tell whether an attribute holds only for unscaled values, or was renamed already."""
+    """Return True if an attribute holds only for unscaled values, or was renamed already."""
     return name in _OF_VALUES or str(name).startswith(_ASIDE)
 
 

@@ -29,7 +29,7 @@ class AbsentChunks:
 
     @property
     def is_gap(self) -> bool:
-        """Whether the cells count as gaps."""
+        """True if the cells count as gaps."""
         return self.reads_as in ("nan", "NaT")
 
     def merge(self, other: AbsentChunks | None) -> AbsentChunks:
@@ -76,7 +76,7 @@ def _chunks(
 
 
 def _is_all(cells: NDArray[Any], value: Any) -> bool:
-    """Tell whether all cells have one value; most differ in the last one already."""
+    """Return True if all cells have one value; most differ in the last one already."""
     if value != value:
         return bool(cells.flat[-1] != cells.flat[-1] and (cells != cells).all())
     return bool(cells.flat[-1] == value and np.all(cells == value))

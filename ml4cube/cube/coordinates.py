@@ -35,12 +35,12 @@ def role_of(coord: Any) -> str | None:
 
 
 def is_latitude(name: object, attrs: Mapping[Any, Any], *, rotated: bool = False) -> bool:
-    """Tell whether a coordinate is a latitude, by its name and attributes."""
+    """Return True if a coordinate is a latitude, by its name and attributes."""
     return _is_angle("latitude", name, attrs, rotated)
 
 
 def is_longitude(name: object, attrs: Mapping[Any, Any], *, rotated: bool = False) -> bool:
-    """Tell whether a coordinate is a longitude, by its name and attributes."""
+    """Return True if a coordinate is a longitude, by its name and attributes."""
     return _is_angle("longitude", name, attrs, rotated)
 
 
@@ -53,7 +53,7 @@ def _is_angle(kind: str, name: object, attrs: Mapping[Any, Any], rotated: bool) 
 
 
 def _by_cf(kind: str, attrs: Mapping[Any, Any]) -> bool:
-    """Tell whether CF attributes give a coordinate this role, by the criteria of cf_xarray."""
+    """Return True if CF attributes give a coordinate this role, by the criteria of cf_xarray."""
     return any(_text(attrs, key) in words for key, words in _criteria(kind).items())
 
 
@@ -86,7 +86,7 @@ def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
 
 
 def _is_counted_time(dim: Any, own: Any) -> bool:
-    """Tell whether a dim has a name of time, or a numeric coordinate with CF attributes of time."""
+    """Return True if a dim is named like a time, or has numbers with CF attributes of time."""
     if str(dim).lower() in TIME_NAMES:
         return True
     return own is not None and own.dtype.kind in "fiu" and _by_cf("time", own.attrs)
@@ -118,7 +118,7 @@ def dates_along(coords: Iterable[Any], dim: str) -> Any:
 
 
 def _is_in_order(dates: NDArray[Any]) -> bool:
-    """Tell whether dates are strictly increasing or decreasing."""
+    """Return True if dates are strictly increasing or decreasing."""
     try:
         return bool((dates[1:] > dates[:-1]).all() or (dates[1:] < dates[:-1]).all())
     except TypeError:  # dates of several calendars

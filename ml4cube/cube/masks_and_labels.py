@@ -24,14 +24,14 @@ NAME_ATTR = "ml4cube_name"
 
 
 def is_mask(name: object, dtype: np.dtype[Any], attrs: Mapping[Any, Any]) -> bool:
-    """Tell whether a variable is a mask rather than data."""
+    """Return True if a variable is a mask rather than data."""
     return name == FILTER_VAR or (
         attrs.get(ROLE_ATTR) == "mask" and (dtype == np.bool_ or attrs.get(NAME_ATTR) == name)
     )
 
 
 def is_label(name: object, dtype: np.dtype[Any], attrs: Mapping[Any, Any]) -> bool:
-    """Tell whether a variable is a split label rather than data."""
+    """Return True if a variable is a split label rather than data."""
     # old netCDF files have no unsigned bytes
     return name == "split" or (
         RECIPE_ATTR in attrs and (dtype in (np.uint8, np.int8) or attrs.get(NAME_ATTR) == name)

@@ -42,7 +42,7 @@ class Source(Protocol):
 
     @property
     def sent_whole(self) -> bool:
-        """Whether `narrow` returns the source itself."""
+        """True if `narrow` returns the source itself."""
 
     @property
     def stored(self) -> Any:
@@ -50,7 +50,7 @@ class Source(Protocol):
 
     @property
     def hides_chunks(self) -> bool:
-        """Whether absent chunks of a file behind it would not be noticed."""
+        """True if absent chunks of a file behind it would not be noticed."""
 
     def narrow(self, slices: Slices) -> Source:
         """Return a source of only the cells inside `slices`, cheap to pickle."""
@@ -219,7 +219,7 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
 
 
 def is_on_cluster(value: Any) -> bool:
-    """Tell whether a value in a dask graph is held by a cluster."""
+    """Return True if a value in a dask graph is held by a cluster."""
     # by its name, because distributed may not be installed; called for millions of values
     kind = type(value)
     return kind.__name__ == "Future" and kind.__module__ == "distributed.client"

@@ -191,18 +191,18 @@ def split_label(ds: xr.Dataset) -> str | None:
 
 
 def is_mask(name: Hashable, ds: xr.Dataset, filter_var: str | None) -> bool:
-    """Tell whether a variable is a mask rather than data."""
+    """Return True if a variable is a mask rather than data."""
     variable = ds.variables[name]
     return name == filter_var or roles.is_mask(name, variable.dtype, variable.attrs)
 
 
 def repeats_dim(variable: xr.Variable | xr.DataArray) -> bool:
-    """Tell whether a variable has a dim twice, such as a covariance; no window fits it."""
+    """Return True if a variable has a dim twice, such as a covariance; no window fits it."""
     return len(set(variable.dims)) < variable.ndim
 
 
 def holds_dtype(dtype: np.dtype[Any]) -> bool:
-    """Tell whether samples can hold a dtype."""
+    """Return True if samples can hold a dtype."""
     if dtype.kind == "M":
         return np.datetime_data(dtype)[0] in DATE_UNITS
     return dtype.kind in "fiub" and dtype.itemsize <= 8

@@ -519,7 +519,7 @@ class MultiProcSampler:
         return [*stores, *(Path(work_location(store)) for store in stores)]
 
     def _exists(self, target: Location, call: Call) -> bool:
-        """Return whether the store of this call exists; refuse anything else at its path."""
+        """Return True if the store of this call exists; refuse anything else at its path."""
         with WriteErrors.of(target):
             put_back(target)
             if not is_taken(target):

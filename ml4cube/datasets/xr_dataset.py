@@ -47,7 +47,7 @@ class _XrOptions(SamplingOptions):
 
     @property
     def splits_unlabelled(self) -> bool:
-        """Return whether a cube without a label is split; only training and testing need parts."""
+        """Return True if a cube without a label is split; only training and testing need parts."""
         return self.to_pred is not None
 
 

@@ -53,7 +53,7 @@ class _AugmentSequence:
 
     @property
     def keeps_samples(self) -> bool:
-        """Return whether all keep their samples; a user's own may leave out some."""
+        """Return True if all keep their samples; a user's own may leave out some."""
         return all(getattr(step, "keeps_samples", False) for step in self.steps)
 
 

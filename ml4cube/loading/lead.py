@@ -32,7 +32,7 @@ def target_name(name: str) -> str:
 
 
 def is_target(name: str) -> bool:
-    """Return whether a name is that of a target at a lead time."""
+    """Return True if a name is that of a target at a lead time."""
     return name.endswith(_TARGET)
 
 

@@ -250,12 +250,12 @@ class EpochLoader:
 
     @property
     def parallel(self) -> bool:
-        """Return whether ranks share the samples."""
+        """Return True if ranks share the samples."""
         return self.plan.parallel
 
     @property
     def keeps_samples(self) -> bool:
-        """Return whether no batch can lose or gain samples after it was gathered."""
+        """Return True if no batch can lose or gain samples after it was gathered."""
         return self.handover.keeps_samples
 
     @property

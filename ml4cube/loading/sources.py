@@ -90,7 +90,7 @@ class KnownScaling:
         return cls(found, metadata.spec.cube_dims)
 
     def __contains__(self, name: str) -> bool:
-        """Return whether a variable of a source is scaled."""
+        """Return True if a variable of a source is scaled."""
         return base_name(name) in self.scaling
 
     def dims(self, name: str) -> tuple[str, ...]:
@@ -224,7 +224,7 @@ def _stored_axes(path: Any) -> dict[str, xr.Variable]:
 
 
 def _has_origins(axis: xr.Variable, index: Ints, last: int, origins: NDArray[Any]) -> bool:
-    """Return whether an axis has the origins of samples, which a user may have changed."""
+    """Return True if an axis has the origins of samples, which a user may have changed."""
     if not len(index) or index.max() + last >= len(axis):
         return False
     return bool((np.asarray(axis.values)[index] == origins).all())
@@ -352,7 +352,7 @@ def _reopened(path: str) -> Iterator[xr.Dataset]:
 
 
 def _needs_more_than_path(path: str) -> bool:
-    """Return whether a path, from which samples were opened, is not that of their store."""
+    """Return True if a path, from which samples were opened, is not that of their store."""
     try:
         fs, root = url_to_fs(path)
         found = json.loads(fs.cat_file(f"{root.rstrip('/')}/zarr.json"))

@@ -122,7 +122,7 @@ def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
 
 
 def _joined(cube: xr.Dataset, counts: Mapping[str, xr.Variable], stages: Sequence[Stage]) -> bool:
-    """Return whether the counts are those of joined pieces."""
+    """Return True if the counts are those of joined pieces."""
     # xarray concatenates unequal counts, and makes floats of them by reindexing
     if any(count.ndim or count.dtype.kind == "f" for count in counts.values()):
         return True
@@ -219,12 +219,12 @@ def _dims(*variables: xr.Variable | None) -> dict[Hashable, int]:
 
 
 def _is_complete(cube: xr.Dataset, stage: Stage) -> bool:
-    """Return whether the cube still has the variables that a stage depends on."""
+    """Return True if the cube still has the variables that a stage depends on."""
     return {*stage.names, *filter(None, [stage.mask])} <= set(cube.variables)
 
 
 def _can_remove(code: int, stages: Iterable[Stage]) -> bool:
-    """Return whether a stage can remove cells for a reason."""
+    """Return True if a stage can remove cells for a reason."""
     return any(stage.mask if code == MASK else stage.names for stage in stages)
 
 

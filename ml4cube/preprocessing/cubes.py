@@ -105,7 +105,7 @@ def check_aligned(argument: str, array: xr.DataArray, cube: xr.Dataset | xr.Data
 
 
 def has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:
-    """Return whether the mask is present; refuse an unknown name other than the default."""
+    """Return True if the mask is present; refuse an unknown name other than the default."""
     if filter_var is None or (filter_var == roles.FILTER_VAR and filter_var not in present):
         return False
     check_known("filter_var", [filter_var], present)
@@ -208,7 +208,7 @@ def flags(mask: xr.Variable) -> xr.Variable:
 
 
 def is_lazy(*arrays: Any) -> bool:
-    """Return whether any array is a dask array."""
+    """Return True if any array is a dask array."""
     return any(array is not None and array.chunks is not None for array in arrays)
 
 

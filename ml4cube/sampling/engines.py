@@ -222,7 +222,7 @@ class DaskCluster(_Workers):
         self._futures: Any = None
 
     def is_here(self) -> bool:
-        """Return whether the workers are threads of this process."""
+        """Return True if the workers are threads of this process."""
         given = self._given
         address = given if isinstance(given, str) else given.scheduler.address
         return str(address).startswith("inproc://")
@@ -367,7 +367,7 @@ def _run_packed(package: bytes, task: bytes) -> Any:
 
 
 def _can_be_sent(error: BaseException) -> bool:
-    """Return whether an error can be sent unchanged; one that cannot breaks the pool."""
+    """Return True if an error can be sent unchanged; one that cannot breaks the pool."""
     import cloudpickle
 
     try:

@@ -177,7 +177,7 @@ class Extractor:
 
     @property
     def _mask_drops(self) -> bool:
-        """Return whether a masked cell drops its sample; "masked" has its own rule for windows."""
+        """Return True if a masked cell drops its sample; "masked" has its own rule for windows."""
         spec = self.spec
         if not spec.apply_mask:
             return False
@@ -186,7 +186,7 @@ class Extractor:
 
     @property
     def _mask_blanks(self) -> bool:
-        """Return whether masked cells are gaps in the samples."""
+        """Return True if masked cells are gaps in the samples."""
         return self.spec.apply_mask and not self._mask_drops
 
     def _mask(self, cells: Arrays) -> NDArray[np.bool_] | None:

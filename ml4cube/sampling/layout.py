@@ -1,4 +1,4 @@
-"""Plan pass 2: the layout of a store, and which samples go into which shard."""
+"""Plan the writing pass: the layout of a store, and which samples go into which shard."""
 
 from __future__ import annotations
 
@@ -37,22 +37,19 @@ def layout_of(
 ) -> StoreLayout:
     """Lay out the store of one part."""
     spec, n = sampling.spec, plan.samples[part]
-    one = max(1, math.ceil(plan.nbytes[part] / max(n, 1)))
-    # the same for all parts: small shards of a small part would start and end inside tiles, which
-    # are then read twice
-    target = max(1, shard_bytes(sum(plan.nbytes.values())) // one)
+    sample_bytes = max(1, math.ceil(plan.nbytes[part] / max(n, 1)))
+    # All parts have shards of about the same size: small ones would start and end inside tiles,
+    # which are then read twice.
+    wanted = max(1, shard_bytes(sum(plan.nbytes.values())) // sample_bytes)
     if chunk is None:
-        chunk = min(max(1, target // _CHUNKS_PER_SHARD), _MAX_CHUNK_SAMPLES)
+        chunk = min(max(1, wanted // _CHUNKS_PER_SHARD), _MAX_CHUNK_SAMPLES)
     chunk = min(chunk, max(n, 1))
-    shard = chunk * max(1, min(target, n) // chunk)
-    arrays = [
-        ArrayLayout(name, _dims(spec, name, window), window, dtype, chunk, attrs)
-        for name, (window, dtype) in plan.schema.items()
-        for attrs in [
-            _variable_attrs(sampling, name, scaling.get(name), window)
-            | precision.attrs(name, dtype)
-        ]
-    ]
+    shard = chunk * max(1, min(wanted, n) // chunk)
+    arrays = []
+    for name, (window, dtype) in plan.schema.items():
+        attrs = _variable_attrs(sampling, name, scaling.get(name), window)
+        attrs |= precision.attrs(name, dtype)
+        arrays.append(ArrayLayout(name, _dims(spec, name, window), window, dtype, chunk, attrs))
     samples = (spec.array_dims[0],)
     index = sampling.extractor.index_dtype.str
     for axis, dim in zip(sampling.extractor.axes, spec.dims, strict=True):
@@ -78,7 +75,7 @@ def _variable_attrs(
         return attrs
     attrs = scaled_attrs(attrs)
     if scaling.places:
-        # with the sample dim along it, if any, and its number of cells
+        # each with the stored dim that it lies along and the length of that; "" and 1 if none
         spec = sampling.spec
         stored = zip(
             _dims(spec, name, window)[1:], spec.window_of(name, window).items(), strict=True
@@ -92,7 +89,7 @@ def _variable_attrs(
 def shard_tasks(
     sampling: Sampling, plan: SamplePlan, part: str, layout: StoreLayout, order: str
 ) -> Iterator[tuple[int, list[Piece]]]:
-    """Yield every shard of a part, with the samples of tiles that it holds."""
+    """Yield every shard of a part, with the pieces of tiles that it consists of."""
     counts = plan.tile_samples[:, plan.parts.index(part)]
     tiles = np.arange(len(counts))
     if order == "shuffled":
@@ -102,6 +99,7 @@ def shard_tasks(
     for shard in range(layout.shards):
         first, last = layout.bounds(shard)
         pieces = []
+        # tiles with samples from first to last
         for position in range(
             int(np.searchsorted(ends, first, side="right")),
             int(np.searchsorted(ends, last, side="left")) + 1,

@@ -160,7 +160,7 @@ def make_plan(
 
 
 def makes_samples(sampling: Sampling) -> bool:
-    """Return whether planning needs samples: for statistics, or the variables of a callback."""
+    """Return True if planning needs samples: for statistics, or the variables of a callback."""
     if sampling.extractor.callback is not None:
         return True
     return sampling.spec.scale_fn is not None and sampling.given is None
@@ -310,6 +310,6 @@ def refuse_empty(
 
 
 def _is_wanted(recipe: Mapping[str, Any], part: str) -> bool:
-    """Return whether the split should have a part; a label made by hand should have all."""
+    """Return True if the split should have a part; a label made by hand should have all."""
     fractions = recipe.get("plan", {}).get("fractions")
     return fractions is None or part in dict(fractions)

@@ -135,7 +135,7 @@ class SamplingOptions:
 
     @property
     def splits_unlabelled(self) -> bool:
-        """Return whether a cube without a label is split, or all its samples are for training."""
+        """Return True if a cube without a label is split, or all its samples are for training."""
         return True
 
 
@@ -223,7 +223,7 @@ class Sampling:
         return self.extractor.spec
 
     def has_part(self, part: str, *, read: bool) -> bool:
-        """Return whether any cell has the label of a part, without reading cells if not `read`."""
+        """Return True if any cell has the label of a part, without reading cells if not `read`."""
         name, code = self.extractor.label, PARTS[part]
         label = self.ds[name]
         if label_lookup(self.ds, name) is not None:
@@ -373,7 +373,7 @@ def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
 
 
 def _is_odd(name: str) -> bool:
-    """Return whether a name cannot be that of a folder."""
+    """Return True if a name cannot be that of a folder."""
     # NUL ends a path, and a newline ends a line in lists of files
     odd = "/" in name or any(letter < " " for letter in name)
     return not name or odd or name in (".", "..") or name.startswith("__")

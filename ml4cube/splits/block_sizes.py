@@ -84,7 +84,7 @@ def _map_dims(view: CubeView) -> list[str]:
 
 
 def _is_horizontal(name: object, attrs: Mapping[Any, Any]) -> bool:
-    """Return whether a coordinate is a latitude or longitude, possibly of a rotated grid."""
+    """Return True if a coordinate is a latitude or longitude, possibly of a rotated grid."""
     rotated = {"rotated": True}
     return is_latitude(name, attrs, **rotated) or is_longitude(name, attrs, **rotated)
 

@@ -111,7 +111,7 @@ class CubeView:
         return self.time_dim("dim") if dim is None else dim
 
     def is_forward(self, dim: str) -> bool:
-        """Return whether the coordinate of `dim` ascends; refuse one in no order."""
+        """Return True if the coordinate of `dim` ascends; refuse one in no order."""
         coord = self.steps_of(dim)
         if coord is None or coord.size < 2:
             return True
@@ -142,7 +142,7 @@ class CubeView:
         return _ranks(coord)
 
     def has_times(self, dim: str) -> bool:
-        """Return whether the dim's own coordinate holds times."""
+        """Return True if the dim's own coordinate holds times."""
         own = self.own(dim)
         if own is None:
             return False
@@ -275,7 +275,7 @@ def check_degrees(asked: object, lat: xr.DataArray, lon: xr.DataArray) -> None:
 
 
 def is_kind(coord: xr.DataArray, kind: str) -> bool:
-    """Return whether a coordinate holds times ("time"), latitudes ("lat") or longitudes ("lon")."""
+    """Return True if a coordinate holds times ("time"), latitudes ("lat") or longitudes ("lon")."""
     return role_of(coord) == {"lat": "latitude", "lon": "longitude"}.get(kind, kind)
 
 

@@ -226,7 +226,7 @@ def assign_region_split(
 
 
 def _check_parts(split: float | None, test: Any, val: Any) -> tuple[bool, dict[str, float]]:
-    """Return whether regions are drawn, and the fractions of the parts."""
+    """Return True if regions are drawn, and the fractions of the parts."""
     if test is not None:
         if split is not None:
             raise InvalidValueError(

@@ -127,7 +127,7 @@ def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int |
 
 
 def _is_of_time(stratify: StratifyLike, view: CubeView) -> bool:
-    """Return whether `stratify` means seasons or months, not a variable of that name."""
+    """Return True if `stratify` means seasons or months, not a variable of that name."""
     return isinstance(stratify, str) and stratify in ("season", "month") and stratify not in view.ds
 
 

@@ -93,7 +93,7 @@ class ZarrFolder:
         return location_of("store", StorePath(store, self.path))
 
     def shares_store_with(self, other: ZarrFolder) -> bool:
-        """Tell whether another location is in the same zarr store."""
+        """Return True if another location is in the same zarr store."""
         if str(self.store).startswith("memory://"):
             return str(self.store) == str(other.store)
         same: bool = self.store == other.store
@@ -167,7 +167,7 @@ def folder_of(location: Location) -> Folder:
 
 
 def is_array(metadata: bytes) -> bool:
-    """Tell whether a ``zarr.json`` describes an array."""
+    """Return True if a ``zarr.json`` describes an array."""
     try:
         found = json.loads(metadata)
     except ValueError:

@@ -486,7 +486,7 @@ def _concatenate(batches: Iterator[Batch], max_samples: int | None) -> Batch:
 
 
 def _is_arrays(data: Any) -> bool:
-    """Return whether the data are arrays and not a loader of batches."""
+    """Return True if the data are arrays and not a loader of batches."""
     items = data if isinstance(data, tuple) else (data,)
     return len(items) in (1, 2, 3) and all(hasattr(item, "shape") for item in items)
 

@@ -109,7 +109,7 @@ def _any_within(
     centres: NDArray[np.float64],
     width: float,
 ) -> Bools:
-    """Tell whether anything is counted within `width` degrees of each centre, around the globe."""
+    """Return True where anything is counted within `width` degrees of a centre, cyclically."""
     if width >= 180:
         return np.broadcast_to(count[..., -1:] > 0, (*count.shape[:-1], centres.size))
 

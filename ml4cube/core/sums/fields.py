@@ -345,7 +345,7 @@ class FieldStatistics(VariableStatistics):
         return self.histogram
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether all numbers, dims, labels and bins are equal; NaN equals NaN."""
+        """Return True if all numbers, dims, labels and bins are equal; NaN equals NaN."""
         if not isinstance(other, FieldStatistics):
             return NotImplemented
         return self._entry() == other._entry()

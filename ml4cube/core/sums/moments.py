@@ -154,7 +154,7 @@ class VariableStatistics:
         return tuple(None if math.isnan(value) else value for value in self._numbers())
 
     def __eq__(self, other: object) -> bool:
-        """Tell whether all fields are equal; NaN equals NaN."""
+        """Return True if all fields are equal; NaN equals NaN."""
         if not isinstance(other, VariableStatistics):
             return NotImplemented
         return self._key() == other._key()

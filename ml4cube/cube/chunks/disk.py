@@ -88,7 +88,7 @@ class DiskChunks:
         return self.prefix + self.separator.join(map(str, chunk))
 
     def has(self, chunk: tuple[int, ...]) -> bool:
-        """Tell whether a chunk exists; others read as the fill value."""
+        """Return True if a chunk exists; others read as the fill value."""
         return os.path.exists(self._path(chunk))
 
     def _path(self, chunk: tuple[int, ...]) -> str:

@@ -72,12 +72,12 @@ class Opened:
 
     @property
     def hides_chunks(self) -> bool:
-        """Whether the cells come from zarr, but it is unknown from which chunks."""
+        """Return True if the cells come from zarr, but it is unknown from which chunks."""
         return self.zarr is not None and self.stored is None
 
 
 def _is_run(key: Any) -> bool:
-    """Tell whether a key selects contiguous cells."""
+    """Return True if a key selects contiguous cells."""
     return isinstance(key, int | np.integer) or (isinstance(key, slice) and key.step in (None, 1))
 
 

@@ -41,7 +41,7 @@ class Gatherers:
         return len(self._begun)
 
     def may_begin(self) -> bool:
-        """Return whether one more batch may be begun before the first is handed out."""
+        """Return True if one more batch may be begun before the first is handed out."""
         if not self._begun:
             return True
         waiting = len(self._begun) * sum(array.nbytes for array in self._begun[0][0])

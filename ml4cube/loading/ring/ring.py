@@ -83,7 +83,7 @@ class Ring:
 
     @property
     def is_resting(self) -> bool:
-        """Return whether no thread writes into the slots, so that another epoch may begin."""
+        """Return True if no thread writes into the slots, so that another epoch may begin."""
         return self._resting
 
     def batches(
@@ -176,7 +176,7 @@ class _RingEpoch:
         self._free = sorted({*range(ring._slots)} - {*self._kept.values()})
 
     def is_ready_for(self, positions: Ints) -> bool:
-        """Return whether a batch can be begun now without delaying the next one to hand out."""
+        """Return True if a batch can be begun now without delaying the next one to hand out."""
         if not len(self._gatherers):
             return True
         if not self._gatherers.may_begin():

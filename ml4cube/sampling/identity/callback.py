@@ -1,4 +1,4 @@
-"""Tell whether a callback is the one of an earlier call, and copy it as a worker gets it.
+"""Identify a callback, so that a later call can be compared, and copy it as a worker gets it.
 
 A callback is known by its source code, its defaults, the values that it closes over, and all of the
 user's functions and values that its source names; installed libraries count by name. Where it uses
@@ -215,7 +215,7 @@ def _imported(source: ast.AST) -> Iterable[str]:
 
 
 def _is_installed(value: Any) -> bool:
-    """Return whether an installed library holds a value under its name."""
+    """Return True if an installed library holds a value under its name."""
     module = getattr(value, "__module__", None)
     if not isinstance(module, str) or not isinstance(getattr(value, "__qualname__", None), str):
         return False
@@ -231,7 +231,7 @@ def _is_library_module(module: types.ModuleType) -> bool:
 
 
 def _is_library(module: str) -> bool:
-    """Return whether a module is Python's own or installed, and not one of the user's."""
+    """Return True if a module is Python's own or installed, and not one of the user's."""
     top = module.partition(".")[0]
     if not top or top == "__main__":
         return False

@@ -1,4 +1,4 @@
-"""Tell whether a cube is the one of an earlier call.
+"""Identify a cube, so that a later call can be compared.
 
 Cells in files are known by where these lie and, on this machine's disk, by the names, sizes and
 times of change of the files; what dask computes also by its name and all arrays in its graph; cells
@@ -132,7 +132,7 @@ def _location_in_zarr(stored: Any, state: State) -> str | None:
 
 
 def _is_changed(session: Any, path: str) -> bool:
-    """Return whether an array in an Icechunk session differs from that in its snapshot."""
+    """Return True if an array in an Icechunk session differs from that in its snapshot."""
     if not session.has_uncommitted_changes:
         return False
     diff = session.status()

@@ -395,7 +395,7 @@ def _not_comparable(unknown: dict[str, str]) -> InvalidValueError:
 
 
 def _is_category(view: CubeView, dim: str) -> bool:
-    """Return whether a dim lists scenarios, bands or the like."""
+    """Return True if a dim lists scenarios, bands or the like."""
     coord = view.ds.coords.get(dim)
     if coord is None or coord.dtype.kind not in "USO" or hasattr(coord.values.flat[0], "year"):
         return dim.lower() in _CATEGORIES

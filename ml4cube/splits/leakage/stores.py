@@ -49,7 +49,7 @@ class StorePair:
 
 
 def is_store(ds: object) -> bool:
-    """Return whether an object is an opened sample store."""
+    """Return True if an object is an opened sample store."""
     return isinstance(ds, xr.Dataset) and SAMPLE_DIM in ds.dims and bool(store_spec(ds))
 
 
@@ -89,7 +89,7 @@ def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
 
 
 def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
-    """Return whether equal positions of two stores are the same cells."""
+    """Return True if equal positions of two stores are the same cells."""
     a, b = train.attrs, held_out.attrs
     if any(a["spec"][key] != b["spec"][key] for key in ("dims", "shape", "size")):
         return False
@@ -100,7 +100,7 @@ def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
 
 
 def _same_values(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool:
-    """Return whether equal positions along a dim have equal coordinates."""
+    """Return True if equal positions along a dim have equal coordinates."""
     name = dim if dim in train.coords else f"{dim}_origin"
     if name not in train.coords or name not in held_out.coords:
         return name not in train.coords and name not in held_out.coords

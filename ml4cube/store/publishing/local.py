@@ -212,7 +212,7 @@ def _aside(target: Path) -> Path:
 
 
 def _moved_aside(target: Path) -> bool:
-    """Tell whether the old store was moved aside, and the new one is not at its path yet."""
+    """Return True if the old store was moved aside, and the new one is not at its path yet."""
     folder = Path(work_location(target))
     if target.exists() or not _aside(target).exists():
         return False

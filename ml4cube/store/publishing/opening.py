@@ -42,7 +42,7 @@ def sweep(target: Location, fingerprint: str) -> None:
 
 
 def was_published(target: Location, fingerprint: str) -> bool:
-    """Tell whether an interrupted run has published its store."""
+    """Return True if an interrupted run has published its store."""
     if isinstance(target, ZarrFolder):
         return False
     location = work_location(target)

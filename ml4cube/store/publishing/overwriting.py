@@ -16,7 +16,7 @@ PUBLISHING = "publishing.json"
 
 
 def is_taken(target: Location) -> bool:
-    """Tell whether anything exists at a target."""
+    """Return True if anything exists at a target."""
     if isinstance(target, Path):
         return target.exists() or target.is_symlink()
     if isinstance(target, ZarrFolder):

@@ -111,7 +111,7 @@ def _location(argument: str, location: str | ZarrFolder, here: bool) -> Location
 
 
 def is_in_memory(target: Location) -> bool:
-    """Tell whether only this process can see a target."""
+    """Return True if only this process can see a target."""
     return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
 
 

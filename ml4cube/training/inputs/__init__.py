@@ -1,4 +1,4 @@
-"""What a run is given: its options, batches and steps, and the checks of them.
+"""Check the input of a run: options, batches and steps.
 
 `options` are the settings of a run, `batches` reads what loaders give, `steps` says what a step is,
 `checks` refuses what cannot work. Nothing here knows of ranks or of the loop.

@@ -195,7 +195,7 @@ def reduced(loss: Callable[..., Any], reduction: str) -> Callable[..., Any]:
 
 
 def is_over_classes(loss: Callable[..., Any]) -> bool:
-    """Return whether a loss is one of torch's over classes, with torch's own forward."""
+    """Return True if a loss is one of torch's over classes, with torch's own forward."""
     function = loss.func if isinstance(loss, partial) else loss
     if isinstance(function, _CLASS_MODULES):
         return any(type(function).forward is kind.forward for kind in _CLASS_MODULES)

@@ -287,7 +287,7 @@ def _is_object(metric: Any) -> bool:
 
 
 def _applies_sigmoid(metric: Any) -> bool:
-    """Return whether a metric of torchmetrics applies a sigmoid to batches outside 0 to 1."""
+    """Return True if a metric of torchmetrics applies a sigmoid to batches outside 0 to 1."""
     members = metric.values() if hasattr(metric, "items") else [metric]
     return any(
         type(member).update.__module__.startswith("torchmetrics.classification")

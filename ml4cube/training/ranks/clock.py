@@ -36,7 +36,7 @@ class StepClock:
         self._waits: list[Span] = []
 
     def is_due(self, steps: int) -> bool:
-        """Return whether to time a step."""
+        """Return True if to time a step."""
         return steps % _EVERY == _FIRST and self._world.size > 1 and self._active
 
     @contextmanager

@@ -59,7 +59,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes files and logs."""
+        """True on rank 0, which writes files and logs."""
         return self.rank == 0
 
     def maximum(self, values: Sequence[float]) -> list[float]:
@@ -361,7 +361,7 @@ def _root(error: BaseException | None) -> BaseException | None:
 
 
 def is_broken_link(error: BaseException | None) -> bool:
-    """Return whether an error only says that other ranks cannot be reached."""
+    """Return True if an error only says that other ranks cannot be reached."""
     signs = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "timeout")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError)

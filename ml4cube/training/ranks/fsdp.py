@@ -331,7 +331,7 @@ def _pick_by_size(model: nn.Module, min_parameters: int) -> dict[str, nn.Module]
 
 
 def _has_tied_parameters(model: nn.Module, module: nn.Module) -> bool:
-    """Return whether a module shares a parameter with modules outside of it."""
+    """Return True if a module shares a parameter with modules outside of it."""
     mine = {id(p) for p in module.parameters()}
     inside = {id(m) for m in module.modules()}
     return any(

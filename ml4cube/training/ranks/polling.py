@@ -26,7 +26,7 @@ class PollSchedule:
         self._next, self._step, self._since = step + 1, step, time.perf_counter()
 
     def is_due(self, step: int) -> bool:
-        """Return whether ranks poll after this step."""
+        """Return True if ranks poll after this step."""
         return step >= self._next
 
     def ask(self, step: int, questions: list[bool]) -> list[bool]:

@@ -30,11 +30,14 @@ class Feed:
     """The training loader, the position of the run in it, and the weights of its batches."""
 
     def __init__(self, loader: Any, world: World, options: Options, step: Step) -> None:
+        # even: all ranks have equal batches
         self.loader, self.even = loader, world.size == 1
+        # seconds of this epoch: waiting for batches, and for other ranks
         self.waited = self.asked = 0.0
         self.epoch_rng: dict[str, Any] = {}
         self.position: dict[str, Any] | None = None
         self.paused: dict[str, Any] | None = None  # the position, while validation runs
+        # ended: some rank has no more batches, so the epoch is over; used_up: this loader has none
         self.ended = self.used_up = False
         self._world, self._step = world, step
         self._lockstep = options.strategy == "fsdp"
@@ -66,12 +69,12 @@ class Feed:
         if not self.even and None not in sizes:
             logger.warning(
                 "ranks have unequal training batches (batches, size, last) %s; every epoch ends "
-                "with the rank that has fewest",
+                "when the rank with the fewest batches has none left",
                 sizes,
             )
 
     def open(self, state: TrainState) -> Iterator[tuple[list[Portion], Weight]]:
-        """Yield the batches of each step of an epoch, from the position of a snapshot on."""
+        """Yield the batches of each step and their total weight; start at `position` if set."""
         batches = self._open_loader(state)
         if self.ended:
             return
@@ -86,12 +89,13 @@ class Feed:
                     portions.append(portion)
                     if len(portions) == size:
                         break
-            else:
+            else:  # the loader has no more batches, or reached the limit
                 self.used_up = self._limit is None or state.batch < self._limit
             drawn = clock()
             self.waited += drawn - started
             if self._lockstep and not self.even:
-                # Ranks fetch parameters from one another in every batch of a step.
+                # Ranks fetch parameters from one another in every batch of a step, so all use as
+                # many batches as the rank with the fewest.
                 (missing,) = self._world.maximum([size - len(portions)])
                 portions = portions[: size - int(missing)]
             total = self.total(portions)
@@ -111,7 +115,7 @@ class Feed:
         return Portion(batch, samples, samples if weight is None else weight)
 
     def total(self, portions: list[Portion]) -> Weight | None:
-        """Return the total weight of a step's batches; every rank must call this."""
+        """Return the total weight of a step's batches, or None if a rank has none; every rank."""
         if self.even and not portions:
             return None
         weighed = bool(portions) and isinstance(portions[0].weight, torch.Tensor)
@@ -144,7 +148,7 @@ class Feed:
         return capture_rng(self._world.device) | own
 
     def restore_rng(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of those generators."""
+        """Restore the generators from `capture_rng`."""
         restore_rng(state, self._world.device)
         generator = loader_generator(self.loader)
         if generator is not None and "loader" in state:
@@ -154,7 +158,7 @@ class Feed:
         sizes = None if self._step.counts_itself else fixed_sizes(self.loader)
         if sizes is None or self._limit is None or self._limit >= sizes[0]:
             return sizes
-        return self._limit, sizes[1], sizes[1]
+        return self._limit, sizes[1], sizes[1]  # the last batch is then a full one
 
     def _open_loader(self, state: TrainState) -> Iterator[Any]:
         loader, position = self.loader, self.position
@@ -180,8 +184,7 @@ class Feed:
             loader.load_state_dict(position["loader"])
             batches = iter(loader)
             if left == 0:
-                # A loader that is not iterated keeps the position, and its next epoch would start
-                # there.
+                # The loader must be iterated once, or its next epoch would start at this position.
                 more = next(batches, None)
                 batches = iter(())
                 if used_up and more is not None:
