@@ -335,3 +335,17 @@ def test_filling_what_is_dropped_anyway_is_named(tmp_path):
     ):
         with pytest.warns(UserWarning, match="fills nothing.*drop_nan='auto' drops every sample"):
             make()
+
+
+@pytest.mark.parametrize("drop_sample", [False, True])
+def test_integer_targets_outside_a_mask_are_warned_of(drop_sample):
+    shape = {"time": 8, "lat": 4}
+    cube = cell_id_cube(shape, "float64", names=("a", "b"))
+    cube = cube.assign(b=cube.b.astype("int16"), sea=cube.a.isel(time=0, drop=True) > 1)
+    asked = {"to_pred": "b", "filter_var": "sea", "drop_sample": drop_sample}
+    asked |= {"sample_size": {"time": 2}, "drop_nan": None}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        PTXrDataset(cube, block_size={"time": 2}, **asked)
+    said = [w for w in caught if "cannot hold gaps" in str(w.message)]
+    assert [w.filename for w in said] == [__file__] * (not drop_sample)

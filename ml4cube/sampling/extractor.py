@@ -107,7 +107,7 @@ class Extractor:
     @property
     def reads(self) -> tuple[str, ...]:
         """Variables of the cube that `samples` needs."""
-        mask = [self.spec.filter_var] if self.spec.filter_var and self._mask_blanks else []
+        mask = [self.spec.filter_var] if self.spec.filter_var and self.mask_blanks else []
         return (*self.spec.variables, *mask)
 
     def rules(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ class Extractor:
         return points or (spec.drop_sample and spec.drop_nan != "masked")
 
     @property
-    def _mask_blanks(self) -> bool:
+    def mask_blanks(self) -> bool:
         """Return True if masked cells are gaps in the samples."""
         return self.spec.apply_mask and not self._mask_drops
 
@@ -197,7 +197,7 @@ class Extractor:
 
     def _gaps(self, values: NDArray[Any], mask: NDArray[np.bool_] | None) -> NDArray[np.bool_]:
         gaps = find_gaps(values)
-        return gaps | ~mask if mask is not None and self._mask_blanks else gaps
+        return gaps | ~mask if mask is not None and self.mask_blanks else gaps
 
     def filled_in(self, cells: Arrays) -> tuple[str, ...]:
         """Return the variables with gaps that are filled in a tile."""
@@ -234,7 +234,7 @@ class Extractor:
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Make samples: cut, mask, fill, callback; not scaled yet."""
-        mask = self._mask(cells) if self._mask_blanks else None
+        mask = self._mask(cells) if self.mask_blanks else None
         made = {}
         for name in self.spec.variables:
             values = cells[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -38,7 +39,7 @@ from ml4cube.sampling.counting import Schema
 from ml4cube.sampling.extractor import Axis, BlockChoice, Callback, Extractor, tiling
 from ml4cube.sampling.rescaling import needed, scaling_of
 from ml4cube.splits import assign_block_split
-from ml4cube.splits.block_sizes import block_sizes
+from ml4cube.splits.block_sizes import block_sizes, caller_level
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import label_lookup, read_recipe
 from ml4cube.store.format import AXES, MANIFEST
@@ -208,6 +209,8 @@ class Sampling:
             callback=options.callback,
             seed=options.seed,
         )
+        if mask and extractor.mask_blanks:
+            _warn_of_integers({*spec.targets, *options.unfilled}, mask, ds)
         reader, recipe = _reader(ds, read, label), _recipe(ds[label])
         sampling = cls(ds, reader, extractor, recipe, left_out, blocks, labelled, given)
         if given is not None:
@@ -333,6 +336,17 @@ def _check_fillable(fill_method: Any, dtypes: Mapping[str, np.dtype[Any]]) -> No
                 f"fill_method: variable {name!r} has dtype {dtypes[name]}, and only numbers can "
                 "be filled; leave it out"
             )
+
+
+def _warn_of_integers(targets: Iterable[str], mask: str, ds: xr.Dataset) -> None:
+    kept = sorted(n for n in targets if n in ds and ds[n].dtype.kind not in "fM")
+    if kept:
+        warnings.warn(
+            f"to_pred: {kept} cannot hold gaps, so cells outside the mask {mask!r} keep "
+            "their values, and losses and scores count them; convert these targets to float, or "
+            "use drop_sample=True",
+            stacklevel=caller_level(),
+        )
 
 
 def check_targets(spec: SampleSpec, stored: Iterable[str]) -> None:
