@@ -72,7 +72,7 @@ def test_replace_gives_a_new_spec() -> None:
         ({"fill_method": "zero"}, "fill_method must be .*, got 'zero'"),
         ({"scale_fn": "normalise"}, "did you mean 'normalize'"),
         ({"const": 3.0}, "const=3.0 needs fill_method='constant'"),
-        ({"to_pred": "a", "features": ["a"]}, "must be a feature or a target"),
+        ({"to_pred": "a", "features": ["a"]}, "must differ"),
         ({"to_pred": ["a", "a"]}, "twice"),
         ({"array_dims": ("lat", "x")}, "must begin with a name for the sample dim"),
         (

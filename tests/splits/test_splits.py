@@ -585,7 +585,10 @@ def test_arguments_of_the_wrong_kind_are_named(options, says):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ("5", r"must be cells \(2\), a time \('30D', '12h', '30min'\).* got '5'; .* units W, D"),
+        (
+            "5",
+            r"must be cells \(2\), a length of time \('30D', '12h', '30min'\).* got '5'; units of time are W, D",
+        ),
         (" 2 ", "got ' 2 '"),
         ("-3", "got '-3'"),
         ("1 5", "got '1 5'"),

@@ -243,7 +243,7 @@ def test_another_run_is_refused_by_name_and_leaves_the_snapshot(tmp_path, change
     before = path.read_bytes()
     with pytest.raises(InvalidValueError, match=told) as caught:
         make(path, **change).train()
-    assert "give another snapshot_path or delete the file" in str(caught.value)
+    assert "give another snapshot_path or delete it" in str(caught.value)
     assert path.read_bytes() == before
 
 
