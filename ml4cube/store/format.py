@@ -428,8 +428,10 @@ def open_store(source: Any, *, verify: bool = False) -> xr.Dataset:
 def _open_zarr(location: str | ZarrFolder, group: str | None = None) -> xr.Dataset:
     """Open a store, or a group inside it; ``encoding["source"]`` is its location."""
     import xarray as xr
+    from zarr.storage import LocalStore
 
     ds: xr.Dataset
+    source: str | LocalStore
     if isinstance(location, ZarrFolder):
         # not every zarr store supports consolidated metadata
         inside = "/".join(filter(None, [location.path, group])) or None
@@ -438,8 +440,12 @@ def _open_zarr(location: str | ZarrFolder, group: str | None = None) -> xr.Datas
     else:
         # absolute, so that a store opened twice is recognized
         location = location if "://" in location else os.path.abspath(location)
-        whole = group is None
-        ds = xr.open_zarr(location, group=group, consolidated=whole, decode_timedelta=False)
+        whole, source = group is None, location
+        if "://" not in location and set(location) & set("?#;"):
+            # zarr from 3.4 on takes these for parts of a URL
+            source = LocalStore(location, read_only=True)
+        ds = xr.open_zarr(source, group=group, consolidated=whole, decode_timedelta=False)
+        ds.encoding["source"] = location
     return ds
 
 
