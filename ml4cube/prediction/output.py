@@ -11,6 +11,7 @@ import os
 import shutil
 import uuid
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -31,22 +32,22 @@ _NETCDF = (".nc", ".nc4")
 Blocks = Mapping[str, NDArray[Any]]
 
 
-class Output:
+class Output(ABC):
     """Output that takes blocks from any rank, in any order."""
 
     def begin(self) -> None:
         """Prepare the output; called on rank 0."""
 
+    @abstractmethod
     def write(self, slices: Mapping[str, slice], block: Blocks) -> None:
         """Store one block of every target; its dims are those of `slices`, in order."""
-        raise NotImplementedError
 
     def publish(self) -> None:
         """Publish the complete cube; called on rank 0."""
 
+    @abstractmethod
     def result(self) -> xr.Dataset:
         """Return the complete cube; called on every rank."""
-        raise NotImplementedError
 
     def discard(self) -> None:
         """Remove everything unfinished; called on rank 0."""

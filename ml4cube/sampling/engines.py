@@ -57,7 +57,7 @@ class Engine(ABC):
         """Start."""
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:  # noqa: B027
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Stop; at once after an error."""
 
 

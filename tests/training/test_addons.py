@@ -32,14 +32,6 @@ from tests.training.test_loggers import FakeNeptune, FakeWandB
 from tests.training_parts import dataset, network, weights
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def loader(samples=22, batch_size=4, seed=0, **arguments):
     return DataLoader(dataset(samples, seed), batch_size=batch_size, **arguments)
 

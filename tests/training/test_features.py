@@ -41,14 +41,6 @@ from tests.training_parts import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def raise_interrupt():
     raise Interrupt
 

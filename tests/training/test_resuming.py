@@ -26,14 +26,6 @@ from tests.samplestores import write_store
 from tests.training_parts import At, Interrupt, dataset, losses, network, weights
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def make(path=None, *, lr=0.01, kind=torch.optim.SGD, schedule=None, group=(), **arguments):
     """A Trainer of four epochs of five steps, whose snapshot is written after every epoch."""
     model = arguments.pop("model", None) or network()

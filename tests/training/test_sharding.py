@@ -42,14 +42,6 @@ pytestmark = pytest.mark.slow
 GROUPS = {"strategy": "fsdp", "shard_modules": nn.Linear}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def run(strategy="fsdp", **arguments):
     """Train on the ranks there are; what a user sees of it."""
     if strategy == "fsdp":

@@ -59,14 +59,6 @@ def columns(history, *, besides=()):
     return {name: values for name, values in history.to_dict().items() if name not in hidden}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # ------------------------------------------------------------- against a loop by hand
 
 

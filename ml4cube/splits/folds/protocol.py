@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -32,7 +33,7 @@ Weigh = Callable[[Grid], Weights]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class CubeSplitter:
+class CubeSplitter(ABC):
     """Base of the splitters; use one of its subclasses.
 
     Parameters
@@ -237,13 +238,13 @@ class CubeSplitter:
         request.split.add_request(param="groups", alias=True)
         return request
 
+    @abstractmethod
     def _check(self) -> None:
         """Check parameters that need no cube."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
         """Yield the plan of each fold, with its buffer resolved."""
-        raise NotImplementedError
 
     def _dims(self) -> tuple[str, ...]:
         """Return the dims that the parameters name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -73,15 +74,15 @@ class _BlockSplitter(CubeSplitter):
             )
             yield plan, reaches
 
+    @abstractmethod
     def _shares(self) -> list[float]:
         """Return the fraction of the cells in each group of blocks."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _tests(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
         """Yield for each fold which blocks are the test part."""
-        raise NotImplementedError
 
 
 @dataclass(eq=False, repr=False)
