@@ -5,7 +5,7 @@ OUT    ?= demo-output
 PY     := $(VENV)/bin/python
 JOBS   ?= $(shell $(PYTHON) -c "import os; print(min(4, os.cpu_count() or 1))")
 
-.PHONY: help setup demo test test-quick test-faults test-newest lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers
+.PHONY: help setup demo test test-quick test-faults test-newest lint docs clean bench-statistics bench-loading bench-training bench-codecs bench-sampling bench-sampling_speedup bench-splits_honesty bench-gpu_feed bench-loaders_in_trainers bench-against
 help:
 	@echo "make demo    a real cube becomes a trained model and a map, into $(OUT)/"
 	@echo "make test    linters, types, docs and the whole test suite (10 minutes on two cores)"
@@ -15,6 +15,7 @@ help:
 	@echo "make setup   only build $(VENV)/"
 	@echo "make bench-NAME    measure (statistics, loading, training, codecs, sampling, sampling_speedup,"
 	@echo "             splits_honesty, gpu_feed), into benchmarks/results/"
+	@echo "make bench-against BASE=COMMIT    compare the speed of every stage with that of another commit"
 	@echo "make bench-loaders_in_trainers    check our loaders inside other libraries' trainers"
 
 setup: $(VENV)/.ready
@@ -47,6 +48,9 @@ test-faults: setup
 # -P keeps benchmarks/statistics.py from hiding the standard library's module of that name
 bench-statistics bench-codecs bench-gpu_feed bench-sampling_speedup bench-splits_honesty: bench-%: setup
 	$(PY) -P benchmarks/$*.py
+
+bench-against: setup
+	$(PY) -P benchmarks/against.py --base "$(BASE)"
 
 # the libraries it compares with live in an environment of their own
 PEERS := benchmarks/.peers-venv
