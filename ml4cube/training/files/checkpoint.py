@@ -48,7 +48,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     _replace(Path(path), lambda file: file.write(data))
 
 
-def read_file(path: str | Path) -> dict[str, Any]:
+def read_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
     """Read what `write_file` wrote, on the CPU, after checking every byte."""
     file = Path(path)
     if not file.is_file():
@@ -57,7 +57,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     # Said here and not left to the default: an environment variable can turn the default off,
     # and a pickle from disk could then run code.
     try:
-        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError:  # its message says how to load the file all the same
         raise StoreError(
             f"{file} holds more than tensors and plain values; it was not written by ml4cube, and "

@@ -2,7 +2,7 @@
 
 The user's own model stays whole, in main memory. A copy of it is sharded and trained, and its
 weights are copied back at the end. A shard is a range of rows along the first dim, as in torch's
-`fully_shard`. Snapshots are written by all ranks, see `ml4cube.training.ranks.snapshot_parts`.
+`fully_shard`. Snapshots hold whole tensors, gathered in main memory of rank 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +23,6 @@ from ml4cube.training.inputs.batches import to_device
 from ml4cube.training.inputs.options import Options, check_count
 from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.snapshot_parts import (
-    agreed,
-    read_shards,
-    remove_old,
-    row_range,
-    write_shards,
-)
 from ml4cube.training.ranks.strategy import Strategy, spread_weights
 
 logger = logging.getLogger(__name__)
@@ -56,7 +48,7 @@ class Sharded(Strategy):
     # afterwards. So a rank needs the memory of the model divided by the number of ranks, plus that
     # of the largest group. Every rank must use the same modules in every step.
 
-    lockstep = True
+    is_sharded = True
 
     def __init__(self, world: World, *, shard_modules: Any = None) -> None:
         super().__init__(world)
@@ -126,8 +118,8 @@ class Sharded(Strategy):
                 group.set_requires_gradient_sync(True, recurse=False)
 
     def clip(self, model: nn.Module, norm: float) -> torch.Tensor:
-        """Clip the gradients by their norm over all ranks; every rank."""
-        return _gather_shards(nn.utils.clip_grad_norm_(model.parameters(), norm))
+        """Clip the gradients by their norm over all ranks, and return what it was; every rank."""
+        return _gather_shards(super().clip(model, norm))
 
     def in_step(
         self, portions: Iterable[Portion], is_called: Callable[[], bool]
@@ -163,16 +155,11 @@ class Sharded(Strategy):
                 filler = portion._replace(samples=0, weight=0.0)
             yield portion or filler
 
-    def grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """Return the norm of the gradients over all ranks; every rank."""
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        return _gather_shards(nn.utils.get_total_norm(gradients))
-
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Gather the model in main memory of rank 0, one tensor after the other."""
         return dict(self._gather(model.state_dict()))
 
-    def optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Gather the optimizer's state in main memory of rank 0, one tensor after the other."""
         _check_state(optimizer)
         return dict(self._gather(optimizer.state_dict()))
@@ -182,9 +169,7 @@ class Sharded(Strategy):
         own = model.state_dict()
         model.load_state_dict({name: _shard(value, own.get(name)) for name, value in state.items()})
 
-    def load_optimizer(
-        self, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]
-    ) -> None:
+    def load_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Load this rank's shards of whole tensors; every rank, with the same state."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         sharded = {
@@ -207,54 +192,10 @@ class Sharded(Strategy):
 
     def share_model(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
         """Load this rank's shards of a state that only rank 0 has; every rank."""
-        own, extra = model.state_dict(), {}
-        for name, target in own.items():
-            if not isinstance(target, torch.Tensor):
-                extra[name] = self.world.share(None if state is None else state[name])
-                continue
-            value = torch.empty(target.shape, dtype=target.dtype)
-            if self.world.is_main and state is not None:
-                value.copy_(state[name])
-            self.world.spread([value])
-            _local(target).copy_(_local(_shard(value, target)))
-        if extra:
-            model.load_state_dict({**own, **extra})
-
-    def save_parts(
-        self, path: str | Path, model: nn.Module, optimizer: Optimizer
-    ) -> dict[str, Any]:
-        """Write the shards of this rank to their own file; return the list of files; every rank."""
-        _check_state(optimizer)
-        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        return {"shards": write_shards(path, self.world, _local(states), _rows(states))}
-
-    def saved(self, path: str | Path) -> None:
-        """Remove the shards of earlier snapshots, after the main file is written; every rank."""
-        if self.world.is_main:
-            remove_old(path)
-
-    def load_parts(
-        self, path: str | Path, content: Mapping[str, Any], model: nn.Module, optimizer: Optimizer
-    ) -> None:
-        """Load this rank's shards from a snapshot of any number of ranks; every rank."""
-        if "shards" not in content:
-            super().load_parts(path, content, model, optimizer)
-            return
-        with agreed(self.world) as outcome:
-            outcome.append(read_shards(path, content["shards"], self.world.rank, self.world.size))
-        (found,) = outcome
-        own = model.state_dict()
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        model.load_state_dict({n: _from_local(v, own.get(n)) for n, v in found["model"].items()})
-        rows = (content["shards"]["rows"]["optimizer"] or {}).get("state", {})
-        state = {
-            index: {
-                name: _from_local(v, parameters[index]) if name in rows.get(index, ()) else v
-                for name, v in entry.items()
-            }
-            for index, entry in found["optimizer"]["state"].items()
-        }
-        optimizer.load_state_dict({**found["optimizer"], "state": state})
+        if self._own_model is None:
+            return super().share_model(model, state)
+        super().share_model(self._own_model, state)
+        return self.load_model(model, self._own_model.state_dict())
 
     def finish(self, model: nn.Module) -> nn.Module:
         """Copy the weights to the user's own model in main memory; every rank."""
@@ -356,14 +297,6 @@ def _move_optimizer(
         optimizer.state[new[old]] = {n: _shard(value, new[old]) for n, value in state.items()}
 
 
-def _rows(state: Any) -> Any:
-    """Return the total number of rows of each sharded tensor, leaving out all others."""
-    if not isinstance(state, Mapping):
-        return state.shape[0] if _is_sharded(state) else None
-    below = {key: _rows(item) for key, item in state.items()}
-    return {key: rows for key, rows in below.items() if rows is not None} or None
-
-
 def _check_state(optimizer: Optimizer) -> None:
     """Refuse state of another shape than its parameter, which could not be sharded again."""
     for parameter, state in optimizer.state.items():
@@ -396,9 +329,7 @@ def _gather_shards(value: torch.Tensor) -> torch.Tensor:
 
 
 def _local(value: Any) -> Any:
-    """Return this rank's shards as plain tensors."""
-    if isinstance(value, Mapping):
-        return {key: _local(item) for key, item in value.items()}
+    """Return this rank's shard as a plain tensor."""
     return value.to_local() if _is_sharded(value) else value
 
 
@@ -409,8 +340,8 @@ def _shard(whole: Any, like: Any) -> Any:
     if whole.shape != like.shape:
         return whole
     mesh = like.device_mesh
-    start, stop = row_range(like.shape[0], mesh.get_local_rank(), mesh.size())
-    return _from_local(whole[start:stop], like)
+    pieces, rank = whole.chunk(mesh.size()), mesh.get_local_rank()
+    return _from_local(pieces[rank] if rank < len(pieces) else whole[:0], like)
 
 
 def _from_local(local: Any, like: Any) -> Any:

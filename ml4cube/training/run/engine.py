@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -181,11 +182,7 @@ class Engine:
         """Clip the gradients, or only measure their norm."""
         self.scaler.unscale_(self.optimizer)
         clip = self.options.gradient_clip
-        norm = (
-            self.strategy.grad_norm(self.model)
-            if clip is None
-            else self.strategy.clip(self.model, clip)
-        )
+        norm = self.strategy.clip(self.model, math.inf if clip is None else clip)
         if self.options.log_grad_norm:
             self.measures.norms.add(norm.detach())
 

@@ -308,7 +308,7 @@ class Loop(Engine):
         if self.feed.position is None:
             state.start_epoch()
         self.measures, first = Measures(state), state.step
-        self.clock = StepClock(self.world, active=not self.strategy.lockstep)
+        self.clock = StepClock(self.world, active=not self.strategy.is_sharded)
         self.feed.paused = None
         self.module.train()
         polls.start(state.step)

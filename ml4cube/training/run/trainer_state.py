@@ -186,7 +186,7 @@ class TrainerState(metaclass=Combinable):
         loop, optimizer = self._loop, self.optimizer
         if optimizer is None or loop is None:
             return None if optimizer is None else optimizer.state_dict()
-        return loop.strategy.optimizer_state(loop.model, optimizer)
+        return loop.strategy.optimizer_state(optimizer)
 
     def save_model(self, filename: str | Path) -> None:
         """Write the model's weights: a plain state dict, written by rank 0."""
