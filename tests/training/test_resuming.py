@@ -16,9 +16,9 @@ from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidValueError
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.inputs.batches import loader_seed
+from ml4cube.training.inputs.identity import identity
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.run.changes import merged
-from ml4cube.training.run.identity import identity
 from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping
 from ml4cube.training.trainer import Trainer as Stepwise
 from tests.cubes import cell_id_cube

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from ml4cube.core.errors import InvalidTypeError, StoreError
+from ml4cube.store.folders import sync_path
 
 _MARK = b"ml4cube sha256 "
 _DIGEST = 64  # hex digits
@@ -108,7 +109,8 @@ def _replace(target: Path, save: Callable[[BinaryIO], Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(target)
-        _sync_folder(target.parent)
+        if os.name == "posix":
+            sync_path(target.parent)  # makes the rename itself durable
     except (OSError, RuntimeError) as error:
         # torch raises a RuntimeError about positions when a disk is full.
         why = f"{error.strerror}" if isinstance(error, OSError) else "the disk took only a part"
@@ -136,10 +138,8 @@ def _is_running(pid: int) -> bool:
         return True  # asking by a signal would end it there
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -175,21 +175,7 @@ def _verify(path: Path) -> None:
 def _digest(file: Any, size: int) -> str:
     sha = hashlib.sha256()
     file.seek(0)
-    while size > 0:
-        piece = file.read(min(size, 1 << 20))
-        if not piece:
-            break
+    while size > 0 and (piece := file.read(min(size, 1 << 20))):
         sha.update(piece)
         size -= len(piece)
     return sha.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system lets folders be synced."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

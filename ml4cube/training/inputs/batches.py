@@ -82,7 +82,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def count_samples(batch: Any) -> int:
     """Return the number of samples in a batch: the length of its first tensor."""
-    tensor = _first_tensor(batch)
+    tensor = next(_tensors(batch), None)
     if tensor is None or tensor.ndim == 0:
         raise InvalidTypeError(
             f"a batch must hold a tensor with a sample axis, got a {type(batch).__name__}; let the "
@@ -190,11 +190,16 @@ def data_facts(loader: Any) -> dict[str, Any]:
         names = getattr(dataset, name, None) or getattr(metadata, name, None)
         if isinstance(names, str | tuple | list):
             facts[name] = [names] if isinstance(names, str) else [str(item) for item in names]
+    statistics = statistics_of(dataset)
+    return facts if statistics is None else facts | {"statistics": statistics}
+
+
+def statistics_of(dataset: Any) -> str | None:
+    """Return the statistics of a data set as JSON, if it has any."""
+    metadata = getattr(dataset, "metadata", None)
     statistics = getattr(dataset, "statistics", None) or getattr(metadata, "statistics", None)
     to_json = getattr(statistics, "to_json", None)
-    if callable(to_json):
-        facts["statistics"] = to_json()
-    return facts
+    return to_json() if callable(to_json) else None
 
 
 def describe_batch(batch: Any, loader: Any) -> str:
@@ -223,16 +228,3 @@ def _tensors(batch: Any) -> Iterator[torch.Tensor]:
         held = [getattr(batch, field.name) for field in fields(batch)]
     for item in held:
         yield from _tensors(item)
-
-
-def _first_tensor(batch: Any) -> torch.Tensor | None:
-    if isinstance(batch, torch.Tensor):
-        return batch
-    if type(batch) in _PLAIN and batch and isinstance(batch[0], torch.Tensor):
-        return batch[0]
-    items: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
-        items = batch.values()
-    elif isinstance(batch, tuple | list):
-        items = batch
-    return next((t for t in map(_first_tensor, items) if t is not None), None)

@@ -126,34 +126,29 @@ class Sharded(Strategy):
     ) -> Iterator[Portion | None]:
         """Yield equally many portions on every rank, filled up with portions of no samples."""
         source = (portion for portion in portions if portion.samples)
+        filler: Portion | None = None
         try:
-            yield from self._in_lockstep(source, is_called)
+            while True:
+                portion = next(source, None)
+                any_left, needs_filler, stop = self.world.maximum(
+                    [portion is not None, portion is None and filler is None, is_called()]
+                )
+                if stop:
+                    yield None
+                if stop or not any_left:
+                    return
+                if needs_filler:
+                    # A rank that never had a batch gets one of another rank to run the model on.
+                    own = None if portion is None else to_device(portion.batch, torch.device("cpu"))
+                    batches = self.world.gather_objects(own)
+                    batch = next(batch for batch in batches if batch is not None)
+                    filler = filler or Portion(to_device(batch, self.world.device), 0, 0.0)
+                if portion is not None:
+                    filler = portion._replace(samples=0, weight=0.0)
+                yield portion or filler
         finally:
             for group in self._groups:  # gathered parameters will soon be out of date
                 group.reshard()
-
-    def _in_lockstep(
-        self, source: Iterator[Portion], is_called: Callable[[], bool]
-    ) -> Iterator[Portion | None]:
-        filler: Portion | None = None
-        while True:
-            portion = next(source, None)
-            any_left, needs_filler, stop = self.world.maximum(
-                [portion is not None, portion is None and filler is None, is_called()]
-            )
-            if stop:
-                yield None
-            if stop or not any_left:
-                return
-            if needs_filler:
-                # A rank that never had a batch gets one of another rank to run the model on.
-                own = None if portion is None else to_device(portion.batch, torch.device("cpu"))
-                batches = self.world.gather_objects(own)
-                batch = next(batch for batch in batches if batch is not None)
-                filler = filler or Portion(to_device(batch, self.world.device), 0, 0.0)
-            if portion is not None:
-                filler = portion._replace(samples=0, weight=0.0)
-            yield portion or filler
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Gather the model in main memory of rank 0, one tensor after the other."""
@@ -207,8 +202,7 @@ class Sharded(Strategy):
                 targets[name].copy_(_gather_shards(value))
             else:
                 extra[name] = value
-        if extra:
-            self._own_model.load_state_dict({**targets, **extra})
+        self._own_model.load_state_dict({**targets, **extra})
         return self._own_model
 
     def _gather(self, value: Any) -> Any:

@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.training.files.checkpoint import to_plain
 from ml4cube.training.inputs.batches import loader_seed
+from ml4cube.training.inputs.identity import class_name, data_identity, identity
 from ml4cube.training.run.engine import Engine, named_sets
-from ml4cube.training.run.identity import class_name, data_identity, identity
 
 _OPTIONS = (
     "gradient_accumulation_steps",

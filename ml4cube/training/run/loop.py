@@ -12,26 +12,23 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.core.errors import InvalidTypeError, RunError
 from ml4cube.training.events import HOOKS, Callback, monitored
 from ml4cube.training.inputs.batches import kept_generators
-from ml4cube.training.inputs.options import Options
-from ml4cube.training.inputs.steps import Step
 from ml4cube.training.measure.rows import Effort, make_row
 from ml4cube.training.measure.validation import Measures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
-from ml4cube.training.ranks.dist import World, explained
-from ml4cube.training.ranks.polling import PERIOD_S, PollSchedule
+from ml4cube.training.ranks.dist import explained
+from ml4cube.training.ranks.polling import PERIOD_S
 from ml4cube.training.ranks.signals import Signals
 from ml4cube.training.run.engine import Engine, named_sets
 from ml4cube.training.run.snapshot import Snapshot
@@ -45,42 +42,24 @@ _LATE = "max_time is over"
 class Loop(Engine):
     """Train a model, validate it, and call the callbacks."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        step: Step,
-        optimizer: Optimizer | None = None,
-        train: Any = None,
-        val: Any = None,
-        *,
-        world: World,
-        options: Options,
-        scheduler: Any = None,
-        metrics: Mapping[str, Any] | None = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
-        if options.fast_dev_run:
-            callbacks = [callback for callback in callbacks if not callback.writes]
-        super().__init__(
-            model,
-            step,
-            optimizer,
-            train,
-            val,
-            world=world,
-            options=options,
-            scheduler=scheduler,
-            metrics=metrics,
-            callbacks=callbacks,
-        )
-        self.polls = PollSchedule(world)
-        self.snapshot: Snapshot | None = None
-        self.resumed = False  # from a snapshot, by this call of `run`
-        self.stop_reason: str | None = None
-        self.step_loss: torch.Tensor | None = None  # of the last step's last batch
-        self._ends_at, self._cut_short = math.inf, False  # the first on the monotonic clock
-        self._signals, self._asked = Signals(active=False), 0.0
-        self._hooks = {name: _overridden(self.callbacks, name) for name in HOOKS}
+    snapshot: Snapshot | None = None
+    resumed = False  # from a snapshot, by this call of `run`
+    stop_reason: str | None = None
+    step_loss: torch.Tensor | None = None  # of the last step's last batch
+    _ends_at, _cut_short = math.inf, False  # the first on the monotonic clock
+    _signals, _asked = Signals(active=False), 0.0
+
+    @cached_property
+    def _hooks(self) -> dict[str, list[Callable[..., None]]]:
+        """The hooks that callbacks override, so that a step calls no empty ones."""
+        return {
+            name: [
+                getattr(callback, name)
+                for callback in self.callbacks
+                if getattr(type(callback), name) is not getattr(Callback, name)
+            ]
+            for name in HOOKS
+        }
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -235,11 +214,10 @@ class Loop(Engine):
     def _check_inside(self) -> None:
         """Validate inside an epoch if `validate_every_steps` asks for it; every rank."""
         every, state = self.options.validate_every_steps, self.state
-        if every is None or state.step % every or state.checked == state.step:
+        if every is None or self.val_loader is None or state.step % every:
             return
-        if not state.batch:  # the steps are those of an epoch that has ended
-            return
-        if self.val_loader is None:
+        # Without a batch, the steps are those of an epoch that has ended.
+        if state.checked == state.step or not state.batch:
             return
         self._ask()
         with self._averaged():
@@ -417,13 +395,3 @@ class Loop(Engine):
 
 class _OutOfTime(Exception):
     """Ends the run inside an epoch that a snapshot holds."""
-
-
-def _overridden(callbacks: Sequence[Callback], name: str) -> list[Callable[..., None]]:
-    """Return the hooks that callbacks override, so that a step calls no empty ones."""
-    base = getattr(Callback, name)
-    return [
-        getattr(callback, name)
-        for callback in callbacks
-        if getattr(type(callback), name) is not base
-    ]

@@ -275,18 +275,9 @@ class _Unchanged(LRScheduler):
 
 
 def _fetch(log: Log) -> None:
-    """Bring the single numbers of a log to the CPU, those of a name at once."""
+    """Bring the single numbers of a log to the CPU."""
     for values in log.values():
-        # What an earlier check inside the epoch fetched is on the CPU already.
-        far = [
-            number
-            for number, value in enumerate(values)
-            if isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_cpu
-        ]
-        if far:
-            near = torch.stack([values[number] for number in far]).cpu().unbind()
-            for number, value in zip(far, near, strict=True):
-                values[number] = value
+        values[:] = [v.cpu() if isinstance(v, torch.Tensor) else v for v in values]
 
 
 def _checked_metrics(found: Any) -> dict[str, float]:
