@@ -147,9 +147,8 @@ def validation_is_exact(folder=None):
                 val=val,
                 metrics=scores,
                 epochs=1,
-                schedule=False,
+                lr=0.0,
             )
-            run._loop.optimizer.param_groups[0]["lr"] = 0.0
             run.train()
             return run
 
