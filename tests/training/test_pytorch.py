@@ -45,20 +45,13 @@ def raise_interrupt():
     raise Interrupt
 
 
-def test_a_model_that_does_not_fit_its_batches_fails_with_their_shapes_and_names():
-    class Named(TensorDataset):
-        features, targets = ("t2m", "precip"), ("ndvi",)
-
-    pairs = Named(torch.zeros(8, 2, 4, 4), torch.zeros(8, 1, 4, 4))
-    run = trainer(
-        model=nn.Conv2d(3, 1, 1), train=DataLoader(pairs, batch_size=4), val=None, epochs=1
-    )
+def test_a_model_that_does_not_fit_its_batches_fails_with_their_shapes():
+    pairs = TensorDataset(torch.zeros(8, 2, 4, 4), torch.zeros(8, 1, 4, 4))
+    run = trainer(model=nn.Conv2d(3, 1, 1), train=DataLoader(pairs, batch_size=4), epochs=1)
     with pytest.raises(RuntimeError, match="Given groups=1") as caught:
         run.train()
-    assert caught.value.__notes__ == [
-        "the batch held X of shape (4, 2, 4, 4), y of shape (4, 1, 4, 4), "
-        "features ['t2m', 'precip'], targets ['ndvi']"
-    ]
+    shapes = "the batch held X of shape (4, 2, 4, 4), y of shape (4, 1, 4, 4)"
+    assert caught.value.__notes__ == [shapes]
 
 
 # ------------------------------------------------------------------ what it returns
@@ -644,7 +637,7 @@ def test_sigterm_leaves_a_snapshot_before_the_handler_that_was_there_is_called(t
         ({"loggers": "tensorboard"}, InvalidTypeError, "loggers must have a method log(values"),
         ({"train": dataset(8)}, InvalidTypeError, "train_data must be a loader of batches"),
         ({"val": {"a": dataset(8)}}, InvalidTypeError, "test_data['a'] must be a loader of"),
-        ({"train": torch.ones(4, 3)}, InvalidTypeError, "got a Tensor"),
+        ({"train": torch.ones(4, 3)}, InvalidTypeError, "of batches, got tensor([["),
         ({"train": 3}, InvalidTypeError, "train_data must be a loader of batches, got 3"),
         ({"train": iter([1])}, InvalidTypeError, "used up after one epoch"),
         ({"device": ["cpu"]}, InvalidValueError, "device must be a torch device such as 'cpu'"),

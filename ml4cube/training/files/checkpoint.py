@@ -74,11 +74,10 @@ def to_plain(value: Any, name: str = "state") -> Any:
         # A view would drag its whole storage into the file.
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         return tensor if whole else tensor.clone()
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        # numpy's float64 is a float, numpy's str_ a str: their pickles name numpy.
-        return value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic):  # also float64, which is a float: its pickle names numpy
         return value.item()
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, Mapping):
@@ -157,9 +156,7 @@ def _seal(file: Any) -> None:
 def _verify(path: Path) -> None:
     size = path.stat().st_size
     with path.open("rb") as file:
-        if size < len(_MARK) + _DIGEST:
-            raise StoreError(f"{path} is cut short ({size} bytes); delete it or restore a copy")
-        file.seek(size - _DIGEST - len(_MARK))
+        file.seek(max(0, size - _DIGEST - len(_MARK)))
         mark, digest = file.read(len(_MARK)), file.read(_DIGEST)
         if mark != _MARK:
             raise StoreError(

@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ml4cube.core.errors import InvalidTypeError
 
-_PLAIN = (tuple, list)  # asked by type first, since every batch of every step passes here
-
 
 def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the features and the target of a batch."""
@@ -23,18 +21,14 @@ def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     # reconstructed: ``(X, X)``.
     if isinstance(batch, torch.Tensor):
         return batch, batch
-    if type(batch) in _PLAIN and len(batch) == 2:  # nearly every batch there is
-        features, target = batch
-        if isinstance(features, torch.Tensor) and isinstance(target, torch.Tensor):
-            return features, target
-    if isinstance(batch, Mapping) and all(isinstance(v, torch.Tensor) for v in batch.values()):
-        stacked = torch.stack(tuple(batch.values()), dim=1)
-        return stacked, stacked
     if isinstance(batch, tuple | list) and all(isinstance(v, torch.Tensor) for v in batch):
         if len(batch) in (2, 3):
             return batch[0], batch[1]
         if len(batch) == 1:  # how a TensorDataset of one tensor collates
             return batch[0], batch[0]
+    if isinstance(batch, Mapping) and all(isinstance(v, torch.Tensor) for v in batch.values()):
+        stacked = torch.stack(tuple(batch.values()), dim=1)
+        return stacked, stacked
     held = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
     raise InvalidTypeError(
         "a batch must be (X, y), (X, y, weights), X alone, or a dict of tensors, got a "
@@ -62,21 +56,18 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """Return the batch with all its tensors on a device."""
     if isinstance(batch, torch.Tensor):
         return batch if batch.device == device else batch.to(device, non_blocking=True)
-    if type(batch) in _PLAIN:
-        return type(batch)([to_device(value, device) for value in batch])
     if callable(getattr(batch, "to", None)):
         return batch.to(device)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, tuple | list):
-        return type(batch)(to_device(value, device) for value in batch)
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     if is_dataclass(batch) and not isinstance(batch, type):
-        moved = copy.copy(batch)  # also of one that is frozen, or made by a function of its own
+        other = copy.copy(batch)  # also of one that is frozen, or made by a function of its own
         for field in fields(batch):
-            object.__setattr__(moved, field.name, to_device(getattr(batch, field.name), device))
-        return moved
+            object.__setattr__(other, field.name, to_device(getattr(batch, field.name), device))
+        return other
     return batch
 
 
@@ -202,17 +193,13 @@ def statistics_of(dataset: Any) -> str | None:
     return to_json() if callable(to_json) else None
 
 
-def describe_batch(batch: Any, loader: Any) -> str:
+def describe_batch(batch: Any) -> str:
     """Describe a batch in an error that it caused."""
-    if isinstance(batch, Mapping):
-        held = dict(batch)
-    else:
+    if not isinstance(batch, Mapping):
         given = batch if isinstance(batch, tuple | list) else (batch,)
-        held = dict(zip(("X", "y", "weights"), given, strict=False))
-    shapes = [f"{k} of shape {tuple(v.shape)}" for k, v in held.items() if hasattr(v, "shape")]
-    facts = data_facts(loader)
-    names = [f"{key} {facts[key]}" for key in ("features", "targets") if key in facts]
-    return ", ".join([*(shapes or [f"a {type(batch).__name__}"]), *names])
+        batch = dict(zip(("X", "y", "weights"), given, strict=False))
+    shapes = [f"{k} of shape {tuple(v.shape)}" for k, v in batch.items() if hasattr(v, "shape")]
+    return ", ".join(shapes) or "no tensor"
 
 
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:

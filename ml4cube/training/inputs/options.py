@@ -27,7 +27,6 @@ _COUNTS = (
     "validate_every",
     "validate_every_steps",
 )
-_OPTIONAL = ("max_steps", "validate_every_steps")
 _LIMITS = ("limit_train_batches", "limit_val_batches")
 _UNITS_S = (1, 60, 3600, 86400)  # of seconds, minutes, hours and days, from the right
 
@@ -111,7 +110,7 @@ class Options:
                 "the same parameters in a step; give one of them"
             )
         for name in _COUNTS:
-            check_count(name, getattr(self, name), optional=name in _OPTIONAL)
+            check_count(name, getattr(self, name), optional=getattr(Options, name) is None)
         for name in _LIMITS:
             _check_limit(name, getattr(self, name))
         if self.gradient_clip is not None and not above_zero(self.gradient_clip):
@@ -127,7 +126,12 @@ class Options:
                 "compile must be True, the name of a backend, or a dict of torch.compile's "
                 f"arguments, got {self.compile!r}"
             )
-        self._shorten()
+        if self.fast_dev_run is not False:
+            batches = 1 if self.fast_dev_run is True else self.fast_dev_run
+            check_count("fast_dev_run", batches)
+            shortened = {"epochs": 1, "snapshot_path": None, **dict.fromkeys(_LIMITS, batches)}
+            for name, value in shortened.items():
+                object.__setattr__(self, name, value)  # the dataclass is frozen
         _ = self.max_seconds
 
     @classmethod
@@ -153,19 +157,6 @@ class Options:
     def max_seconds(self) -> float | None:
         """The time limit in seconds."""
         return None if self.max_time is None else _as_seconds(self.max_time)
-
-    def _shorten(self) -> None:
-        """Shorten a fast_dev_run."""
-        if self.fast_dev_run is False:
-            return
-        batches = 1 if self.fast_dev_run is True else self.fast_dev_run
-        check_count("fast_dev_run", batches)
-        for name, value in (
-            ("epochs", 1),
-            ("snapshot_path", None),
-            *((n, batches) for n in _LIMITS),
-        ):
-            object.__setattr__(self, name, value)  # the dataclass is frozen
 
 
 def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -> str:

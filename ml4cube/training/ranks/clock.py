@@ -29,13 +29,12 @@ class StepClock:
         self._timed = False  # whether the current step is timed
         self._last = self._whole = self._waited = 0.0
 
-    def is_due(self, steps: int) -> bool:
-        """Return True if to time a step."""
-        return steps % _EVERY == _FIRST and self._world.size > 1 and self._active
-
     @contextmanager
-    def timed(self, model: nn.Module) -> Iterator[None]:
-        """Time the step in the body."""
+    def timed(self, model: nn.Module, steps: int) -> Iterator[None]:
+        """Time the step in the body, if that is due after so many steps."""
+        if steps % _EVERY != _FIRST or self._world.size == 1 or not self._active:
+            yield
+            return
         hooks: list[Any] = [
             parameter.register_post_accumulate_grad_hook(self._note)  # type: ignore[no-untyped-call]
             for parameter in model.parameters()

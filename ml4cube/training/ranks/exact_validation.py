@@ -10,6 +10,19 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.training.ranks.dist import World
 
+_KEPT = (
+    "dataset",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
 
 def exact_loader(loader: Any, world: World) -> Any:
     """Return a loader, or a dict of them, that gives every sample exactly once over all ranks."""
@@ -31,19 +44,9 @@ def exact_loader(loader: Any, world: World) -> Any:
         or type(sampler).__iter__ is not DistributedSampler.__iter__
     ):
         return loader
-    workers = loader.num_workers
     return DataLoader(
-        loader.dataset,
         batch_size=size,
         # Every `size`-th sample from `rank` on: uneven by one at most, never padded.
         sampler=range(world.rank, len(sampler.dataset), world.size),  # type: ignore[arg-type]
-        num_workers=workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context if workers else None,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor if workers else None,
-        persistent_workers=loader.persistent_workers if workers else False,
+        **{name: getattr(loader, name) for name in _KEPT},
     )

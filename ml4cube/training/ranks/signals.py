@@ -7,6 +7,9 @@ import threading
 from types import FrameType
 from typing import Any
 
+# Windows has no SIGUSR1.
+_NUMBERS = [getattr(signal, n) for n in ("SIGTERM", "SIGUSR1") if hasattr(signal, n)]
+
 
 class Signals:
     """A context that records SIGTERM and SIGUSR1, to be handled between steps."""
@@ -21,7 +24,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if self._active:
-            for number in _numbers():
+            for number in _NUMBERS:
                 self._previous[number] = signal.signal(number, self._record)
         return self
 
@@ -42,8 +45,3 @@ class Signals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
-
-
-def _numbers() -> list[int]:
-    # Windows has no SIGUSR1.
-    return [int(getattr(signal, n)) for n in ("SIGTERM", "SIGUSR1") if hasattr(signal, n)]

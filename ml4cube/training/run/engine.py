@@ -76,7 +76,7 @@ class Engine:
         self.measures, self.clock = Measures(self.state), StepClock(world)
         self.polls = PollSchedule(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
-        self._half, self._scales = DTYPES[options.precision], self.scaler.is_enabled()
+        self._half = DTYPES[options.precision]
         self._handles_norm = options.gradient_clip is not None or options.log_grad_norm
         self._prepared = False
         self._wrapped: tuple[bool, ...] | None = None  # the parameters trained, when it was wrapped
@@ -170,11 +170,8 @@ class Engine:
     def _step_optimizer(self) -> None:
         if self._handles_norm:
             self._handle_norm()
-        if self._scales:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.state.step += 1
         if self.ema is not None:
             self.ema.update()
@@ -198,7 +195,7 @@ class Engine:
             loss = loss * (weight / total)
         if not loss.requires_grad:
             raise bad_loss(loss)
-        torch.autograd.backward(self.scaler.scale(loss) if self._scales else loss)
+        torch.autograd.backward(self.scaler.scale(loss))
         self.clock.end_backward()
         self.measures.add(result, portion)
         return result
@@ -206,13 +203,10 @@ class Engine:
     def _forward(self, module: nn.Module, batch: Any) -> StepResult:
         """Run a step forward, in the precision asked for."""
         try:
-            if self._half is None:
+            with self._autocast():
                 result = self.step(module, batch)
-            else:
-                with self._autocast():
-                    result = self.step(module, batch)
         except Exception as error:
-            error.add_note(f"the batch held {describe_batch(batch, self.feed.loader)}")
+            error.add_note(f"the batch held {describe_batch(batch)}")
             raise
         if not isinstance(result.loss, torch.Tensor) or result.loss.ndim:
             raise bad_loss(result.loss)

@@ -295,10 +295,7 @@ class Loop(Engine):
         for portions, total in self.feed.open(state):
             if not self.model.training:
                 self.module.train()
-            if self.clock.is_due(state.step - first):
-                with self.clock.timed(self.model):
-                    self.step_loss = self.take_step(portions, total).loss.detach()
-            else:
+            with self.clock.timed(self.model, state.step - first):
                 self.step_loss = self.take_step(portions, total).loss.detach()
             for hook in step_end:
                 hook(self)
