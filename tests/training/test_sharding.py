@@ -374,7 +374,7 @@ def test_groups_by_size_leave_out_what_may_not_be_called():
             self.inner = nn.MultiheadAttention(8, 2)
 
     model = nn.Sequential(nn.ModuleList([block(), block()]), Attention(), nn.Linear(8, 2))
-    assert list(pick_groups(model, 72)) == ["0.0.0", "0.1.0", "1"]
+    assert list(pick_groups(model, 72)) == ["1", "0.1.0", "0.0.0"]
     assert list(pick_groups(model, 10**6)) == []
     assert list(pick_groups(model, [nn.MultiheadAttention, Attention])) == ["1.inner", "1"]
     with pytest.raises(InvalidValueError, match="no such module"):

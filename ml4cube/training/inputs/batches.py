@@ -38,9 +38,7 @@ def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def weights_of(batch: Any) -> torch.Tensor | None:
     """Return the weights that a batch ``(X, y, weights)`` brings."""
-    if not isinstance(batch, tuple | list) or len(batch) != 3:
-        return None
-    weights = batch[2]
+    weights = batch[2] if isinstance(batch, tuple | list) and len(batch) == 3 else None
     if not isinstance(weights, torch.Tensor):
         return None
     if not weights.is_floating_point() and weights.dtype != torch.bool:

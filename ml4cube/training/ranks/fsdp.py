@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.inputs.batches import to_device
-from ml4cube.training.inputs.options import Options, check_count
+from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import Strategy, spread_weights
@@ -28,6 +28,7 @@ from ml4cube.training.ranks.strategy import Strategy, spread_weights
 logger = logging.getLogger(__name__)
 
 DEFAULT_GROUP = 1_000_000  # parameters per group
+_LISTS = nn.ModuleList | nn.ModuleDict
 
 
 def make_strategy(world: World, options: Options) -> Strategy:
@@ -216,13 +217,10 @@ class Sharded(Strategy):
 
 
 def _check_groups(shard_modules: Any) -> None:
-    if shard_modules is None:
-        return
-    if isinstance(shard_modules, int) and not isinstance(shard_modules, bool):
-        check_count("shard_modules", shard_modules)
-        return
     classes = shard_modules if isinstance(shard_modules, Sequence) else [shard_modules]
-    if not all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
+    are_classes = all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes)
+    is_size = type(shard_modules) is int and shard_modules >= 1
+    if shard_modules is not None and not are_classes and not is_size:
         raise InvalidTypeError(
             "shard_modules must be a number of parameters, a class of modules or a list of them, "
             f"got {shard_modules!r}"
@@ -231,38 +229,26 @@ def _check_groups(shard_modules: Any) -> None:
 
 def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Module]:
     """Return the modules that are gathered on their own; the others form one more group."""
-    if shard_modules is None or isinstance(shard_modules, int):
-        return _pick_by_size(model, shard_modules or DEFAULT_GROUP)
+    containers = [m for m in model.modules() if isinstance(m, _LISTS | nn.Sequential)]
+    members = {id(member) for container in containers for member in container.children()}
     classes = tuple(shard_modules) if isinstance(shard_modules, Sequence) else shard_modules
-    found = {
-        name: module
-        for name, module in sorted(model.named_modules(), key=lambda item: -item[0].count("."))
-        if name and isinstance(module, classes)
-    }
-    if not found:
+    min_parameters = shard_modules or DEFAULT_GROUP
+    found: dict[str, nn.Module] = {}
+    grouped: set[nn.Parameter] = set()
+    for name, module in reversed(list(model.named_modules())):  # those inside a module before it
+        left = set(module.parameters()) - grouped
+        if shard_modules is None or isinstance(shard_modules, int):
+            # Lists and dicts of modules are never called themselves.
+            may_be_group = id(module) in members and not isinstance(module, _LISTS)
+            may_be_group &= sum(p.numel() for p in left) >= min_parameters
+        else:
+            may_be_group = name != "" and isinstance(module, classes)
+        if may_be_group and not _has_tied_parameters(model, module):
+            found[name] = module
+            grouped |= left
+    if not found and shard_modules is not None and not isinstance(shard_modules, int):
         raise InvalidValueError(f"the model has no such module as shard_modules={shard_modules!r}")
-    return {n: m for n, m in found.items() if not _has_tied_parameters(model, m)}
-
-
-def _pick_by_size(model: nn.Module, min_parameters: int) -> dict[str, nn.Module]:
-    picked: dict[str, nn.Module] = {}
-
-    def visit(module: nn.Module, name: str, may_be_group: bool) -> int:
-        """Return the number of parameters of a module that belong to no group inside it."""
-        is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-        left = sum(p.numel() for p in module.parameters(recurse=False))
-        for key, child in module.named_children():
-            left += visit(child, f"{name}.{key}" if name else key, is_container)
-        # Lists and dicts of modules are never called themselves.
-        is_called = not isinstance(module, nn.ModuleList | nn.ModuleDict)
-        is_large = left >= min_parameters
-        if may_be_group and is_called and is_large and not _has_tied_parameters(model, module):
-            picked[name] = module
-            return 0
-        return left
-
-    visit(model, "", False)
-    return picked
+    return found
 
 
 def _has_tied_parameters(model: nn.Module, module: nn.Module) -> bool:

@@ -77,7 +77,6 @@ class Engine:
         self.polls = PollSchedule(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
         self._half = DTYPES[options.precision]
-        self._handles_norm = options.gradient_clip is not None or options.log_grad_norm
         self._prepared = False
         self._wrapped: tuple[bool, ...] | None = None  # the parameters trained, when it was wrapped
 
@@ -168,8 +167,12 @@ class Engine:
         return results[0]
 
     def _step_optimizer(self) -> None:
-        if self._handles_norm:
-            self._handle_norm()
+        clip, logs = self.options.gradient_clip, self.options.log_grad_norm
+        if clip is not None or logs:
+            self.scaler.unscale_(self.optimizer)
+            norm = self.strategy.clip(self.model, math.inf if clip is None else clip)
+            if logs:
+                self.measures.norms.add(norm.detach())
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.state.step += 1
@@ -177,14 +180,6 @@ class Engine:
             self.ema.update()
         if self.scheduler is not None and self.options.scheduler_step_on_batch:
             self.scheduler.step()
-
-    def _handle_norm(self) -> None:
-        """Clip the gradients, or only measure their norm."""
-        self.scaler.unscale_(self.optimizer)
-        clip = self.options.gradient_clip
-        norm = self.strategy.clip(self.model, math.inf if clip is None else clip)
-        if self.options.log_grad_norm:
-            self.measures.norms.add(norm.detach())
 
     def _backward(self, portion: Portion, total: Weight) -> StepResult:
         """Add the gradients of a batch by its weight, and measure its loss."""

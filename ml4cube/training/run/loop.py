@@ -97,9 +97,9 @@ class Loop(Engine):
             self.feed.share_out()
             self.resumed = False
             if self.options.snapshot_path is not None:
-                snapshot = Snapshot(self, self.options.snapshot_path)
-                self.snapshot = stack.enter_context(snapshot)
-                self.resumed = resume and snapshot.resume()
+                self.snapshot = Snapshot(self, self.options.snapshot_path)
+                stack.callback(self.snapshot.leave)
+                self.resumed = resume and self.snapshot.resume()
             if self.ema is not None:
                 self.ema.apply(False)
             self._call("on_train_start")
@@ -125,15 +125,11 @@ class Loop(Engine):
     def _say_if_finished(self) -> None:
         if not self.world.is_main or not self._is_finished():
             return
-        path = self.options.snapshot_path
-        held = f"{path} holds" if self.resumed else "there have been"
-        why = self.stop_reason or (
-            f"epochs={self.options.epochs}, max_steps={self.options.max_steps}"
-        )
+        path, options = self.options.snapshot_path, self.options
+        why = self.stop_reason or f"epochs={options.epochs}, max_steps={options.max_steps}"
         warnings.warn(
-            f"training is already complete: {held} {self.state.epoch} epochs, "
-            f"{self.state.step} steps ({why}). The model is that of the earlier run. To continue, "
-            "ask for more epochs"
+            f"training is already complete: {self.state.epoch} epochs, {self.state.step} steps "
+            f"({why}). The model is that of the earlier run. To continue, ask for more epochs"
             + (f"; to start over, give another snapshot_path or delete {path}" if path else ""),
             stacklevel=2,
         )
@@ -175,12 +171,6 @@ class Loop(Engine):
             self.stop("another rank asked to stop")
         if self.state.epoch % self.options.save_every == 0:
             self.save_snapshot()
-        logger.info(
-            "epoch %d: train loss %.6g, validation loss %s",
-            row["epoch"],
-            row["train_loss"],
-            row.get("val_loss"),
-        )
         return row
 
     def _measure(self, validates: bool) -> dict[str, Any]:

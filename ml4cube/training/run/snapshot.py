@@ -36,7 +36,7 @@ _LAST: WeakKeyDictionary[Optimizer, tuple[dict[str, Any], dict[str, Any]]] = Wea
 
 
 class Snapshot:
-    """The snapshot of a run, a context that is open while the run trains."""
+    """The snapshot of a run."""
 
     def __init__(self, run: Engine, path: str | Path) -> None:
         self.path = path
@@ -45,10 +45,7 @@ class Snapshot:
         self._description = describe(run, self._requested)
         self._saved_at: tuple[int, int] | None = None
 
-    def __enter__(self) -> Snapshot:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def leave(self) -> None:
         """Remember how the run leaves its optimizer, for the next run of the same one."""
         _LAST[self._run.optimizer] = (requests(self._run), self._requested)
 
