@@ -174,7 +174,7 @@ def check_count(name: str, value: Any, *, optional: bool = False) -> None:
 
 
 def _is_seed(value: Any) -> bool:
-    return isinstance(value, Integral) and type(value) is not bool and 0 <= int(value) < 2**63
+    return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**63
 
 
 def _is_limit(value: Any) -> bool:

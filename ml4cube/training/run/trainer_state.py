@@ -71,9 +71,6 @@ class ProgressChecker:
         """Take over the counts of a run."""
         self.epoch, self.step = state.epoch, state.step
 
-    def __repr__(self) -> str:
-        return f"ProgressChecker(epoch={self.epoch}, step={self.step})"
-
 
 class TrainerState(metaclass=Combinable):
     """The base of Trainer: all of it that needs no loop."""
