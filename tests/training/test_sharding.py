@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Subset
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.callbacks import Callback, ModelCheckpoint
 from ml4cube.training.files.checkpoint import read_file
+from ml4cube.training.inputs.options import Options
 from ml4cube.training.pytorch_distributed import Trainer
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.fsdp import Sharded, pick_groups
@@ -144,7 +145,7 @@ def ranks_that_start_from_unlike_weights_take_those_of_rank_0(folder):
 
 @scene
 def each_rank_holds_its_share_only(folder):
-    strategy = Sharded(World.current("cpu"), shard_modules=nn.Linear)
+    strategy = Sharded(World.current("cpu"), Options(**GROUPS))
     model = network()
     cut = strategy.shard(model, torch.optim.SGD(model.parameters(), lr=0.1))
     held = strategy.world.gather_objects(sum(p.to_local().numel() for p in cut.parameters()))

@@ -33,13 +33,9 @@ _LISTS = nn.ModuleList | nn.ModuleDict
 
 def make_strategy(world: World, options: Options) -> Strategy:
     """Return the strategy named in the options."""
-    if options.strategy == "ddp":
-        return Strategy(world, find_unused_parameters=options.find_unused_parameters)
     _check_groups(options.shard_modules)
-    # A single rank has nothing to shard.
-    if world.size == 1:
-        return Strategy(world)
-    return Sharded(world, shard_modules=options.shard_modules)
+    is_sharded = options.strategy == "fsdp" and world.size > 1  # one rank has nothing to shard
+    return Sharded(world, options) if is_sharded else Strategy(world, options)
 
 
 class Sharded(Strategy):
@@ -51,10 +47,9 @@ class Sharded(Strategy):
 
     is_sharded = True
 
-    def __init__(self, world: World, *, shard_modules: Any = None) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, options: Options) -> None:
+        super().__init__(world, options)
         _fully_shard()
-        self.shard_modules = shard_modules
         self._own_model: nn.Module | None = None  # the user's
         self._groups: list[Any] = []  # modules of the sharded copy
         self._parameters: dict[str, Any] = {}  # of the sharded copy
@@ -77,7 +72,7 @@ class Sharded(Strategy):
         mesh = init_device_mesh(self.world.device.type, (self.world.size,))
         sharded = copy.deepcopy(model)
         fully_shard = _fully_shard()
-        groups = pick_groups(sharded, self.shard_modules)
+        groups = pick_groups(sharded, self.options.shard_modules)
         self._groups = [*groups.values(), sharded]
         for module in self._groups:
             fully_shard(module, mesh=mesh)

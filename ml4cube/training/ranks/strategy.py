@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ml4cube.training.files.checkpoint import to_plain
+from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
 
@@ -34,9 +35,8 @@ class Strategy:
 
     is_sharded = False  # if so, all ranks must call the model equally often in a step
 
-    def __init__(self, world: World, *, find_unused_parameters: bool = False) -> None:
-        self.world = world
-        self.find_unused_parameters = find_unused_parameters
+    def __init__(self, world: World, options: Options) -> None:
+        self.world, self.options = world, options
 
     def trainable(self, model: nn.Module) -> tuple[bool, ...]:
         """Return which parameters are trained on this rank."""
@@ -68,7 +68,7 @@ class Strategy:
         return DistributedDataParallel(
             forward,
             device_ids=[self.world.device] if cuda else None,
-            find_unused_parameters=self.find_unused_parameters,
+            find_unused_parameters=self.options.find_unused_parameters,
             gradient_as_bucket_view=True,
         )
 

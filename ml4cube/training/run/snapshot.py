@@ -191,15 +191,12 @@ class Snapshot:
         begins = changes.loses_position and run.state.batch > 0
         if begins:
             run.state.start_epoch()
-        if rank >= len(ranks) or "seed" in changes.changed:
-            return begins
-        restore_rng(ranks[rank]["rng"], run.world.device)
-        if not same:
-            return begins
-        if run.state.batch:
-            run.feed.position = ranks[rank]
-        else:
-            run.feed.restore_rng(ranks[rank]["epoch_rng"])
+        if rank < len(ranks) and "seed" not in changes.changed:
+            restore_rng(ranks[rank]["rng"], run.world.device)
+            if same and run.state.batch:
+                run.feed.position = ranks[rank]
+            elif same:
+                run.feed.restore_rng(ranks[rank]["epoch_rng"])
         return begins
 
     def _load_callbacks(self, states: dict[str, Any], changes: Changes) -> bool:

@@ -294,8 +294,6 @@ def _checked_metrics(found: Any) -> dict[str, float]:
 
 
 def _of_all_ranks(log: Log, world: World) -> Log:
-    if world.size == 1:
-        return log
     joined: Log = defaultdict(list)
     for part in world.gather_objects(dict(log)):
         for name, values in part.items():
