@@ -652,7 +652,7 @@ def test_sigterm_leaves_a_snapshot_before_the_handler_that_was_there_is_called(t
         ({"epochs": 2.5}, InvalidValueError, "epochs must be an int of 1 or more, got 2.5"),
         ({"save_every": 0}, InvalidValueError, "save_every must be an int of 1 or more, got 0"),
         ({"patience": 0}, InvalidValueError, "patience must be"),
-        ({"max_steps": -1}, InvalidValueError, "max_steps must be an int of 1 or more, got -1"),
+        ({"max_steps": -1}, InvalidValueError, "max_steps must be an int of 1 or more, or None"),
         ({"gradient_clip": 0.0}, InvalidValueError, "gradient_clip must be a norm above 0"),
         ({"gradient_clip": "1"}, InvalidValueError, "or None, got '1'"),
         ({"ema": "0.9"}, InvalidValueError, "ema must be a decay between 0 and 1, such as 0.999"),

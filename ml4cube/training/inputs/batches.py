@@ -115,7 +115,7 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
 
 def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
     """Return the largest number of batches of a loader to use, or None."""
-    if limit is None or isinstance(limit, int):
+    if not isinstance(limit, float):
         return limit
     try:
         batches = len(loader)

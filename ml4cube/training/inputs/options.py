@@ -102,12 +102,11 @@ class Options:
                 "find_unused_parameters=True and strategy='fsdp' contradict: every rank must use "
                 "the same parameters in a step; give one of them"
             )
-        for name in _COUNTS:
-            check_count(name, getattr(self, name), optional=getattr(Options, name) is None)
         for name, (fits, what) in _KINDS.items():
-            value = getattr(self, name)
-            if value is not None and not fits(value):
-                raise InvalidValueError(f"{name} must be {what}, or None, got {value!r}")
+            value, optional = getattr(self, name), getattr(Options, name) is None
+            if not fits(value) and not (optional and value is None):
+                what += ", or None" if optional else ""
+                raise InvalidValueError(f"{name} must be {what}, got {value!r}")
         if self.fast_dev_run is not False:
             batches = 1 if self.fast_dev_run is True else self.fast_dev_run
             check_count("fast_dev_run", batches)
@@ -167,10 +166,12 @@ def above_zero(value: Any) -> bool:
 
 def check_count(name: str, value: Any, *, optional: bool = False) -> None:
     """Refuse anything but a count of 1 or more."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise InvalidValueError(f"{name} must be an int of 1 or more, got {value!r}")
+    if not _is_count(value) and not (optional and value is None):
+        raise InvalidValueError(f"{name} must be {_COUNT}, got {value!r}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def _is_seed(value: Any) -> bool:
@@ -178,13 +179,12 @@ def _is_seed(value: Any) -> bool:
 
 
 def _is_limit(value: Any) -> bool:
-    if isinstance(value, float):
-        return 0 < value <= 1
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return 0 < value <= 1 if isinstance(value, float) else _is_count(value)
 
 
+_COUNT = "an int of 1 or more"
 _LIMIT = "a count of batches (an int from 1) or a fraction of them (a float above 0, up to 1.0)"
-_LIMITS = {"limit_train_batches": (_is_limit, _LIMIT), "limit_val_batches": (_is_limit, _LIMIT)}
+_LIMITS = dict.fromkeys(("limit_train_batches", "limit_val_batches"), (_is_limit, _LIMIT))
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seed": (_is_seed, "an int from 0"),
     "monitor": (lambda name: isinstance(name, str), "the name of a column of the History"),
@@ -195,6 +195,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "True, the name of a backend, or a dict of torch.compile's arguments",
     ),
     **_LIMITS,
+    **dict.fromkeys(_COUNTS, (_is_count, _COUNT)),
 }
 
 

@@ -15,7 +15,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.progress import write_line
 from ml4cube.sampling.engines import watch_parent
+from ml4cube.training.inputs.options import above_zero
 
 T = TypeVar("T")
 
@@ -297,8 +297,7 @@ def _pick_backend(backend: str | None) -> str:
 
 def _as_timedelta(timeout: float | timedelta) -> timedelta:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-    if not number or not 0 < seconds < _LONGEST_S:
+    if not above_zero(seconds) or seconds >= _LONGEST_S:
         raise InvalidValueError(
             f"timeout must be a positive number of seconds or a timedelta, got {timeout!r}"
         )
@@ -335,8 +334,7 @@ def _run_rank(
 
 def _first_result(futures: list[Future[Any]]) -> Any:
     wait(futures, return_when=FIRST_EXCEPTION)
-    failed = [rank for rank, future in enumerate(futures) if future.done() and future.exception()]
-    if not failed:
+    if not any(future.done() and future.exception() for future in futures):
         return futures[0].result()
     wait(futures, timeout=_GRACE_S)
     errors = {r: f.exception() for r, f in enumerate(futures) if f.done() and f.exception()}

@@ -12,10 +12,10 @@ from ml4cube.core.errors import RunError
 
 
 def compiled(
-    model: nn.Module, how: bool | str | Mapping[str, Any] | None, device: torch.device
+    model: nn.Module, how: bool | str | Mapping[str, Any], device: torch.device
 ) -> nn.Module:
     """Return a model that computes the same through `torch.compile`."""
-    if how is False or how is None:
+    if how is False:
         return model
     arguments = {} if how is True else {"backend": how} if isinstance(how, str) else dict(how)
     try:
