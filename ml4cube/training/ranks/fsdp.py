@@ -163,10 +163,11 @@ class Sharded(Strategy):
     def load_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Load this rank's shards of whole tensors; every rank, with the same state."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        sharded = {
-            index: {name: _shard(value, parameters[index]) for name, value in entry.items()}
-            for index, entry in state["state"].items()
-        }
+        sharded: dict[int, dict[str, Any]] = {}
+        for index, entry in state["state"].items():
+            shards = {name: _shard(value, parameters[index]) for name, value in entry.items()}
+            whole = {name: v for name, v in entry.items() if shards[name] is v}  # such as counters
+            sharded[index] = shards | copy.deepcopy(whole)
         optimizer.load_state_dict({**state, "state": sharded})
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -227,22 +228,22 @@ def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Mod
     containers = [m for m in model.modules() if isinstance(m, _LISTS | nn.Sequential)]
     members = {id(member) for container in containers for member in container.children()}
     classes = tuple(shard_modules) if isinstance(shard_modules, Sequence) else shard_modules
-    min_parameters = shard_modules or DEFAULT_GROUP
+    by_size = shard_modules is None or isinstance(shard_modules, int)
+    if not by_size and not any(isinstance(module, classes) for module in model.modules()):
+        raise InvalidValueError(f"the model has no such module as shard_modules={shard_modules!r}")
     found: dict[str, nn.Module] = {}
     grouped: set[nn.Parameter] = set()
     for name, module in reversed(list(model.named_modules())):  # those inside a module before it
         left = set(module.parameters()) - grouped
-        if shard_modules is None or isinstance(shard_modules, int):
+        if by_size:
             # Lists and dicts of modules are never called themselves.
             may_be_group = id(module) in members and not isinstance(module, _LISTS)
-            may_be_group &= sum(p.numel() for p in left) >= min_parameters
+            may_be_group &= sum(p.numel() for p in left) >= (shard_modules or DEFAULT_GROUP)
         else:
             may_be_group = name != "" and isinstance(module, classes)
         if may_be_group and not _has_tied_parameters(model, module):
             found[name] = module
             grouped |= left
-    if not found and shard_modules is not None and not isinstance(shard_modules, int):
-        raise InvalidValueError(f"the model has no such module as shard_modules={shard_modules!r}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from pathlib import Path
@@ -92,8 +93,11 @@ class Snapshot:
         run, path = self._run, self.path
         if not run.world.share(Path(path).exists()):
             return False
-        # Ranks that each keep a shard of it share its memory.
+        # Ranks that each copy a shard share the memory of the file. What stays in use is copied,
+        # because the file will be replaced.
         content = read_file(path, mmap=run.strategy.is_sharded)
+        large = ("model", "optimizer", "ema")
+        content |= copy.deepcopy({name: v for name, v in content.items() if name not in large})
         if content.get("ml4cube_snapshot") != FORMAT:
             raise StoreError(
                 f"{path} is not a snapshot of format {FORMAT}; give another snapshot_path, or "
