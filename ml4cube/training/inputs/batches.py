@@ -95,22 +95,20 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
             isinstance(loader.dataset, IterableDataset)
             or loader.batch_size is None
             or loader.collate_fn is not default_collate
+            or not isinstance(loader.sampler, Sized)
         ):
             return None
-        samples = len(loader.sampler) if isinstance(loader.sampler, Sized) else -1
-        size, drop_last = loader.batch_size, loader.drop_last
+        samples = len(loader.sampler)
     elif hasattr(loader, "num_samples"):
-        samples, size = int(loader.num_samples), int(loader.batch_size)
-        drop_last = len(loader) * size <= samples
+        samples = int(loader.num_samples)
     else:
         return None
-    if samples < 0:
-        return None
-    batches = samples // size if drop_last else -(-samples // size)
-    if batches != len(loader):  # it cuts batches in some way of its own
-        return None
-    last = size if drop_last or samples % size == 0 else samples % size
-    return batches, size, last if batches else 0
+    batches, size = len(loader), int(loader.batch_size)
+    if batches == samples // size:
+        return batches, size, size if batches else 0
+    if batches == -(-samples // size):
+        return batches, size, samples % size
+    return None  # it cuts batches in some way of its own
 
 
 def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
