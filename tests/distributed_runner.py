@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -23,6 +25,30 @@ def on_ranks(nproc: int, fn: Callable[..., Any], *args: Any, timeout: float = 60
     with kept_ranks():
         results: list[Any] = launch(_checked, nproc, fn, args, timeout=timeout)
     return results
+
+
+def play(scenes: dict[str, Callable[[str], None]], folder: str) -> dict[str, str]:
+    """Call each scene with a folder of its own; return the errors of this rank by scene.
+
+    Starting ranks takes longer than what they do, so a file's scenes are played by the same ranks.
+    """
+    failed = {}
+    for name, scene in scenes.items():
+        place = os.path.join(folder, name)
+        os.makedirs(place, exist_ok=True)
+        dist.barrier()
+        try:
+            scene(place)
+        except Exception:
+            failed[name] = traceback.format_exc()
+    return failed
+
+
+def assert_same_on_all_ranks(found: Any) -> None:
+    """Compare what the ranks have; all call this."""
+    everywhere: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, found)
+    assert everywhere == [found] * len(everywhere)
 
 
 def kept_ranks() -> AbstractContextManager[Any]:

@@ -40,11 +40,12 @@ def trainer(
     train: Any = None,
     val: Any = None,
     schedule: bool = True,
+    lr: float = 0.01,
     **arguments: Any,
 ) -> pytorch.Trainer:
     """A Trainer with dropout, momentum, a scheduler, and loaders shuffled anew each epoch."""
     model = network() if model is None else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     if schedule:
         arguments.setdefault("scheduler", torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9))
     data = dataset(samples)

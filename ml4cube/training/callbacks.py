@@ -321,7 +321,7 @@ class ModelCheckpoint(Callback):
     def _content(self, loop: TrainingLoop, epoch: int, value: float) -> dict[str, Any]:
         return {
             "model": loop.strategy.model_state(loop.model),
-            "optimizer": loop.strategy.optimizer_state(loop.model, loop.optimizer),
+            "optimizer": loop.strategy.optimizer_state(loop.optimizer),
             "scheduler": None if loop.scheduler is None else loop.scheduler.state_dict(),
             "scaler": loop.scaler.state_dict(),
             "epoch": epoch,

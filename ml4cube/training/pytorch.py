@@ -209,8 +209,7 @@ class Trainer:
         if optimizer is None:
             raise InvalidTypeError("optimizer must be made from model.parameters(), got None")
         step = Supervised(check_loss("loss", loss))
-        best_path = _one_path(best_model_path, model_path)
-        _check_paths(best_path, snapshot_path, create_loss_plot)
+        best_path = _check_paths(best_model_path, model_path, snapshot_path, create_loss_plot)
         world = self._make_world(device)
         options = Options.choose(
             Trainer, arguments, precision=pick_precision(use_amp, precision, world.device)
@@ -218,17 +217,18 @@ class Trainer:
         monitor = monitor or ("train_loss" if test_data is None else "val_loss")
         self._best = BestModel(best_path, mode, monitor)
         stopping = EarlyStopping(patience, mode, monitor)
-        built_in: list[Callback] = [self._best, *([Progress()] if progress else [])]
         if isinstance(early_stopping, EarlyStopping):
-            built_in.append(early_stopping)
+            stopping = early_stopping
         elif not isinstance(early_stopping, bool):
             raise InvalidTypeError(
                 f"early_stopping must be True, False or an EarlyStopping, got {early_stopping!r}"
             )
-        elif early_stopping:
-            built_in.append(stopping)
-        if validate_parallelism:
-            built_in.append(RankReport())
+        built_in: list[Callback] = [
+            self._best,
+            *([Progress()] if progress else []),
+            *([stopping] if early_stopping is not False else []),
+            *([RankReport()] if validate_parallelism else []),
+        ]
         if create_loss_plot and best_path is not None:
             built_in.append(LossPlot(best_path.with_name(f"{best_path.stem}_loss.png")))
         built_in.append(LoggerCallback(loggers))
@@ -336,28 +336,30 @@ class Trainer:
         return World.single(device)
 
 
-def _one_path(best_model_path: PathLike | None, model_path: PathLike | None) -> Path | None:
-    check_path("best_model_path", best_model_path)
-    check_path("model_path", model_path)
-    given = {Path(path) for path in (best_model_path, model_path) if path is not None}
+def _check_paths(
+    best_model_path: PathLike | None,
+    model_path: PathLike | None,
+    snapshot_path: PathLike | None,
+    create_loss_plot: bool,
+) -> Path | None:
+    """Return the path of the best model."""
+    best = {"best_model_path": best_model_path, "model_path": model_path}
+    for name, path in {**best, "snapshot_path": snapshot_path}.items():
+        check_path(name, path)
+        if path is not None and Path(path).is_dir():
+            raise InvalidValueError(f"{name}={str(path)!r} is a folder; give the path of a file")
+    given = {Path(path) for path in best.values() if path is not None}
     if len(given) > 1:
         raise InvalidTypeError(
             f"best_model_path={str(best_model_path)!r} and model_path={str(model_path)!r} are the "
             "same argument and differ; give one of them"
         )
-    return next(iter(given), None)
-
-
-def _check_paths(best: Path | None, snapshot: PathLike | None, plot: bool) -> None:
-    check_path("snapshot_path", snapshot)
-    for name, path in (("best_model_path", best), ("snapshot_path", snapshot)):
-        if path is not None and Path(path).is_dir():
-            raise InvalidValueError(f"{name}={str(path)!r} is a folder; give the path of a file")
-    if best is not None and snapshot is not None and Path(snapshot) == best:
+    if snapshot_path is not None and Path(snapshot_path) in given:
         raise InvalidValueError(
-            f"best_model_path and snapshot_path are both {str(best)!r}; give two files"
+            f"best_model_path and snapshot_path are both {str(snapshot_path)!r}; give two files"
         )
-    if plot and best is None:
+    if create_loss_plot and not given:
         raise InvalidTypeError(
             "create_loss_plot=True saves the plot next to the best model; give best_model_path too"
         )
+    return next(iter(given), None)

@@ -2,8 +2,7 @@
 
 A case is a pair of a target (the file that is being written) and of how the save ends:
 
-- ``kill -9``: SIGKILL when so many bytes are written;
-- ``signal``: a file-size limit at which the system kills the process inside the write;
+- ``kill``: a file-size limit at which the system kills the process inside the write;
 - ``limit``: the same limit, but the write fails, as on a full disk;
 - ``sync``, ``rename``: SIGKILL before the number-th of them.
 
@@ -13,7 +12,6 @@ offsets cost little.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import resource
@@ -73,32 +71,6 @@ def train(folder: Path, target: str, epochs: int, action: Callable[[], None] | N
     ).train()
 
 
-class Dying(io.FileIO):
-    """A file whose process is killed when it holds so many bytes."""
-
-    room = 0
-
-    def write(self, content: Any) -> int:
-        view = memoryview(content).cast("B")
-        if len(view) > Dying.room:
-            super().write(view[: Dying.room])
-            os.kill(os.getpid(), signal.SIGKILL)
-        Dying.room -= len(view)
-        return super().write(view)
-
-
-def die_at(size: int) -> None:
-    """Kill this process once `size` bytes have gone into new binary files."""
-    whole = io.open
-
-    def opened(path: Any, mode: str = "r", *arguments: Any, **more: Any) -> Any:
-        if mode == "w+b":
-            return Dying(path, "w+")
-        return whole(path, mode, *arguments, **more)
-
-    Dying.room, io.open = size, opened  # type: ignore[assignment]
-
-
 def limit(size: int, *, fatal: bool) -> None:
     """Let no file grow beyond `size` bytes."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL if fatal else signal.SIG_IGN)
@@ -120,9 +92,8 @@ def die_before(name: str, number: int) -> None:
 
 
 ENDS: dict[str, Callable[[int], None]] = {
-    "kill -9": die_at,
+    "kill": lambda size: limit(size, fatal=True),
     "limit": lambda size: limit(size, fatal=False),
-    "signal": lambda size: limit(size, fatal=True),
     "sync": lambda number: die_before("fsync", number),
     "rename": lambda number: die_before("replace", number),
 }
@@ -163,7 +134,6 @@ def try_case(folder: Path, target: str, how: str, offsets: list[int]) -> dict[st
     folder.mkdir()
     assert in_child(lambda: train(calm, target, 3, None), said) == 0, said.read_text()
     assert in_child(lambda: train(run, target, 1, None), said) == 0, said.read_text()
-    before = sorted(files(run))
     tries = []
     for where in (1, 2) if how in ("sync", "rename") else offsets:
         said.write_text("")
@@ -179,7 +149,6 @@ def try_case(folder: Path, target: str, how: str, offsets: list[int]) -> dict[st
     ended = {name: plain(content) for name, content in files(run).items()}
     undisturbed = {name: plain(content) for name, content in files(calm).items()}
     return {
-        "before": before,
         "tries": tries,
         "as_undisturbed": ended == undisturbed,
         "left_aside": [path.name for path in run.rglob(".*")],

@@ -71,11 +71,6 @@ class Harm:
         (self.folder / f"killed-{self.attempt}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def freeze(self) -> None:
-        """As a lost disk does; and what was frozen is marked."""
-        self.mark()
-        os.kill(os.getpid(), signal.SIGSTOP)
-
     def fail(self) -> None:
         """An error in user code."""
         raise ZeroDivisionError("division by zero, as planned")

@@ -9,19 +9,27 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+)
 from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import Metric, R2Score
 from torchmetrics.classification import BinaryAUROC
 
 from ml4cube.datasets.pytorch import Flip, PTXrDataset, prep_dataloader
-from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError
+from ml4cube.errors import InvalidTypeError, InvalidValueError, RunError, StoreError
 from ml4cube.evaluation.metrics import RMSE
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.distributed import DistributedTrainer, GradientAccumulator
@@ -31,7 +39,7 @@ from ml4cube.training.ranks.dist import World, ddp_init
 from ml4cube.training.ranks.exact_validation import exact_loader
 from ml4cube.training.ranks.unshared_data import unshared
 from ml4cube.training.run import loop
-from tests.distributed_runner import on_ranks
+from tests.distributed_runner import assert_same_on_all_ranks, on_ranks, play
 from tests.samplestores import write_store
 from tests.training_parts import (
     ROOT,
@@ -49,44 +57,50 @@ from tests.training_parts import (
 
 pytestmark = pytest.mark.slow
 
+# ---------------------------------------------------------- what runs on two ranks
+
+SCENES = {}
+
+
+def scene(function):
+    SCENES[function.__name__] = function
+    return function
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    """A folder with one folder per scene, and what went wrong in each, on each of two ranks."""
+    folder = tmp_path_factory.mktemp("stage")
+    return folder, on_ranks(2, play, SCENES, str(folder), timeout=120.0)
+
 
 def raise_interrupt():
     raise Interrupt
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    """What each of two ranks found, by what was asked; `other_topology` leaves a snapshot."""
-    folder = tmp_path_factory.mktemp("ranks")
-    write_store(folder / "store", 37, ("a", "b"), window={}, targets=("b",))
-    return folder, on_ranks(2, all_on_two_ranks, str(folder), timeout=120.0)
+def tell_usr1():
+    os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def all_on_two_ranks(folder):
-    """All in one group: starting ranks takes longer than what they do here."""
-    return {
-        "samples validated": count_samples_validated(),
-        "validation": validate_all(),
-        "shares": train_shares([[4, 1, 4, 2], [4, 7, 4, 1]]),
-        "unfrozen": unfreeze(),
-        "accumulated": accumulate(),
-        "unequal": unequal(),
-        "unequal, resumed": unequal_resumed(folder),
-        "agreement": agree(folder),
-        "our loaders": with_our_loaders(folder),
-        "shared out": shared_out(folder),
-        "other topology": other_topology(f"{folder}/s.pt"),
-        "after a failure": train_after_a_failure(),
-    }
+class EveryStep(Callback):
+    """Let ranks look for signals after every step, so that the test says where."""
+
+    def on_step_end(self, loop):
+        meet_now(loop)
 
 
-def metrics():
-    return {
-        "mae": nn.functional.l1_loss,
-        "auroc": AboveZero(),
-        "r2": R2Score(),
-        "rmse": RMSE(),
-    }
+def assert_close(model, truth):
+    """Equal weights, to float rounding."""
+    assert model.keys() == truth.keys()
+    for name, values in truth.items():
+        torch.testing.assert_close(torch.tensor(model[name]), torch.tensor(values))
+
+
+def trained_on(run, epoch=0):
+    return [row["train_n"] for row in run.history["ranks"][epoch]]
+
+
+# ------------------------------------------------------------------ exact validation
 
 
 class AboveZero(BinaryAUROC):
@@ -96,62 +110,63 @@ class AboveZero(BinaryAUROC):
         super().update(pred.sigmoid(), (target > 0).int())
 
 
-# ------------------------------------------------------------------ exact validation
-
-
 def val_loaders(samples):
     """One data set, as users hand it to several ranks."""
     data = dataset(samples, seed=1)
-    rank, size = World.current("cpu").rank, World.current("cpu").size
-    own = torch.utils.data.Subset(data, range(rank, samples, size))
-    return {
+    rank, size = dist.get_rank(), dist.get_world_size()
+    own, few = Subset(data, range(rank, samples, size)), min(5, samples)
+    loaders = {
         "whole on each rank": DataLoader(data, batch_size=5),
-        "padding sampler": DataLoader(
-            data, batch_size=5, sampler=DistributedSampler(data, size, rank)
-        ),
-        "dropping sampler": DataLoader(
-            data, batch_size=5, sampler=DistributedSampler(data, size, rank, drop_last=True)
-        ),
-        "made for training, whole on each rank": prep_dataloader(data, batch_size=min(5, samples)),
+        "made for training, whole on each rank": prep_dataloader(data, batch_size=few),
         "sharded by hand": DataLoader(own, batch_size=5),
         "list of batches": list(DataLoader(own, batch_size=3)),
-    } | (
-        {}
-        if samples < size
-        else {
-            "made for training, shared out": prep_dataloader(
-                data, batch_size=min(5, samples // size), parallel=True
-            )
-        }
-    )
+    }
+    for drop in (False, True):
+        sampler = DistributedSampler(data, size, rank, drop_last=drop)
+        loaders[f"sampler, {drop}"] = DataLoader(data, batch_size=5, sampler=sampler)
+    if samples >= size:
+        few = min(5, samples // size)
+        loaders["ours, shared out"] = prep_dataloader(data, batch_size=few, parallel=True)
+    return loaders
 
 
-def validate_all():
-    rows = {}
+@scene
+def validation_is_exact(folder=None):
+    """37 samples, and fewer than ranks; loss, plain metric, AUROC, R2 and our own RMSE."""
     for samples in (37, 2, 1):
-        for kind, val in val_loaders(samples).items():
-            scores = metrics() if samples == 37 else {"mae": nn.functional.l1_loss}
+        scores = {"mae": nn.functional.l1_loss}
+        if samples == 37:
+            scores |= {"auroc": AboveZero(), "r2": R2Score(), "rmse": RMSE()}
+
+        def validate(val, scores=scores, ranks=True):
             run = trainer(
-                ranks=True,
+                ranks=ranks,
                 model=network(norm=True),
-                samples=12,
                 # The same batches on every rank and learning rate 0: only validation differs.
                 train=DataLoader(dataset(12), batch_size=4),
                 val=val,
                 metrics=scores,
                 epochs=1,
-                schedule=False,
+                lr=0.0,
             )
-            run._loop.optimizer.param_groups[0]["lr"] = 0.0
             run.train()
-            row = losses(run)
-            rows[samples, kind] = {name: row[name][0] for name in ("val_loss", *scores)}
-            ranks = run.history["ranks"][0]
-            seen = sum(r["val_n"] for r in ranks)
-            mean = sum(r["val_n"] * (r["val_loss"] or 0.0) for r in ranks) / seen
-            assert mean == pytest.approx(row["val_loss"][0], rel=1e-12)
-            assert seen == samples * (World.current("cpu").size if "each" in kind else 1)
-    return rows
+            return run
+
+        truth = validate(DataLoader(dataset(samples, seed=1), batch_size=5), ranks=False)
+        for kind, val in val_loaders(samples).items():
+            run = validate(val)
+            for name in ("val_loss", *scores):
+                wanted = pytest.approx(truth.history[name], rel=1e-5)
+                assert run.history[name] == wanted, (samples, kind, name)
+            (rows,) = run.history["ranks"]
+            seen = sum(row["val_n"] for row in rows)
+            assert seen == samples * (len(rows) if "each" in kind else 1)
+            mean = sum(row["val_n"] * (row["val_loss"] or 0.0) for row in rows) / seen
+            assert mean == pytest.approx(run.history["val_loss"][0], rel=1e-12)
+
+
+def test_validation_is_exact_on_three_ranks():
+    on_ranks(3, validation_is_exact)
 
 
 class Samples(Metric):
@@ -168,27 +183,17 @@ class Samples(Metric):
         return self.n.float()
 
 
-def count_samples_validated():
+@scene
+def states_of_torchmetrics_are_added_up_once(folder=None):
     ranks = dist.is_initialized()
     _, val = prep_dataloader(dataset(8), dataset(5), batch_size=2, parallel=ranks)
     run = trainer(val=val, epochs=2, metrics={"n": Samples()}, ranks=ranks)
     run.train()
-    return run.history["n"]
+    assert run.history["n"] == [5.0, 5.0]
 
 
-def test_states_of_torchmetrics_are_added_up_once(two_ranks):
-    assert count_samples_validated() == [5.0, 5.0]
-    assert [found["samples validated"] for found in two_ranks[1]] == [[5.0, 5.0]] * 2
-
-
-def test_validation_is_the_same_on_1_2_and_3_ranks(two_ranks):
-    """37 samples, and fewer than ranks; loss, plain metric, AUROC, R2 and our own RMSE."""
-    one = validate_all()
-    for rows in (*(found["validation"] for found in two_ranks[1]), *on_ranks(3, validate_all)):
-        for case, row in rows.items():
-            truth = one[case[0], "whole on each rank"]
-            for name, value in row.items():
-                assert value == pytest.approx(truth[name], rel=1e-5), (case, name)
+def test_states_of_torchmetrics_are_those_of_one_process():
+    states_of_torchmetrics_are_added_up_once()
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -213,85 +218,70 @@ def test_exact_loader_gives_every_sample_once(batched):
 # ----------------------------------------------------------- training over ranks
 
 
-def train_shares(sizes):
-    """Train one epoch on batches cut from one data set: `sizes[rank]` samples each step."""
-    rank = World.current("cpu").rank
-    data, batches, start = dataset(64), [], 0
-    for step in zip(*sizes, strict=True):
-        own = slice(start + sum(step[:rank]), start + sum(step[: rank + 1]))
-        batches.append((data.tensors[0][own], data.tensors[1][own]))
-        start += sum(step)
-    run = trainer(
-        ranks=True,
-        model=nn.Linear(3, 1),
-        train=batches,
-        epochs=1,
-        schedule=False,
-    )
-    with torch.no_grad():
-        for parameter in run.model.parameters():
-            parameter.fill_(0.5)
-    model = run.train()
-    return weights(model), run.history["train_loss"]
+@scene
+def ranks_train_as_one_process_on_their_joint_batches(folder):
+    """Batches cut from one data set, of unequal sizes; also two to an optimizer step."""
+    sizes = [[4, 1, 4, 2], [4, 7, 4, 1]]
+
+    def train(sizes, rank, **more):
+        data, batches, start = dataset(64), [], 0
+        for step in zip(*sizes, strict=True):
+            own = slice(start + sum(step[:rank]), start + sum(step[: rank + 1]))
+            batches.append((data.tensors[0][own], data.tensors[1][own]))
+            start += sum(step)
+        model = nn.Linear(3, 1)
+        nn.init.constant_(model.weight, 0.5)
+        nn.init.constant_(model.bias, 0.5)
+        run = trainer(model=model, train=batches, epochs=1, schedule=False, **more)
+        return weights(run.train()), run.history["train_loss"]
+
+    for joint, window in ([8, 8, 8, 3], 1), ([16, 11], 2):
+        wanted, loss = train([joint], 0)
+        more = {"ranks": True, "gradient_accumulation_steps": window}
+        model, own_loss = train(sizes, dist.get_rank(), **more)
+        assert_close(model, wanted)
+        if window == 1:
+            assert own_loss == pytest.approx(loss, rel=1e-5)
 
 
-def test_ranks_train_as_one_process_on_their_joint_batches(two_ranks):
-    one = train_shares([[8, 8, 8, 3]])
-    for model, loss in (found["shares"] for found in two_ranks[1]):
-        assert loss == pytest.approx(one[1], rel=1e-5)
-        assert model["weight"][0] == pytest.approx(one[0]["weight"][0], rel=1e-5)
-
-
-def unfreeze():
+@scene
+def layers_frozen_and_unfrozen_in_a_run_train_as_in_one_process(folder):
     """The first layer from epoch 2 on, the last not in epoch 3, nor from step 2 of epoch 4 on."""
-    rank, size = World.current("cpu").rank, World.current("cpu").size
-    eights, each, found = list(DataLoader(dataset(32), batch_size=8)), 8 // size, []
-    mine = [(x[rank * each :][:each], y[rank * each :][:each]) for x, y in eights]
-    for only_main in (False, True):
+    rank, eights = dist.get_rank(), list(DataLoader(dataset(32), batch_size=8))
+    fours = [(x[rank * 4 :][:4], y[rank * 4 :][:4]) for x, y in eights]
+
+    def train(batches, only_main, **more):
         model = network()
         model[2].p = 0.0
         model[0].requires_grad_(False)
-        run = Trainer(
-            model,
-            mine,
-            eights,
-            torch.optim.AdamW(model.parameters(), lr=0.01),
-            loss=nn.MSELoss(),
-            epochs=4,
-            early_stopping=False,
-            device="cpu",
-            callbacks=Thaw(model, only_main),
-        )
-        run.train()
-        again = run._loop.evaluate()["val_loss"]
-        found.append((weights(model), run.history["val_loss"], run.best_loss, again))
-    return found
+        more |= {"epochs": 4, "early_stopping": False, "callbacks": Thaw(model, only_main)}
+        run = trainer(model=model, train=batches, val=eights, schedule=False, **more)
+        return run, weights(run.train())
 
-
-def test_layers_frozen_and_unfrozen_in_a_run_train_as_in_one_process(two_ranks):
-    one = unfreeze()
-    assert one[0][1] != one[1][1]  # the last epoch differs
-    first, second = (rank["unfrozen"] for rank in two_ranks[1])
-    assert first == second
-    for (model, curve, best, again), (wanted, wanted_curve, _, _) in zip(first, one, strict=True):
-        assert curve == pytest.approx(wanted_curve, rel=1e-5)
-        assert best == pytest.approx(again, rel=1e-6)
-        for name, values in wanted.items():
-            torch.testing.assert_close(torch.tensor(model[name]), torch.tensor(values))
+    curves = []
+    for only_main in (False, True):
+        one, wanted = train(eights, only_main)
+        run, model = train(fours, only_main, ranks=True)
+        assert_close(model, wanted)
+        assert_same_on_all_ranks(model)
+        assert run.history["val_loss"] == pytest.approx(one.history["val_loss"], rel=1e-5)
+        assert run.best_loss == pytest.approx(run._loop.evaluate()["val_loss"], rel=1e-6)
+        curves.append(run.history["val_loss"])
+    assert curves[0] != curves[1]  # the last epoch differs
 
 
 SIZES = [[4, 4, 4, 4, 4], [2, 1, 3]]  # batches of two ranks, in windows of two
 
 
-def accumulate():
+@scene
+def an_accumulator_steps_over_the_samples_of_all_ranks(folder):
     """A loop of one's own, on batches of unequal sizes and in unequal numbers."""
     rank, passed = dist.get_rank(), []
     x, y = dataset(64).tensors
     x, y = x[32 * rank :], y[32 * rank :]
     model = nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1, eps=0.0, affine=False).eval())
-    with torch.no_grad():
-        model[0].weight.fill_(0.5)
-        model[0].bias.zero_()
+    nn.init.constant_(model[0].weight, 0.5)
+    nn.init.zeros_(model[0].bias)
     spread = DistributedTrainer(model, device="cpu").model
     spread.register_comm_hook(passed, lambda state, bucket: state.append(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -303,18 +293,19 @@ def accumulate():
         accumulator.step(nn.functional.mse_loss(spread(x[own]) + shift, y[own]), size)
     assert accumulator.flush()
     assert not accumulator.flush()
-    alone = spread.require_backward_grad_sync
+    assert passed == []
+    assert not spread.require_backward_grad_sync
     del accumulator
     gc.collect()
-    return weights(model), passed, alone, spread.require_backward_grad_sync
+    assert spread.require_backward_grad_sync
+    assert_close(weights(model[0]), accumulated_by_hand())
 
 
 def accumulated_by_hand():
     x, y = dataset(64).tensors
     model = nn.Linear(3, 1)
-    with torch.no_grad():
-        model.weight.fill_(0.5)
-        model.bias.zero_()
+    nn.init.constant_(model.weight, 0.5)
+    nn.init.zeros_(model.bias)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for first, second in (((0, 8), (0, 3)), ((8, 16), (3, 6)), ((16, 20), (0, 0))):
         rows = [*range(*first), *(32 + row for row in range(*second))]
@@ -325,35 +316,21 @@ def accumulated_by_hand():
     return weights(model)
 
 
-def test_an_accumulator_steps_over_the_samples_of_all_ranks(two_ranks):
-    (model, *rest), (other, *same) = (rank["accumulated"] for rank in two_ranks[1])
-    assert model == other
-    assert rest == same == [[], False, True]
-    for name, values in accumulated_by_hand().items():
-        torch.testing.assert_close(torch.tensor(model[f"0.{name}"]), torch.tensor(values))
-
-
-def unequal():
+@scene
+def unequal_loaders_end_together(folder):
     """Lists and loaders of unequal lengths, also with accumulation, and an empty rank."""
-    rank = dist.get_rank()
-    results = []
-    for own in ((5, 3)[rank], (2, 4)[rank]):
-        batches = [(torch.ones(4, 3), torch.ones(4, 1))] * own
-        run = trainer(ranks=True, train=batches, epochs=2)
-        run.train()
-        results.append([r["train_n"] for r in run.history["ranks"][-1]])
-    loader = DataLoader(dataset((20, 12)[rank]), batch_size=4)
-    run = trainer(ranks=True, train=loader, epochs=2, gradient_accumulation_steps=2)
-    run.train()
-    results.append([r["train_n"] for r in run.history["ranks"][-1]])
+    rank, four = dist.get_rank(), (torch.ones(4, 3), torch.ones(4, 1))
+    for lengths, window, wanted in (
+        ((5, 3), 1, [12, 12]),
+        ((2, 4), 1, [8, 8]),
+        ((5, 3), 2, [16, 12]),
+    ):
+        for train in ([four] * lengths[rank], DataLoader(dataset(4 * lengths[rank]), batch_size=4)):
+            run = trainer(ranks=True, train=train, epochs=2, gradient_accumulation_steps=window)
+            run.train()
+            assert trained_on(run) == trained_on(run, 1) == wanted
     with pytest.raises(InvalidValueError, match="train_data gave no batch"):
-        trainer(ranks=True, train=[] if rank else [(torch.ones(4, 3), torch.ones(4, 1))]).train()
-    return results
-
-
-def test_unequal_loaders_end_together(two_ranks):
-    for found in two_ranks[1]:
-        assert found["unequal"] == [[12, 12], [8, 8], [16, 12]]
+        trainer(ranks=True, train=[] if rank else [four]).train()
 
 
 class Noisy(Dataset):
@@ -370,9 +347,9 @@ class Noisy(Dataset):
         return x, x.sum(0, keepdim=True) + item / 10
 
 
-def unequal_resumed(folder):
+@scene
+def unequal_loaders_go_on_from_a_snapshot_as_undisturbed(folder):
     """The rank with more batches drew one that no step took, before the snapshots."""
-    epochs = []
     for kind in ("plain", "standing"):
 
         def fresh(kind=kind, **more):
@@ -400,32 +377,17 @@ def unequal_resumed(folder):
         resumed = fresh(snapshot_path=path)
         assert weights(resumed.train()) == model
         assert losses(resumed) == losses(whole)
-        for row in resumed.history["ranks"]:
-            assert [rank["train_n"] for rank in row] == [12, 12]
-        epochs.append(len(resumed.history))
-    return epochs
+        assert [trained_on(resumed, epoch) for epoch in range(3)] == [[12, 12]] * 3
 
 
-def test_unequal_loaders_go_on_from_a_snapshot_as_undisturbed(two_ranks):
-    assert [found["unequal, resumed"] for found in two_ranks[1]] == [[3, 3]] * 2
-
-
-def test_sizes_are_promised_only_where_they_hold():
+def test_sizes_are_promised_only_where_they_hold(tmp_path):
+    """Else ranks compare them in every step."""
     data = dataset(10)
     assert fixed_sizes(DataLoader(data, batch_size=4)) == (3, 4, 2)
     assert fixed_sizes(DataLoader(data, batch_size=4, drop_last=True)) == (2, 4, 4)
     assert fixed_sizes(DataLoader(data, batch_size=5)) == (2, 5, 5)
     assert fixed_sizes(DataLoader(data, batch_size=4, collate_fn=list)) is None
     assert fixed_sizes([1, 2]) is None
-
-
-@pytest.mark.parametrize("ours", [False, True])
-def test_what_may_leave_out_samples_promises_no_sizes(ours, tmp_path):
-    write_store(tmp_path / "store", 10, ("a", "b"), targets=("b",))
-    data = PTXrDataset(tmp_path / "store", to_pred="b") if ours else dataset(10)
-
-    def sizes(**more):
-        return fixed_sizes(prep_dataloader(data, batch_size=4, **more))
 
     def fewer(batch, generator):
         return [tensor[:2] for tensor in batch]
@@ -434,80 +396,75 @@ def test_what_may_leave_out_samples_promises_no_sizes(ours, tmp_path):
         return [tensor + 0.1 for tensor in batch]
 
     noise.keeps_samples = True
-    assert sizes() == (2, 4, 4)
-    assert sizes(augment=fewer) is None
-    assert sizes(augment=noise) == (2, 4, 4)
-    assert sizes(augment=[noise, fewer]) is None
-    assert sizes(callback=list) is None
-    if ours:
-        assert sizes(augment=Flip("lon")) == (2, 4, 4)
-        assert sizes(augment=[Flip("lon"), fewer]) is None
+    write_store(tmp_path / "store", 10, ("a", "b"), targets=("b",))
+    ours = PTXrDataset(tmp_path / "store", to_pred="b")
+    whole = [{}, {"augment": noise}]
+    unknown = [{"augment": fewer}, {"augment": [noise, fewer]}, {"callback": list}]
+    for given, more in itertools.product((data, ours), whole + unknown):
+        sizes = fixed_sizes(prep_dataloader(given, batch_size=4, **more))
+        assert sizes == (None if more in unknown else (2, 4, 4))
+    assert fixed_sizes(prep_dataloader(ours, batch_size=4, augment=Flip("lon"))) == (2, 4, 4)
 
 
-class EveryStep(Callback):
-    """Let ranks look for signals after every step, so that the test says where."""
-
-    def on_step_end(self, loop):
-        meet_now(loop)
-
-
-def agree(folder):
+@scene
+def best_model_file_and_resume_agree_on_all_ranks(folder):
     """Early stop, best model and its file, and resuming, on ranks with different data."""
     best, snapshot = f"{folder}/best.pt", f"{folder}/snapshot.pt"
     torch.manual_seed(dist.get_rank())  # ranks start from different weights
-    arguments = {"ranks": True, "model": None, "epochs": 4}
 
     def fresh(**more):
-        return trainer(**arguments | {"model": network(norm=True)} | more)
+        return trainer(ranks=True, epochs=4, model=network(norm=True), **more)
 
     whole = fresh(best_model_path=best)
-    model = whole.train()
+    trained = whole.train()
+    model = weights(trained)
     saved = torch.load(best, weights_only=True)
-    assert weights(model) == {name: tensor.tolist() for name, tensor in saved.items()}
-    assert not any(name.startswith("module.") for name in saved)
+    assert model == {name: tensor.tolist() for name, tensor in saved.items()}
+    assert_same_on_all_ranks((model, losses(whole)))
+    with torch.no_grad():  # the loss that was reported is that of the file, batch norm included
+        x, y = dataset(17, seed=1).tensors
+        loss = nn.functional.mse_loss(trained(x), y).item()
+    assert whole.best_loss == pytest.approx(loss, rel=1e-5)
     for at in (20, 13):
         stop = [At(at, raise_interrupt)]
         if at == 13:
             # Only one rank is told; all save at the same step.
-            told = At(12, lambda: dist.get_rank() or os.kill(os.getpid(), signal.SIGUSR1))
+            told = At(12, lambda: dist.get_rank() or tell_usr1())
             stop = [told, *stop, EveryStep()]
         with pytest.raises(Interrupt):
             fresh(snapshot_path=f"{snapshot}{at}", save_every=1, callbacks=stop).train()
         step = torch.load(f"{snapshot}{at}", weights_only=True)["state"]["step"]
         assert step == (15 if at == 20 else 12), step
         resumed = fresh(snapshot_path=f"{snapshot}{at}", save_every=1)
-        assert weights(resumed.train()) == weights(model)
+        assert weights(resumed.train()) == model
         assert losses(resumed) == losses(whole)
-    return weights(model), losses(whole)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        content = bytearray(Path(f"{snapshot}13").read_bytes())
+        content[len(content) // 2] ^= 1
+        Path(f"{snapshot}13").write_bytes(content)
+    dist.barrier()
+    before = Path(best).read_bytes()
+    with pytest.raises(StoreError, match=r"snapshot\.pt13 is damaged"):
+        fresh(snapshot_path=f"{snapshot}13", best_model_path=best).train()
+    assert Path(best).read_bytes() == before
 
 
-def test_best_model_file_and_resume_agree_on_all_ranks(two_ranks):
-    first, second = (found["agreement"] for found in two_ranks[1])
-    assert first == second
-
-
-def with_our_loaders(folder):
+@scene
+def our_loaders_train_validate_and_resume_on_ranks(folder):
     """Loaders of `prep_dataloader` over a store and over tensors: nothing is asked per step."""
-    results = []
-    for kind in ("store", "tensors"):
+    if dist.get_rank() == 0:
+        write_store(Path(folder) / "store", 37, ("a", "b"), window={}, targets=("b",))
+    dist.barrier()
+    store = PTXrDataset(f"{folder}/store", to_pred="b")
+    for kind, data, inputs in (("store", store, 1), ("tensors", dataset(37), 3)):
 
-        def fresh(kind=kind, **more):
-            data = dataset(37)
-            if kind == "store":
-                data = PTXrDataset(f"{folder}/store", to_pred="b")
+        def fresh(data=data, inputs=inputs, **more):
             train, val = prep_dataloader(data, data, batch_size=4, parallel=True, seed=2)
-            scores = {"rmse": RMSE()}
             torch.manual_seed(0)
-            model = network() if kind == "tensors" else nn.Linear(1, 1)
-            return trainer(
-                ranks=True,
-                model=model,
-                train=train,
-                val=val,
-                metrics=scores,
-                loss=nn.L1Loss(),
-                **more,
-            )
+            more |= {"metrics": {"rmse": RMSE()}, "loss": nn.L1Loss()}
+            model = nn.Linear(inputs, 1)
+            return trainer(ranks=True, model=model, train=train, val=val, **more)
 
         whole = fresh()
         model = weights(whole.train())
@@ -516,21 +473,14 @@ def with_our_loaders(folder):
         # inside an epoch, and after its last batch, when the loader stands in the next one
         for step, callbacks in ((6, [EveryStep()]), (8, [])):
             path = f"{folder}/{kind}-{step}.pt"
-            told = At(step, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-            stops = [told, At(step + 1, raise_interrupt), *callbacks]
+            stops = [At(step, tell_usr1), At(step + 1, raise_interrupt), *callbacks]
             with pytest.raises(Interrupt):
                 fresh(snapshot_path=path, callbacks=stops).train()
             assert torch.load(path, weights_only=True)["state"]["step"] == step
             resumed = fresh(snapshot_path=path)
             assert weights(resumed.train()) == model
             assert losses(resumed) == losses(whole)
-        results.append(losses(whole)["val_loss"])
-    return results
-
-
-def test_our_loaders_train_validate_and_resume_on_ranks(two_ranks):
-    one, two = (found["our loaders"] for found in two_ranks[1])
-    assert one == two
+        assert_same_on_all_ranks(losses(whole))
 
 
 class Stream(IterableDataset):
@@ -543,58 +493,44 @@ class Stream(IterableDataset):
         yield from self.items
 
 
-def shared_out(folder):
-    """By what kind of loader: the weights, what each rank trained on, and what was warned of."""
-    found = {}
+@scene
+def loaders_that_are_not_shared_out_are_shared_or_warned_of(folder):
+    """What each rank trains on, and what rank 0 warns of."""
     data, rank = dataset(37), dist.get_rank()
-    own = torch.utils.data.Subset(data, range(rank, 37, 2))
-    ours = prep_dataloader(data, batch_size=4, seed=2)
-    for name, train, val in (
-        ("ours", ours, None),
-        ("ours, told", prep_dataloader(data, batch_size=4, seed=2, parallel=True), None),
-        ("ours, of its own", prep_dataloader(own, batch_size=4, seed=2), None),
-        ("ours, validated too", (again := prep_dataloader(data, batch_size=4)), again),
-        ("plain", DataLoader(data, batch_size=4, shuffle=True), None),
-        ("plain, of its own", DataLoader(own, batch_size=4, shuffle=True), None),
-        ("sampler", DataLoader(data, batch_size=4, sampler=DistributedSampler(data)), None),
-        ("list", [tuple(data[:4])], None),
-        ("stream", DataLoader(Stream(data), batch_size=4), None),
+    own = Subset(data, range(rank, 37, 2))
+    of_4 = {"batch_size": 4, "seed": 2}
+    ours, told = prep_dataloader(data, **of_4), prep_dataloader(data, **of_4, parallel=True)
+    # its length changes, and with it how long a scheduler must be
+    shared = "9 batches are now shared out over 2 ranks, 4 each"
+    trained = []
+    for train, counts, warned in (
+        (ours, [16, 16], shared),  # whole batches of 4, of 37 samples, one for each rank
+        (told, [16, 16], None),
+        (prep_dataloader(own, **of_4), [16, 16], None),
+        (DataLoader(own, batch_size=4, shuffle=True), [19, 18], None),
+        (DataLoader(data, batch_size=4, sampler=DistributedSampler(data)), [19, 19], None),
+        (DataLoader(Stream(data), batch_size=4), [37, 37], None),  # not a sample of it was lost
+        (DataLoader(data, batch_size=4), [37, 37], "train_data (DataLoader of TensorDataset, 37 "),
+        ([tuple(data[:4])], [4, 4], "train_data (list, 1 batches)"),
     ):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            run = trainer(ranks=True, train=train, val=val, epochs=1)
-            model = weights(run.train())
-        told = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
-        found[name] = model, [r["train_n"] for r in run.history["ranks"][0]], told
-    own_val = torch.ones(2, 1), torch.ones(2, 1)
-    store = prep_dataloader(PTXrDataset(f"{folder}/store", to_pred="b"), batch_size=4)
-    run = trainer(ranks=True, model=nn.Linear(1, 1), train=store, val=[own_val], epochs=1)
+            run = trainer(ranks=True, train=train, epochs=1)
+            trained.append(weights(run.train()))
+        said = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+        assert trained_on(run) == counts
+        assert [warned in message for message in said] == [True] * (
+            rank == 0 and warned is not None
+        )
+    assert trained[0] == trained[1]
+    assert ours.parallel
+    both = prep_dataloader(data, **of_4)
+    run = trainer(ranks=True, train=both, val=both, epochs=1)
     run.train()
-    found["parallel"] = ours.parallel, store.parallel
-    return found
+    assert trained_on(run) == [16, 16]
 
 
-def test_loaders_that_are_not_shared_out_are_shared_or_warned_of(two_ranks):
-    for rank, found in enumerate(found["shared out"] for found in two_ranks[1]):
-        model, counts, told = found["ours"]
-        assert (model, counts, []) == found["ours, told"]
-        assert found["parallel"] == (True, True)
-        assert counts == [16, 16]  # whole batches of 4, of 37 samples, one for each rank
-        # its length has changed, and with it how long a scheduler must be
-        said = ["9 batches are now shared out over 2 ranks, 4 each" in message for message in told]
-        assert said == [True] * (rank == 0)
-        assert found["ours, validated too"][1] == [16, 16]
-        for kind, counts in (("ours", [16, 16]), ("plain", [19, 18])):
-            assert found[f"{kind}, of its own"][1:] == (counts, [])
-        assert found["sampler"][1:] == ([19, 19], [])
-        assert found["stream"][1:] == ([37, 37], [])  # not a sample of it was lost
-        for kind, count, text in (
-            ("plain", 37, "train_data (DataLoader of TensorDataset, 37 samples)"),
-            ("list", 4, "train_data (list, 1 batches)"),
-        ):
-            _, counts, told = found[kind]
-            assert counts == [count, count]
-            assert [text in message for message in told] == [True] * (rank == 0)
+GENERATOR = torch.Generator()
 
 
 class Drawn(Dataset):
@@ -605,9 +541,6 @@ class Drawn(Dataset):
 
     def __getitem__(self, index):
         return torch.full((2,), float(index)) + torch.rand(2, generator=GENERATOR)
-
-
-GENERATOR = torch.Generator()
 
 
 def test_what_a_rank_takes_is_told_apart_by_its_content():
@@ -634,16 +567,14 @@ def test_what_a_rank_takes_is_told_apart_by_its_content():
     assert torch.equal(next(iter(once)), x[0])  # it was not read
 
 
-def other_topology(path):
-    run = trainer(ranks=True, snapshot_path=path, epochs=3)
-    run.train()
-    return len(run.history)
+@scene
+def a_snapshot_goes_on_with_another_number_of_ranks(folder):
+    trainer(ranks=True, snapshot_path=f"{folder}/s.pt", epochs=3).train()
 
 
-def test_snapshot_of_two_ranks_resumes_on_one(two_ranks):
-    folder, ranks = two_ranks
-    assert [found["other topology"] for found in ranks] == [3, 3]
-    run = trainer(snapshot_path=folder / "s.pt", epochs=5)
+def test_a_snapshot_of_two_ranks_goes_on_with_one(stage):
+    path = stage[0] / "a_snapshot_goes_on_with_another_number_of_ranks" / "s.pt"
+    run = trainer(snapshot_path=path, epochs=5)
     run.train()
     assert len(run.history) == 5
 
@@ -696,7 +627,8 @@ class Passes(list):
         return super().__iter__()
 
 
-def train_after_a_failure():
+@scene
+def a_run_that_failed_on_all_ranks_is_over_for_the_next(folder):
     gaps = torch.full((4, 3), torch.nan if dist.get_rank() == 1 else 1.0)
     val = Passes([(torch.ones(4, 3), torch.ones(4, 1))] * 2)
     with pytest.MonkeyPatch.context() as patch:
@@ -704,11 +636,13 @@ def train_after_a_failure():
         with pytest.raises(RunError, match="training loss is nan on rank 1, epoch 1, step 1"):
             trainer(ranks=True, train=[(gaps, torch.ones(4, 1))] * 3).train()
         trainer(ranks=True, val=val, epochs=2).train()
-    return val.passes
+    assert val.passes == 2
 
 
-def test_a_run_that_failed_on_all_ranks_is_over_for_the_next(two_ranks):
-    assert [found["after a failure"] for found in two_ranks[1]] == [2, 2]
+@pytest.mark.parametrize("name", SCENES)
+def test_on_two_ranks(stage, name):
+    failed = [errors[name] for errors in stage[1] if name in errors]
+    assert not failed, "\n".join(failed)
 
 
 def _children():
@@ -743,22 +677,23 @@ def test_dist_train_spawns_what_stands_in_an_unguarded_script(tmp_path):
     assert done.stdout == "once\n203\n", done.stderr
 
 
-def test_dist_train_refuses_what_does_not_fit():
-    with pytest.raises(InvalidTypeError, match="needs nproc"):
-        dist_train(print)
-    with pytest.raises(InvalidTypeError, match="must be a Trainer or a function"):
-        dist_train(3, 2)
-    with pytest.raises(InvalidTypeError, match="takes no other arguments"):
-        dist_train(trainer(), 2)
-    with pytest.raises(InvalidValueError, match="nproc must be a positive integer, got 0"):
-        dist_train(print, 0)
-    with pytest.raises(InvalidValueError, match="did you mean 'gloo'"):
-        ddp_init(backend="glo")
-    with pytest.raises(InvalidValueError, match=r"timeout must be .* got -1"):
-        ddp_init(timeout=-1)
-    for timeout in ("x", None, math.nan, math.inf, True):
-        with pytest.raises(InvalidValueError, match="timeout must be a positive number"):
-            ddp_init(timeout=timeout)
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: dist_train(print), "needs nproc"),
+        (lambda: dist_train(3, 2), "must be a Trainer or a function"),
+        (lambda: dist_train(trainer(), 2), "takes no other arguments"),
+        (lambda: dist_train(print, 0), "nproc must be a positive integer, got 0"),
+        (lambda: ddp_init(backend="glo"), "did you mean 'gloo'"),
+        *(
+            (lambda timeout=timeout: ddp_init(timeout=timeout), "timeout must be a positive number")
+            for timeout in (-1, "x", None, math.nan, math.inf, True)
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(call, said):
+    with pytest.raises((InvalidTypeError, InvalidValueError), match=said):
+        call()
 
 
 def test_group_of_the_caller_is_left_alone(tmp_path):

@@ -45,20 +45,13 @@ def raise_interrupt():
     raise Interrupt
 
 
-def test_a_model_that_does_not_fit_its_batches_fails_with_their_shapes_and_names():
-    class Named(TensorDataset):
-        features, targets = ("t2m", "precip"), ("ndvi",)
-
-    pairs = Named(torch.zeros(8, 2, 4, 4), torch.zeros(8, 1, 4, 4))
-    run = trainer(
-        model=nn.Conv2d(3, 1, 1), train=DataLoader(pairs, batch_size=4), val=None, epochs=1
-    )
+def test_a_model_that_does_not_fit_its_batches_fails_with_their_shapes():
+    pairs = TensorDataset(torch.zeros(8, 2, 4, 4), torch.zeros(8, 1, 4, 4))
+    run = trainer(model=nn.Conv2d(3, 1, 1), train=DataLoader(pairs, batch_size=4), epochs=1)
     with pytest.raises(RuntimeError, match="Given groups=1") as caught:
         run.train()
-    assert caught.value.__notes__ == [
-        "the batch held X of shape (4, 2, 4, 4), y of shape (4, 1, 4, 4), "
-        "features ['t2m', 'precip'], targets ['ndvi']"
-    ]
+    shapes = "the batch held X of shape (4, 2, 4, 4), y of shape (4, 1, 4, 4)"
+    assert caught.value.__notes__ == [shapes]
 
 
 # ------------------------------------------------------------------ what it returns
@@ -101,8 +94,7 @@ def test_a_loader_made_for_training_is_evaluated_in_full(tmp_path, kind):
         data = PTXrDataset(tmp_path / "store", to_pred="b")
     loader = prep_dataloader(data, batch_size=4, seed=1, buffer_mb=5e-5 if "ring" in kind else 256)
     model = nn.Linear(3 if kind == "MapLoader" else 1, 1)
-    run = trainer(model=model, train=loader, val=loader, epochs=2, schedule=False)
-    run._loop.optimizer.param_groups[0]["lr"] = 0.0
+    run = trainer(model=model, train=loader, val=loader, epochs=2, lr=0.0)
     run.train()
     x, y = (torch.stack([data[i][part] for i in range(10)]) for part in (0, 1))
     truth = nn.functional.mse_loss(model(x), y).item()
@@ -122,9 +114,8 @@ def test_losses_and_metrics_are_means_over_samples():
         metrics={"mae": nn.functional.l1_loss, "bias": lambda p, t: (p - t).mean().item()},
         train=DataLoader(data, batch_size=7),
         epochs=1,
+        lr=0.0,  # the model stays what it is
     )
-    # A rate of zero: the model stays what it is.
-    run._loop.optimizer.param_groups[0]["lr"] = 0.0
     run.train()
     assert run.history["val_loss"][0] == pytest.approx(nn.functional.mse_loss(pred, y).item())
     assert run.history["mae"][0] == pytest.approx(nn.functional.l1_loss(pred, y).item())
@@ -342,22 +333,12 @@ def test_half_precision_computes_in_it_and_keeps_float32_weights(precision):
     assert run.history["val_loss"][-1] < run.history["val_loss"][0]
 
 
-def test_patience_counts_checks_without_improvement():
-    data = dataset(8)
-    loader = DataLoader(data, batch_size=4)
-    model = network()
-    run = Trainer(
-        model,
-        loader,
-        loader,
-        torch.optim.SGD(model.parameters(), lr=0.0),
-        patience=3,
-        loss=nn.MSELoss(),
-        epochs=20,
-    )
-    run.train()
-    assert len(run.history) == 1 + 3
-    assert run.best_epoch == 1
+def test_patience_counts_checks_without_improvement_and_a_stopped_run_stays_stopped(tmp_path):
+    for _ in range(2):
+        run = trainer(lr=0.0, patience=3, epochs=20, snapshot_path=tmp_path / "s.pt")
+        run.train()
+        assert len(run.history) == 1 + 3
+        assert run.best_epoch == 1
 
 
 def test_without_validation_the_training_loss_decides():
@@ -465,28 +446,6 @@ def test_finished_run_returns_at_once_with_its_own_best_model(tmp_path):
     longer = trainer(**paths | {"epochs": 5})
     longer.train()
     assert len(longer.history) == 5
-
-
-def test_early_stopped_run_stays_stopped(tmp_path):
-    loader = DataLoader(dataset(8), batch_size=4)
-
-    def run():
-        model = network()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        done = Trainer(
-            model,
-            loader,
-            loader,
-            optimizer,
-            patience=2,
-            loss=nn.MSELoss(),
-            epochs=20,
-            snapshot_path=tmp_path / "s.pt",
-        )
-        done.train()
-        return done
-
-    assert len(run().history) == len(run().history) == 3
 
 
 @pytest.mark.parametrize("ema", [None, 0.5])
@@ -623,52 +582,41 @@ def test_loader_that_knows_its_position_is_asked_for_it(tmp_path):
     assert losses(resumed) == losses(whole)
 
 
-@pytest.mark.slow
-def test_sigterm_leaves_a_snapshot_and_ends_the_process(tmp_path):
+@pytest.mark.parametrize("when", ["training", "validation"])
+def test_sigterm_leaves_a_snapshot_before_the_handler_that_was_there_is_called(tmp_path, when):
     """In validation too: the run goes on with that validation when it is resumed."""
-    script = """
-import os, signal, sys, torch
-import torch._dynamo  # which the first optimizer would import, in every child anew
-from tests.training_parts import At, dataset, losses, trainer, weights
-from torch.utils.data import DataLoader
 
-class Val(DataLoader):
-    passes = 0
-    def __iter__(self):
-        Val.passes += 1
-        for number, batch in enumerate(super().__iter__()):
-            if when == "validation" and Val.passes == 2 and number == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            yield batch
+    def term():
+        os.kill(os.getpid(), signal.SIGTERM)
 
-torch.set_num_threads(1)
-for pair in sys.argv[1:]:  # each in a fork of this process, which has computed nothing itself
-    when, path = pair.split("=")
-    child = os.fork()
-    if child:
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print("ended", code, torch.load(path, weights_only=True)["state"]["batch"])
-        continue
-    term = At(13, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    run = trainer(val=Val(dataset(17, seed=1), batch_size=5), snapshot_path=path,
-                  callbacks=[term] if when == "training" else [], progress=False)
-    model = run.train()
-    print(losses(run), weights(model), flush=True)
-    os._exit(0)
-"""
-    moments = ("training", "validation")
-    cut = [f"{when}={tmp_path / when}.pt" for when in moments]
-    whole = [f"never={tmp_path / name}.pt" for name in ("whole", *moments)]
-    done = subprocess.run(
-        [sys.executable, "-uc", script, *cut, *whole], cwd=ROOT, capture_output=True, text=True
-    )
-    ended, said = [], []
-    for line in done.stdout.splitlines():
-        (ended if line.startswith("ended") else said).append(line)
-    assert [line.split()[1] for line in ended] == [f"-{signal.SIGTERM:d}"] * 2 + ["0"] * 3, done
-    assert [line.split()[2] == "0" for line in ended] == [False] * 2 + [True] * 3
-    assert len(said) == 3
-    assert said[0] == said[1] == said[2]
+    class Val(DataLoader):
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            for number, batch in enumerate(super().__iter__()):
+                if when == "validation" and self.passes == 2 and number == 1:
+                    term()
+                yield batch
+
+    def handler(*_):
+        raise Interrupt
+
+    path, whole = tmp_path / "s.pt", trainer()
+    model = whole.train()
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        val = Val(dataset(17, seed=1), batch_size=5)
+        stops = [At(13, term)] if when == "training" else []
+        with pytest.raises(Interrupt):
+            trainer(snapshot_path=path, val=val, callbacks=stops).train()
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert torch.load(path, weights_only=True)["state"]["batch"] > 0
+    resumed = trainer(snapshot_path=path)
+    assert weights(resumed.train()) == weights(model)
+    assert losses(resumed) == losses(whole)
 
 
 # --------------------------------------------------------------------- bad input
@@ -677,83 +625,45 @@ for pair in sys.argv[1:]:  # each in a fork of this process, which has computed 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (
-            {"loss": None},
-            InvalidTypeError,
-            "loss must be a loss function such as torch.nn.MSELoss(), got None",
-        ),
+        ({"loss": None}, InvalidTypeError, "loss must be a loss function such as"),
         ({"loss": "mse"}, InvalidTypeError, "got 'mse'"),
         ({"loss": nn.MSELoss}, InvalidTypeError, "loss=MSELoss is a class; give an object of it"),
         ({"metrics": {"r2": RMSE}}, InvalidTypeError, "metrics['r2']=RMSE is a class"),
         ({"metrics": {3: RMSE()}}, InvalidTypeError, "names of metrics must be strings, got 3"),
-        ({"loggers": [JSONLLogger]}, InvalidTypeError, "loggers=JSONLLogger is a class"),
-        ({"train": dataset(8)}, InvalidTypeError, "train_data must be a loader of batches"),
-        (
-            {"val": {"a": dataset(8)}},
-            InvalidTypeError,
-            "test_data['a'] must be a loader of batches",
-        ),
-        ({"train": torch.ones(4, 3)}, InvalidTypeError, "got a Tensor"),
-        (
-            {"device": ["cpu"]},
-            InvalidValueError,
-            "device must be a torch device such as 'cpu' or 'cuda:0', got ['cpu']",
-        ),
-        ({"best_model_path": "a", "model_path": "b"}, InvalidTypeError, "same argument"),
-        ({"best_model_path": "a", "snapshot_path": "a"}, InvalidValueError, "two files"),
-        ({"best_model_path": "/"}, InvalidValueError, "is a folder"),
-        ({"create_loss_plot": True}, InvalidTypeError, "give best_model_path too"),
-        ({"epochs": 0}, InvalidValueError, "epochs must be an int of 1 or more, got 0"),
-        ({"epochs": 2.5}, InvalidValueError, "epochs must be an int of 1 or more, got 2.5"),
-        ({"save_every": 0}, InvalidValueError, "save_every must be an int of 1 or more, got 0"),
-        ({"patience": 0}, InvalidValueError, "patience must be"),
-        ({"max_steps": -1}, InvalidValueError, "max_steps must be an int of 1 or more, got -1"),
-        (
-            {"gradient_accumulation_steps": 0},
-            InvalidValueError,
-            "gradient_accumulation_steps must be an int of 1 or more, got 0",
-        ),
-        (
-            {"gradient_clip": 0.0},
-            InvalidValueError,
-            "gradient_clip must be a norm above 0, or None, got 0.0",
-        ),
-        ({"precision": "bf61"}, InvalidValueError, "did you mean 'bf16'"),
-        ({"precision": "fp32", "use_amp": True}, InvalidTypeError, "contradict"),
-        ({"device": "cuda:99"}, InvalidValueError, "cuda:99"),
-        (
-            {"device": "gpu"},
-            InvalidValueError,
-            "device must be a torch device such as 'cpu' or 'cuda:0', got 'gpu'",
-        ),
         ({"metrics": [nn.functional.l1_loss]}, InvalidTypeError, "metrics must be a mapping"),
         ({"metrics": {"mae": 1}}, InvalidTypeError, "must be a function of (pred, target)"),
         ({"metrics": {"lr": nn.functional.l1_loss}}, InvalidValueError, "must not be named"),
-        ({"scheduler": 3}, InvalidTypeError, "scheduler must have a method step()"),
+        ({"loggers": [JSONLLogger]}, InvalidTypeError, "loggers=JSONLLogger is a class"),
+        ({"loggers": "tensorboard"}, InvalidTypeError, "loggers must have a method log(values"),
+        ({"train": dataset(8)}, InvalidTypeError, "train_data must be a loader of batches"),
+        ({"val": {"a": dataset(8)}}, InvalidTypeError, "test_data['a'] must be a loader of"),
+        ({"train": torch.ones(4, 3)}, InvalidTypeError, "of batches, got tensor([["),
         ({"train": 3}, InvalidTypeError, "train_data must be a loader of batches, got 3"),
         ({"train": iter([1])}, InvalidTypeError, "used up after one epoch"),
-        ({"callbacks": [print]}, InvalidTypeError, "subclasses of Callback"),
+        ({"device": ["cpu"]}, InvalidValueError, "device must be a torch device such as 'cpu'"),
+        ({"device": "gpu"}, InvalidValueError, "or 'cuda:0', got 'gpu'"),
+        ({"device": "cuda:99"}, InvalidValueError, "cuda:99"),
+        ({"best_model_path": "a", "model_path": "b"}, InvalidTypeError, "same argument"),
+        ({"best_model_path": "a", "snapshot_path": "a"}, InvalidValueError, "two files"),
+        ({"best_model_path": "/"}, InvalidValueError, "is a folder"),
+        ({"best_model_path": 3}, InvalidTypeError, "best_model_path must be a path"),
+        ({"snapshot_path": 3}, InvalidTypeError, "snapshot_path must be a path"),
+        ({"create_loss_plot": True}, InvalidTypeError, "give best_model_path too"),
+        ({"epochs": 2.5}, InvalidValueError, "epochs must be an int of 1 or more, got 2.5"),
+        ({"save_every": 0}, InvalidValueError, "save_every must be an int of 1 or more, got 0"),
+        ({"patience": 0}, InvalidValueError, "patience must be"),
+        ({"max_steps": -1}, InvalidValueError, "max_steps must be an int of 1 or more, or None"),
+        ({"gradient_clip": 0.0}, InvalidValueError, "gradient_clip must be a norm above 0"),
+        ({"gradient_clip": "1"}, InvalidValueError, "or None, got '1'"),
+        ({"ema": "0.9"}, InvalidValueError, "ema must be a decay between 0 and 1, such as 0.999"),
+        ({"precision": "bf61"}, InvalidValueError, "did you mean 'bf16'"),
+        ({"precision": "fp32", "use_amp": True}, InvalidTypeError, "contradict"),
+        ({"scheduler": 3}, InvalidTypeError, "scheduler must have a method step()"),
         ({"callbacks": EarlyStopping}, InvalidTypeError, "subclasses of Callback"),
-        (
-            {"loggers": "tensorboard"},
-            InvalidTypeError,
-            "loggers must have a method log(values, step), got 'tensorboard'",
-        ),
+        ({"callbacks": [print]}, InvalidTypeError, "subclasses of Callback"),
+        ({"early_stopping": "yes"}, InvalidTypeError, "an EarlyStopping, got 'yes'"),
         ({"seed": "a"}, InvalidValueError, "seed must be an int from 0, or None, got 'a'"),
         ({"seed": -1}, InvalidValueError, "seed must be an int from 0, or None, got -1"),
-        ({"snapshot_path": 3}, InvalidTypeError, "snapshot_path must be a path"),
-        ({"best_model_path": 3}, InvalidTypeError, "best_model_path must be a path"),
-        (
-            {"gradient_clip": "1"},
-            InvalidValueError,
-            "gradient_clip must be a norm above 0, or None, got '1'",
-        ),
-        (
-            {"ema": "0.9"},
-            InvalidValueError,
-            "ema must be a decay between 0 and 1, such as 0.999, or None, got '0.9'",
-        ),
-        ({"loggers": [object()]}, InvalidTypeError, "loggers must have a method log"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_starts(
@@ -775,22 +685,10 @@ def test_bad_arguments_are_refused_before_anything_starts(
         ({"train": [[torch.ones(2, 3)] * 4]}, InvalidTypeError, "list of 4 items"),
         ({"train": ["text"]}, InvalidTypeError, "tensor with a sample axis"),
         ({"loss": nn.MSELoss(reduction="none")}, InvalidValueError, "reduction='mean'"),
-        (
-            {"loss": lambda p, y: (p - y).mean().item()},
-            InvalidTypeError,
-            "the loss must be a tensor, got a float",
-        ),
+        ({"loss": lambda p, y: 0.5}, InvalidTypeError, "the loss must be a tensor, got a float"),
         ({"loss": lambda p, y: y.mean()}, InvalidValueError, "not depend on any parameter"),
-        (
-            {"metrics": {"e": lambda p, y: p - y}},
-            InvalidValueError,
-            "['e'] must return one number per batch, such as a mean, got shape (5, 1)",
-        ),
-        (
-            {"metrics": {"e": lambda p, y: "x"}},
-            InvalidTypeError,
-            "['e'] must return one number per batch, got 'x'",
-        ),
+        ({"metrics": {"e": lambda p, y: p - y}}, InvalidValueError, "a mean, got shape (5, 1)"),
+        ({"metrics": {"e": lambda p, y: "x"}}, InvalidTypeError, "one number per batch, got 'x'"),
     ],
 )
 def test_bad_batches_and_losses_are_refused_by_name(arguments, error, message, tmp_path):
@@ -800,43 +698,23 @@ def test_bad_batches_and_losses_are_refused_by_name(arguments, error, message, t
     assert not list(tmp_path.iterdir())
 
 
-def test_optimizer_of_another_model_and_frozen_models_are_refused():
-    loader = DataLoader(dataset(8), batch_size=4)
-    foreign = torch.optim.SGD(network().parameters(), lr=0.1)
-    with pytest.raises(InvalidValueError, match="none of the model's parameters"):
-        Trainer(network(), loader, loader, foreign, loss=nn.MSELoss())
-    frozen = network().requires_grad_(False)
-    with pytest.raises(InvalidValueError, match="no parameter to train"):
-        Trainer(frozen, loader, loader, foreign, loss=nn.MSELoss())
-    with pytest.raises(InvalidTypeError, match=r"model must be a torch\.nn\.Module"):
-        Trainer(lambda x: x, loader, loader, foreign, loss=nn.MSELoss())
-
-
-def test_optimizers_and_schedulers_that_cannot_work_together_are_refused():
-    model = network()
-    sgd, lbfgs = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.LBFGS(model.parameters())
-    schedulers = torch.optim.lr_scheduler
-    loader = DataLoader(dataset(8), batch_size=4)
-
-    def refused(optimizer, scheduler=None, **options):
-        with pytest.raises((InvalidTypeError, InvalidValueError)) as caught:
-            Trainer(
-                model,
-                loader,
-                None,
-                optimizer,
-                loss=nn.MSELoss(),
-                scheduler=scheduler,
-                **options,
-            )
-        return str(caught.value)
-
-    assert "got LBFGS, whose step()" in refused(lbfgs)
-    other = torch.optim.AdamW(model.parameters())
-    said = refused(sgd, schedulers.StepLR(other, 1))
-    assert "scheduler (StepLR) must be made with the optimizer that trains" in said
-    plateau = schedulers.ReduceLROnPlateau(sgd)
-    assert "ReduceLROnPlateau contradict" in refused(sgd, plateau, scheduler_step_on_batch=True)
+def test_models_optimizers_and_schedulers_that_cannot_work_together_are_refused():
+    model, loader = network(), DataLoader(dataset(8), batch_size=4)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = torch.optim.AdamW(network().parameters())
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd)
+    by_step = {"scheduler": plateau, "scheduler_step_on_batch": True}
+    steps = {"scheduler": torch.optim.lr_scheduler.StepLR(other, 1)}
+    for given, optimizer, more, said in (
+        (model, other, {}, "none of the model's parameters"),
+        (network().requires_grad_(False), other, {}, "no parameter to train"),
+        (lambda x: x, other, {}, r"model must be a torch\.nn\.Module"),
+        (model, torch.optim.LBFGS(model.parameters()), {}, r"got LBFGS, whose step\(\)"),
+        (model, sgd, steps, r"\(StepLR\) must be made with the optimizer that trains"),
+        (model, sgd, by_step, "ReduceLROnPlateau contradict"),
+    ):
+        with pytest.raises((InvalidTypeError, InvalidValueError), match=said):
+            Trainer(given, loader, None, optimizer, loss=nn.MSELoss(), **more)
 
 
 def test_one_callback_or_logger_need_not_stand_in_a_list(tmp_path):
@@ -1001,5 +879,3 @@ def test_early_stopping_may_be_given_in_detail_and_counts_anew_in_a_new_run(tmp_
         run = trainer(epochs=5, early_stopping=stopping, callbacks=[Rising()], samples=8)
         run.train()
         assert len(run.history) == 2
-    with pytest.raises(InvalidTypeError, match=r"early_stopping must be .* got 'yes'"):
-        trainer(early_stopping="yes")

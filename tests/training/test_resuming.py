@@ -16,9 +16,8 @@ from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.errors import InvalidValueError
 from ml4cube.training.callbacks import Callback
 from ml4cube.training.inputs.batches import loader_seed
+from ml4cube.training.inputs.identity import identity
 from ml4cube.training.pytorch import Trainer
-from ml4cube.training.run.changes import merged
-from ml4cube.training.run.identity import identity
 from ml4cube.training.trainer import AdvancedTrainer, EarlyStopping
 from ml4cube.training.trainer import Trainer as Stepwise
 from tests.cubes import cell_id_cube
@@ -367,19 +366,6 @@ def test_losses_are_known_by_settings_tensors_and_code():
     with torch.no_grad():
         model.weight += 1
     assert identity(penalized) == before
-
-
-def test_states_are_merged_by_who_changed_them():
-    old = {"gamma": 0.9, "n": 0, "inner": [{"a": 1, "n": 0}], "betas": [0.9, 0.99]}
-    saved = {"gamma": 0.9, "n": 5, "inner": [{"a": 1, "n": 5}], "betas": (0.9, 0.99), "late": 1}
-    new = {"gamma": 0.5, "n": 1, "inner": [{"a": 2, "n": 0}], "betas": (0.8, 0.99)}
-    assert merged(old, saved, new) == {
-        "gamma": 0.5,
-        "n": 5,
-        "inner": [{"a": 2, "n": 5}],
-        "betas": (0.8, 0.99),
-        "late": 1,
-    }
 
 
 # --------------------------------------------------------------- frozen parameters

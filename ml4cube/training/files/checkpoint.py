@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from ml4cube.core.errors import InvalidTypeError, StoreError
+from ml4cube.store.folders import sync_path
 
 _MARK = b"ml4cube sha256 "
 _DIGEST = 64  # hex digits
@@ -48,7 +49,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     _replace(Path(path), lambda file: file.write(data))
 
 
-def read_file(path: str | Path) -> dict[str, Any]:
+def read_file(path: str | Path, *, mmap: bool = False) -> dict[str, Any]:
     """Read what `write_file` wrote, on the CPU, after checking every byte."""
     file = Path(path)
     if not file.is_file():
@@ -57,7 +58,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     # Said here and not left to the default: an environment variable can turn the default off,
     # and a pickle from disk could then run code.
     try:
-        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError:  # its message says how to load the file all the same
         raise StoreError(
             f"{file} holds more than tensors and plain values; it was not written by ml4cube, and "
@@ -73,11 +74,10 @@ def to_plain(value: Any, name: str = "state") -> Any:
         # A view would drag its whole storage into the file.
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
         return tensor if whole else tensor.clone()
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        # numpy's float64 is a float, numpy's str_ a str: their pickles name numpy.
-        return value.item() if isinstance(value, np.generic) else value
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic):  # also float64, which is a float: its pickle names numpy
         return value.item()
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
     if isinstance(value, np.ndarray):
         return torch.from_numpy(np.ascontiguousarray(value))
     if isinstance(value, Mapping):
@@ -108,7 +108,8 @@ def _replace(target: Path, save: Callable[[BinaryIO], Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.replace(target)
-        _sync_folder(target.parent)
+        if os.name == "posix":
+            sync_path(target.parent)  # makes the rename itself durable
     except (OSError, RuntimeError) as error:
         # torch raises a RuntimeError about positions when a disk is full.
         why = f"{error.strerror}" if isinstance(error, OSError) else "the disk took only a part"
@@ -136,10 +137,8 @@ def _is_running(pid: int) -> bool:
         return True  # asking by a signal would end it there
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
@@ -157,9 +156,7 @@ def _seal(file: Any) -> None:
 def _verify(path: Path) -> None:
     size = path.stat().st_size
     with path.open("rb") as file:
-        if size < len(_MARK) + _DIGEST:
-            raise StoreError(f"{path} is cut short ({size} bytes); delete it or restore a copy")
-        file.seek(size - _DIGEST - len(_MARK))
+        file.seek(max(0, size - _DIGEST - len(_MARK)))
         mark, digest = file.read(len(_MARK)), file.read(_DIGEST)
         if mark != _MARK:
             raise StoreError(
@@ -175,21 +172,7 @@ def _verify(path: Path) -> None:
 def _digest(file: Any, size: int) -> str:
     sha = hashlib.sha256()
     file.seek(0)
-    while size > 0:
-        piece = file.read(min(size, 1 << 20))
-        if not piece:
-            break
+    while size > 0 and (piece := file.read(min(size, 1 << 20))):
         sha.update(piece)
         size -= len(piece)
     return sha.hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable, where the system lets folders be synced."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

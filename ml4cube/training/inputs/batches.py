@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ml4cube.core.errors import InvalidTypeError
 
-_PLAIN = (tuple, list)  # asked by type first, since every batch of every step passes here
-
 
 def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the features and the target of a batch."""
@@ -23,18 +21,14 @@ def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     # reconstructed: ``(X, X)``.
     if isinstance(batch, torch.Tensor):
         return batch, batch
-    if type(batch) in _PLAIN and len(batch) == 2:  # nearly every batch there is
-        features, target = batch
-        if isinstance(features, torch.Tensor) and isinstance(target, torch.Tensor):
-            return features, target
-    if isinstance(batch, Mapping) and all(isinstance(v, torch.Tensor) for v in batch.values()):
-        stacked = torch.stack(tuple(batch.values()), dim=1)
-        return stacked, stacked
     if isinstance(batch, tuple | list) and all(isinstance(v, torch.Tensor) for v in batch):
         if len(batch) in (2, 3):
             return batch[0], batch[1]
         if len(batch) == 1:  # how a TensorDataset of one tensor collates
             return batch[0], batch[0]
+    if isinstance(batch, Mapping) and all(isinstance(v, torch.Tensor) for v in batch.values()):
+        stacked = torch.stack(tuple(batch.values()), dim=1)
+        return stacked, stacked
     held = f" of {len(batch)} items" if isinstance(batch, Sized) else ""
     raise InvalidTypeError(
         "a batch must be (X, y), (X, y, weights), X alone, or a dict of tensors, got a "
@@ -44,9 +38,7 @@ def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def weights_of(batch: Any) -> torch.Tensor | None:
     """Return the weights that a batch ``(X, y, weights)`` brings."""
-    if not isinstance(batch, tuple | list) or len(batch) != 3:
-        return None
-    weights = batch[2]
+    weights = batch[2] if isinstance(batch, tuple | list) and len(batch) == 3 else None
     if not isinstance(weights, torch.Tensor):
         return None
     if not weights.is_floating_point() and weights.dtype != torch.bool:
@@ -62,27 +54,24 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """Return the batch with all its tensors on a device."""
     if isinstance(batch, torch.Tensor):
         return batch if batch.device == device else batch.to(device, non_blocking=True)
-    if type(batch) in _PLAIN:
-        return type(batch)([to_device(value, device) for value in batch])
     if callable(getattr(batch, "to", None)):
         return batch.to(device)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, tuple | list):
-        return type(batch)(to_device(value, device) for value in batch)
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     if is_dataclass(batch) and not isinstance(batch, type):
-        moved = copy.copy(batch)  # also of one that is frozen, or made by a function of its own
+        other = copy.copy(batch)  # also of one that is frozen, or made by a function of its own
         for field in fields(batch):
-            object.__setattr__(moved, field.name, to_device(getattr(batch, field.name), device))
-        return moved
+            object.__setattr__(other, field.name, to_device(getattr(batch, field.name), device))
+        return other
     return batch
 
 
 def count_samples(batch: Any) -> int:
     """Return the number of samples in a batch: the length of its first tensor."""
-    tensor = _first_tensor(batch)
+    tensor = next(_tensors(batch), None)
     if tensor is None or tensor.ndim == 0:
         raise InvalidTypeError(
             f"a batch must hold a tensor with a sample axis, got a {type(batch).__name__}; let the "
@@ -106,27 +95,25 @@ def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
             isinstance(loader.dataset, IterableDataset)
             or loader.batch_size is None
             or loader.collate_fn is not default_collate
+            or not isinstance(loader.sampler, Sized)
         ):
             return None
-        samples = len(loader.sampler) if isinstance(loader.sampler, Sized) else -1
-        size, drop_last = loader.batch_size, loader.drop_last
+        samples = len(loader.sampler)
     elif hasattr(loader, "num_samples"):
-        samples, size = int(loader.num_samples), int(loader.batch_size)
-        drop_last = len(loader) * size <= samples
+        samples = int(loader.num_samples)
     else:
         return None
-    if samples < 0:
-        return None
-    batches = samples // size if drop_last else -(-samples // size)
-    if batches != len(loader):  # it cuts batches in some way of its own
-        return None
-    last = size if drop_last or samples % size == 0 else samples % size
-    return batches, size, last if batches else 0
+    batches, size = len(loader), int(loader.batch_size)
+    if batches == samples // size:
+        return batches, size, size if batches else 0
+    if batches == -(-samples // size):
+        return batches, size, samples % size
+    return None  # it cuts batches in some way of its own
 
 
 def limit_of(loader: Any, limit: float | None, name: str) -> int | None:
     """Return the largest number of batches of a loader to use, or None."""
-    if limit is None or isinstance(limit, int):
+    if not isinstance(limit, float):
         return limit
     try:
         batches = len(loader)
@@ -190,24 +177,25 @@ def data_facts(loader: Any) -> dict[str, Any]:
         names = getattr(dataset, name, None) or getattr(metadata, name, None)
         if isinstance(names, str | tuple | list):
             facts[name] = [names] if isinstance(names, str) else [str(item) for item in names]
+    statistics = statistics_of(dataset)
+    return facts if statistics is None else facts | {"statistics": statistics}
+
+
+def statistics_of(dataset: Any) -> str | None:
+    """Return the statistics of a data set as JSON, if it has any."""
+    metadata = getattr(dataset, "metadata", None)
     statistics = getattr(dataset, "statistics", None) or getattr(metadata, "statistics", None)
     to_json = getattr(statistics, "to_json", None)
-    if callable(to_json):
-        facts["statistics"] = to_json()
-    return facts
+    return to_json() if callable(to_json) else None
 
 
-def describe_batch(batch: Any, loader: Any) -> str:
+def describe_batch(batch: Any) -> str:
     """Describe a batch in an error that it caused."""
-    if isinstance(batch, Mapping):
-        held = dict(batch)
-    else:
+    if not isinstance(batch, Mapping):
         given = batch if isinstance(batch, tuple | list) else (batch,)
-        held = dict(zip(("X", "y", "weights"), given, strict=False))
-    shapes = [f"{k} of shape {tuple(v.shape)}" for k, v in held.items() if hasattr(v, "shape")]
-    facts = data_facts(loader)
-    names = [f"{key} {facts[key]}" for key in ("features", "targets") if key in facts]
-    return ", ".join([*(shapes or [f"a {type(batch).__name__}"]), *names])
+        batch = dict(zip(("X", "y", "weights"), given, strict=False))
+    shapes = [f"{k} of shape {tuple(v.shape)}" for k, v in batch.items() if hasattr(v, "shape")]
+    return ", ".join(shapes) or "no tensor"
 
 
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:
@@ -223,16 +211,3 @@ def _tensors(batch: Any) -> Iterator[torch.Tensor]:
         held = [getattr(batch, field.name) for field in fields(batch)]
     for item in held:
         yield from _tensors(item)
-
-
-def _first_tensor(batch: Any) -> torch.Tensor | None:
-    if isinstance(batch, torch.Tensor):
-        return batch
-    if type(batch) in _PLAIN and batch and isinstance(batch[0], torch.Tensor):
-        return batch[0]
-    items: Iterable[Any] = ()
-    if isinstance(batch, Mapping):
-        items = batch.values()
-    elif isinstance(batch, tuple | list):
-        items = batch
-    return next((t for t in map(_first_tensor, items) if t is not None), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -118,18 +119,13 @@ def check_loader(name: str, loader: Any) -> None:
                 )
             check_loader(f"{name}[{key!r}]", item)
         return
-    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+    is_one = isinstance(loader, str | Mapping | torch.Tensor | np.ndarray | Dataset)
+    iterates = hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+    if not iterates or (is_one and not isinstance(loader, IterableDataset)):
         raise InvalidTypeError(
-            f"{name} must be a loader of batches, such as prep_dataloader(dataset, batch_size=32), "
-            f"got a data set ({type(loader).__name__})"
+            f"{name} must be a loader of batches, got {reprlib.repr(loader)}; make one, such as "
+            "by prep_dataloader(dataset, batch_size=32)"
         )
-    if isinstance(loader, str | Mapping | torch.Tensor | np.ndarray):
-        raise InvalidTypeError(
-            f"{name} must be a loader of batches, such as torch.utils.data.DataLoader(dataset, "
-            f"batch_size=32), got a {type(loader).__name__}"
-        )
-    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise InvalidTypeError(f"{name} must be a loader of batches, got {loader!r}")
     if isinstance(loader, Iterator):
         raise InvalidTypeError(
             f"{name} must be a loader or a list, got an iterator, which is used up after one epoch"

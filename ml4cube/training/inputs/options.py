@@ -6,14 +6,13 @@ import difflib
 import inspect
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
@@ -27,8 +26,6 @@ _COUNTS = (
     "validate_every",
     "validate_every_steps",
 )
-_OPTIONAL = ("max_steps", "validate_every_steps")
-_LIMITS = ("limit_train_batches", "limit_val_batches")
 _UNITS_S = (1, 60, 3600, 86400)  # of seconds, minutes, hours and days, from the right
 
 
@@ -89,13 +86,8 @@ class Options:
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, DTYPES)
         check_path("snapshot_path", self.snapshot_path)
-        _check_seed(self.seed)
         check_choice("strategy", self.strategy, ["ddp", "fsdp"])
         check_choice("mode", self.mode, ["min", "max"])
-        if self.monitor is not None and not isinstance(self.monitor, str):
-            raise InvalidTypeError(
-                f"monitor must be the name of a column of the History, got {self.monitor!r}"
-            )
         if self.validate_every_steps is not None and self.validate_every != 1:
             raise InvalidValueError(
                 f"validate_every={self.validate_every} and "
@@ -110,24 +102,17 @@ class Options:
                 "find_unused_parameters=True and strategy='fsdp' contradict: every rank must use "
                 "the same parameters in a step; give one of them"
             )
-        for name in _COUNTS:
-            check_count(name, getattr(self, name), optional=name in _OPTIONAL)
-        for name in _LIMITS:
-            _check_limit(name, getattr(self, name))
-        if self.gradient_clip is not None and not above_zero(self.gradient_clip):
-            raise InvalidValueError(
-                f"gradient_clip must be a norm above 0, or None, got {self.gradient_clip!r}"
-            )
-        if self.ema is not None and not (above_zero(self.ema) and self.ema < 1):
-            raise InvalidValueError(
-                f"ema must be a decay between 0 and 1, such as 0.999, or None, got {self.ema!r}"
-            )
-        if not isinstance(self.compile, bool | str | Mapping):
-            raise InvalidTypeError(
-                "compile must be True, the name of a backend, or a dict of torch.compile's "
-                f"arguments, got {self.compile!r}"
-            )
-        self._shorten()
+        for name, (fits, what) in _KINDS.items():
+            value, optional = getattr(self, name), getattr(Options, name) is None
+            if not fits(value) and not (optional and value is None):
+                what += ", or None" if optional else ""
+                raise InvalidValueError(f"{name} must be {what}, got {value!r}")
+        if self.fast_dev_run is not False:
+            batches = 1 if self.fast_dev_run is True else self.fast_dev_run
+            check_count("fast_dev_run", batches)
+            shortened = {"epochs": 1, "snapshot_path": None, **dict.fromkeys(_LIMITS, batches)}
+            for name, value in shortened.items():
+                object.__setattr__(self, name, value)  # the dataclass is frozen
         _ = self.max_seconds
 
     @classmethod
@@ -154,19 +139,6 @@ class Options:
         """The time limit in seconds."""
         return None if self.max_time is None else _as_seconds(self.max_time)
 
-    def _shorten(self) -> None:
-        """Shorten a fast_dev_run."""
-        if self.fast_dev_run is False:
-            return
-        batches = 1 if self.fast_dev_run is True else self.fast_dev_run
-        check_count("fast_dev_run", batches)
-        for name, value in (
-            ("epochs", 1),
-            ("snapshot_path", None),
-            *((n, batches) for n in _LIMITS),
-        ):
-            object.__setattr__(self, name, value)  # the dataclass is frozen
-
 
 def pick_precision(use_amp: bool, precision: str | None, device: torch.device) -> str:
     """Return the precision that two arguments ask for."""
@@ -192,30 +164,39 @@ def above_zero(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0
 
 
-def _check_seed(seed: Any) -> None:
-    whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-    if seed is not None and not (whole and 0 <= seed < 2**63):
-        raise InvalidValueError(f"seed must be an int from 0, or None, got {seed!r}")
-
-
 def check_count(name: str, value: Any, *, optional: bool = False) -> None:
     """Refuse anything but a count of 1 or more."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise InvalidValueError(f"{name} must be an int of 1 or more, got {value!r}")
+    if not _is_count(value) and not (optional and value is None):
+        raise InvalidValueError(f"{name} must be {_COUNT}, got {value!r}")
 
 
-def _check_limit(name: str, value: Any) -> None:
-    if value is None:
-        return
-    count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    share = isinstance(value, float) and 0 < value <= 1
-    if not count and not share:
-        raise InvalidValueError(
-            f"{name} must be a count of batches (an int from 1) or a fraction of them (a float "
-            f"above 0, up to 1.0), got {value!r}"
-        )
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _is_seed(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) < 2**63
+
+
+def _is_limit(value: Any) -> bool:
+    return 0 < value <= 1 if isinstance(value, float) else _is_count(value)
+
+
+_COUNT = "an int of 1 or more"
+_LIMIT = "a count of batches (an int from 1) or a fraction of them (a float above 0, up to 1.0)"
+_LIMITS = dict.fromkeys(("limit_train_batches", "limit_val_batches"), (_is_limit, _LIMIT))
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "seed": (_is_seed, "an int from 0"),
+    "monitor": (lambda name: isinstance(name, str), "the name of a column of the History"),
+    "gradient_clip": (above_zero, "a norm above 0"),
+    "ema": (lambda ema: above_zero(ema) and ema < 1, "a decay between 0 and 1, such as 0.999"),
+    "compile": (
+        lambda how: isinstance(how, bool | str | Mapping),
+        "True, the name of a backend, or a dict of torch.compile's arguments",
+    ),
+    **_LIMITS,
+    **dict.fromkeys(_COUNTS, (_is_count, _COUNT)),
+}
 
 
 def _as_seconds(value: Any) -> float:

@@ -15,7 +15,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
 from ml4cube.progress import write_line
 from ml4cube.sampling.engines import watch_parent
+from ml4cube.training.inputs.options import above_zero
 
 T = TypeVar("T")
 
@@ -111,12 +111,25 @@ class World:
 
     def raise_alarm(self, message: str | None) -> None:
         """Set a message that other ranks can read with `alarm`; None removes it."""
-        if self.size > 1:
-            _set_alarm(message)
+        store = _Group.store if self.size > 1 else None
+        with suppress(RuntimeError, OSError):  # the process that serves the store may have ended
+            if store is not None and message is None:
+                store.delete_key(_FAILED)
+            elif store is not None:
+                store.set(_FAILED, str(message))
 
     def alarm(self) -> str | None:
         """Return the message set by a rank, without waiting for other ranks."""
-        return _get_alarm() if self.size > 1 else None
+        store = _Group.store if self.size > 1 else None
+        try:
+            return store.get(_FAILED).decode() if store and store.check([_FAILED]) else None
+        except (RuntimeError, OSError):  # as above
+            return None
+
+    def report(self, error: BaseException) -> None:
+        """Tell other ranks of an error of this rank, unless an earlier one is known."""
+        if self.alarm() is None:
+            self.raise_alarm(f"rank {self.rank}: {type(error).__name__}: {error}")
 
     def _reduce(self, values: Sequence[float], op: Any) -> list[float]:
         tensor = torch.tensor(list(values), dtype=torch.float64, device=self._transfer_device)
@@ -284,29 +297,11 @@ def _pick_backend(backend: str | None) -> str:
 
 def _as_timedelta(timeout: float | timedelta) -> timedelta:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    number = isinstance(seconds, Real) and not isinstance(seconds, bool)
-    if not number or not 0 < seconds < _LONGEST_S:
+    if not above_zero(seconds) or seconds >= _LONGEST_S:
         raise InvalidValueError(
             f"timeout must be a positive number of seconds or a timedelta, got {timeout!r}"
         )
     return timedelta(seconds=seconds)
-
-
-def _set_alarm(message: str | None) -> None:
-    store = _Group.store
-    with suppress(RuntimeError, OSError):  # the process that serves the store may have ended
-        if store is not None and message is None:
-            store.delete_key(_FAILED)
-        elif store is not None:
-            store.set(_FAILED, str(message))
-
-
-def _get_alarm() -> str | None:
-    store = _Group.store
-    try:
-        return store.get(_FAILED).decode() if store and store.check([_FAILED]) else None
-    except (RuntimeError, OSError):  # the process that serves the store may have ended
-        return None
 
 
 def _run_rank(
@@ -330,8 +325,7 @@ def _run_rank(
         result = fn(*args, **kwargs)
     except BaseException as error:
         # The alarm tells ranks that wait in a collective why it fails.
-        if _get_alarm() is None:
-            _set_alarm(f"rank {rank}: {type(error).__name__}: {error}")
+        World.current("cpu").report(error)
         raise
     finally:
         ddp_cleanup()
@@ -340,8 +334,7 @@ def _run_rank(
 
 def _first_result(futures: list[Future[Any]]) -> Any:
     wait(futures, return_when=FIRST_EXCEPTION)
-    failed = [rank for rank, future in enumerate(futures) if future.done() and future.exception()]
-    if not failed:
+    if not any(future.done() and future.exception() for future in futures):
         return futures[0].result()
     wait(futures, timeout=_GRACE_S)
     errors = {r: f.exception() for r, f in enumerate(futures) if f.done() and f.exception()}
@@ -383,6 +376,5 @@ def explained(world: World) -> Iterator[None]:
             # Written at once, because a launcher may end this rank before its traceback appears.
             write_line(message)
             raise RunError(message) from error
-        if cause is None:
-            world.raise_alarm(f"rank {world.rank}: {type(error).__name__}: {error}")
+        world.report(error)
         raise

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from ml4cube.training.ranks.dist import World
 
+_KEPT = (
+    "dataset",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+)
+
 
 def exact_loader(loader: Any, world: World) -> Any:
-    """Return a loader for validation that gives every sample exactly once over all ranks."""
+    """Return a loader, or a dict of them, that gives every sample exactly once over all ranks."""
     # Loaders that shard without padding and loaders that give every rank all samples are returned
     # as they are: sums weighted by samples are exact for both. Our own loaders, made for training,
     # drop samples to make ranks and batches equal. A `DistributedSampler` pads or drops.
+    if isinstance(loader, Mapping):
+        return {name: exact_loader(item, world) for name, item in loader.items()}
     if hasattr(loader, "for_validation"):
         return loader.for_validation()
     if not isinstance(loader, DataLoader):
@@ -29,31 +44,9 @@ def exact_loader(loader: Any, world: World) -> Any:
         or type(sampler).__iter__ is not DistributedSampler.__iter__
     ):
         return loader
-    workers = loader.num_workers
     return DataLoader(
-        loader.dataset,
         batch_size=size,
-        sampler=_Share(len(sampler.dataset), world),  # type: ignore[arg-type]
-        num_workers=workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context if workers else None,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor if workers else None,
-        persistent_workers=loader.persistent_workers if workers else False,
+        # Every `size`-th sample from `rank` on: uneven by one at most, never padded.
+        sampler=range(world.rank, len(sampler.dataset), world.size),  # type: ignore[arg-type]
+        **{name: getattr(loader, name) for name in _KEPT},
     )
-
-
-class _Share(Sampler[int]):
-    """Every `size`-th sample from `rank` on: uneven by one at most, never padded."""
-
-    def __init__(self, samples: int, world: World) -> None:
-        self._indices = range(world.rank, samples, world.size)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._indices)
-
-    def __len__(self) -> int:
-        return len(self._indices)

@@ -2,7 +2,7 @@
 
 The user's own model stays whole, in main memory. A copy of it is sharded and trained, and its
 weights are copied back at the end. A shard is a range of rows along the first dim, as in torch's
-`fully_shard`. Snapshots are written by all ranks, see `ml4cube.training.ranks.snapshot_parts`.
+`fully_shard`. Snapshots hold whole tensors, gathered in main memory of rank 0.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,32 +20,22 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.inputs.batches import to_device
-from ml4cube.training.inputs.options import Options, check_count
+from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.snapshot_parts import (
-    agreed,
-    read_shards,
-    remove_old,
-    row_range,
-    write_shards,
-)
 from ml4cube.training.ranks.strategy import Strategy, spread_weights
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_GROUP = 1_000_000  # parameters per group
+_LISTS = nn.ModuleList | nn.ModuleDict
 
 
 def make_strategy(world: World, options: Options) -> Strategy:
     """Return the strategy named in the options."""
-    if options.strategy == "ddp":
-        return Strategy(world, find_unused_parameters=options.find_unused_parameters)
     _check_groups(options.shard_modules)
-    # A single rank has nothing to shard.
-    if world.size == 1:
-        return Strategy(world)
-    return Sharded(world, shard_modules=options.shard_modules)
+    is_sharded = options.strategy == "fsdp" and world.size > 1  # one rank has nothing to shard
+    return Sharded(world, options) if is_sharded else Strategy(world, options)
 
 
 class Sharded(Strategy):
@@ -56,12 +45,11 @@ class Sharded(Strategy):
     # afterwards. So a rank needs the memory of the model divided by the number of ranks, plus that
     # of the largest group. Every rank must use the same modules in every step.
 
-    lockstep = True
+    is_sharded = True
 
-    def __init__(self, world: World, *, shard_modules: Any = None) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, options: Options) -> None:
+        super().__init__(world, options)
         _fully_shard()
-        self.shard_modules = shard_modules
         self._own_model: nn.Module | None = None  # the user's
         self._groups: list[Any] = []  # modules of the sharded copy
         self._parameters: dict[str, Any] = {}  # of the sharded copy
@@ -84,7 +72,7 @@ class Sharded(Strategy):
         mesh = init_device_mesh(self.world.device.type, (self.world.size,))
         sharded = copy.deepcopy(model)
         fully_shard = _fully_shard()
-        groups = pick_groups(sharded, self.shard_modules)
+        groups = pick_groups(sharded, self.options.shard_modules)
         self._groups = [*groups.values(), sharded]
         for module in self._groups:
             fully_shard(module, mesh=mesh)
@@ -126,53 +114,43 @@ class Sharded(Strategy):
                 group.set_requires_gradient_sync(True, recurse=False)
 
     def clip(self, model: nn.Module, norm: float) -> torch.Tensor:
-        """Clip the gradients by their norm over all ranks; every rank."""
-        return _gather_shards(nn.utils.clip_grad_norm_(model.parameters(), norm))
+        """Clip the gradients by their norm over all ranks, and return what it was; every rank."""
+        return _gather_shards(super().clip(model, norm))
 
     def in_step(
         self, portions: Iterable[Portion], is_called: Callable[[], bool]
     ) -> Iterator[Portion | None]:
         """Yield equally many portions on every rank, filled up with portions of no samples."""
         source = (portion for portion in portions if portion.samples)
+        filler: Portion | None = None
         try:
-            yield from self._in_lockstep(source, is_called)
+            while True:
+                portion = next(source, None)
+                any_left, needs_filler, stop = self.world.maximum(
+                    [portion is not None, portion is None and filler is None, is_called()]
+                )
+                if stop:
+                    yield None
+                if stop or not any_left:
+                    return
+                if needs_filler:
+                    # A rank that never had a batch gets one of another rank to run the model on.
+                    own = None if portion is None else to_device(portion.batch, torch.device("cpu"))
+                    batches = self.world.gather_objects(own)
+                    batch = next(batch for batch in batches if batch is not None)
+                    filler = filler or Portion(to_device(batch, self.world.device), 0, 0.0)
+                if portion is not None:
+                    filler = portion._replace(samples=0, weight=0.0)
+                yield portion or filler
         finally:
             for group in self._groups:  # gathered parameters will soon be out of date
                 group.reshard()
-
-    def _in_lockstep(
-        self, source: Iterator[Portion], is_called: Callable[[], bool]
-    ) -> Iterator[Portion | None]:
-        filler: Portion | None = None
-        while True:
-            portion = next(source, None)
-            any_left, needs_filler, stop = self.world.maximum(
-                [portion is not None, portion is None and filler is None, is_called()]
-            )
-            if stop:
-                yield None
-            if stop or not any_left:
-                return
-            if needs_filler:
-                # A rank that never had a batch gets one of another rank to run the model on.
-                own = None if portion is None else to_device(portion.batch, torch.device("cpu"))
-                batches = self.world.gather_objects(own)
-                batch = next(batch for batch in batches if batch is not None)
-                filler = filler or Portion(to_device(batch, self.world.device), 0, 0.0)
-            if portion is not None:
-                filler = portion._replace(samples=0, weight=0.0)
-            yield portion or filler
-
-    def grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """Return the norm of the gradients over all ranks; every rank."""
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        return _gather_shards(nn.utils.get_total_norm(gradients))
 
     def model_state(self, model: nn.Module) -> dict[str, Any]:
         """Gather the model in main memory of rank 0, one tensor after the other."""
         return dict(self._gather(model.state_dict()))
 
-    def optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Gather the optimizer's state in main memory of rank 0, one tensor after the other."""
         _check_state(optimizer)
         return dict(self._gather(optimizer.state_dict()))
@@ -182,15 +160,14 @@ class Sharded(Strategy):
         own = model.state_dict()
         model.load_state_dict({name: _shard(value, own.get(name)) for name, value in state.items()})
 
-    def load_optimizer(
-        self, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]
-    ) -> None:
+    def load_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Load this rank's shards of whole tensors; every rank, with the same state."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        sharded = {
-            index: {name: _shard(value, parameters[index]) for name, value in entry.items()}
-            for index, entry in state["state"].items()
-        }
+        sharded: dict[int, dict[str, Any]] = {}
+        for index, entry in state["state"].items():
+            shards = {name: _shard(value, parameters[index]) for name, value in entry.items()}
+            whole = {name: v for name, v in entry.items() if shards[name] is v}  # such as counters
+            sharded[index] = shards | copy.deepcopy(whole)
         optimizer.load_state_dict({**state, "state": sharded})
 
     def whole(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -207,54 +184,10 @@ class Sharded(Strategy):
 
     def share_model(self, model: nn.Module, state: Mapping[str, Any] | None) -> None:
         """Load this rank's shards of a state that only rank 0 has; every rank."""
-        own, extra = model.state_dict(), {}
-        for name, target in own.items():
-            if not isinstance(target, torch.Tensor):
-                extra[name] = self.world.share(None if state is None else state[name])
-                continue
-            value = torch.empty(target.shape, dtype=target.dtype)
-            if self.world.is_main and state is not None:
-                value.copy_(state[name])
-            self.world.spread([value])
-            _local(target).copy_(_local(_shard(value, target)))
-        if extra:
-            model.load_state_dict({**own, **extra})
-
-    def save_parts(
-        self, path: str | Path, model: nn.Module, optimizer: Optimizer
-    ) -> dict[str, Any]:
-        """Write the shards of this rank to their own file; return the list of files; every rank."""
-        _check_state(optimizer)
-        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        return {"shards": write_shards(path, self.world, _local(states), _rows(states))}
-
-    def saved(self, path: str | Path) -> None:
-        """Remove the shards of earlier snapshots, after the main file is written; every rank."""
-        if self.world.is_main:
-            remove_old(path)
-
-    def load_parts(
-        self, path: str | Path, content: Mapping[str, Any], model: nn.Module, optimizer: Optimizer
-    ) -> None:
-        """Load this rank's shards from a snapshot of any number of ranks; every rank."""
-        if "shards" not in content:
-            super().load_parts(path, content, model, optimizer)
-            return
-        with agreed(self.world) as outcome:
-            outcome.append(read_shards(path, content["shards"], self.world.rank, self.world.size))
-        (found,) = outcome
-        own = model.state_dict()
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        model.load_state_dict({n: _from_local(v, own.get(n)) for n, v in found["model"].items()})
-        rows = (content["shards"]["rows"]["optimizer"] or {}).get("state", {})
-        state = {
-            index: {
-                name: _from_local(v, parameters[index]) if name in rows.get(index, ()) else v
-                for name, v in entry.items()
-            }
-            for index, entry in found["optimizer"]["state"].items()
-        }
-        optimizer.load_state_dict({**found["optimizer"], "state": state})
+        if self._own_model is None:
+            return super().share_model(model, state)
+        super().share_model(self._own_model, state)
+        return self.load_model(model, self._own_model.state_dict())
 
     def finish(self, model: nn.Module) -> nn.Module:
         """Copy the weights to the user's own model in main memory; every rank."""
@@ -266,8 +199,7 @@ class Sharded(Strategy):
                 targets[name].copy_(_gather_shards(value))
             else:
                 extra[name] = value
-        if extra:
-            self._own_model.load_state_dict({**targets, **extra})
+        self._own_model.load_state_dict({**targets, **extra})
         return self._own_model
 
     def _gather(self, value: Any) -> Any:
@@ -281,13 +213,10 @@ class Sharded(Strategy):
 
 
 def _check_groups(shard_modules: Any) -> None:
-    if shard_modules is None:
-        return
-    if isinstance(shard_modules, int) and not isinstance(shard_modules, bool):
-        check_count("shard_modules", shard_modules)
-        return
     classes = shard_modules if isinstance(shard_modules, Sequence) else [shard_modules]
-    if not all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes):
+    are_classes = all(isinstance(c, type) and issubclass(c, nn.Module) for c in classes)
+    is_size = type(shard_modules) is int and shard_modules >= 1
+    if shard_modules is not None and not are_classes and not is_size:
         raise InvalidTypeError(
             "shard_modules must be a number of parameters, a class of modules or a list of them, "
             f"got {shard_modules!r}"
@@ -296,38 +225,26 @@ def _check_groups(shard_modules: Any) -> None:
 
 def pick_groups(model: nn.Module, shard_modules: Any = None) -> dict[str, nn.Module]:
     """Return the modules that are gathered on their own; the others form one more group."""
-    if shard_modules is None or isinstance(shard_modules, int):
-        return _pick_by_size(model, shard_modules or DEFAULT_GROUP)
+    containers = [m for m in model.modules() if isinstance(m, _LISTS | nn.Sequential)]
+    members = {id(member) for container in containers for member in container.children()}
     classes = tuple(shard_modules) if isinstance(shard_modules, Sequence) else shard_modules
-    found = {
-        name: module
-        for name, module in sorted(model.named_modules(), key=lambda item: -item[0].count("."))
-        if name and isinstance(module, classes)
-    }
-    if not found:
+    by_size = shard_modules is None or isinstance(shard_modules, int)
+    if not by_size and not any(isinstance(module, classes) for module in model.modules()):
         raise InvalidValueError(f"the model has no such module as shard_modules={shard_modules!r}")
-    return {n: m for n, m in found.items() if not _has_tied_parameters(model, m)}
-
-
-def _pick_by_size(model: nn.Module, min_parameters: int) -> dict[str, nn.Module]:
-    picked: dict[str, nn.Module] = {}
-
-    def visit(module: nn.Module, name: str, may_be_group: bool) -> int:
-        """Return the number of parameters of a module that belong to no group inside it."""
-        is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-        left = sum(p.numel() for p in module.parameters(recurse=False))
-        for key, child in module.named_children():
-            left += visit(child, f"{name}.{key}" if name else key, is_container)
-        # Lists and dicts of modules are never called themselves.
-        is_called = not isinstance(module, nn.ModuleList | nn.ModuleDict)
-        is_large = left >= min_parameters
-        if may_be_group and is_called and is_large and not _has_tied_parameters(model, module):
-            picked[name] = module
-            return 0
-        return left
-
-    visit(model, "", False)
-    return picked
+    found: dict[str, nn.Module] = {}
+    grouped: set[nn.Parameter] = set()
+    for name, module in reversed(list(model.named_modules())):  # those inside a module before it
+        left = set(module.parameters()) - grouped
+        if by_size:
+            # Lists and dicts of modules are never called themselves.
+            may_be_group = id(module) in members and not isinstance(module, _LISTS)
+            may_be_group &= sum(p.numel() for p in left) >= (shard_modules or DEFAULT_GROUP)
+        else:
+            may_be_group = name != "" and isinstance(module, classes)
+        if may_be_group and not _has_tied_parameters(model, module):
+            found[name] = module
+            grouped |= left
+    return found
 
 
 def _has_tied_parameters(model: nn.Module, module: nn.Module) -> bool:
@@ -354,14 +271,6 @@ def _move_optimizer(
     for old in [parameter for parameter in optimizer.state if parameter in new]:
         state = optimizer.state.pop(old)
         optimizer.state[new[old]] = {n: _shard(value, new[old]) for n, value in state.items()}
-
-
-def _rows(state: Any) -> Any:
-    """Return the total number of rows of each sharded tensor, leaving out all others."""
-    if not isinstance(state, Mapping):
-        return state.shape[0] if _is_sharded(state) else None
-    below = {key: _rows(item) for key, item in state.items()}
-    return {key: rows for key, rows in below.items() if rows is not None} or None
 
 
 def _check_state(optimizer: Optimizer) -> None:
@@ -396,9 +305,7 @@ def _gather_shards(value: torch.Tensor) -> torch.Tensor:
 
 
 def _local(value: Any) -> Any:
-    """Return this rank's shards as plain tensors."""
-    if isinstance(value, Mapping):
-        return {key: _local(item) for key, item in value.items()}
+    """Return this rank's shard as a plain tensor."""
     return value.to_local() if _is_sharded(value) else value
 
 
@@ -409,8 +316,8 @@ def _shard(whole: Any, like: Any) -> Any:
     if whole.shape != like.shape:
         return whole
     mesh = like.device_mesh
-    start, stop = row_range(like.shape[0], mesh.get_local_rank(), mesh.size())
-    return _from_local(whole[start:stop], like)
+    pieces, rank = whole.chunk(mesh.size()), mesh.get_local_rank()
+    return _from_local(pieces[rank] if rank < len(pieces) else whole[:0], like)
 
 
 def _from_local(local: Any, like: Any) -> Any:

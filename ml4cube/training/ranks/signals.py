@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
+
+# Windows has no SIGUSR1.
+_NUMBERS = [getattr(signal, n) for n in ("SIGTERM", "SIGUSR1") if hasattr(signal, n)]
 
 
 class Signals:
@@ -21,16 +24,11 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if self._active:
-            for number in _numbers():
+            for number in _NUMBERS:
                 self._previous[number] = signal.signal(number, self._record)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._restore_handlers()
 
     def deliver(self) -> None:
@@ -47,8 +45,3 @@ class Signals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
-
-
-def _numbers() -> list[int]:
-    # Windows has no SIGUSR1.
-    return [int(getattr(signal, n)) for n in ("SIGTERM", "SIGUSR1") if hasattr(signal, n)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ml4cube.training.files.checkpoint import to_plain
+from ml4cube.training.inputs.options import Options
 from ml4cube.training.inputs.steps import Portion
 from ml4cube.training.ranks.dist import World
-from ml4cube.training.ranks.snapshot_parts import read_shards
 
 
 def spread_weights(model: nn.Module, world: World) -> None:
@@ -34,11 +33,10 @@ def spread_weights(model: nn.Module, world: World) -> None:
 class Strategy:
     """Every rank has the whole model, and gradients are averaged over ranks."""
 
-    lockstep = False  # whether all ranks must call the model equally often in a step
+    is_sharded = False  # if so, all ranks must call the model equally often in a step
 
-    def __init__(self, world: World, *, find_unused_parameters: bool = False) -> None:
-        self.world = world
-        self.find_unused_parameters = find_unused_parameters
+    def __init__(self, world: World, options: Options) -> None:
+        self.world, self.options = world, options
 
     def trainable(self, model: nn.Module) -> tuple[bool, ...]:
         """Return which parameters are trained on this rank."""
@@ -70,7 +68,7 @@ class Strategy:
         return DistributedDataParallel(
             forward,
             device_ids=[self.world.device] if cuda else None,
-            find_unused_parameters=self.find_unused_parameters,
+            find_unused_parameters=self.options.find_unused_parameters,
             gradient_as_bucket_view=True,
         )
 
@@ -79,14 +77,8 @@ class Strategy:
         return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
     def clip(self, model: nn.Module, norm: float) -> torch.Tensor:
-        """Clip the gradients by their norm; every rank."""
+        """Clip the gradients by their norm, and return what it was; every rank."""
         return nn.utils.clip_grad_norm_(model.parameters(), norm)
-
-    def grad_norm(self, model: nn.Module) -> torch.Tensor:
-        """Return the norm of the gradients; every rank."""
-        norms = [torch.linalg.vector_norm(p.grad) for p in model.parameters() if p.grad is not None]
-        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
-        return total
 
     def align(self, model: nn.Module) -> None:
         """Copy the buffers of rank 0 to all ranks, before evaluation; every rank."""
@@ -107,7 +99,7 @@ class Strategy:
         """Return the model's state dict on rank 0; every rank."""
         return model.state_dict()
 
-    def optimizer_state(self, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the optimizer's state dict on rank 0; every rank."""
         return optimizer.state_dict()
 
@@ -115,9 +107,7 @@ class Strategy:
         """Load a state of `model_state`; every rank, with the same state."""
         model.load_state_dict(state)
 
-    def load_optimizer(
-        self, model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]
-    ) -> None:
+    def load_optimizer(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Load a state of `optimizer_state`; every rank, with the same state."""
         optimizer.load_state_dict(dict(state))
 
@@ -134,23 +124,3 @@ class Strategy:
         if self.world.is_main and state is not None:
             model.load_state_dict(state)
         spread_weights(model, self.world)
-
-    def save_parts(
-        self, path: str | Path, model: nn.Module, optimizer: Optimizer
-    ) -> dict[str, Any]:
-        """Return the entries of a snapshot for model and optimizer; every rank."""
-        return {
-            "model": self.model_state(model),
-            "optimizer": self.optimizer_state(model, optimizer),
-        }
-
-    def saved(self, path: str | Path) -> None:
-        """Clean up after the snapshot is written; every rank."""
-
-    def load_parts(
-        self, path: str | Path, content: Mapping[str, Any], model: nn.Module, optimizer: Optimizer
-    ) -> None:
-        """Load model and optimizer from a snapshot of any strategy; every rank."""
-        whole = read_shards(path, content["shards"]) if "shards" in content else content
-        self.load_model(model, whole["model"])
-        self.load_optimizer(model, optimizer, whole["optimizer"])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
-from collections.abc import Mapping, Sized
+from collections.abc import Sized
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from ml4cube.training.inputs.identity import digest
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.state import kept_rng
 
@@ -86,7 +84,7 @@ def _describe(loader: Any, data: Any, count: int, unit: str, chosen: Any = None)
     if data is not loader:
         kind += f" of {type(data).__name__}"
     try:
-        content = [_item(data, 0), _item(data, len(data) - 1), _digest(chosen)]
+        content = [_item(data, 0), _item(data, len(data) - 1), digest(chosen)]
     except Exception:  # an empty dataset, or one whose items cannot be read one by one
         return None
     return Unshared(f"{kind}, {count} {unit}", " ".join(content))
@@ -94,30 +92,5 @@ def _describe(loader: Any, data: Any, count: int, unit: str, chosen: Any = None)
 
 def _item(data: Any, index: int) -> str:
     """Return the digest of an item, or "drawn" if it differs from call to call."""
-    first, second = _digest(data[index]), _digest(data[index])
+    first, second = digest(data[index]), digest(data[index])
     return first if first == second else "drawn"
-
-
-def _digest(value: Any) -> str:
-    digest = hashlib.sha256()
-    _add(digest, value)
-    return digest.hexdigest()
-
-
-def _add(digest: Any, value: Any) -> None:
-    if isinstance(value, Mapping):
-        value = [*value, *value.values()]
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        value = value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        digest.update(f"{value.dtype} {value.shape}".encode())
-        digest.update(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, list | tuple | np.ndarray):
-        digest.update(str(len(value)).encode())
-        for item in value:
-            _add(digest, item)
-    elif isinstance(value, str | bytes | int | float | bool | None | np.generic):
-        digest.update(repr(value).encode())
-    else:
-        digest.update(type(value).__name__.encode())

@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.training.files.checkpoint import to_plain
 from ml4cube.training.inputs.batches import loader_seed
+from ml4cube.training.inputs.identity import class_name, data_identity, identity
 from ml4cube.training.run.engine import Engine, named_sets
-from ml4cube.training.run.identity import class_name, data_identity, identity
 
 _OPTIONS = (
     "gradient_accumulation_steps",
@@ -104,20 +104,17 @@ def describe(run: Engine, requested: Mapping[str, Any]) -> dict[str, Any]:
         **{f"metric {name!r}": value for name, value in metrics.items()},
         **{f"validation data {name}".strip(): facts for name, facts in validation.items()},
     }
-    judged = {}
-    for name, (column, mode) in judges(run).items():
-        judged[name] = {
+    judged = {
+        name: {
             "monitor": f"{column} ({mode})",
             "loss": losses if column.startswith(("train_", "val_")) else None,
             "validation": None
             if column.startswith("train_")
             else [validation, options.limit_val_batches],
-            "metrics": [
-                value
-                for n, value in metrics.items()
-                if column == n or column.startswith((f"{n}/", f"{n}_"))
-            ],
+            "metrics": [value for n, value in metrics.items() if column.startswith(n)],
         }
+        for name, (column, mode) in judges(run).items()
+    }
     described: dict[str, Any] = to_plain(
         {
             "fixed": {

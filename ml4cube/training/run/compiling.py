@@ -21,8 +21,7 @@ def compiled(
     try:
         # Without this trial, a missing compiler is an error deep inside the first step, after all
         # loaders have started.
-        trial = torch.compile(_double, **arguments)(torch.ones(2, device=device))
-        works = bool((trial == 2).all())
+        torch.compile(_double, **arguments)(torch.ones(2, device=device))
     except Exception as error:
         # Backends and what they call raise all kinds of errors.
         first = str(error).strip().split("\n")[0]
@@ -30,11 +29,6 @@ def compiled(
             f"compile={how!r}: torch.compile fails here ({type(error).__name__}: {first}); install "
             "a C++ compiler (on GPUs Triton), or leave compile out"
         ) from error
-    if not works:
-        raise RunError(
-            f"compile={how!r}: this backend gives wrong results (1 * 2 = "
-            f"{trial[0].item()}); leave compile out"
-        )
     return cast(nn.Module, torch.compile(model, **arguments))
 
 

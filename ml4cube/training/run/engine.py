@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, RunError
 from ml4cube.core.joining import check_joined
+from ml4cube.training.events import Callback
 from ml4cube.training.inputs.batches import (
     describe_batch,
     kept_generators,
@@ -30,6 +32,7 @@ from ml4cube.training.ranks.clock import StepClock
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.exact_validation import exact_loader
 from ml4cube.training.ranks.fsdp import make_strategy
+from ml4cube.training.ranks.polling import PollSchedule
 from ml4cube.training.run.compiling import compiled
 from ml4cube.training.run.ema import Ema
 from ml4cube.training.run.feed import Feed
@@ -43,15 +46,15 @@ class Engine:
         self,
         model: nn.Module,
         step: Step,
-        optimizer: Optimizer | None,
-        train: Any,
-        val: Any,
+        optimizer: Optimizer | None = None,
+        train: Any = None,
+        val: Any = None,
         *,
         world: World,
         options: Options,
-        scheduler: Any,
-        metrics: Mapping[str, Any] | None,
-        callbacks: Iterable[Any],
+        scheduler: Any = None,
+        metrics: Mapping[str, Any] | None = None,
+        callbacks: Iterable[Callback] = (),
     ) -> None:
         check_parts(model, optimizer, scheduler, on_batch=options.scheduler_step_on_batch)
         for name, loader in (("train_data", train), ("test_data", val)):
@@ -64,16 +67,16 @@ class Engine:
         self.strategy = make_strategy(world, options)
         self._hold(self.strategy.place(model))
         self.feed = Feed(train, world, options, step)
-        self.val_loader = _exact(val, world)
+        self.val_loader = exact_loader(val, world)
         if val is not None:
             for batches in named_sets(self.val_loader).values():  # refused here, not after an epoch
                 limit_of(batches, options.limit_val_batches, "limit_val_batches")
         self.state, self.history = TrainState(), History()
-        self.callbacks = list(callbacks)
+        self.callbacks = [c for c in callbacks if not (options.fast_dev_run and c.writes)]
         self.measures, self.clock = Measures(self.state), StepClock(world)
+        self.polls = PollSchedule(world)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=options.precision == "fp16")
-        self._half, self._scales = DTYPES[options.precision], self.scaler.is_enabled()
-        self._handles_norm = options.gradient_clip is not None or options.log_grad_norm
+        self._half = DTYPES[options.precision]
         self._prepared = False
         self._wrapped: tuple[bool, ...] | None = None  # the parameters trained, when it was wrapped
 
@@ -119,7 +122,7 @@ class Engine:
         """Validate once, outside any epoch, exactly on any number of ranks; every rank."""
         if loader is not None:
             check_joined({"train_data": self.feed.loader, **named("loader", loader)})
-        chosen = self.val_loader if loader is None else _exact(loader, self.world)
+        chosen = self.val_loader if loader is None else exact_loader(loader, self.world)
         if chosen is None:
             raise InvalidTypeError("there is nothing to evaluate; give a loader")
         self._spread()
@@ -164,30 +167,19 @@ class Engine:
         return results[0]
 
     def _step_optimizer(self) -> None:
-        if self._handles_norm:
-            self._handle_norm()
-        if self._scales:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        else:
-            self.optimizer.step()
+        clip, logs = self.options.gradient_clip, self.options.log_grad_norm
+        if clip is not None or logs:
+            self.scaler.unscale_(self.optimizer)
+            norm = self.strategy.clip(self.model, math.inf if clip is None else clip)
+            if logs:
+                self.measures.norms.add(norm.detach())
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.state.step += 1
         if self.ema is not None:
             self.ema.update()
         if self.scheduler is not None and self.options.scheduler_step_on_batch:
             self.scheduler.step()
-
-    def _handle_norm(self) -> None:
-        """Clip the gradients, or only measure their norm."""
-        self.scaler.unscale_(self.optimizer)
-        clip = self.options.gradient_clip
-        norm = (
-            self.strategy.grad_norm(self.model)
-            if clip is None
-            else self.strategy.clip(self.model, clip)
-        )
-        if self.options.log_grad_norm:
-            self.measures.norms.add(norm.detach())
 
     def _backward(self, portion: Portion, total: Weight) -> StepResult:
         """Add the gradients of a batch by its weight, and measure its loss."""
@@ -198,7 +190,7 @@ class Engine:
             loss = loss * (weight / total)
         if not loss.requires_grad:
             raise bad_loss(loss)
-        torch.autograd.backward(self.scaler.scale(loss) if self._scales else loss)
+        torch.autograd.backward(self.scaler.scale(loss))
         self.clock.end_backward()
         self.measures.add(result, portion)
         return result
@@ -206,13 +198,10 @@ class Engine:
     def _forward(self, module: nn.Module, batch: Any) -> StepResult:
         """Run a step forward, in the precision asked for."""
         try:
-            if self._half is None:
+            with self._autocast():
                 result = self.step(module, batch)
-            else:
-                with self._autocast():
-                    result = self.step(module, batch)
         except Exception as error:
-            error.add_note(f"the batch held {describe_batch(batch, self.feed.loader)}")
+            error.add_note(f"the batch held {describe_batch(batch)}")
             raise
         if not isinstance(result.loss, torch.Tensor) or result.loss.ndim:
             raise bad_loss(result.loss)
@@ -312,9 +301,3 @@ def named(argument: str, loader: Any) -> dict[str, Any]:
     """Name validation sets as messages do."""
     sets = named_sets(loader).items()
     return {f"{argument}[{name!r}]" if name else argument: one for name, one in sets}
-
-
-def _exact(loader: Any, world: World) -> Any:
-    if isinstance(loader, Mapping):
-        return {name: exact_loader(item, world) for name, item in loader.items()}
-    return None if loader is None else exact_loader(loader, world)

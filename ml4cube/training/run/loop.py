@@ -12,26 +12,23 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ml4cube.core.errors import InvalidTypeError, RunError
 from ml4cube.training.events import HOOKS, Callback, monitored
 from ml4cube.training.inputs.batches import kept_generators
-from ml4cube.training.inputs.options import Options
-from ml4cube.training.inputs.steps import Step
 from ml4cube.training.measure.rows import Effort, make_row
 from ml4cube.training.measure.validation import Measures, ValidationMeasures
 from ml4cube.training.ranks.clock import StepClock
-from ml4cube.training.ranks.dist import World, explained
-from ml4cube.training.ranks.polling import PERIOD_S, PollSchedule
+from ml4cube.training.ranks.dist import explained
+from ml4cube.training.ranks.polling import PERIOD_S
 from ml4cube.training.ranks.signals import Signals
 from ml4cube.training.run.engine import Engine, named_sets
 from ml4cube.training.run.snapshot import Snapshot
@@ -45,42 +42,24 @@ _LATE = "max_time is over"
 class Loop(Engine):
     """Train a model, validate it, and call the callbacks."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        step: Step,
-        optimizer: Optimizer | None = None,
-        train: Any = None,
-        val: Any = None,
-        *,
-        world: World,
-        options: Options,
-        scheduler: Any = None,
-        metrics: Mapping[str, Any] | None = None,
-        callbacks: Sequence[Callback] = (),
-    ) -> None:
-        if options.fast_dev_run:
-            callbacks = [callback for callback in callbacks if not callback.writes]
-        super().__init__(
-            model,
-            step,
-            optimizer,
-            train,
-            val,
-            world=world,
-            options=options,
-            scheduler=scheduler,
-            metrics=metrics,
-            callbacks=callbacks,
-        )
-        self.polls = PollSchedule(world)
-        self.snapshot: Snapshot | None = None
-        self.resumed = False  # from a snapshot, by this call of `run`
-        self.stop_reason: str | None = None
-        self.step_loss: torch.Tensor | None = None  # of the last step's last batch
-        self._ends_at, self._cut_short = math.inf, False  # the first on the monotonic clock
-        self._signals, self._asked = Signals(active=False), 0.0
-        self._hooks = {name: _overridden(self.callbacks, name) for name in HOOKS}
+    snapshot: Snapshot | None = None
+    resumed = False  # from a snapshot, by this call of `run`
+    stop_reason: str | None = None
+    step_loss: torch.Tensor | None = None  # of the last step's last batch
+    _ends_at, _cut_short = math.inf, False  # the first on the monotonic clock
+    _signals, _asked = Signals(active=False), 0.0
+
+    @cached_property
+    def _hooks(self) -> dict[str, list[Callable[..., None]]]:
+        """The hooks that callbacks override, so that a step calls no empty ones."""
+        return {
+            name: [
+                getattr(callback, name)
+                for callback in self.callbacks
+                if getattr(type(callback), name) is not getattr(Callback, name)
+            ]
+            for name in HOOKS
+        }
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -118,9 +97,9 @@ class Loop(Engine):
             self.feed.share_out()
             self.resumed = False
             if self.options.snapshot_path is not None:
-                snapshot = Snapshot(self, self.options.snapshot_path)
-                self.snapshot = stack.enter_context(snapshot)
-                self.resumed = resume and snapshot.resume()
+                self.snapshot = Snapshot(self, self.options.snapshot_path)
+                stack.callback(self.snapshot.leave)
+                self.resumed = resume and self.snapshot.resume()
             if self.ema is not None:
                 self.ema.apply(False)
             self._call("on_train_start")
@@ -146,15 +125,11 @@ class Loop(Engine):
     def _say_if_finished(self) -> None:
         if not self.world.is_main or not self._is_finished():
             return
-        path = self.options.snapshot_path
-        held = f"{path} holds" if self.resumed else "there have been"
-        why = self.stop_reason or (
-            f"epochs={self.options.epochs}, max_steps={self.options.max_steps}"
-        )
+        path, options = self.options.snapshot_path, self.options
+        why = self.stop_reason or f"epochs={options.epochs}, max_steps={options.max_steps}"
         warnings.warn(
-            f"training is already complete: {held} {self.state.epoch} epochs, "
-            f"{self.state.step} steps ({why}). The model is that of the earlier run. To continue, "
-            "ask for more epochs"
+            f"training is already complete: {self.state.epoch} epochs, {self.state.step} steps "
+            f"({why}). The model is that of the earlier run. To continue, ask for more epochs"
             + (f"; to start over, give another snapshot_path or delete {path}" if path else ""),
             stacklevel=2,
         )
@@ -196,12 +171,6 @@ class Loop(Engine):
             self.stop("another rank asked to stop")
         if self.state.epoch % self.options.save_every == 0:
             self.save_snapshot()
-        logger.info(
-            "epoch %d: train loss %.6g, validation loss %s",
-            row["epoch"],
-            row["train_loss"],
-            row.get("val_loss"),
-        )
         return row
 
     def _measure(self, validates: bool) -> dict[str, Any]:
@@ -235,11 +204,10 @@ class Loop(Engine):
     def _check_inside(self) -> None:
         """Validate inside an epoch if `validate_every_steps` asks for it; every rank."""
         every, state = self.options.validate_every_steps, self.state
-        if every is None or state.step % every or state.checked == state.step:
+        if every is None or self.val_loader is None or state.step % every:
             return
-        if not state.batch:  # the steps are those of an epoch that has ended
-            return
-        if self.val_loader is None:
+        # Without a batch, the steps are those of an epoch that has ended.
+        if state.checked == state.step or not state.batch:
             return
         self._ask()
         with self._averaged():
@@ -308,7 +276,7 @@ class Loop(Engine):
         if self.feed.position is None:
             state.start_epoch()
         self.measures, first = Measures(state), state.step
-        self.clock = StepClock(self.world, active=not self.strategy.lockstep)
+        self.clock = StepClock(self.world, active=not self.strategy.is_sharded)
         self.feed.paused = None
         self.module.train()
         polls.start(state.step)
@@ -317,10 +285,7 @@ class Loop(Engine):
         for portions, total in self.feed.open(state):
             if not self.model.training:
                 self.module.train()
-            if self.clock.is_due(state.step - first):
-                with self.clock.timed(self.model):
-                    self.step_loss = self.take_step(portions, total).loss.detach()
-            else:
+            with self.clock.timed(self.model, state.step - first):
                 self.step_loss = self.take_step(portions, total).loss.detach()
             for hook in step_end:
                 hook(self)
@@ -417,13 +382,3 @@ class Loop(Engine):
 
 class _OutOfTime(Exception):
     """Ends the run inside an epoch that a snapshot holds."""
-
-
-def _overridden(callbacks: Sequence[Callback], name: str) -> list[Callable[..., None]]:
-    """Return the hooks that callbacks override, so that a step calls no empty ones."""
-    base = getattr(Callback, name)
-    return [
-        getattr(callback, name)
-        for callback in callbacks
-        if getattr(type(callback), name) is not base
-    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from pathlib import Path
@@ -30,13 +31,13 @@ from ml4cube.training.state import History, TrainState, restore_rng
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 # By optimizer, how its last run left what users request, and what was requested of that run.
 _LAST: WeakKeyDictionary[Optimizer, tuple[dict[str, Any], dict[str, Any]]] = WeakKeyDictionary()
 
 
 class Snapshot:
-    """The snapshot of a run, a context that is open while the run trains."""
+    """The snapshot of a run."""
 
     def __init__(self, run: Engine, path: str | Path) -> None:
         self.path = path
@@ -45,10 +46,7 @@ class Snapshot:
         self._description = describe(run, self._requested)
         self._saved_at: tuple[int, int] | None = None
 
-    def __enter__(self) -> Snapshot:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def leave(self) -> None:
         """Remember how the run leaves its optimizer, for the next run of the same one."""
         _LAST[self._run.optimizer] = (requests(self._run), self._requested)
 
@@ -61,7 +59,8 @@ class Snapshot:
         """Write the snapshot; every rank must call this, rank 0 writes."""
         run = self._run
         ranks = run.world.gather_objects(to_plain(self._rank_state()))
-        parts = run.strategy.save_parts(self.path, run.model, run.optimizer)
+        model = run.strategy.model_state(run.model)
+        optimizer = run.strategy.optimizer_state(run.optimizer)
         ema = None if run.ema is None else run.ema.state_dict(run.strategy.whole)
         callbacks = named_callbacks(run.callbacks)
         if run.world.is_main:
@@ -69,7 +68,8 @@ class Snapshot:
                 self.path,
                 {
                     "ml4cube_snapshot": FORMAT,
-                    **parts,
+                    "model": model,
+                    "optimizer": optimizer,
                     "scheduler": None if run.scheduler is None else run.scheduler.state_dict(),
                     "scaler": run.scaler.state_dict(),
                     "ema": ema,
@@ -86,7 +86,6 @@ class Snapshot:
             logger.info("snapshot of epoch %d written to %s", run.state.epoch, self.path)
         # No rank trains on before the file is there: a launcher may kill it once rank 0 is done.
         run.world.maximum([0.0])
-        run.strategy.saved(self.path)
         self._saved_at = (run.state.epoch, run.state.step)
 
     def resume(self) -> bool:
@@ -94,7 +93,11 @@ class Snapshot:
         run, path = self._run, self.path
         if not run.world.share(Path(path).exists()):
             return False
-        content = read_file(path)
+        # Ranks that each copy a shard share the memory of the file. What stays in use is copied,
+        # because the file will be replaced.
+        content = read_file(path, mmap=run.strategy.is_sharded)
+        large = ("model", "optimizer", "ema")
+        content |= copy.deepcopy({name: v for name, v in content.items() if name not in large})
         if content.get("ml4cube_snapshot") != FORMAT:
             raise StoreError(
                 f"{path} is not a snapshot of format {FORMAT}; give another snapshot_path, or "
@@ -130,13 +133,15 @@ class Snapshot:
         return True
 
     def _rank_state(self) -> dict[str, Any]:
-        feed, state = self._run.feed, self._run.state
+        feed, state, model = self._run.feed, self._run.state, self._run.model
         return {
             **(feed.paused or feed.place(state)),
             "epoch_rng": feed.epoch_rng if state.batch else feed.capture_rng(),
             "ended": feed.ended,
             "used_up": feed.used_up,
             "state": state.to_dict(),
+            # Other strategies copy those of rank 0 to all ranks in every step.
+            "buffers": dict(model.named_buffers()) if self._run.strategy.is_sharded else {},
         }
 
     def _load_parts(self, content: dict[str, Any], changes: Changes) -> None:
@@ -147,7 +152,8 @@ class Snapshot:
         # Callbacks may have added groups of parameters to the optimizer.
         for names in content["groups"][len(run.optimizer.param_groups) :]:
             run.optimizer.add_param_group({"params": [parameters[name] for name in names]})
-        run.strategy.load_parts(self.path, content, run.model, run.optimizer)
+        run.strategy.load_model(run.model, content["model"])
+        run.strategy.load_optimizer(run.optimizer, content["optimizer"])
         self._honour(content, changes)
         if content["scaler"]:  # else that run had no scale
             run.scaler.load_state_dict(content["scaler"])
@@ -181,21 +187,20 @@ class Snapshot:
         same = len(ranks) == run.world.size
         if same:
             run.state = TrainState(**ranks[rank]["state"])
+            for name, value in ranks[rank]["buffers"].items():
+                run.model.get_buffer(name).copy_(value)
         if run.state.step:
             # So that torch knows that the optimizer stepped before the scheduler does.
             run.optimizer._opt_called = True  # type: ignore[attr-defined]
         begins = changes.loses_position and run.state.batch > 0
         if begins:
             run.state.start_epoch()
-        if rank >= len(ranks) or "seed" in changes.changed:
-            return begins
-        restore_rng(ranks[rank]["rng"], run.world.device)
-        if not same:
-            return begins
-        if run.state.batch:
-            run.feed.position = ranks[rank]
-        else:
-            run.feed.restore_rng(ranks[rank]["epoch_rng"])
+        if rank < len(ranks) and "seed" not in changes.changed:
+            restore_rng(ranks[rank]["rng"], run.world.device)
+            if same and run.state.batch:
+                run.feed.position = ranks[rank]
+            elif same:
+                run.feed.restore_rng(ranks[rank]["epoch_rng"])
         return begins
 
     def _load_callbacks(self, states: dict[str, Any], changes: Changes) -> bool:

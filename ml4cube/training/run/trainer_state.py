@@ -71,9 +71,6 @@ class ProgressChecker:
         """Take over the counts of a run."""
         self.epoch, self.step = state.epoch, state.step
 
-    def __repr__(self) -> str:
-        return f"ProgressChecker(epoch={self.epoch}, step={self.step})"
-
 
 class TrainerState(metaclass=Combinable):
     """The base of Trainer: all of it that needs no loop."""
@@ -186,7 +183,7 @@ class TrainerState(metaclass=Combinable):
         loop, optimizer = self._loop, self.optimizer
         if optimizer is None or loop is None:
             return None if optimizer is None else optimizer.state_dict()
-        return loop.strategy.optimizer_state(loop.model, optimizer)
+        return loop.strategy.optimizer_state(optimizer)
 
     def save_model(self, filename: str | Path) -> None:
         """Write the model's weights: a plain state dict, written by rank 0."""
@@ -275,18 +272,9 @@ class _Unchanged(LRScheduler):
 
 
 def _fetch(log: Log) -> None:
-    """Bring the single numbers of a log to the CPU, those of a name at once."""
+    """Bring the single numbers of a log to the CPU."""
     for values in log.values():
-        # What an earlier check inside the epoch fetched is on the CPU already.
-        far = [
-            number
-            for number, value in enumerate(values)
-            if isinstance(value, torch.Tensor) and value.ndim == 0 and not value.is_cpu
-        ]
-        if far:
-            near = torch.stack([values[number] for number in far]).cpu().unbind()
-            for number, value in zip(far, near, strict=True):
-                values[number] = value
+        values[:] = [v.cpu() if isinstance(v, torch.Tensor) else v for v in values]
 
 
 def _checked_metrics(found: Any) -> dict[str, float]:
@@ -306,8 +294,6 @@ def _checked_metrics(found: Any) -> dict[str, float]:
 
 
 def _of_all_ranks(log: Log, world: World) -> Log:
-    if world.size == 1:
-        return log
     joined: Log = defaultdict(list)
     for part in world.gather_objects(dict(log)):
         for name, values in part.items():

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from ml4cube.training.inputs.batches import data_facts
+from ml4cube.training.inputs.batches import data_facts, statistics_of
 
 _LARGE = 1 << 20  # of a tensor with more values, about so many are looked at
 _DEEP = 4  # levels of objects inside objects that are looked at
@@ -48,12 +48,11 @@ def _of_dataset(dataset: Any) -> dict[str, Any]:
     channels = getattr(dataset, "channels", None)
     if isinstance(channels, list | tuple):
         facts["channels"] = [str(name) for name in channels]
-    metadata = getattr(dataset, "metadata", None)
-    statistics = getattr(dataset, "statistics", None) or getattr(metadata, "statistics", None)
-    to_json = getattr(statistics, "to_json", None)
-    if callable(to_json):
-        known = json.loads(to_json())
+    statistics = statistics_of(dataset)
+    if statistics is not None:
+        known = json.loads(statistics)
         facts["statistics"] = known.get("variables", known)
+    metadata = getattr(dataset, "metadata", None)
     provenance = getattr(metadata, "provenance", None)
     if isinstance(provenance, Mapping):
         call = provenance.get("call") or _digest(
@@ -71,7 +70,12 @@ def identity(value: Any) -> str:
     compared by value; a module with parameters is trained, so only its layers are compared.
     """
     name = getattr(value, "__name__", type(value).__name__)
-    return f"{name} ({_digest(_contents(value))[:12]})"
+    return f"{name} ({digest(value)[:12]})"
+
+
+def digest(value: Any) -> str:
+    """Return a digest of the content of any object."""
+    return _digest(_contents(value))
 
 
 def _contents(value: Any, depth: int = 0) -> Any:
@@ -84,7 +88,7 @@ def _contents(value: Any, depth: int = 0) -> Any:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         content = hashlib.sha256(value.tobytes()).hexdigest()
         return [str(value.dtype), list(value.shape), content]
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+    if value is None or isinstance(value, bool | int | float | str | bytes | np.generic):
         return repr(value)
     if isinstance(value, type):
         return class_name(value)
