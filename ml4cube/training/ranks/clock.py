@@ -2,7 +2,8 @@
 
 In a backward pass, gradients are reduced while others are still computed. The time from the last
 gradient of this rank to the end of the pass is spent waiting for communication and other ranks. It
-is measured on every 50th step, from the third on, by hooks that exist only in these steps.
+is measured on every 50th step, from the third on, by hooks that exist only in these steps. On a GPU
+it is measured by events, which are read at the end of the epoch.
 """
 
 from __future__ import annotations
@@ -20,14 +21,19 @@ from ml4cube.training.ranks.dist import World
 _EVERY = 50
 _FIRST = 2  # the first two steps include setup
 
+Span = tuple[Any, Any]
+
 
 class StepClock:
     """The fraction of its steps that this rank spends waiting for others."""
 
     def __init__(self, world: World, *, active: bool = True) -> None:
         self._world, self._active = world, active
+        self._events = world.device.type == "cuda"
         self._timed = False  # whether the current step is timed
-        self._last = self._whole = self._waited = 0.0
+        self._last: Any = None
+        self._steps: list[Span] = []
+        self._waits: list[Span] = []
 
     @contextmanager
     def timed(self, model: nn.Module, steps: int) -> Iterator[None]:
@@ -51,7 +57,7 @@ class StepClock:
             self._timed = False
             for hook in hooks:
                 hook.remove()
-        self._whole += self._now() - began
+        self._steps.append((began, self._now()))
 
     def end_backward(self) -> None:
         """End the waiting time, after a backward pass."""
@@ -62,16 +68,28 @@ class StepClock:
         """Return the fraction of the timed steps spent waiting for other ranks."""
         if self._world.size == 1:
             return 0.0
-        return min(self._waited / self._whole, 1.0) if self._whole else None
+        total = sum(map(self._seconds, self._steps))
+        waited = sum(map(self._seconds, self._waits))
+        return min(waited / total, 1.0) if total else None
 
     def _note(self, parameter: torch.Tensor) -> None:
         self._last = self._now()
 
     def _end_wait(self, *_: Any) -> None:
-        before, self._last = self._last, self._now()
-        self._waited += self._last - before
+        now = self._now()
+        self._waits.append((self._last, now))
+        self._last = now
 
-    def _now(self) -> float:
-        if self._world.device.type == "cuda":  # the host is ahead of what the GPU has computed
-            torch.cuda.current_stream(self._world.device).synchronize()
-        return time.perf_counter()
+    def _now(self) -> Any:
+        if not self._events:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _seconds(self, span: Span) -> float:
+        begin, end = span
+        if self._events:
+            end.synchronize()
+            return float(begin.elapsed_time(end)) / 1000
+        return float(end - begin)
