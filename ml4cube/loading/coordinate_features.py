@@ -6,7 +6,6 @@ Unlike the angle itself, they do not jump where the circle closes. Does not use 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,20 +17,12 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.sources import SampleSource
-from ml4cube.loading.views import View
+from ml4cube.loading.views import Arrays, View
 
 if TYPE_CHECKING:
     import xarray as xr
 
 _OF_TIME = ("dayofyear", "hour")
-
-
-@dataclass(frozen=True)
-class _Channel:
-    """Values of a feature at every cell along a dim of the cube."""
-
-    dim: str
-    table: NDArray[np.float32]
 
 
 class WithCoordinates(View):
@@ -47,7 +38,8 @@ class WithCoordinates(View):
         super().__init__(source)
         window, dims = source.schema[like][0], source.dims[like]
         self._window = {cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
-        self._channels: dict[str, _Channel] = {}
+        # dim of the cube, and values at every cell along it
+        self._tables: dict[str, tuple[str, NDArray[np.float32]]] = {}
         axes = source.axes()
         for name in parse_names("coord_features", wanted):
             dim, phase = _phase(name, axes)
@@ -63,22 +55,17 @@ class WithCoordinates(View):
                         f"coord_features adds a channel {channel!r}, and a variable has that name "
                         "already; rename it"
                     )
-                self._channels[channel] = _Channel(dim, function(phase).astype(np.float32))
+                table = function(phase).astype(np.float32)
+                self._tables[channel], self._needs[channel] = (dim, table), ()
                 self.schema[channel], self.dims[channel] = (window, "<f4"), dims
-        self.channels = tuple(self._channels)
+        self.channels = tuple(self._tables)
 
-    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable."""
-        self._source.read(chunk, {n: array for n, array in out.items() if n not in self._channels})
-        wanted = {name: self._channels[name] for name in out if name in self._channels}
-        if not wanted:
-            return
-        firsts = self.first_cells(self._rows(chunk), {channel.dim for channel in wanted.values()})
-        for name, channel in wanted.items():
-            first, cells = firsts[channel.dim], self._window.get(channel.dim, 1)
-            values = channel.table[first[:, None] + np.arange(cells)]
-            shape = [cells if dim == channel.dim else 1 for dim in self._window]
-            out[name][...] = values.reshape(-1, *shape)
+    def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
+        dim, table = self._tables[name]
+        rows = np.arange(self._starts[chunk], self._starts[chunk + 1])
+        first, size = self.first_cells(rows, [dim])[dim], self._window.get(dim, 1)
+        shape = [size if d == dim else 1 for d in self._window]
+        out[...] = table[first[:, None] + np.arange(size)].reshape(-1, *shape)
 
 
 def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.float64]]:

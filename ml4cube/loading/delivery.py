@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,15 @@ class Handover:
         items: Callable[[Any], list[Any]] | None,
         callback: Collate | None,
         device: torch.device | None,
-        augment: Augment | None,
+        augment: Sequence[Augment],
         seed: int,
     ) -> None:
         self.callback, self._items = callback, items
         self._device, self._augment, self._seed = device, augment, seed
-        kept = augment is None or bool(getattr(augment, "keeps_samples", False))
+        # a user's own augmentation may leave out samples
+        kept = all(getattr(step, "keeps_samples", False) for step in augment)
         self.keeps_samples = callback is None and kept
-        self._plain = device is None and augment is None and (callback is None or items is None)
+        self._plain = device is None and not augment and (callback is None or items is None)
         self._lately: deque[tuple[Any, int, Ints, int, bool]] = deque(maxlen=_REMEMBERED)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -46,7 +47,7 @@ class Handover:
 
     def without_augment(self) -> Handover:
         """Return the same steps without augmentation, for validation."""
-        return Handover(self._items, self.callback, self._device, None, self._seed)
+        return Handover(self._items, self.callback, self._device, (), self._seed)
 
     def hand(self, batch: Any, epoch: int, positions: Ints, first: int) -> Any:
         """Bring a batch into its last form."""
@@ -65,12 +66,13 @@ class Handover:
             batch = self.callback(self._items(batch))
         if self._device is not None:
             batch = _moved(batch, self._device)
-        if self._augment is not None:
+        if self._augment:
             # positions differ between the batches of an epoch, on all ranks
             key = np.random.SeedSequence([self._seed, epoch, position])
             generator = torch.Generator(self._device or "cpu")
             generator.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
-            batch = self._augment(batch, generator)
+            for step in self._augment:
+                batch = step(batch, generator)
         return batch
 
     def find(self, batch: Any) -> tuple[int, Ints]:
@@ -91,7 +93,7 @@ class Handover:
 
     def refuse_augmented(self) -> None:
         """Refuse a loader that may have moved cells."""
-        if self._augment is not None:
+        if self._augment:
             raise InvalidValueError(
                 "the loader's augment= may have moved cells, so their coordinates are not known; "
                 "coords(batch) still gives the origins of the samples"

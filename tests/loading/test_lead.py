@@ -350,8 +350,8 @@ def test_a_callback_of_the_sampler_cannot_see_targets() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target_offset": {"time": 5}}, "longer than the stored window, which has 5 cells"),
-        ({"target_offset": {"depth": 1}}, "'depth'.*give the cube itself"),
+        ({"target_offset": {"time": 5}}, "together span 6 cells .* a stored window has 5"),
+        ({"target_offset": {"depth": 1}}, "target_offset.*'depth'"),
         ({"target_offset": {"time": 3}, "target_size": {"time": 3}}, "together span"),
     ],
 )

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ml4cube.core.errors import InvalidValueError, StoreError
+from ml4cube.core.errors import StoreError
 from ml4cube.core.rank_shares import ChunkOrder, TrainShare
 from ml4cube.loading.ring.ring import Resident, Ring
 from ml4cube.loading.ring.slots import Buffers, Field
-from tests.interruption import interrupt_shutdowns
 
 FIELD = Field(("a",), (2,), np.dtype("f4"))
 
@@ -211,24 +210,6 @@ def test_batches_before_a_broken_chunk_are_handed_out() -> None:
         next(batches)
 
 
-def test_a_ring_rests_only_when_its_threads_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    order, share = ChunkOrder([5] * 20, 1, seed=None), TrainShare(100, 5)
-    source = Held([5] * 20, held=3)
-    ring = Ring(source, [FIELD], 20, threads=2)
-    batches = ring.batches(order.schedule(0, 0, 100), share.batches(), take)
-    assert ring.is_resting
-    next(batches)
-    with monkeypatch.context() as patch:
-        interrupt_shutdowns(patch)
-        with pytest.raises(KeyboardInterrupt):
-            batches.close()
-    assert not ring.is_resting
-    source.let_go.set()
-    again = ring.batches(order.schedule(0, 0, 100), share.batches(), take)
-    list(again)
-    assert ring.is_resting
-
-
 def test_an_error_surfaces_with_the_chunk_and_stops_the_threads() -> None:
     source = Counting([5] * 20, broken=13)
     order = ChunkOrder(source.counts, 4, seed=0)
@@ -238,13 +219,6 @@ def test_an_error_surfaces_with_the_chunk_and_stops_the_threads() -> None:
     with pytest.raises(StoreError, match="chunk number 13"):
         Resident(source, [FIELD], 3, range(20))
     assert threading.active_count() == before
-
-
-def test_too_few_slots_are_refused() -> None:
-    source = Counting([5] * 20)
-    order = ChunkOrder(source.counts, 4, seed=0)
-    with pytest.raises(InvalidValueError, match="4 slots for 4 streams"):
-        through(Ring(source, [FIELD], 4, 3), order, TrainShare(100, 10), 0)
 
 
 def test_waiting_reads_run_side_by_side() -> None:

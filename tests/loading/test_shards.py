@@ -17,8 +17,8 @@ from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.loading.store_files import ShardedArray
 from ml4cube.loading.sources import DatasetSource, StoreSource
+from ml4cube.loading.store_files import ShardedArray
 from ml4cube.store.format import open_store
 from tests.samplestores import numbered, write_store
 
@@ -75,7 +75,7 @@ def test_a_chunk_of_another_size_is_named(tmp_path: Path, codec: Any) -> None:
     """Without a checksum, bytes of another array look sound; room for more would stay as it was."""
     values = RNG.normal(size=(8, 3))
     array = write(tmp_path / "a", values, chunks=(4, 3), compressors=codec)
-    other = write(tmp_path / "b", values[:3], chunks=(3, 3), compressors=codec)
+    write(tmp_path / "b", values[:3], chunks=(3, 3), compressors=codec)
     data = (tmp_path / "b" / "c" / "0" / "0").read_bytes()
     (tmp_path / "a" / "c" / "1" / "0").write_bytes(data)
     array.sizes = {**array.sizes, "c/1/0": len(data)}
@@ -199,7 +199,7 @@ def test_samples_whose_store_is_gone_or_damaged_are_refused(tmp_path: Path) -> N
     with pytest.raises(StoreError, match=r"a/c/0/0/0"):
         PTXrDataset(opened)
     path.rename(tmp_path / "moved.zarr")
-    with pytest.raises(StoreError, match=r"train.zarr is not a sample store, or not a complete one"):
+    with pytest.raises(StoreError, match="is not a sample store"):
         PTXrDataset(opened)
 
 
