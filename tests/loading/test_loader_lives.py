@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ import torch
 import xarray as xr
 from torch.utils.data import TensorDataset
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.datasets.multiproc_sampler import MultiProcSampler
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.splits import assign_block_split
 from tests.cubes import cell_id_cube
-from tests.samplestores import write_store
+from tests.samplestores import sampled, write_store
 
 N = 203
 # three chunks fit into this, 21 do not: samples pass through a ring
@@ -99,56 +97,11 @@ def test_one_part_is_asked_for_and_no_other_given(store: Path, tmp_path: Path) -
         PTXrDataset(cube, part="test")
 
 
-ODD: dict[str, tuple[Callable[[PTXrDataset], Any], type[Exception], str]] = {
-    "an empty list": (lambda d: d[[]], InvalidTypeError, "one whole number.*take"),
-    "a list": (lambda d: d[[1, 2]], InvalidTypeError, "one whole number.*take"),
-    "nested": (lambda d: d.take([[1, 2]]), InvalidTypeError, "as a whole number, a list of them"),
-    "coords nested": (lambda d: d.coords([[1]]), InvalidTypeError, "whole number"),
-    "one array of two": (
-        lambda d: d.to_dataset(d.take([1])[0], [1]),
-        InvalidValueError,
-        "the batch must have 2 arrays, got 1",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ODD)
-def test_what_is_no_sample_is_said_so(store: Path, name: str) -> None:
-    ask, kind, message = ODD[name]
-    with pytest.raises(kind, match=message):
-        ask(PTXrDataset(store, to_pred="b"))
-
-
-@pytest.mark.parametrize("dtype", ["datetime64[ns]", "S3", "complex64", "longdouble", "uint8x"])
-def test_types_that_tensors_lack_are_refused(store: Path, dtype: str) -> None:
-    with pytest.raises(InvalidTypeError, match="must be a dtype of real numbers"):
-        PTXrDataset(store, dtype=dtype)
-
-
-def test_sizes_and_epochs_that_cannot_be(store: Path) -> None:
-    data = PTXrDataset(store, to_pred="b")
-    for size, kind in (("x", InvalidTypeError), (-1, InvalidValueError)):
-        with pytest.raises(kind, match="cache_mb must be"):
-            PTXrDataset(store, cache_mb=size)  # type: ignore[arg-type]
-    with pytest.raises(InvalidValueError, match="buffer_mb=0 is too small for two chunks"):
-        prep_dataloader(data, buffer_mb=0)
-    with pytest.raises(InvalidValueError, match="epoch"):
-        prep_dataloader(data, batch_size=16).shuffle_report(epoch=-1)
-    with pytest.raises(InvalidValueError, match=r"^0 training samples.*accounting.*windows"):
-        prep_dataloader(TensorDataset(torch.empty(0, 2)))
-
-
 def test_dims_that_would_leave_the_store_are_refused(tmp_path: Path) -> None:
     for dim in ("..", "a/b", "manifest", "axes", "__x"):
         cube = xr.Dataset({"a": (("time", dim), np.ones((40, 10)))})
         with pytest.raises(InvalidValueError, match="cannot name a folder of the store; rename it"):
-            MultiProcSampler(
-                cube,
-                train_cube=tmp_path / "d" / "train.zarr",
-                test_cube=tmp_path / "d" / "test.zarr",
-                block_size={"time": 4},
-                nproc=1,
-            )
+            sampled(cube, tmp_path / "d")
     assert not (tmp_path / "d").exists()
 
 
@@ -157,10 +110,7 @@ def test_dims_that_would_leave_the_store_are_refused(tmp_path: Path) -> None:
 )
 def test_any_axis_can_be_sampled(tmp_path: Path, values: Any) -> None:
     cube = xr.Dataset({"a": (("step", "x"), np.ones((40, 10)))}, {"step": values})
-    options: dict[str, Any] = {"block_size": {"step": 4}, "nproc": 1, "seed": 1}
-    places = {part: tmp_path / part for part in ("train_cube", "test_cube")}
-    train, test = MultiProcSampler(cube, **places, **options).get_datasets()
-    assert train.sizes["samples"] + test.sizes["samples"] == 400
+    assert len(PTXrDataset(sampled(cube, tmp_path))) == 400
 
 
 def test_fill_values_left_in_are_no_samples(tmp_path: Path) -> None:
@@ -168,12 +118,5 @@ def test_fill_values_left_in_are_no_samples(tmp_path: Path) -> None:
     values[::3] = -9999
     cube = xr.Dataset({"a": (("time", "x"), values, {"_FillValue": -9999.0})})
     with pytest.raises(InvalidValueError, match=r"'a' holds its _FillValue -9999"):
-        MultiProcSampler(
-            cube,
-            train_cube=tmp_path / "train",
-            test_cube=tmp_path / "test",
-            block_size={"time": 4},
-            nproc=1,
-            seed=1,
-        ).run()
+        sampled(cube, tmp_path)
     assert not list(tmp_path.iterdir())
