@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.angles import in_degrees
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.sources import SampleSource
@@ -72,7 +72,7 @@ def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.
     """Return the dim of a coordinate and its angle in radians at every cell."""
     if name in _OF_TIME:
         dim = _the_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
-        return dim, _phase_of_time(name, np.asarray(axes[dim].values))
+        return dim, _phase_of_time(name, axes[dim])
     kinds = (is_latitude, is_longitude)
     for alike in kinds:
         if alike(name, {}, rotated=True) and name not in axes:
@@ -103,29 +103,12 @@ def _the_one(found: list[str], name: str, axes: Mapping[str, xr.Variable]) -> st
     )
 
 
-def _phase_of_time(name: str, times: NDArray[Any]) -> NDArray[np.float64]:
+def _phase_of_time(name: str, axis: xr.Variable) -> NDArray[np.float64]:
     """Return the angle of times in the year, or the day, by the calendar's length of years."""
-    day, length, of_day = _by_datetime(times) if times.dtype.kind == "M" else _by_cftime(times)
-    turns = of_day if name == "hour" else (day + of_day) / length
+    import xarray as xr
+
+    when = xr.DataArray(axis).dt
+    turns = ((when.hour * 60 + when.minute) * 60 + when.second) / 86400
+    if name == "dayofyear":
+        turns = (when.dayofyear - 1 + turns) / when.days_in_year
     return np.asarray(2 * np.pi * turns, np.float64)
-
-
-def _by_datetime(times: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return whole days since the year began, days of that year, and the fraction of the day."""
-    days, year = times.astype("datetime64[D]"), times.astype("datetime64[Y]")
-    begin, end = year.astype("datetime64[D]"), (year + 1).astype("datetime64[D]")
-    of_day = (times - days) / np.timedelta64(1, "D")
-    return (days - begin).astype(float), (end - begin).astype(float), of_day
-
-
-def _by_cftime(times: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    day = np.array([t.dayofyr - 1 for t in times.flat])
-    length = np.array([t.replace(month=12, day=_last_day(t)).dayofyr for t in times.flat])
-    seconds = np.array([(t.hour * 60 + t.minute) * 60 + t.second for t in times.flat])
-    return day, length, seconds / 86400
-
-
-def _last_day(time: Any) -> int:
-    if not hasattr(time, "dayofyr"):
-        raise InvalidTypeError(f"times must be datetime64 or cftime, got {type(time).__name__}")
-    return 30 if time.calendar == "360_day" else 31

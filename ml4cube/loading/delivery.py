@@ -39,7 +39,7 @@ class Handover:
         kept = all(getattr(step, "keeps_samples", False) for step in augment)
         self.keeps_samples = callback is None and kept
         self._plain = device is None and not augment and (callback is None or items is None)
-        self._lately: deque[tuple[Any, int, Ints, int, bool]] = deque(maxlen=_REMEMBERED)
+        self._lately: deque[tuple[Any, int, Ints]] = deque(maxlen=_REMEMBERED)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the batches, which another process does not have."""
@@ -49,16 +49,13 @@ class Handover:
         """Return the same steps without augmentation, for validation."""
         return Handover(self._items, self.callback, self._device, (), self._seed)
 
-    def hand(self, batch: Any, epoch: int, positions: Ints, first: int) -> Any:
+    def hand(self, batch: Any, epoch: int, positions: Ints) -> Any:
         """Bring a batch into its last form."""
-        whole = True
         if not self._plain:
-            samples = _samples(_first_tensor(batch))
-            batch = self._finished(batch, epoch, int(positions[first]))
-            whole = _samples(_first_tensor(batch)) == samples
+            batch = self._finished(batch, epoch, int(positions[0]))
         tensor = _first_tensor(batch)
         if tensor is not None:
-            self._lately.append((weakref.ref(tensor), epoch, positions, first, whole))
+            self._lately.append((weakref.ref(tensor), epoch, positions))
         return batch
 
     def _finished(self, batch: Any, epoch: int, position: int) -> Any:
@@ -78,14 +75,14 @@ class Handover:
     def find(self, batch: Any) -> tuple[int, Ints]:
         """Return the epoch of a batch and its positions in it."""
         tensor = _first_tensor(batch)
-        for held, epoch, positions, first, whole in reversed(self._lately):
+        for held, epoch, positions in reversed(self._lately):
             if tensor is not None and held() is tensor:
-                if not whole:
+                if not tensor.ndim or len(tensor) != len(positions):
                     raise InvalidValueError(
                         "the loader's callback or augment changed the number of samples in this "
                         "batch, so they cannot be identified; keep their number"
                     )
-                return epoch, positions[first : first + len(tensor)]
+                return epoch, positions
         raise InvalidValueError(
             f"the batch must be one of the last {_REMEMBERED} that the loader handed out, and no "
             "copy; ask before it is copied to another device, or use device="
@@ -98,11 +95,6 @@ class Handover:
                 "the loader's augment= may have moved cells, so their coordinates are not known; "
                 "coords(batch) still gives the origins of the samples"
             )
-
-
-def _samples(tensor: Tensor | None) -> int | None:
-    """Return the number of samples of a tensor; None for a single number."""
-    return len(tensor) if tensor is not None and tensor.ndim else None
 
 
 def _first_tensor(batch: Any) -> Tensor | None:

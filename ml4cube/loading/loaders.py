@@ -498,7 +498,7 @@ class SampleLoader(EpochLoader):
                 for first, arrays in zip(range(0, len(positions), size), parts, strict=True):
                     number += 1
                     plan.advance(share, epoch, start, number)
-                    yield hand(pack(arrays), epoch, positions, first)
+                    yield hand(pack(arrays), epoch, positions[first : first + size])
                 del arrays, parts
         plan.finish(epoch)
 
@@ -664,7 +664,7 @@ class MapLoader(EpochLoader, DataLoader[Any]):
             begun = begun or self.sampler.begun
             positions = positions or share.batches(begun[1])
             plan.advance(share, *begun, number)
-            yield self.handover.hand(batch, begun[0], next(positions), 0)
+            yield self.handover.hand(batch, begun[0], next(positions))
         plan.finish((begun or self.sampler.begun)[0])
 
 
