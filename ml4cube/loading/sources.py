@@ -245,20 +245,17 @@ def _axis_from_origins(
         return xr.Variable(dim, values[nearest], origins.attrs)
     if len(known) < 2 or values.dtype.kind not in "fiuM":
         return None
-    start, numbers = values[0], values
-    if values.dtype.kind == "M":
-        numbers = (values - start).astype("timedelta64[ns]").astype(np.int64)
-    step = (float(numbers[-1]) - float(numbers[0])) / (known[-1] - known[0])
-    expected = float(numbers[0]) + step * (known - known[0])
-    rounding = _ROUNDED_NS if values.dtype.kind == "M" else _ROUNDED * np.abs(numbers).max()
-    if np.abs(expected - numbers).max() > rounding:
+    dates = values.dtype.kind == "M"
+    # relative to the first value, so that dates stay exact
+    numbers = (values - values[0]).astype("m8[ns]").astype(float) if dates else values.astype(float)
+    step = (numbers[-1] - numbers[0]) / (known[-1] - known[0])
+    line = numbers[0] + step * (cells - known[0])
+    rounding = _ROUNDED_NS if dates else _ROUNDED * np.abs(numbers).max()
+    if np.abs(line[known] - numbers).max() > rounding:
         return None
-    line = float(numbers[0]) + step * (cells - known[0])
-    if values.dtype.kind == "M":
-        along = start + np.round(line).astype("timedelta64[ns]")
-    else:
-        along = np.round(line) if values.dtype.kind in "iu" else line
-    along = along.astype(values.dtype)
+    if values.dtype.kind != "f":
+        line = np.round(line)
+    along = (values[0] + line.astype("m8[ns]") if dates else line).astype(values.dtype)
     along[known] = values
     return xr.Variable(dim, along, origins.attrs)
 

@@ -206,36 +206,6 @@ def test_several_processes_count_the_same_pairs() -> None:
     np.testing.assert_array_equal(copied.take(everything)[1], one.take(everything)[1])
 
 
-class Counted:
-    """An array that counts the cells that are read."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values, self.cells = values, 0
-        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
-
-    def __getitem__(self, key: Any) -> np.ndarray:
-        self.cells += self.values[key].size
-        return self.values[key]
-
-
-def test_cells_of_inputs_and_targets_are_read_once() -> None:
-    import dask.array
-
-    values = np.random.default_rng(0).normal(size=(64, 4, 5)).astype("f4")
-    counted = Counted(values)
-    lazy = dask.array.from_array(counted, chunks=(16, 4, 5), meta=values[:0])
-    cube = xr.Dataset({"b": (("time", "lat", "lon"), lazy)})
-    data = PTXrDataset(
-        cube, to_pred="b", sample_size={"lat": 4, "lon": 5}, target_offset={"time": 1}
-    )
-    loader = prep_dataloader(data, batch_size=8, buffer_mb=64)
-    counted.cells = 0
-    assert sum(len(y) for _, y in loader) == 56
-    tiles = len(data._source.counts)
-    # a tile needs one step more than it has windows, and dask reads whole chunks
-    assert counted.cells <= values.size + tiles * 16 * 4 * 5
-
-
 STORED = {"time": 5, "lat": 2, "lon": 5}
 
 

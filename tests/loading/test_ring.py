@@ -163,10 +163,3 @@ def test_buffers_come_back_only_when_nobody_holds_them() -> None:
     assert again.__array_interface__["data"] == place
     assert not np.shares_memory(held, again)
     assert not np.shares_memory(buffers.take(4), held)
-
-
-def test_buffers_do_not_keep_all_that_was_held_at_once() -> None:
-    buffers = Buffers(FIELD, samples=4)
-    held = [buffers.take(4) for _ in range(100)]
-    del held
-    assert len(buffers._idle) == 8

@@ -37,7 +37,7 @@ def write(path: Path, values: np.ndarray, **layout: Any) -> ShardedArray:
 
 
 @pytest.mark.parametrize("shards", [None, (12, 3)])
-@pytest.mark.parametrize("codecs", [[], [BLOSC], [CRC], [BLOSC, CRC], [ZSTD], [ZSTD, CRC]])
+@pytest.mark.parametrize("codecs", [[CRC], [BLOSC, CRC]])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i2", "u1", "bool"])
 def test_chunks_are_those_of_zarr(tmp_path: Path, shards: Any, codecs: Any, dtype: str) -> None:
     values = (RNG.normal(size=(29, 3)) * 9).astype(dtype)
@@ -65,22 +65,6 @@ def test_every_flipped_bit_raises(tmp_path: Path) -> None:
         fresh = pickle.loads(pickle.dumps(array))  # noqa: S301
         with pytest.raises(StoreError, match="c/1/0"):
             [fresh.read(chunk, np.empty((4, 3))) for chunk in range(3, 6)]
-    file.write_bytes(sound[:-20])
-    with pytest.raises(StoreError, match="replaced or changed"):
-        array.read(3, np.empty((4, 3)))
-
-
-@pytest.mark.parametrize("codec", [[], [BLOSC], [ZSTD]])
-def test_a_chunk_of_another_size_is_named(tmp_path: Path, codec: Any) -> None:
-    """Without a checksum, bytes of another array look sound; room for more would stay as it was."""
-    values = RNG.normal(size=(8, 3))
-    array = write(tmp_path / "a", values, chunks=(4, 3), compressors=codec)
-    write(tmp_path / "b", values[:3], chunks=(3, 3), compressors=codec)
-    data = (tmp_path / "b" / "c" / "0" / "0").read_bytes()
-    (tmp_path / "a" / "c" / "1" / "0").write_bytes(data)
-    array.sizes = {**array.sizes, "c/1/0": len(data)}
-    with pytest.raises(StoreError, match=r"samples 4 to 7 .* holds 72 bytes instead of 96"):
-        array.read(1, np.empty((4, 3)))
 
 
 def test_a_chunk_that_was_never_written_is_missing(tmp_path: Path) -> None:
