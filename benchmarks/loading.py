@@ -51,7 +51,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.loading.shard_files import sharded_arrays
+from ml4cube.loading.store_files import sharded_arrays
 
 RESULTS = Path(__file__).parent / "results" / "loading.json"
 DIMS = ("time", "lat", "lon")
@@ -168,8 +168,7 @@ def gather(data: torch.Tensor, size: int) -> Epoch:
 
 def decode(path: Path, variables: list[str]) -> Epoch:
     """Every chunk decoded once by threads into buffers that are used again; no batches."""
-    arrays = sharded_arrays(str(path), variables)
-    assert arrays is not None
+    arrays = sharded_arrays(str(path), {name: name for name in variables})
     first = next(iter(arrays.values()))
     chunks = -(-first.shape[0] // first.chunk)
     rooms = [np.empty((first.chunk, *first.shape[1:]), first.dtype) for _ in range(CORES)]

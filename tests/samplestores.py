@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.statistics import Statistics
+from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.store.folders import LocalFolder
 from ml4cube.store.format import (
     ArrayLayout,
@@ -19,6 +22,13 @@ from ml4cube.store.format import (
 )
 
 WINDOW = {"lat": 2, "lon": 3}
+
+
+def sampled(cube: xr.Dataset, folder: Path, **options: Any) -> Path:
+    """Sample a cube into one train store, without a split."""
+    paths = {"train_cube": folder / "train.zarr", "test_cube": folder / "test.zarr"}
+    MultiProcSampler(cube, data_split=1.0, nproc=1, **paths, **options).run()
+    return paths["train_cube"]
 
 
 def numbered(n: int, offset: int = 0, window: tuple[int, ...] = (2, 3)) -> np.ndarray:

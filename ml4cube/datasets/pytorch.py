@@ -17,12 +17,12 @@ from ml4cube.loading.loaders import (
     MapLoader,
     SampleLoader,
     ShareSampler,
+    map_loader,
 )
 from ml4cube.loading.memory import Memory
 from ml4cube.loading.tensors import PTXrDataset
 
 with needs_torch("ml4cube.datasets.pytorch"):
-    import torch
     from torch.utils.data import IterableDataset
 
 __all__ = [
@@ -118,8 +118,8 @@ def prep_dataloader(
 
     Examples
     --------
-    >>> from torch.utils.data import TensorDataset
-    >>> data = TensorDataset(torch.arange(10.0))
+    >>> import torch
+    >>> data = torch.utils.data.TensorDataset(torch.arange(10.0))
     >>> train, test = prep_dataloader(data, data, batch_size=4)
     >>> [len(x) for (x,) in train], [x.tolist() for (x,) in test]
     ([4, 4], [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0], [8.0, 9.0]])
@@ -150,29 +150,12 @@ def _loader(argument: str, data: Any, options: LoaderOptions) -> EpochLoader:
         data._items if threads else None,
         options.callback,
         options.device,
-        bind_augmentations(options.augment, data) if train else None,
+        bind_augmentations(options.augment, data) if train else (),
         options.seed,
     )
     if threads:
         return SampleLoader(data, plan, handover, options.num_workers or _useful_threads())
-    context = None
-    if options.num_workers:
-        from loky.backend import get_context
-
-        context = get_context("loky")
-    loader = MapLoader(
-        data,
-        batch_size=plan.batch_size,
-        sampler=ShareSampler(plan),
-        collate_fn=options.callback,
-        num_workers=options.num_workers,
-        multiprocessing_context=context,
-        generator=torch.Generator(),
-        pin_memory=torch.cuda.is_available(),
-    )
-    loader.plan, loader.handover = plan, handover
-    loader._is_accelerate_prepared = plan.parallel
-    return loader
+    return map_loader(data, plan, handover, options.num_workers)
 
 
 def _check_dataset(argument: str, data: Any) -> None:

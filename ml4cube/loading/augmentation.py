@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, needs_torch
@@ -25,11 +24,11 @@ with needs_torch("ml4cube.datasets.pytorch"):
 Layout = tuple[Mapping[str, int], ...]
 
 
-def bind_augmentations(augment: Any, data: Any) -> Augment | None:
-    """Bind augmentations to the axes of a data set's batches, and join several to one."""
+def bind_augmentations(augment: Any, data: Any) -> tuple[Augment, ...]:
+    """Bind augmentations to the axes of a data set's batches."""
     if augment is None:
-        return None
-    steps = list(augment) if isinstance(augment, list | tuple) else [augment]
+        return ()
+    steps = augment if isinstance(augment, list | tuple) else [augment]
     ready: list[Augment] = []
     for step in steps:
         if not callable(step):
@@ -37,24 +36,7 @@ def bind_augmentations(augment: Any, data: Any) -> Augment | None:
                 f"augment must be a function of a batch and a generator, got {step!r}"
             )
         ready.append(step.bind(data) if hasattr(step, "bind") else step)
-    return _AugmentSequence(tuple(ready))
-
-
-@dataclass(frozen=True)
-class _AugmentSequence:
-    """Several augmentations, one after the other."""
-
-    steps: tuple[Augment, ...]
-
-    def __call__(self, batch: Any, generator: torch.Generator) -> Any:
-        for step in self.steps:
-            batch = step(batch, generator)
-        return batch
-
-    @property
-    def keeps_samples(self) -> bool:
-        """Return True if all keep their samples; a user's own may leave out some."""
-        return all(getattr(step, "keeps_samples", False) for step in self.steps)
+    return tuple(ready)
 
 
 class _Turn:

@@ -6,7 +6,6 @@ Unlike the angle itself, they do not jump where the circle closes. Does not use 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,24 +13,16 @@ from numpy.typing import NDArray
 
 from ml4cube.core.angles import in_degrees
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.cube.coordinates import is_latitude, is_longitude
 from ml4cube.loading.sources import SampleSource
-from ml4cube.loading.views import View
+from ml4cube.loading.views import Arrays, View
 
 if TYPE_CHECKING:
     import xarray as xr
 
 _OF_TIME = ("dayofyear", "hour")
-
-
-@dataclass(frozen=True)
-class _Channel:
-    """Values of a feature at every cell along a dim of the cube."""
-
-    dim: str
-    table: NDArray[np.float32]
 
 
 class WithCoordinates(View):
@@ -47,7 +38,8 @@ class WithCoordinates(View):
         super().__init__(source)
         window, dims = source.schema[like][0], source.dims[like]
         self._window = {cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
-        self._channels: dict[str, _Channel] = {}
+        # dim of the cube, and values at every cell along it
+        self._tables: dict[str, tuple[str, NDArray[np.float32]]] = {}
         axes = source.axes()
         for name in parse_names("coord_features", wanted):
             dim, phase = _phase(name, axes)
@@ -63,29 +55,24 @@ class WithCoordinates(View):
                         f"coord_features adds a channel {channel!r}, and a variable has that name "
                         "already; rename it"
                     )
-                self._channels[channel] = _Channel(dim, function(phase).astype(np.float32))
+                table = function(phase).astype(np.float32)
+                self._tables[channel], self._needs[channel] = (dim, table), ()
                 self.schema[channel], self.dims[channel] = (window, "<f4"), dims
-        self.channels = tuple(self._channels)
+        self.channels = tuple(self._tables)
 
-    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable."""
-        self._source.read(chunk, {n: array for n, array in out.items() if n not in self._channels})
-        wanted = {name: self._channels[name] for name in out if name in self._channels}
-        if not wanted:
-            return
-        firsts = self.first_cells(self._rows(chunk), {channel.dim for channel in wanted.values()})
-        for name, channel in wanted.items():
-            first, cells = firsts[channel.dim], self._window.get(channel.dim, 1)
-            values = channel.table[first[:, None] + np.arange(cells)]
-            shape = [cells if dim == channel.dim else 1 for dim in self._window]
-            out[name][...] = values.reshape(-1, *shape)
+    def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
+        dim, table = self._tables[name]
+        rows = np.arange(self._starts[chunk], self._starts[chunk + 1])
+        first, size = self.first_cells(rows, [dim])[dim], self._window.get(dim, 1)
+        shape = [size if d == dim else 1 for d in self._window]
+        out[...] = table[first[:, None] + np.arange(size)].reshape(-1, *shape)
 
 
 def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.float64]]:
     """Return the dim of a coordinate and its angle in radians at every cell."""
     if name in _OF_TIME:
         dim = _the_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
-        return dim, _phase_of_time(name, np.asarray(axes[dim].values))
+        return dim, _phase_of_time(name, axes[dim])
     kinds = (is_latitude, is_longitude)
     for alike in kinds:
         if alike(name, {}, rotated=True) and name not in axes:
@@ -116,29 +103,12 @@ def _the_one(found: list[str], name: str, axes: Mapping[str, xr.Variable]) -> st
     )
 
 
-def _phase_of_time(name: str, times: NDArray[Any]) -> NDArray[np.float64]:
+def _phase_of_time(name: str, axis: xr.Variable) -> NDArray[np.float64]:
     """Return the angle of times in the year, or the day, by the calendar's length of years."""
-    day, length, of_day = _by_datetime(times) if times.dtype.kind == "M" else _by_cftime(times)
-    turns = of_day if name == "hour" else (day + of_day) / length
+    import xarray as xr
+
+    when = xr.DataArray(axis).dt
+    turns = ((when.hour * 60 + when.minute) * 60 + when.second) / 86400
+    if name == "dayofyear":
+        turns = (when.dayofyear - 1 + turns) / when.days_in_year
     return np.asarray(2 * np.pi * turns, np.float64)
-
-
-def _by_datetime(times: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Return whole days since the year began, days of that year, and the fraction of the day."""
-    days, year = times.astype("datetime64[D]"), times.astype("datetime64[Y]")
-    begin, end = year.astype("datetime64[D]"), (year + 1).astype("datetime64[D]")
-    of_day = (times - days) / np.timedelta64(1, "D")
-    return (days - begin).astype(float), (end - begin).astype(float), of_day
-
-
-def _by_cftime(times: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    day = np.array([t.dayofyr - 1 for t in times.flat])
-    length = np.array([t.replace(month=12, day=_last_day(t)).dayofyr for t in times.flat])
-    seconds = np.array([(t.hour * 60 + t.minute) * 60 + t.second for t in times.flat])
-    return day, length, seconds / 86400
-
-
-def _last_day(time: Any) -> int:
-    if not hasattr(time, "dayofyr"):
-        raise InvalidTypeError(f"times must be datetime64 or cftime, got {type(time).__name__}")
-    return 30 if time.calendar == "360_day" else 31

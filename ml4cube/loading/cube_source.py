@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from ml4cube.core.errors import (
     check_whole,
 )
 from ml4cube.core.rank_shares import Ints
-from ml4cube.core.sample_spec import SAMPLE_DIM
+from ml4cube.core.sample_spec import SAMPLE_DIM, SampleSpec
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import split_label
@@ -96,7 +94,11 @@ class CubeSource:
         self._axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
         self.slow = "://" in str(sampling.ds.encoding.get("source", ""))
         self.schema = plan.schema
-        self.dims = {name: _window_dims(extractor, name, w) for name, (w, _) in self.schema.items()}
+        # dims that a callback makes get new names
+        self.dims = {
+            name: tuple(_spec_of(extractor, name).window_of(name, window))
+            for name, (window, _) in self.schema.items()
+        }
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
         self._starts = np.concatenate([[0], np.cumsum(self.counts)])
         # one bit for each window of a tile that was read: is it a sample?
@@ -185,12 +187,10 @@ class CubeSource:
         return dict(self._axes)
 
 
-def _window_dims(extractor: Extractor, name: str, window: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the dims of a sample's window; those that a callback makes get new names."""
-    spec = extractor.spec
+def _spec_of(extractor: Extractor, name: str) -> SampleSpec:
     if isinstance(extractor, LeadExtractor) and is_target(name):
-        spec = extractor.target.spec
-    return tuple(spec.window_of(name, window))
+        return extractor.target.spec
+    return extractor.spec
 
 
 def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMetadata]:
@@ -229,9 +229,8 @@ def cut_cube(ds: xr.Dataset, options: CubeOptions) -> tuple[CubeSource, StoreMet
 
 
 #: The last plans, by the identity of the call, for the other parts of the same cube.
-_counted: OrderedDict[str, tuple[Statistics | None, SamplePlan]] = OrderedDict()
+_counted: dict[str, tuple[Statistics | None, SamplePlan]] = {}
 _COUNTED_AT_MOST = 8
-_lock = Lock()
 
 
 def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor, SamplePlan]:
@@ -242,21 +241,17 @@ def _planned(sampling: Sampling, nproc: int, progress: bool) -> tuple[Extractor,
     labels = {extractor.label, target_name(extractor.label)}
     reads = fills or makes_samples(sampling) or not labels.issuperset(rules)
     call = _identity_of(sampling) if reads else None
-    with _lock:
-        if call is not None and call in _counted:
-            _counted.move_to_end(call)
-            fill, plan = _counted[call]
-            return replace(extractor, fill=fill), plan
+    if call is not None and (known := _counted.get(call)) is not None:
+        return replace(extractor, fill=known[0]), known[1]
     # do not refuse this part because another one is empty
     asked = replace(sampling, recipe={"plan": {"fractions": {}}})
     stage = Stage("counting", len(extractor.tiles), "tiles", show=progress and reads)
     with local_engine(nproc) as engine, stage:
         extractor, plan = make_plan(asked, engine, PARTS, note=stage.update, sparing=True)
     if call is not None:
-        with _lock:
-            _counted[call] = extractor.fill, plan
-            while len(_counted) > _COUNTED_AT_MOST:
-                _counted.popitem(last=False)
+        for oldest in list(_counted)[: 1 - _COUNTED_AT_MOST]:
+            _counted.pop(oldest, None)
+        _counted[call] = extractor.fill, plan
     return extractor, plan
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,15 +30,16 @@ class Handover:
         items: Callable[[Any], list[Any]] | None,
         callback: Collate | None,
         device: torch.device | None,
-        augment: Augment | None,
+        augment: Sequence[Augment],
         seed: int,
     ) -> None:
         self.callback, self._items = callback, items
         self._device, self._augment, self._seed = device, augment, seed
-        kept = augment is None or bool(getattr(augment, "keeps_samples", False))
+        # a user's own augmentation may leave out samples
+        kept = all(getattr(step, "keeps_samples", False) for step in augment)
         self.keeps_samples = callback is None and kept
-        self._plain = device is None and augment is None and (callback is None or items is None)
-        self._lately: deque[tuple[Any, int, Ints, int, bool]] = deque(maxlen=_REMEMBERED)
+        self._plain = device is None and not augment and (callback is None or items is None)
+        self._lately: deque[tuple[Any, int, Ints]] = deque(maxlen=_REMEMBERED)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the batches, which another process does not have."""
@@ -46,18 +47,15 @@ class Handover:
 
     def without_augment(self) -> Handover:
         """Return the same steps without augmentation, for validation."""
-        return Handover(self._items, self.callback, self._device, None, self._seed)
+        return Handover(self._items, self.callback, self._device, (), self._seed)
 
-    def hand(self, batch: Any, epoch: int, positions: Ints, first: int) -> Any:
+    def hand(self, batch: Any, epoch: int, positions: Ints) -> Any:
         """Bring a batch into its last form."""
-        whole = True
         if not self._plain:
-            samples = _samples(_first_tensor(batch))
-            batch = self._finished(batch, epoch, int(positions[first]))
-            whole = _samples(_first_tensor(batch)) == samples
+            batch = self._finished(batch, epoch, int(positions[0]))
         tensor = _first_tensor(batch)
         if tensor is not None:
-            self._lately.append((weakref.ref(tensor), epoch, positions, first, whole))
+            self._lately.append((weakref.ref(tensor), epoch, positions))
         return batch
 
     def _finished(self, batch: Any, epoch: int, position: int) -> Any:
@@ -65,25 +63,26 @@ class Handover:
             batch = self.callback(self._items(batch))
         if self._device is not None:
             batch = _moved(batch, self._device)
-        if self._augment is not None:
+        if self._augment:
             # positions differ between the batches of an epoch, on all ranks
             key = np.random.SeedSequence([self._seed, epoch, position])
             generator = torch.Generator(self._device or "cpu")
             generator.manual_seed(int(key.generate_state(1, np.uint64)[0] >> np.uint64(1)))
-            batch = self._augment(batch, generator)
+            for step in self._augment:
+                batch = step(batch, generator)
         return batch
 
     def find(self, batch: Any) -> tuple[int, Ints]:
         """Return the epoch of a batch and its positions in it."""
         tensor = _first_tensor(batch)
-        for held, epoch, positions, first, whole in reversed(self._lately):
+        for held, epoch, positions in reversed(self._lately):
             if tensor is not None and held() is tensor:
-                if not whole:
+                if not tensor.ndim or len(tensor) != len(positions):
                     raise InvalidValueError(
                         "the loader's callback or augment changed the number of samples in this "
                         "batch, so they cannot be identified; keep their number"
                     )
-                return epoch, positions[first : first + len(tensor)]
+                return epoch, positions
         raise InvalidValueError(
             f"the batch must be one of the last {_REMEMBERED} that the loader handed out, and no "
             "copy; ask before it is copied to another device, or use device="
@@ -91,16 +90,11 @@ class Handover:
 
     def refuse_augmented(self) -> None:
         """Refuse a loader that may have moved cells."""
-        if self._augment is not None:
+        if self._augment:
             raise InvalidValueError(
                 "the loader's augment= may have moved cells, so their coordinates are not known; "
                 "coords(batch) still gives the origins of the samples"
             )
-
-
-def _samples(tensor: Tensor | None) -> int | None:
-    """Return the number of samples of a tensor; None for a single number."""
-    return len(tensor) if tensor is not None and tensor.ndim else None
 
 
 def _first_tensor(batch: Any) -> Tensor | None:

@@ -348,7 +348,8 @@ class SampleLoader(EpochLoader):
         self.callback = self.collate_fn = handover.callback
         self.num_workers, self.batch_size, self.drop_last = threads, plan.batch_size, plan.drop_last
         self._resident: tuple[range, Resident] | None = None
-        self._idle_rings: list[tuple[int, Ring]] = []
+        # by number of slots: of an epoch that ended, so that no thread writes into its slots
+        self._idle_rings: dict[int, Ring] = {}
         batch_bytes = sum(field.nbytes for field in dataset._fields) * self.batch_size
         # several small batches are gathered at once, which takes as long as one
         self._together = max(1, min(self._memory.group_bytes // max(batch_bytes, 1), _TOGETHER))
@@ -358,7 +359,7 @@ class SampleLoader(EpochLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is in memory, which is read again."""
-        return {**self.__dict__, "_resident": None, "_idle_rings": [], "_orders": {}}
+        return {**self.__dict__, "_resident": None, "_idle_rings": {}, "_orders": {}}
 
     def for_validation(self) -> SampleLoader:
         """Return a loader that gives every sample exactly once over all ranks.
@@ -497,7 +498,7 @@ class SampleLoader(EpochLoader):
                 for first, arrays in zip(range(0, len(positions), size), parts, strict=True):
                     number += 1
                     plan.advance(share, epoch, start, number)
-                    yield hand(pack(arrays), epoch, positions, first)
+                    yield hand(pack(arrays), epoch, positions[first : first + size])
                 del arrays, parts
         plan.finish(epoch)
 
@@ -559,24 +560,13 @@ class SampleLoader(EpochLoader):
         else:
             schedule = order.schedule(epoch, share.begin + start, share.end)
         slots = self._memory.slots(order, share)
-        ring = self._idle_ring(slots)
+        ring = self._idle_rings.pop(slots, None)
         if ring is None:
             reads, gatherers = self._reads_at_once(slots), min(self.num_workers, _GATHERERS)
             ring = Ring(self.dataset._source, self.dataset._fields, slots, reads, gatherers)
-        try:
-            with closing(ring.batches(schedule, groups, take)) as arrays:
-                yield from arrays
-        finally:
-            if ring.is_resting:
-                self._idle_rings[:] = [(slots, ring)]
-
-    def _idle_ring(self, slots: int) -> Ring | None:
-        """Take the ring that the last epoch left, if its size is right."""
-        try:
-            size, ring = self._idle_rings.pop()
-        except IndexError:
-            return None
-        return ring if size == slots else None
+        with closing(ring.batches(schedule, groups, take)) as arrays:
+            yield from arrays
+        self._idle_rings = {slots: ring}
 
 
 class ShareSampler(DistributedSampler[int]):
@@ -654,20 +644,8 @@ class MapLoader(EpochLoader, DataLoader[Any]):
         """
         if not self.plan.train:
             return self
-        plan = self.plan.for_validation()
-        loader = MapLoader(
-            self.dataset,
-            batch_size=plan.batch_size,
-            sampler=ShareSampler(plan),
-            collate_fn=self.collate_fn,
-            num_workers=self.num_workers,
-            multiprocessing_context=self.multiprocessing_context if self.num_workers else None,
-            generator=torch.Generator(),
-            pin_memory=self.pin_memory,
-        )
-        loader.plan, loader.handover = plan, self.handover.without_augment()
-        loader._is_accelerate_prepared = self._is_accelerate_prepared
-        return loader
+        plan, handover = self.plan.for_validation(), self.handover.without_augment()
+        return map_loader(self.dataset, plan, handover, self.num_workers)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Iterate over one epoch: the one that was set, else the next."""
@@ -686,5 +664,27 @@ class MapLoader(EpochLoader, DataLoader[Any]):
             begun = begun or self.sampler.begun
             positions = positions or share.batches(begun[1])
             plan.advance(share, *begun, number)
-            yield self.handover.hand(batch, begun[0], next(positions), 0)
+            yield self.handover.hand(batch, begun[0], next(positions))
         plan.finish((begun or self.sampler.begun)[0])
+
+
+def map_loader(data: Any, plan: EpochPlan, handover: Handover, num_workers: int) -> MapLoader:
+    """Make a `MapLoader`, whose worker processes are never forked."""
+    context = None
+    if num_workers:
+        from loky.backend import get_context
+
+        context = get_context("loky")
+    loader = MapLoader(
+        data,
+        batch_size=plan.batch_size,
+        sampler=ShareSampler(plan),
+        collate_fn=handover.callback,
+        num_workers=num_workers,
+        multiprocessing_context=context,
+        generator=torch.Generator(),
+        pin_memory=torch.cuda.is_available(),
+    )
+    loader.plan, loader.handover = plan, handover
+    loader._is_accelerate_prepared = plan.parallel
+    return loader

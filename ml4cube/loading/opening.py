@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
-
-from fsspec.core import url_to_fs
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_choice
 from ml4cube.core.grid import SizesLike
@@ -23,7 +20,7 @@ from ml4cube.loading.lead import LeadArguments
 from ml4cube.loading.memory import check_megabytes
 from ml4cube.loading.sources import DatasetSource, SampleSource, source_of_store
 from ml4cube.loading.views import WindowPair
-from ml4cube.store.format import StoreMetadata, open_store
+from ml4cube.store.format import NoStoreError, StoreMetadata, open_store
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -153,20 +150,13 @@ def _opened(source: Any, *, cube: bool) -> xr.Dataset:
         return as_dataset(source)
     try:
         return open_store(source)
-    except StoreError as error:
-        if not cube and isinstance(source, str | os.PathLike):
-            fs, root = url_to_fs(os.fspath(source))
-            if not fs.exists(root):
-                raise StoreError(f"{source} does not exist") from None
-        try:
-            found = as_dataset(source)
-        except StoreError as no_cube:
-            raise (no_cube if cube else error) from None
-        if "ml4cube_format" in found.attrs or not (cube or found.sizes):
+    except NoStoreError:
+        found = as_dataset(source)
+        if "ml4cube_format" in found.attrs or not found.sizes:
             raise
-        if cube:
-            return found
-        raise StoreError(
-            f"{source} is a cube with dims {dict(found.sizes)}, not a sample store; to cut "
-            "samples from it, give sample_size= (or scale_fn=, ...), or open it by xarray first"
-        ) from None
+    if cube:
+        return found
+    raise StoreError(
+        f"{source} is a cube with dims {dict(found.sizes)}, not a sample store; to cut samples "
+        "from it, give sample_size= (or scale_fn=, ...), or open it by xarray first"
+    )

@@ -6,31 +6,28 @@ samples lie in their cube (`coords`). Does not use torch.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from fsspec.core import url_to_fs
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import StoreError
 from ml4cube.core.rank_shares import Ints
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import scale_parameters
+from ml4cube.cube.chunks.opened import Opened, file_behind
 from ml4cube.cube.reader import CubeReader
 from ml4cube.loading.lead import Lead, base_name, is_target
 from ml4cube.loading.ring.ring import ChunkSource
-from ml4cube.loading.shard_files import ShardedArray, sharded_arrays
+from ml4cube.loading.store_files import ShardedArray, sharded_arrays
 from ml4cube.sampling.counting import Schema
 from ml4cube.sampling.extractor import Arrays
 from ml4cube.sampling.request import NUMBERED
-from ml4cube.store.format import NoStoreError, StoreMetadata, open_axes, open_store
+from ml4cube.store.format import NoStoreError, StoreMetadata, open_axes
+from ml4cube.store.locations import location_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -248,20 +245,17 @@ def _axis_from_origins(
         return xr.Variable(dim, values[nearest], origins.attrs)
     if len(known) < 2 or values.dtype.kind not in "fiuM":
         return None
-    start, numbers = values[0], values
-    if values.dtype.kind == "M":
-        numbers = (values - start).astype("timedelta64[ns]").astype(np.int64)
-    step = (float(numbers[-1]) - float(numbers[0])) / (known[-1] - known[0])
-    expected = float(numbers[0]) + step * (known - known[0])
-    rounding = _ROUNDED_NS if values.dtype.kind == "M" else _ROUNDED * np.abs(numbers).max()
-    if np.abs(expected - numbers).max() > rounding:
+    dates = values.dtype.kind == "M"
+    # relative to the first value, so that dates stay exact
+    numbers = (values - values[0]).astype("m8[ns]").astype(float) if dates else values.astype(float)
+    step = (numbers[-1] - numbers[0]) / (known[-1] - known[0])
+    line = numbers[0] + step * (cells - known[0])
+    rounding = _ROUNDED_NS if dates else _ROUNDED * np.abs(numbers).max()
+    if np.abs(line[known] - numbers).max() > rounding:
         return None
-    line = float(numbers[0]) + step * (cells - known[0])
-    if values.dtype.kind == "M":
-        along = start + np.round(line).astype("timedelta64[ns]")
-    else:
-        along = np.round(line) if values.dtype.kind in "iu" else line
-    along = along.astype(values.dtype)
+    if values.dtype.kind != "f":
+        line = np.round(line)
+    along = (values[0] + line.astype("m8[ns]") if dates else line).astype(values.dtype)
     along[known] = values
     return xr.Variable(dim, along, origins.attrs)
 
@@ -316,57 +310,28 @@ class StoreSource(DatasetSource):
 
 def source_of_store(ds: xr.Dataset, dim: str) -> DatasetSource:
     """Choose how to read an opened store: straight from its files, unless it was changed."""
+    from zarr.storage import StorePath
+
     names = [str(n) for n, v in ds.data_vars.items() if v.dtype.kind in "fiub"]
-    path = ds.encoding.get("source")
-    lazy = all(ds[name].variable.chunks is not None for name in names)
-    if names and lazy and isinstance(path, str) and ds.sizes[dim]:
-        # dask names an array by how it was made, so equal names mean equal values
-        for fresh in _reopened(path):
-            if all(
-                name in fresh and _identity(ds, name) == _identity(fresh, name) for name in names
-            ):
-                arrays = sharded_arrays(path, names)
-                return DatasetSource(ds, dim) if arrays is None else StoreSource(ds, dim, arrays)
-    return DatasetSource(ds, dim)
-
-
-def _reopened(path: str) -> Iterator[xr.Dataset]:
-    """Open a store in the ways that users do; not at all if its path alone does not open it."""
-    import xarray as xr
-
-    if _needs_more_than_path(path):
+    arrays = [_array_behind(ds[name].variable) for name in names]
+    if not arrays or None in arrays or not ds.sizes[dim]:
+        return DatasetSource(ds, dim)
+    groups = [
+        location_of("store", StorePath(array.store, array.path.rpartition("/")[0]))
+        for array in arrays
+    ]
+    if not isinstance(groups[0], str) or any(group != groups[0] for group in groups):
         logger.warning(
-            "samples opened from %s are read through xarray, which is slower and checks less, "
-            "because that path alone does not open them (they are in a group, or options are "
-            "needed); give PTXrDataset the path of the group, or a zarr store",
-            path,
+            "samples that were opened with storage options, or from several stores, are read "
+            "through xarray, which is slower; give PTXrDataset the path or URL of one store"
         )
-        return
-    yield open_store(path)
-    forms: list[Any] = [path]
-    if "://" not in path:
-        relative = os.path.relpath(path)
-        forms += [relative, Path(path), Path(relative)]
-    for form in forms:
-        yield xr.open_zarr(form)
+        return DatasetSource(ds, dim)
+    stored = {name: array.basename for name, array in zip(names, arrays, strict=True)}
+    return StoreSource(ds, dim, sharded_arrays(groups[0], stored))
 
 
-def _needs_more_than_path(path: str) -> bool:
-    """Return True if a path, from which samples were opened, is not that of their store."""
-    try:
-        fs, root = url_to_fs(path)
-        found = json.loads(fs.cat_file(f"{root.rstrip('/')}/zarr.json"))
-    except FileNotFoundError:
-        raise StoreError(
-            f"{path}, from which the samples were opened, no longer exists; open them from their "
-            "new path"
-        ) from None
-    except Exception:  # whatever a file system raises where options are missing
-        return True
-    return "ml4cube_format" not in found.get("attributes", {})
-
-
-def _identity(ds: xr.Dataset, name: str) -> tuple[Any, ...]:
-    """Return what identifies the values of a lazy variable."""
-    variable = ds[name].variable
-    return variable.dims, variable.shape, variable.data.name
+def _array_behind(variable: xr.Variable) -> Any:
+    """Return the zarr array that a lazy variable shows unchanged, or None."""
+    file = None if variable.chunks is None else file_behind(variable.data)
+    found = None if file is None else Opened.of(file, np.dtype(variable.dtype))
+    return found.zarr if found and found.plain and found.whole else None

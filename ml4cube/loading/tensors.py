@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from threading import Lock
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -443,11 +442,8 @@ class PTXrDataset(Dataset[Any]):
     def _add_features(self, coord_features: str | Sequence[str] | None) -> None:
         """Repeat static features along the dims they lack, and add coordinates."""
         self.channels = self.features
-        if self._stacked:
-            for name in (*self.features, *self._answers):
-                self._window(name)
-            if len({self._source.schema[name][0] for name in self.features}) > 1:
-                self._source = Broadcast(self._source, self.features)
+        if self._stacked and len({self._source.schema[n][0] for n in self.features}) > 1:
+            self._source = Broadcast(self._source, self.features)
         if coord_features is None:
             return
         if not self._stacked:
@@ -460,7 +456,6 @@ class PTXrDataset(Dataset[Any]):
         self.channels = (*self.features, *source.channels)
 
     def _add_weights(self, weights: Any) -> None:
-        self._weighted = weights is not None
         if weights is None:
             return
         if not self.targets:
@@ -493,7 +488,7 @@ class PTXrDataset(Dataset[Any]):
                 )
             if names:
                 fields.append(Field(names, windows[names[0]], kind))
-        if self._weighted:
+        if WEIGHT in self._source.schema:
             # one channel for all of y; weights of samples have no other axis
             window = self._window(WEIGHT)
             if window not in ((), fields[-1].window):
@@ -535,28 +530,17 @@ class _ChunkCache:
     """Decoded chunks that were used last; bounded, shared by threads, empty after pickling."""
 
     def __init__(self, source: ChunkSource, fields: tuple[Field, ...], limit: int) -> None:
-        self._source, self._fields, self._limit = source, fields, limit
-        self._chunks: OrderedDict[int, list[NDArray[Any]]] = OrderedDict()
-        self._lock = Lock()
-        self._held = 0
+        self._arguments = source, fields, limit
+        largest = int(source.counts.max(initial=1)) * sum(field.nbytes for field in fields)
+        self.get = lru_cache(max(1, limit // max(1, largest)))(partial(_decoded, source, fields))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _ChunkCache, (self._source, self._fields, self._limit)
+        return _ChunkCache, self._arguments
 
-    def get(self, chunk: int) -> list[NDArray[Any]]:
-        """Return the arrays of a chunk, one per field."""
-        with self._lock:
-            if chunk in self._chunks:
-                self._chunks.move_to_end(chunk)
-                return self._chunks[chunk]
-        arrays = [field.empty(int(self._source.counts[chunk])) for field in self._fields]
-        views = [field.views(array) for field, array in zip(self._fields, arrays, strict=True)]
-        read_chunk(self._source, chunk, views)
-        with self._lock:
-            if chunk not in self._chunks:
-                self._chunks[chunk] = arrays
-                self._held += sum(array.nbytes for array in arrays)
-            while self._held > self._limit and len(self._chunks) > 1:
-                _, oldest = self._chunks.popitem(last=False)
-                self._held -= sum(array.nbytes for array in oldest)
-        return arrays
+
+def _decoded(source: ChunkSource, fields: tuple[Field, ...], chunk: int) -> list[NDArray[Any]]:
+    """Return the arrays of a chunk, one per field."""
+    arrays = [field.empty(int(source.counts[chunk])) for field in fields]
+    views = [field.views(array) for field, array in zip(fields, arrays, strict=True)]
+    read_chunk(source, chunk, views)
+    return arrays

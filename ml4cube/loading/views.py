@@ -1,7 +1,8 @@
 """Sources that change the samples of another source: parts of windows, static fields, weights.
 
-Each is a `SampleSource` around a `SampleSource`, so loaders need not know them. Does not use
-torch.
+Each is a `SampleSource` around a `SampleSource`, so loaders need not know them. It makes some
+variables itself (`View._make`); everything else passes through unchanged (`View.read`). Does not
+use torch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WEIGHT = "@weight"
 
 
 class View:
-    """A source with the samples of another one; base of the other sources here."""
+    """A source that makes some variables itself, and passes on all else of another source."""
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
@@ -39,10 +40,28 @@ class View:
         self.lead, self.counts, self.slow = source.lead, source.counts, source.slow
         self._starts = np.concatenate([[0], np.cumsum(source.counts)])
         self._scratch = Scratch()
+        # the variables of the other source that each variable made here needs
+        self._needs: dict[str, tuple[str, ...]] = {}
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
-        self._source.read(chunk, out)
+        passed = {name: array for name, array in out.items() if name not in self._needs}
+        made = [name for name in out if name in self._needs]
+        needed = {stored for name in made for stored in self._needs[name]}
+        cells = {
+            name: self._scratch.take(name, (int(self.counts[chunk]), *window), dtype)
+            for name, (window, dtype) in self._source.schema.items()
+            if name in needed
+        }
+        self._source.read(chunk, {**passed, **cells})
+        for name in passed.keys() & cells.keys():
+            passed[name][...] = cells[name]
+        for name in made:
+            self._make(name, cells, chunk, out[name])
+
+    def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
+        """Write a variable of its own, from those of the other source that it needs."""
+        raise NotImplementedError
 
     def describe(self, chunk: int) -> str:
         """Describe a chunk for an error message."""
@@ -64,11 +83,6 @@ class View:
         """Return the numbers of a chunk's samples."""
         return np.arange(self._starts[chunk], self._starts[chunk + 1])
 
-    def _buffer(self, chunk: int, name: str) -> NDArray[Any]:
-        """Return an array for a variable of the other source."""
-        window, dtype = self._source.schema[name]
-        return self._scratch.take(name, (int(self.counts[chunk]), *window), dtype)
-
 
 class WindowPair(View):
     """Stored windows cut in two: the first cells are inputs, later ones are targets."""
@@ -81,7 +95,7 @@ class WindowPair(View):
         inputs = {dim: slice(0, along.input_size) for dim, along in lead.along.items()}
         targets = {d: slice(a.offset, a.offset + a.size) for d, a in lead.along.items()}
         self.lead = lead
-        self._pieces: dict[str, tuple[str, tuple[slice, ...]]] = {}
+        self._pieces: dict[str, tuple[slice, ...]] = {}
         for name in source.schema:
             self._add(name, name, inputs)
         for name in wanted.elsewhere(source.schema):
@@ -93,15 +107,10 @@ class WindowPair(View):
         kept = tuple(s.stop - s.start for s in taken)
         self.schema[name] = kept, dtype
         self.dims[name] = dims
-        self._pieces[name] = stored, taken
+        self._needs[name], self._pieces[name] = (stored,), taken
 
-    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable."""
-        whole = {stored: self._buffer(chunk, stored) for stored, _ in map(self._pieces.get, out)}  # type: ignore[misc]
-        self._source.read(chunk, whole)
-        for name, target in out.items():
-            stored, taken = self._pieces[name]
-            target[...] = whole[stored][(slice(None), *taken)]
+    def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
+        out[...] = cells[self._needs[name][0]][(slice(None), *self._pieces[name])]
 
 
 def _lead_inside(
@@ -111,22 +120,10 @@ def _lead_inside(
     stored: dict[str, int] = {}
     for name, (window, _) in source.schema.items():
         stored |= dict(zip(source.dims[name], window, strict=True))
-    try:
-        offset = whole_cells("target_offset", wanted.offset, stored, least=0)
-    except InvalidValueError as error:
-        raise InvalidValueError(
-            f"{error}; stored samples have the dims {stored} and must contain their targets. "
-            "Sample the cube with longer windows, or give the cube itself"
-        ) from None
-    inputs = {dim: n - offset.get(dim, 0) for dim, n in stored.items()}
+    offset = whole_cells("target_offset", wanted.offset, stored, least=0)
+    inputs = {dim: max(1, n - offset.get(dim, 0)) for dim, n in stored.items()}
     if sample_size is not None:
         inputs |= parse_sizes("sample_size", sample_size, stored)
-    for dim, n in inputs.items():
-        if n < 1:
-            raise InvalidValueError(
-                f"target_offset={wanted.offset!r} is longer than the stored window, which has "
-                f"{stored[dim]} cells along {dim!r}; give less, or sample longer windows"
-            )
     lead = Lead.parse(wanted.offset, wanted.size, inputs)
     lead.check_fits(stored, "a stored window")
     return lead
@@ -145,22 +142,14 @@ class Broadcast(View):
         for name in names:
             (own, dtype), own_dims = source.schema[name], source.dims[name]
             has = dict(zip(own_dims, own, strict=True))
-            if not has.items() <= sizes.items() or tuple(d for d in dims if d in has) != own_dims:
-                found = {name: source.schema[name][0] for name in names}
-                raise InvalidValueError(
-                    f"variables with different windows cannot be stacked: {found}; choose some "
-                    "with features="
-                )
-            if own != window:
+            fits = has.items() <= sizes.items() and tuple(d for d in dims if d in has) == own_dims
+            if fits and own != window:
+                self._needs[name] = (name,)
                 self._shapes[name] = tuple(has.get(d, 1) for d in dims)
                 self.schema[name], self.dims[name] = (window, dtype), dims
 
-    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable."""
-        small = {name: self._buffer(chunk, name) for name in out if name in self._shapes}
-        self._source.read(chunk, {**out, **small})
-        for name, values in small.items():
-            out[name][...] = values.reshape(-1, *self._shapes[name])
+    def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
+        out[...] = cells[name].reshape(-1, *self._shapes[name])
 
 
 class Whole(View):
@@ -168,41 +157,32 @@ class Whole(View):
 
     def __init__(self, source: SampleSource, names: Iterable[str]) -> None:
         super().__init__(source)
-        self._floats = [n for n in names if np.dtype(source.schema[n][1]).kind == "f"]
+        floats = [n for n in names if np.dtype(source.schema[n][1]).kind == "f"]
+        self._needs = {name: (name,) for name in floats}
 
-    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable."""
-        floats = {name: self._buffer(chunk, name) for name in self._floats if name in out}
-        self._source.read(chunk, {**out, **floats})
-        for name, values in floats.items():
-            if not np.isfinite(values).all():
-                raise InvalidValueError(
-                    f"{name!r} has gaps in {self.describe(chunk)}, which cannot be read as "
-                    f"{out[name].dtype}; drop or fill them, or read floats"
-                )
-            out[name][...] = values
+    def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
+        if not np.isfinite(cells[name]).all():
+            raise InvalidValueError(
+                f"{name!r} has gaps in {self.describe(chunk)}, which cannot be read as "
+                f"{out.dtype}; drop or fill them, or read floats"
+            )
+        out[...] = cells[name]
 
 
 class Weighted(View):
     """Samples with one weight each, or one per cell of the target."""
 
     def __init__(
-        self,
-        source: SampleSource,
-        weights: Any,
-        target: str,
-        scaling: KnownScaling,
+        self, source: SampleSource, weights: Any, target: str, scaling: KnownScaling
     ) -> None:
         super().__init__(source)
-        self._target, self._variable, self._scaling = target, "", scaling
+        self._scaling = scaling
         self._classes: NDArray[Any] | None = None
         self._values = np.zeros(0, np.float32)
-        window: tuple[int, ...] = ()
-        dims: tuple[str, ...] = ()
+        like = ""  # the variable that the weights are made of
         if isinstance(weights, str):
             check_known("weights", [weights], source.schema)
-            self._variable = weights
-            window, dims = source.schema[weights][0], source.dims[weights]
+            like = weights
         elif isinstance(weights, Mapping):
             if target in scaling:
                 raise InvalidTypeError(
@@ -213,7 +193,7 @@ class Weighted(View):
                 raise InvalidValueError("weights={} has no class; give {class: weight}")
             self._classes, order = np.unique(np.array(list(weights)), return_index=True)
             self._values = _checked(list(weights.values()))[order]
-            window, dims = source.schema[target][0], source.dims[target]
+            like = target
         else:
             self._values = _checked(weights)
             if self._values.shape != (int(self._starts[-1]),):
@@ -221,34 +201,25 @@ class Weighted(View):
                     f"weights must be one per sample, of which there are "
                     f"{int(self._starts[-1])}, got shape {self._values.shape}"
                 )
-        self.schema[WEIGHT], self.dims[WEIGHT] = (window, "<f4"), dims
+        window = source.schema[like][0] if like else ()
+        self.schema[WEIGHT], self.dims[WEIGHT] = (window, "<f4"), source.dims.get(like, ())
+        # as stored: the dtype of the batch may merge classes
+        self._needs[WEIGHT] = (like,) if like else ()
 
-    def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
-        """Write the samples of a chunk into one array per variable."""
-        inner = {name: array for name, array in out.items() if name != WEIGHT}
-        if WEIGHT not in out:
-            self._source.read(chunk, inner)
+    def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
+        rows = np.arange(self._starts[chunk], self._starts[chunk + 1])
+        if not cells:
+            out[...] = self._values[rows]
             return
-        needed = self._variable or (self._target if self._classes is not None else "")
-        wanted = inner.get(needed)
-        if needed and (wanted is None or wanted.dtype != np.dtype(self._source.schema[needed][1])):
-            # as stored: the dtype of the batch may merge classes
-            inner[needed] = self._buffer(chunk, needed)
-        self._source.read(chunk, inner)
-        if wanted is not None and wanted is not inner[needed]:
-            wanted[...] = inner[needed]
-        if self._variable:
-            values = inner[needed]
-            if needed in self._scaling:
-                rows = self._rows(chunk)
-                values = self._scaling.unscaled(needed, values, self._source, rows)
-            out[WEIGHT][...] = _checked(values, self.describe(chunk))
-        elif self._classes is not None:
-            out[WEIGHT][...] = self._of_classes(inner[needed], chunk)
-        else:
-            out[WEIGHT][...] = self._values[self._rows(chunk)]
+        ((stored, values),) = cells.items()
+        if self._classes is not None:
+            out[...] = self._of_classes(stored, values, chunk)
+            return
+        if stored in self._scaling:
+            values = self._scaling.unscaled(stored, values, self._source, rows)
+        out[...] = _checked(values, self.describe(chunk))
 
-    def _of_classes(self, found: NDArray[Any], chunk: int) -> NDArray[np.float32]:
+    def _of_classes(self, name: str, found: NDArray[Any], chunk: int) -> NDArray[np.float32]:
         """Return the weight of each cell, 0 for gaps."""
         assert self._classes is not None
         position = np.searchsorted(self._classes, found).clip(max=len(self._classes) - 1)
@@ -256,7 +227,7 @@ class Weighted(View):
         gaps = found != found
         if not (known | gaps).all():
             raise InvalidValueError(
-                f"{self._target!r} has class {found[~known & ~gaps].flat[0].item()!r} in "
+                f"{name!r} has class {found[~known & ~gaps].flat[0].item()!r} in "
                 f"{self.describe(chunk)}, but weights has only {self._classes.tolist()}; give "
                 "every class a weight"
             )

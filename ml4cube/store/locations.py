@@ -141,8 +141,10 @@ def location_of(argument: str, source: Any) -> str | ZarrFolder:
     if isinstance(store, LocalStore):
         return str(store.root / inside) if inside else str(store.root)
     # a file system with its own options (credentials) could not be opened again by its URL
-    if isinstance(store, FsspecStore) and not set(store.fs.storage_options) - {"asynchronous"}:
-        return str(store.fs.unstrip_protocol("/".join(filter(None, [store.path, inside]))))
+    if isinstance(store, FsspecStore):
+        fs = getattr(store.fs, "sync_fs", store.fs)
+        if not set(fs.storage_options) - {"asynchronous"}:
+            return str(fs.unstrip_protocol("/".join(filter(None, [store.path, inside]))))
     return _opened(argument, store, inside)
 
 

@@ -146,10 +146,6 @@ def test_several_in_turn_and_only_in_training() -> None:
 def test_batches_are_made_on_the_device_asked_for() -> None:
     data = data_of()
 
-    def check(batch: Any, generator: torch.Generator) -> Any:
-        assert {t.device.type for t in batch} == {"meta"}
-        return batch
-
     # meta stands for a device that is not main memory
     loader = prep_dataloader(data, batch_size=8, device="meta")
     assert {t.device.type for batch in loader for t in batch} == {"meta"}

@@ -7,16 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dask
 import fsspec
 import numpy as np
 import pytest
 import torch
 import xarray as xr
-from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from ml4cube.core.errors import StoreError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
 from ml4cube.loading.memory import Memory
 from tests.cubes import cell_id_cube
@@ -93,124 +91,6 @@ def test_a_remote_cube_is_known_to_be_slow() -> None:
     fsspec.filesystem("memory").rm("/cube.zarr", recursive=True)
 
 
-def test_a_remote_read_that_fails_names_its_chunk(
-    remote: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = PTXrDataset(remote, features="a")
-    kind = type(fsspec.filesystem("memory"))
-    plain = kind.cat_file
-
-    def fails(self: Any, path: str, *args: Any, **options: Any) -> bytes:
-        if path.endswith("a/c/3/0/0"):
-            raise ConnectionResetError("the line is cut")
-        return plain(self, path, *args, **options)
-
-    monkeypatch.setattr(kind, "cat_file", fails)
-    before = threading.active_count()
-    with pytest.raises(StoreError, match=r"a/c/3/0/0: ConnectionResetError: the line is cut"):
-        list(prep_dataloader(data, batch_size=8, buffer_mb=0.008))
-    assert threading.active_count() == before
-
-
-def test_a_shard_that_is_lost_or_cut_after_opening_raises_and_is_named(tmp_path: Path) -> None:
-    for name, harm in (
-        ("lost", lambda path: path.unlink()),
-        ("cut", lambda path: path.write_bytes(path.read_bytes()[:50])),
-    ):
-        path = write_store(tmp_path / f"{name}.zarr", 100)
-        data = PTXrDataset(path, features="a")
-        harm(path / "a" / "c" / "1" / "0" / "0")
-        with pytest.raises(StoreError, match="a/c/1/0/0"):
-            list(prep_dataloader(data, batch_size=10, buffer_mb=0.0012))
-
-
-def test_threads_decode_after_dask_and_decoding_in_the_parent(tmp_path: Path) -> None:
-    path = write_store(tmp_path / "s.zarr", N)
-    with dask.config.set(scheduler="threads"):
-        xr.open_zarr(path)["a"].mean().compute()
-    data = PTXrDataset(path, features="a")
-    data[0]
-    loader = prep_dataloader(data, batch_size=16, buffer_mb=0.002, num_workers=3)
-    for _ in loader:
-        # and dask beside the decode threads
-        assert float(xr.open_zarr(path)["a"][:2].mean().compute()) >= 0
-        break
-    assert sum(len(batch) for batch in loader) == N // 16 * 16
-
-
-def pair_of(form: str, tmp_path: Path) -> Any:
-    data: Any = PTXrDataset(write_store(tmp_path / "s.zarr", N, ("a", "b")), to_pred="b")
-    return data if form == "store" else TensorDataset(*data.take(range(N)))
-
-
-def numbers(batch: Any) -> list[int]:
-    return [int(x) for x in batch[0][:, 0, 0, 0]]
-
-
-@pytest.mark.parametrize("form", ["store", "tensors"])
-def test_a_trainer_that_fetches_one_batch_ahead(form: str, tmp_path: Path) -> None:
-    """As Lightning's and accelerate's loops do, to know which batch is the last."""
-    loader = prep_dataloader(pair_of(form, tmp_path), batch_size=16, buffer_mb=0.004)
-    seen = []
-    for epoch in range(2):
-        loader.set_epoch(epoch)
-        batches = iter(loader)
-        now = next(batches)
-        before = [tensor.clone() for tensor in now]
-        this_epoch: list[int] = []
-        while now is not None:
-            following = next(batches, None)
-            # the batch in hand does not change while the next one is gathered
-            assert all(map(torch.equal, now, before))
-            this_epoch += numbers(now)
-            now = following
-            before = [] if now is None else [tensor.clone() for tensor in now]
-        assert len(this_epoch) == len(set(this_epoch)) == N // 16 * 16 == 16 * len(loader)
-        seen.append(this_epoch)
-    assert seen[0] != seen[1]
-
-
-def test_what_lightning_asks_of_a_loader(tmp_path: Path) -> None:
-    """Its loop takes len, iter and next; it looks for a sampler only in torch's DataLoader."""
-    for form in ("store", "tensors"):
-        train, val = prep_dataloader(*[pair_of(form, tmp_path / form)] * 2, batch_size=16)
-        assert len(train) == 12
-        assert len(val) == 13
-        assert iter(train) is not iter(train)
-        assert sum(len(x) for x, _ in val) == N
-        sampler = getattr(train, "sampler", None)
-        if sampler is not None:
-            sampler.set_epoch(3)
-            assert numbers(next(iter(train))) == numbers(next(iter(train_again(train, 3))))
-
-
-def train_again(loader: Any, epoch: int) -> Any:
-    loader.set_epoch(epoch)
-    return loader
-
-
-def test_what_accelerate_makes_of_a_loader(tmp_path: Path) -> None:
-    """It builds torch loaders anew around their batch sampler, and leaves other iterables alone."""
-    loader = prep_dataloader(pair_of("tensors", tmp_path), batch_size=16, seed=5)
-    assert isinstance(loader, DataLoader)
-    assert isinstance(loader.batch_sampler, BatchSampler)
-    anew = DataLoader(
-        loader.dataset,
-        batch_sampler=loader.batch_sampler,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        generator=loader.generator,
-    )
-    first, second = ([x for batch in anew for x in numbers(batch)] for _ in range(2))
-    plain = prep_dataloader(pair_of("tensors", tmp_path / "again"), batch_size=16, seed=5)
-    assert first[: 12 * 16] == [x for batch in plain for x in numbers(batch)]
-    assert first != second
-    assert len(set(first)) == len(first)
-    ours = prep_dataloader(pair_of("store", tmp_path / "store"), batch_size=16)
-    assert not isinstance(ours, DataLoader)
-
-
 @pytest.mark.parametrize("parallel", [True, False])
 def test_other_libraries_share_out_no_loader_again(parallel: bool) -> None:
     """Lightning asks for the sampler's type, accelerate for a mark, on torch's loaders only.
@@ -220,6 +100,8 @@ def test_other_libraries_share_out_no_loader_again(parallel: bool) -> None:
     data = TensorDataset(torch.arange(24.0))
     loader = prep_dataloader(data, batch_size=4, parallel=parallel)
     assert isinstance(loader.sampler, DistributedSampler)
+    loader.sampler.set_epoch(3)
+    assert loader.state_dict()["epoch"] == 3
     assert loader._is_accelerate_prepared == parallel
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,39 +12,31 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ml4cube.core.errors import InvalidValueError, StoreError
+from ml4cube.core.errors import StoreError
 from ml4cube.core.rank_shares import ChunkOrder, TrainShare
-from ml4cube.loading.ring.ring import Resident, Ring
+from ml4cube.loading.ring.ring import Ring
 from ml4cube.loading.ring.slots import Buffers, Field
-from tests.interruption import interrupt_shutdowns
 
 FIELD = Field(("a",), (2,), np.dtype("f4"))
 
 
 class Counting:
-    """Sample k holds k; remembers what was read, and by how many threads at once."""
+    """Sample k holds k; remembers what was read."""
 
     slow = False
 
-    def __init__(self, counts: list[int], wait_s: float = 0.0, broken: int | None = None) -> None:
+    def __init__(self, counts: list[int], broken: int | None = None) -> None:
         self.counts = np.array(counts, np.int64)
         self.starts = np.concatenate([[0], np.cumsum(counts)])
         self.reads: list[int] = []
-        self.wait_s, self.broken = wait_s, broken
-        self.lock, self.now, self.most = threading.Lock(), 0, 0
+        self.broken = broken
 
     def read(self, chunk: int, out: Mapping[str, Any]) -> None:
-        with self.lock:
-            self.reads.append(chunk)
-            self.now += 1
-            self.most = max(self.most, self.now)
-        time.sleep(self.wait_s)
+        self.reads.append(chunk)
         if chunk == self.broken:
             raise ValueError("no such luck")
         values = np.arange(self.starts[chunk], self.starts[chunk + 1])
         out["a"][...] = values[:, None]
-        with self.lock:
-            self.now -= 1
 
     def describe(self, chunk: int) -> str:
         return f"chunk number {chunk}"
@@ -116,31 +107,6 @@ def test_what_an_epoch_leaves_in_the_slots_is_not_read_again(
         assert len(source.reads) == 20 if epoch == 0 else least <= len(source.reads) <= most
 
 
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None)
-@given(
-    counts=st.lists(st.integers(0, 12), min_size=1, max_size=25),
-    streams=st.integers(1, 6),
-    spare=st.integers(1, 20),
-    taken=st.lists(st.integers(0, 12), min_size=1, max_size=4),
-)
-def test_a_ring_left_in_mid_epoch_serves_the_next(
-    counts: list[int], streams: int, spare: int, taken: list[int]
-) -> None:
-    order = ChunkOrder(counts, streams, seed=5)
-    share = TrainShare(order.n, 7, drop_last=False)
-    ring = Ring(Counting(counts), [FIELD], streams + spare, threads=3, gatherers=2)
-    for epoch, number in enumerate(taken):
-        tour = order.schedule(epoch, 0, share.stop(0), share.rank, share.world)
-        batches = ring.batches(tour, share.batches(), take)
-        taken_now = zip(itertools.islice(batches, number), share.batches(), strict=False)
-        for (out,), positions in taken_now:
-            assert out[:, 0, 0].tolist() == order.samples(epoch)[positions].tolist()
-        batches.close()
-    expected = [order.samples(9)[p].tolist() for p in share.batches()]
-    assert through(ring, order, share, 9) == expected
-
-
 def test_a_chunk_that_could_not_be_read_is_not_taken_for_read() -> None:
     source = Counting([5] * 20, broken=13)
     order = ChunkOrder(source.counts, 4, seed=0)
@@ -179,29 +145,6 @@ def test_batches_are_handed_out_before_chunks_that_later_ones_need() -> None:
     assert [int(out[0, 0, 0]) for (out,) in batches] == [*range(35, 100, 5)]
 
 
-def test_batches_are_filled_ahead_but_no_more_than_there_are_threads() -> None:
-    order, share = ChunkOrder([5] * 20, 1, seed=None), TrainShare(100, 5)
-    taken: list[Any] = []
-
-    def remembered(rows: int) -> list[Any]:
-        taken.append(FIELD.empty(rows))
-        taken[-1].fill(-1)
-        return [taken[-1]]
-
-    ring = Ring(Counting([5] * 20), [FIELD], 21, threads=2, gatherers=3)
-    list(ring.batches(order.schedule(0, 0, 100), share.batches(), take))  # all chunks stay in slots
-    batches = ring.batches(order.schedule(1, 0, 100), share.batches(), remembered)
-    for number in range(1, 18):
-        assert (next(batches)[0] >= 0).all()
-        assert len(taken) <= number + 3
-    deadline = time.monotonic() + 30
-    while not all((array >= 0).all() for array in taken) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(taken) == 20  # three more than were asked for
-    assert all((array >= 0).all() for array in taken)
-    batches.close()
-
-
 def test_batches_before_a_broken_chunk_are_handed_out() -> None:
     order, share = ChunkOrder([5] * 20, 1, seed=None), TrainShare(100, 5)
     ring = Ring(Counting([5] * 20, broken=13), [FIELD], 20, threads=3, gatherers=3)
@@ -209,49 +152,6 @@ def test_batches_before_a_broken_chunk_are_handed_out() -> None:
     assert [int(next(batches)[0][0, 0, 0]) for _ in range(13)] == [*range(0, 65, 5)]
     with pytest.raises(StoreError, match="chunk number 13"):
         next(batches)
-
-
-def test_a_ring_rests_only_when_its_threads_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    order, share = ChunkOrder([5] * 20, 1, seed=None), TrainShare(100, 5)
-    source = Held([5] * 20, held=3)
-    ring = Ring(source, [FIELD], 20, threads=2)
-    batches = ring.batches(order.schedule(0, 0, 100), share.batches(), take)
-    assert ring.is_resting
-    next(batches)
-    with monkeypatch.context() as patch:
-        interrupt_shutdowns(patch)
-        with pytest.raises(KeyboardInterrupt):
-            batches.close()
-    assert not ring.is_resting
-    source.let_go.set()
-    again = ring.batches(order.schedule(0, 0, 100), share.batches(), take)
-    list(again)
-    assert ring.is_resting
-
-
-def test_an_error_surfaces_with_the_chunk_and_stops_the_threads() -> None:
-    source = Counting([5] * 20, broken=13)
-    order = ChunkOrder(source.counts, 4, seed=0)
-    before = threading.active_count()
-    with pytest.raises(StoreError, match=r"cannot read chunk number 13: ValueError: no such luck"):
-        through(Ring(source, [FIELD], 8, 3), order, TrainShare(100, 10), 0)
-    with pytest.raises(StoreError, match="chunk number 13"):
-        Resident(source, [FIELD], 3, range(20))
-    assert threading.active_count() == before
-
-
-def test_too_few_slots_are_refused() -> None:
-    source = Counting([5] * 20)
-    order = ChunkOrder(source.counts, 4, seed=0)
-    with pytest.raises(InvalidValueError, match="4 slots for 4 streams"):
-        through(Ring(source, [FIELD], 4, 3), order, TrainShare(100, 10), 0)
-
-
-def test_waiting_reads_run_side_by_side() -> None:
-    source = Counting([10] * 40, wait_s=0.02)
-    order = ChunkOrder(source.counts, 8, seed=0)
-    through(Ring(source, [FIELD], 20, threads=10), order, TrainShare(400, 50), 0)
-    assert source.most == 10
 
 
 def test_buffers_come_back_only_when_nobody_holds_them() -> None:
@@ -263,10 +163,3 @@ def test_buffers_come_back_only_when_nobody_holds_them() -> None:
     assert again.__array_interface__["data"] == place
     assert not np.shares_memory(held, again)
     assert not np.shares_memory(buffers.take(4), held)
-
-
-def test_buffers_do_not_keep_all_that_was_held_at_once() -> None:
-    buffers = Buffers(FIELD, samples=4)
-    held = [buffers.take(4) for _ in range(100)]
-    del held
-    assert len(buffers._idle) == 8

@@ -13,12 +13,12 @@ import pytest
 import xarray as xr
 import zarr
 from fsspec.implementations.local import LocalFileSystem
-from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
+from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
-from ml4cube.loading.shard_files import ShardedArray, sharded_arrays
 from ml4cube.loading.sources import DatasetSource, StoreSource
+from ml4cube.loading.store_files import ShardedArray
 from ml4cube.store.format import open_store
 from tests.samplestores import numbered, write_store
 
@@ -27,11 +27,9 @@ ZSTD = ZstdCodec(level=1)
 RNG = np.random.default_rng(0)
 
 
-def write(path: Path, values: np.ndarray, attrs: Any = None, **layout: Any) -> ShardedArray | None:
+def write(path: Path, values: np.ndarray, **layout: Any) -> ShardedArray:
     """Write an array with zarr and make a reader of it."""
-    array = zarr.create_array(
-        path, shape=values.shape, dtype=values.dtype, attributes=attrs or {}, **layout
-    )
+    array = zarr.create_array(path, shape=values.shape, dtype=values.dtype, **layout)
     array[...] = values
     sizes = {str(p.relative_to(path)): p.stat().st_size for p in path.rglob("c/**/*")}
     metadata = json.loads((path / "zarr.json").read_text())
@@ -39,12 +37,11 @@ def write(path: Path, values: np.ndarray, attrs: Any = None, **layout: Any) -> S
 
 
 @pytest.mark.parametrize("shards", [None, (12, 3)])
-@pytest.mark.parametrize("codecs", [[], [BLOSC], [CRC], [BLOSC, CRC], [ZSTD], [ZSTD, CRC]])
+@pytest.mark.parametrize("codecs", [[CRC], [BLOSC, CRC]])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i2", "u1", "bool"])
 def test_chunks_are_those_of_zarr(tmp_path: Path, shards: Any, codecs: Any, dtype: str) -> None:
     values = (RNG.normal(size=(29, 3)) * 9).astype(dtype)
     array = write(tmp_path / "a", values, chunks=(4, 3), shards=shards, compressors=codecs)
-    assert array is not None
     twin = pickle.loads(pickle.dumps(array))  # noqa: S301
     for chunk in range(8):
         expected = values[4 * chunk : 4 * chunk + 4]
@@ -55,24 +52,10 @@ def test_chunks_are_those_of_zarr(tmp_path: Path, shards: Any, codecs: Any, dtyp
             np.testing.assert_array_equal(out, [expected, expected])
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"chunks": (4, 1)},
-        {"chunks": (4, 3), "compressors": [GzipCodec()]},
-        {"chunks": (4, 3), "attrs": {"scale_factor": 0.1}},
-        {"chunks": (4, 3), "chunk_key_encoding": {"name": "v2", "separator": "."}},
-    ],
-)
-def test_other_layouts_are_left_to_zarr(tmp_path: Path, layout: Any) -> None:
-    assert write(tmp_path / "a", RNG.normal(size=(9, 3)), **layout) is None
-
-
 def test_every_flipped_bit_raises(tmp_path: Path) -> None:
     path = tmp_path / "a"
     values = RNG.normal(size=(24, 3))
     array = write(path, values, chunks=(4, 3), shards=(12, 3), compressors=[BLOSC, CRC])
-    assert array is not None
     file = path / "c" / "1" / "0"
     sound = file.read_bytes()
     for place in range(0, len(sound), 5):
@@ -82,24 +65,6 @@ def test_every_flipped_bit_raises(tmp_path: Path) -> None:
         fresh = pickle.loads(pickle.dumps(array))  # noqa: S301
         with pytest.raises(StoreError, match="c/1/0"):
             [fresh.read(chunk, np.empty((4, 3))) for chunk in range(3, 6)]
-    file.write_bytes(sound[:-20])
-    with pytest.raises(StoreError, match="replaced or changed"):
-        array.read(3, np.empty((4, 3)))
-
-
-@pytest.mark.parametrize("codec", [[], [BLOSC], [ZSTD]])
-def test_a_chunk_of_another_size_is_named(tmp_path: Path, codec: Any) -> None:
-    """Without a checksum, bytes of another array look sound; room for more would stay as it was."""
-    values = RNG.normal(size=(8, 3))
-    array = write(tmp_path / "a", values, chunks=(4, 3), compressors=codec)
-    other = write(tmp_path / "b", values[:3], chunks=(3, 3), compressors=codec)
-    assert array is not None
-    assert other is not None
-    data = (tmp_path / "b" / "c" / "0" / "0").read_bytes()
-    (tmp_path / "a" / "c" / "1" / "0").write_bytes(data)
-    array.sizes = {**array.sizes, "c/1/0": len(data)}
-    with pytest.raises(StoreError, match=r"samples 4 to 7 .* holds 72 bytes instead of 96"):
-        array.read(1, np.empty((4, 3)))
 
 
 def test_a_chunk_that_was_never_written_is_missing(tmp_path: Path) -> None:
@@ -111,7 +76,6 @@ def test_a_chunk_that_was_never_written_is_missing(tmp_path: Path) -> None:
         compressors=[BLOSC],
         config={"write_empty_chunks": False},
     )
-    assert array is not None
     with pytest.raises(StoreError, match=r"samples 0 to 3 .* is missing"):
         array.read(0, np.empty((4, 3)))
 
@@ -120,8 +84,10 @@ def test_a_store_is_read_from_its_files_unless_it_was_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    zarr.open_group(tmp_path, mode="a")
     path = write_store(tmp_path / "train.zarr", 60, ("a", "b"))
     opened = open_store(path)
+    grouped = xr.open_zarr(tmp_path, group="train.zarr", consolidated=False)
     sources = {
         "path": PTXrDataset(path)._source,
         "opened": PTXrDataset(opened)._source,
@@ -130,10 +96,12 @@ def test_a_store_is_read_from_its_files_unless_it_was_changed(
         "relative": PTXrDataset("train.zarr")._source,
         "relative path": PTXrDataset(Path("train.zarr"))._source,
         "relative, opened": PTXrDataset(open_store("./train.zarr/"))._source,
+        "renamed": PTXrDataset(opened.rename(a="c"))._source,
         "by xarray": PTXrDataset(xr.open_zarr(str(path)))._source,
         "by xarray, path": PTXrDataset(xr.open_zarr(path))._source,
         "by xarray, relative": PTXrDataset(xr.open_zarr("train.zarr"))._source,
         "by xarray, relative path": PTXrDataset(xr.open_zarr(Path("train.zarr")))._source,
+        "in a group": PTXrDataset(grouped)._source,
         "changed": PTXrDataset(opened.assign(a=opened["a"] + 1))._source,
         "turned": PTXrDataset(opened.isel(samples=slice(None, None, -1)))._source,
         "loaded": PTXrDataset(opened.load())._source,
@@ -161,20 +129,10 @@ def test_a_store_in_another_file_system(tmp_path: Path) -> None:
         data[25]
 
 
-def test_arrays_of_a_store(tmp_path: Path) -> None:
-    path = write_store(tmp_path / "train.zarr", 60, ("a", "b"))
-    arrays = sharded_arrays(str(path), ["a", "b"])
-    assert arrays is not None
-    out = np.empty((10, 2, 3), "f4")
-    arrays["b"].read(5, out)
-    np.testing.assert_array_equal(out, numbered(60, 1000)[50:])
-
-
 def test_a_store_replaced_under_a_reader_is_noticed(tmp_path: Path) -> None:
     """Not compressed, the files of two stores have equal sizes, and checksums that are right."""
     first = write(tmp_path / "a", np.full((8, 3), 2, "f4"), chunks=(4, 3), compressors=[CRC])
     write(tmp_path / "b", np.ones((8, 3), "f4"), chunks=(4, 3), compressors=[CRC])
-    assert first is not None
     out = np.empty((4, 3), "f4")
     first.read(1, out)
     (tmp_path / "a").rename(tmp_path / "old")
@@ -193,21 +151,6 @@ def test_a_store_replaced_before_its_first_read_is_noticed(tmp_path: Path) -> No
     (tmp_path / "other.zarr").rename(path)
     with pytest.raises(StoreError, match=r"c/0/0/0 was replaced or changed since the store was op"):
         data[0]
-
-
-def test_a_store_opened_as_a_group_is_read_through_xarray(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    zarr.open_group(tmp_path / "data.zarr", mode="w")
-    path = write_store(tmp_path / "data.zarr" / "train", 60, ("a", "b"))
-    whole = xr.open_zarr(tmp_path / "data.zarr", group="train", consolidated=False)
-    for group in (whole, whole.isel(samples=slice(0, 60))):
-        caplog.clear()
-        data = PTXrDataset(group, features="a")
-        assert type(data._source) is DatasetSource
-        assert "give PTXrDataset the path of the group" in caplog.text
-        np.testing.assert_array_equal(data[59][0], numbered(60)[59])
-    assert type(PTXrDataset(path)._source) is StoreSource
 
 
 class Guarded(LocalFileSystem):
@@ -229,7 +172,7 @@ def test_a_store_opened_with_options_is_read_through_xarray(
     path = write_store(tmp_path / "train.zarr", 60, ("a", "b"))
     opened = xr.open_zarr(f"guarded://{path}", storage_options={"password": "sesame"})
     data = PTXrDataset(opened, features="a")
-    assert "options are needed" in caplog.text
+    assert "opened with storage options" in caplog.text
     np.testing.assert_array_equal(data[59][0], numbered(60)[59])
 
 
@@ -240,7 +183,7 @@ def test_samples_whose_store_is_gone_or_damaged_are_refused(tmp_path: Path) -> N
     with pytest.raises(StoreError, match=r"a/c/0/0/0"):
         PTXrDataset(opened)
     path.rename(tmp_path / "moved.zarr")
-    with pytest.raises(StoreError, match=r"train.zarr, .* no longer exists; open them from"):
+    with pytest.raises(StoreError, match="is not a sample store"):
         PTXrDataset(opened)
 
 

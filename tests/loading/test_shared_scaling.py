@@ -27,7 +27,6 @@ FORMS = {
     "month and level": CubeScaler(per=("level",), climatology="month", method="normalize"),
     "robust": CubeScaler(per=("level",), method="robust"),
     "area": CubeScaler(weights="area"),
-    "whole": CubeScaler(),
 }
 
 

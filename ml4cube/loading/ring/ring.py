@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
+from ml4cube.core.errors import CubeError, StoreError
 from ml4cube.core.rank_shares import ChunkSchedule, Ints
 from ml4cube.loading.ring.gathering import Gatherers
 from ml4cube.loading.ring.slots import Array, Field, SampleArray
@@ -40,9 +40,7 @@ class ChunkSource(Protocol):
 
 def read_chunk(source: ChunkSource, chunk: int, views: Sequence[Mapping[str, Array]]) -> None:
     """Read one chunk, naming it if that fails."""
-    into: dict[str, Array] = {}
-    for view in views:
-        into = {**view, **into}
+    into = {name: array for view in views for name, array in view.items()}
     try:
         source.read(chunk, into)
     except Exception as error:
@@ -52,10 +50,6 @@ def read_chunk(source: ChunkSource, chunk: int, views: Sequence[Mapping[str, Arr
             f"cannot read {source.describe(chunk)}: {type(error).__name__}: {error}; "
             "if the file is damaged, make it again"
         ) from error
-    for view in views:
-        for name, values in view.items():
-            if values is not into[name]:
-                values[...] = into[name]
 
 
 class Ring:
@@ -79,12 +73,6 @@ class Ring:
         self._slots = slots
         # the chunk in each slot, -1 for none or an incomplete one
         self._held = np.full(slots, -1, np.int64)
-        self._resting = True
-
-    @property
-    def is_resting(self) -> bool:
-        """Return True if no thread writes into the slots, so that another epoch may begin."""
-        return self._resting
 
     def batches(
         self,
@@ -93,12 +81,7 @@ class Ring:
         take: Callable[[int], list[Array]],
     ) -> Generator[list[Array]]:
         """Gather batch after batch, some ahead of need; one such iteration at a time."""
-        if self._slots <= schedule.in_use:
-            raise InvalidValueError(
-                f"{self._slots} slots for {schedule.in_use} streams; a ring needs at least one more"
-            )
         readers = ThreadPoolExecutor(self._threads, thread_name_prefix="ml4cube-decode")
-        self._resting = False
         try:
             with Gatherers(self._gatherers) as gatherers:
                 run = _RingEpoch(self, schedule, readers, gatherers)
@@ -111,8 +94,6 @@ class Ring:
         finally:
             # running reads still write into the slots: wait for them, cancel the others
             readers.shutdown(wait=True, cancel_futures=True)
-            # not reached if the user interrupts the line above
-            self._resting = True
 
     def load(self, schedule: ChunkSchedule, chunk: int, slot: int) -> None:
         """Decode a chunk into a slot; runs in a decode thread."""

@@ -1,7 +1,7 @@
-"""Read chunks of a zarr v3 array straight from its shard files.
+"""Read chunks of a sample store straight from its shard files.
 
 A read through zarr-python takes milliseconds at least, which is slow if every chunk of a store is
-read in every epoch. Layouts that are not supported here are read by zarr.
+read in every epoch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from ml4cube.loading.ring.slots import Scratch
 from ml4cube.store.format import read_manifest, read_metadata
 
 _UNUSED = np.iinfo(np.uint64).max
-# Attributes by which xarray would change the values that are stored.
-_ENCODED = {"scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned", "dtype"}
 
 
 @dataclass
@@ -51,29 +49,17 @@ class ShardedArray:
     @classmethod
     def of(
         cls, root: str, fs: Any, metadata: Mapping[str, Any], sizes: Mapping[str, int]
-    ) -> ShardedArray | None:
-        """Make a reader from an array's ``zarr.json``; None if its layout is not supported."""
-        shape = tuple(metadata["shape"])
-        outer = metadata["chunk_grid"]["configuration"]["chunk_shape"]
-        codecs, inner = metadata["codecs"], outer
-        if [codec["name"] for codec in codecs] == ["sharding_indexed"]:
+    ) -> ShardedArray:
+        """Make a reader from an array's ``zarr.json``, as a store's format has it."""
+        shard = metadata["chunk_grid"]["configuration"]["chunk_shape"][0]
+        codecs, chunk = metadata["codecs"], shard
+        if codecs[0]["name"] == "sharding_indexed":
             sharding = codecs[0]["configuration"]
-            codecs, inner = sharding["codecs"], sharding["chunk_shape"]
-            index = [codec["name"] for codec in sharding["index_codecs"]]
-            if index != ["bytes", "crc32c"] or sharding.get("index_location", "end") != "end":
-                return None
+            codecs, chunk = sharding["codecs"], sharding["chunk_shape"][0]
         known = ChunkCodecs.of_v3(codecs)
-        keys = metadata["chunk_key_encoding"]
-        plain = keys["name"] == "default" and not metadata.get("storage_transformers")
-        whole = [*inner[1:]] == [*outer[1:]] == [*shape[1:]]
-        if known is None or not plain or not whole or _ENCODED & set(metadata["attributes"]):
-            return None
-        if keys.get("configuration", {}).get("separator", "/") != "/":
-            return None
-        if not isinstance(metadata["data_type"], str):
-            return None
+        assert known is not None, codecs
         dtype = np.dtype(metadata["data_type"]).newbyteorder("<")
-        return cls(root, fs, shape, dtype, int(inner[0]), int(outer[0]), known, sizes)
+        return cls(root, fs, tuple(metadata["shape"]), dtype, chunk, shard, known, sizes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts = (self.root, self.fs, self.shape, self.dtype, self.chunk, self.shard)
@@ -181,24 +167,21 @@ def _read_fully(handle: int, into: Bytes, offset: int) -> int:
     return done
 
 
-def sharded_arrays(path: str, names: list[str]) -> dict[str, ShardedArray] | None:
-    """Make readers of a sample store's variables; None if a layout is not supported."""
+def sharded_arrays(path: str, names: Mapping[str, str]) -> dict[str, ShardedArray]:
+    """Make readers of a sample store's variables, whose names in the store are given."""
     fs, root = url_to_fs(path)
-    root = root.rstrip("/")
     files = read_manifest(path)
+    local = isinstance(fs, LocalFileSystem)
     arrays = {}
-    for name in names:
-        metadata = read_metadata(path, files, f"{name}/zarr.json")
+    for name, stored in names.items():
         sizes = {
-            key.removeprefix(f"{name}/"): size
+            key.removeprefix(f"{stored}/"): size
             for key, (size, _) in files.items()
-            if key.startswith(f"{name}/c/")
+            if key.startswith(f"{stored}/c/")
         }
-        local = isinstance(fs, LocalFileSystem)
-        array = ShardedArray.of(f"{root}/{name}", None if local else fs, metadata, sizes)
-        if array is None:
-            return None
+        metadata = read_metadata(path, files, f"{stored}/zarr.json")
+        where = f"{root.rstrip('/')}/{stored}"
+        arrays[name] = ShardedArray.of(where, None if local else fs, metadata, sizes)
         if local:
-            array.note_files()
-        arrays[name] = array
-    return arrays if len({array.chunk for array in arrays.values()}) == 1 else None
+            arrays[name].note_files()
+    return arrays
