@@ -223,10 +223,8 @@ def test_many_cells_of_a_place_are_counted_as_few_are(
     weights = np.arange(1.0, x.size + 1).reshape(x.shape) if weighed else None
     whole = Histogram.of(x, bins, weights)
     with pytest.MonkeyPatch.context() as patch:
-        # more than so many are counted side by side, or else the first of them are sorted to
-        # learn how wide bins must be, and the others counted without, for the most part
-        patch.setattr(f"{MODULE}._FIRST_CELLS", 7)
-        patch.setattr(f"{MODULE}._CELLS_AT_ONCE", 20)
+        # more than so many are counted side by side, or else sorted part by part
+        patch.setattr(f"{MODULE}._SORTED_CELLS", 7)
         patch.setattr(f"{MODULE}._CELLS_COUNTED", 6)
         if sorts:
             patch.setattr(Histogram, "_by_counters", lambda *_: None)
