@@ -109,7 +109,7 @@ def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
 
 
 def _has_more(cube: xr.Dataset, known: int, stages: Sequence[Stage]) -> bool:
-    """Return True if there are more cells than were counted, as in joined pieces of equal counts."""
+    """Return True if there are more cells than counted, as in joined pieces of equal counts."""
     if SAMPLES in cube.dims:
         return cube.sizes[SAMPLES] > known
     sizes = {str(name): variable.size for name, variable in cube.data_vars.items()}

@@ -166,7 +166,6 @@ class _Plan:
 def _sum_block(
     plan: _Plan,
     bins: int | None,
-    slices: Slices,
     values: NDArray[Any],
     where: NDArray[Any] | None,
     weights: NDArray[Any] | None,

@@ -8,7 +8,6 @@ from typing import Any, Self
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
@@ -335,15 +334,9 @@ def _statistics(variable: xr.Variable, where: xr.Variable | None, form: Form) ->
     if not form.plain:
         return field_statistics(variable, where, form)
     total = VariableStatistics()
-    for _, stats in each_block(variable, [where], _of_block):
+    for _, stats in each_block(variable, [where], VariableStatistics.of):
         total = total.merge(stats)
     return total
-
-
-def _of_block(
-    _slices: object, values: NDArray[Any], where: NDArray[Any] | None
-) -> VariableStatistics:
-    return VariableStatistics.of(values, where)
 
 
 def get_statistics(
