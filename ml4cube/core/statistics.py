@@ -68,12 +68,11 @@ def check_real(name: str, dtype: DTypeLike) -> None:
 
 
 def offset_and_scale(
-    called: str, entry: Any, spread: Callable[[Any, Any], Any], fields: tuple[type, ...] = ()
+    called: str, entry: Any, scale_fn: str, fields: tuple[type, ...] = ()
 ) -> tuple[Any, Any]:
     """Return offset and scale of a user's ``[mean, std]`` or ``[min, max]``.
 
-    `spread` computes the scale from the two. `fields` are types of labelled arrays that may take
-    the place of a number.
+    `fields` are types of labelled arrays that may take the place of a number.
     """
     try:
         if isinstance(entry, str | bytes):
@@ -87,12 +86,17 @@ def offset_and_scale(
         raise InvalidValueError(
             f"{shown}: the variable is all gaps; drop it, or remove it from the statistics"
         )
-    scale = spread(first, second)
+    scale = second - first if scale_fn == "normalize" else second
     if np.any(scale < 0):
         raise InvalidValueError(
             f"{shown}; it must be [mean, std] with std >= 0, or [min, max] in this order"
         )
-    return first, scale
+    return first, _not_zero(scale)
+
+
+def _not_zero(scale: Any) -> Any:
+    """Replace a scale of 0 by 1: a constant is only shifted, to 0, and so is restored exactly."""
+    return scale + (scale == 0)
 
 
 def _number(given: Any) -> float:
@@ -348,8 +352,7 @@ def _entry(fields: Mapping[str, Any]) -> VariableStatistics:
 def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[Any, Any]:
     """Return offset and scale so that ``(x - offset) / scale`` is the scaled variable.
 
-    The scale is never 0: a constant variable is only shifted, to 0, and so is restored exactly.
-    Arrays are NaN where the statistics have no cell.
+    The scale is never 0. Arrays are NaN where the statistics have no cell.
     """
     check_choice("scale_fn", scale_fn, SCALINGS)
     if scale_fn is None:
@@ -366,8 +369,8 @@ def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[A
     else:
         offset, scale = _median_and_spread(stats)
     if np.ndim(offset):
-        return offset, np.where(scale == 0, 1.0, scale)
-    return float(offset), float(scale) or 1.0
+        return offset, _not_zero(scale)
+    return float(offset), _not_zero(float(scale))
 
 
 def _median_and_spread(stats: VariableStatistics) -> tuple[Any, Any]:

@@ -88,11 +88,6 @@ def _of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable
     return entries
 
 
-def no_zero(scale: Any) -> Any:
-    """Replace a scale of 0 by 1: a constant is only shifted, to 0, and so is restored exactly."""
-    return scale.where(scale != 0, 1.0) if isinstance(scale, xr.DataArray) else scale or 1.0
-
-
 def labelled(stats: VariableStatistics, values: Any) -> Any:
     """Return statistics as a number, or as a DataArray with their dims and coordinates."""
     if not isinstance(stats, FieldStatistics) or not stats.dims:

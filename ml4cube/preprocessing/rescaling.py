@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
+from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import plain
 from ml4cube.core.statistics import (
     check_real,
     offset_and_scale,
+    scale_parameters,
     scale_values,
     scaled_attrs,
     scaled_dtype,
@@ -20,39 +23,46 @@ from ml4cube.core.statistics import (
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
-from ml4cube.cube.rescaling import no_zero, rescale_at_places
+from ml4cube.cube.rescaling import labelled, rescale_at_places
 from ml4cube.cube.variables import is_mask, split_label
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import Samples
+from ml4cube.preprocessing.statistics import Statistics
 
 #: Two numbers of each variable: [mean, std] or [min, max].
 Pairs = Mapping[str, Sequence[Any]]
-#: Computes the scale from these two.
-Spread = Callable[[Any, Any], Any]
 #: `scale_values` or `unscale_values`.
 Rescale = Callable[..., Any]
 
 
-def spread_of_std(_mean: Any, std: Any) -> Any:
-    """Return the scale of `standardize`."""
-    return no_zero(std)
-
-
-def spread_of_range(low: Any, high: Any) -> Any:
-    """Return the scale of `normalize`."""
-    return no_zero(high - low)
+def pairs_of(given: Pairs | core.Statistics, scale_fn: str) -> Pairs:
+    """Return the two numbers by which `scale_fn` scales each variable."""
+    if not isinstance(given, core.Statistics):
+        return given
+    statistics = Statistics.of_core(given)
+    if scale_fn == "standardize":
+        return statistics.mean_std()
+    if scale_fn == "normalize":
+        return statistics.range()
+    quartiles: dict[str, list[Any]] = {}
+    for name, stats in statistics.items():
+        known = np.any(stats.count)
+        numbers = scale_parameters(stats, scale_fn) if known else (np.nan, np.nan)
+        quartiles[name] = [labelled(stats, one) if known else one for one in numbers]
+    return quartiles
 
 
 def rescale(
     ds: cubes.Cube,
-    pairs: Pairs,
+    given: Pairs | core.Statistics,
     argument: str,
-    spread: Spread,
+    scale_fn: str,
     arithmetic: Rescale,
     filter_var: str | None = None,
 ) -> Any:
     """Rescale every variable that has a pair of numbers, except labels and masks."""
     cubes.check_cube(ds)
+    pairs = pairs_of(given, scale_fn)
     if not isinstance(pairs, Mapping):
         raise InvalidTypeError(
             f"{argument} must be a mapping {{variable: [a, b]}}, got {type(pairs).__name__}"
@@ -75,7 +85,7 @@ def rescale(
             f"{argument} has {list(pairs)}, the data have {list(arrays)}: no variable in common"
         )
     parameters = {
-        name: offset_and_scale(f"{argument}[{name!r}]", pairs[name], spread, (xr.DataArray,))
+        name: offset_and_scale(f"{argument}[{name!r}]", pairs[name], scale_fn, (xr.DataArray,))
         for name in wanted
     }
     scaled = {n: rescale_array(n, arrays[n], *parameters[n], arithmetic) for n in wanted}
