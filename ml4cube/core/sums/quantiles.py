@@ -144,30 +144,46 @@ class Histogram:
     def _by_counters(self, values: Reals, weights: Floats | None) -> Self | None:
         """Count the cells of a single row without sorting them."""
         # Counters from the least to the greatest cell are finer than bins need to be. If more of
-        # them hold cells than there may be bins, they are merged until they fit. Otherwise finer
-        # ones might fit: return None.
+        # them hold cells than there may be bins, they are merged until they fit. If each holds one
+        # value, they are the bins. Otherwise finer ones might fit: return None.
         with np.errstate(invalid="ignore"):
             quiet = values + 0  # next to signaling NaNs (R's NA), fmin may miss numbers
         low, high = float(np.fmin.reduce(quiet)), float(np.fmax.reduce(quiet))
         if not 0 < high - low < math.inf:
             return None
         exponent = max(math.frexp((high - low) / (_DENSER * self.bins - 2))[1], _EXACT + 1)
-        width, exponents = math.ldexp(1.0, exponent), np.full(1, exponent)
+        width = math.ldexp(1.0, exponent)
         if max(-low, high) >= 2**51 * width:  # float64 cannot tell such bins apart
             return None
-        first, last = _lower_edges(np.array([[low, high]]), exponents)[0] / width
+        first, last = _lower_edges(np.array([[low, high]]), np.full(1, exponent))[0] / width
         counts = np.zeros(int(last - first) + 2, self.counts.dtype)  # first those of gaps
+        # the value that each counter counts, while all its cells have the same value
+        value, one_each = np.full(counts.size, np.nan), True
         for start in range(0, values.size, _CELLS_COUNTED):
             part = slice(start, start + _CELLS_COUNTED)
-            counters = _lower_edges(values[np.newaxis, part], exponents)[0] / width - (first - 1)
-            counters[np.isnan(counters)] = 0
+            cells = quiet[part]
+            numbers = np.floor(np.multiply(cells, 1.0 / width, dtype=np.float64))
+            if width > 1 and first < 0:  # tiny negative values give -0.0
+                numbers[(numbers == 0) & (cells < 0)] = -1
+            numbers -= first - 1
+            numbers[np.isnan(numbers)] = 0
+            counters = numbers.astype(np.intp)
             amounts = None if weights is None else weights[part]
-            counts += np.bincount(counters.astype(np.intp), amounts, counts.size)
+            counts += np.bincount(counters, amounts, counts.size)
+            if one_each:
+                before = value[counters]
+                value[counters] = cells
+                same = (np.isnan(before) | (before == cells)) & (value[counters] == cells)
+                one_each = bool((same | (counters == 0)).all())
         used = np.flatnonzero(counts[1:])
+        counts = counts[np.newaxis, used + 1]
+        if one_each:
+            exact = _lower_edges(value[np.newaxis, used + 1], self.exponent)
+            return self._fitted(self.exponent, *_collapsed(exact, counts))
         if used.size <= self.bins:
             return None
         edges = (used + first) * width + 0.0
-        return self._fitted(exponents, edges[np.newaxis], counts[np.newaxis, used + 1])
+        return self._fitted(np.full(1, exponent), edges[np.newaxis], counts)
 
     def _fitted(self, exponent: Ints, edges: Floats, counts: NDArray[Any]) -> Self:
         """Double the width of bins until not too many hold cells."""
