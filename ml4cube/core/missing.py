@@ -91,11 +91,6 @@ def window_all(
     flags: NDArray[np.bool_], size: Sequence[int], stride: Sequence[int]
 ) -> NDArray[np.bool_]:
     """Tell for every whole window whether all of its cells are flagged."""
-    if not len(size) == len(stride) == flags.ndim or min((*size, *stride), default=1) < 1:
-        raise InvalidValueError(
-            f"size and stride must have one number of at least 1 for each of {flags.ndim} dims, "
-            f"got {tuple(size)} and {tuple(stride)}"
-        )
     # one dim at a time: a box is the product of its sides
     result = flags.astype(bool)
     for axis, (length, step) in enumerate(zip(size, stride, strict=True)):
