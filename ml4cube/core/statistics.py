@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
-from ml4cube.core.sums.fields import FieldStatistics
+from ml4cube.core.sums.fields import FieldStatistics, quantile_of
 from ml4cube.core.sums.moments import VariableStatistics as VariableStatistics
 
 # Cells worked on at a time: as float64 they take 1 MiB, which stays in a core's cache.
@@ -375,15 +375,10 @@ def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[A
 
 def _median_and_spread(stats: VariableStatistics) -> tuple[Any, Any]:
     """Return median and interquartile range; 1 where both quartiles are in one bin."""
-    if not isinstance(stats, FieldStatistics):
-        raise InvalidValueError(
-            "these statistics have no quantiles; compute them with quantiles=(0.25, 0.5, 0.75), "
-            "or with CubeScaler(method='robust')"
-        )
-    low, median, high = (stats.quantile(probability) for probability in QUARTILES)
+    low, median, high = (quantile_of(stats, probability) for probability in QUARTILES)
     spread = high - low
     # in one bin: more than half of the cells (such as dry days) have about the same value
-    apart = spread > stats.quantile_error
+    apart = spread > stats.quantile_error  # type: ignore[attr-defined]
     return median, np.where(apart | np.isnan(spread), spread, 1.0)
 
 

@@ -14,7 +14,7 @@ from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueEr
 from ml4cube.core.missing import plain
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
-from ml4cube.core.sums.fields import FieldStatistics
+from ml4cube.core.sums.fields import quantile_of
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.rescaling import labelled
@@ -190,13 +190,10 @@ class Statistics(core.Statistics):
                 label = arrays["split"] == PARTS[part]
                 label = cubes.with_samples(label, arrays[name].shape, "split")
                 where = cubes.to_shape(label, arrays[name].shape, "split")
-            if counted:
-                dims = [f"axis{i}" for i in range(arrays[name].ndim)]
-                cells = None if where is None else xr.Variable(dims, where)
-                cube = xr.Variable(dims, arrays[name])
-                table[name] = _name_in_errors(name, _statistics, cube, cells, Form(counted=True))
-            else:
-                table[name] = _name_in_errors(name, VariableStatistics.of, arrays[name], where)
+            dims = [f"axis{i}" for i in range(arrays[name].ndim)]
+            cells = None if where is None else xr.Variable(dims, where)
+            variable = xr.Variable(dims, arrays[name])
+            table[name] = _name_in_errors(name, _statistics, variable, cells, Form(counted=counted))
             _check_not_empty(name, table[name], part, arrays[name].shape)
         return cls(table, part)
 
@@ -247,18 +244,9 @@ class Statistics(core.Statistics):
         np.True_
         """
         return {
-            name: [labelled(s, _with_histogram(name, s).quantile(p)) for p in probabilities]
+            name: [labelled(s, quantile_of(s, p)) for p in probabilities]
             for name, s in self.items()
         }
-
-
-def _with_histogram(name: str, stats: VariableStatistics) -> FieldStatistics:
-    if not isinstance(stats, FieldStatistics):
-        raise InvalidValueError(
-            f"the statistics of {name!r} have no histogram; compute them with quantiles=(0.25, "
-            "0.5, 0.75)"
-        )
-    return stats
 
 
 def _check_quantiles(quantiles: Sequence[float]) -> bool:

@@ -54,20 +54,6 @@ def test_each_sample_is_judged_as_the_oracle_does(
     assert (keep == (reason == KEPT)).all()
 
 
-def test_wrong_policies_masks_and_lengths_are_refused() -> None:
-    gaps = {"a": np.zeros((3, 2), bool)}
-    with pytest.raises(InvalidValueError, match="did you mean 'if_all_nan'"):
-        keep_samples(gaps, None, "if_all_nans")
-    with pytest.raises(InvalidValueError, match="needs a mask"):
-        keep_samples(gaps, None, "masked")
-    with pytest.raises(InvalidValueError, match="must have the variable's shape"):
-        keep_samples(gaps, np.ones(3, bool), "masked")
-    with pytest.raises(InvalidValueError, match="equal numbers"):
-        keep_samples({**gaps, "b": np.zeros(2, bool)}, None, "auto")
-    with pytest.raises(InvalidValueError, match="equal numbers"):
-        keep_samples({}, None, "auto")
-
-
 @settings(max_examples=300)
 @given(st.data())
 def test_windows_are_reduced_as_the_oracle_does(data: st.DataObject) -> None:
