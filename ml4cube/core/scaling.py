@@ -61,20 +61,28 @@ def dated_dim(coords: Mapping[str, NDArray[Any]], dims: Sequence[Any]) -> str:
 def match_places(
     name: str,
     dims: Sequence[str],
-    shape: Sequence[int],
+    offset: Any,
     labels: Mapping[str, NDArray[Any]],
     sizes: Mapping[str, int],
     coords: Mapping[str, NDArray[Any]],
 ) -> Places:
     """Return the entry of the statistics for every cell along the dims of a cube."""
     found = []
-    for dim, size in zip(dims, shape, strict=True):
+    for axis, (dim, size) in enumerate(zip(dims, np.shape(offset), strict=True)):
         if dim in GROUPS and dim not in sizes:
             along = dated_dim(coords, list(sizes))
             dates = coords[along]
             if (dates != dates).any():
                 raise InvalidValueError(f"{along!r} must not have missing dates; drop those steps")
-            found.append((along, group_numbers(dates, dim).astype(np.intp)))
+            entries = group_numbers(dates, dim).astype(np.intp)
+            empty = np.isnan(offset).all(axis=tuple(a for a in range(len(dims)) if a != axis))
+            missing = [GROUPS[dim][n].item() for n in np.unique(entries) if empty[n]]
+            if missing:
+                raise InvalidValueError(
+                    f"no statistics of {dim} {missing[:6]} for {name!r}; use a split with train "
+                    "cells there, or a coarser climatology"
+                )
+            found.append((along, entries))
             continue
         if dim not in sizes:
             raise InvalidValueError(
@@ -171,9 +179,7 @@ class Scaling:
         offset, scale = scale_parameters(stats, scale_fn)
         places: Places = ()
         if isinstance(stats, FieldStatistics) and scale_fn is not None:
-            shape = stats.mean.shape
-            places = match_places(name, stats.dims, shape, stats.labels, sizes, coords)
-            check_groups(name, stats.dims, places, offset)
+            places = match_places(name, stats.dims, offset, stats.labels, sizes, coords)
         return cls(name, offset, scale, places, scale_fn)
 
     @property
@@ -264,20 +270,6 @@ class Scaling:
                 along = along + np.arange(window[dim]).reshape(shape)
             cells[dim] = along
         return cells
-
-
-def check_groups(name: str, dims: Sequence[str], places: Places, offset: Any) -> None:
-    """Raise for dates whose group has no statistics at all."""
-    for axis, (dim, (along, entries)) in enumerate(zip(dims, places, strict=True)):
-        if dim not in GROUPS or along == dim:
-            continue
-        empty = np.isnan(offset).all(axis=tuple(a for a in range(len(dims)) if a != axis))
-        missing = [GROUPS[dim][group].item() for group in np.unique(entries) if empty[group]]
-        if missing:
-            raise InvalidValueError(
-                f"no statistics of {dim} {missing[:6]} for {name!r}; use a split with train cells "
-                "there, or a coarser climatology"
-            )
 
 
 def apply_in_cells(

@@ -359,8 +359,8 @@ def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[A
         return 0.0, 1.0
     if not np.any(stats.count):
         raise InvalidValueError(
-            f"cannot {scale_fn} with statistics of no finite cell ({np.sum(stats.gaps)} gaps, "
-            f"{np.sum(stats.infs)} infinities); drop the variable or its gaps"
+            f"cannot {scale_fn} a variable that is all gaps, without a finite cell; drop it, or "
+            "remove it from the statistics"
         )
     if scale_fn == "standardize":
         offset, scale = stats.mean, stats.std

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
 from ml4cube.core import statistics as core
@@ -27,34 +26,16 @@ from ml4cube.cube.rescaling import labelled, rescale_at_places
 from ml4cube.cube.variables import is_mask, split_label
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import Samples
-from ml4cube.preprocessing.statistics import Statistics
 
-#: Two numbers of each variable: [mean, std] or [min, max].
-Pairs = Mapping[str, Sequence[Any]]
+#: Statistics, or two numbers of each variable: [mean, std] or [min, max].
+Pairs = Mapping[str, Sequence[Any] | core.VariableStatistics]
 #: `scale_values` or `unscale_values`.
 Rescale = Callable[..., Any]
 
 
-def pairs_of(given: Pairs | core.Statistics, scale_fn: str) -> Pairs:
-    """Return the two numbers by which `scale_fn` scales each variable."""
-    if not isinstance(given, core.Statistics):
-        return given
-    statistics = Statistics.of_core(given)
-    if scale_fn == "standardize":
-        return statistics.mean_std()
-    if scale_fn == "normalize":
-        return statistics.range()
-    quartiles: dict[str, list[Any]] = {}
-    for name, stats in statistics.items():
-        known = np.any(stats.count)
-        numbers = scale_parameters(stats, scale_fn) if known else (np.nan, np.nan)
-        quartiles[name] = [labelled(stats, one) if known else one for one in numbers]
-    return quartiles
-
-
 def rescale(
     ds: cubes.Cube,
-    given: Pairs | core.Statistics,
+    pairs: Pairs,
     argument: str,
     scale_fn: str,
     arithmetic: Rescale,
@@ -62,7 +43,6 @@ def rescale(
 ) -> Any:
     """Rescale every variable that has a pair of numbers, except labels and masks."""
     cubes.check_cube(ds)
-    pairs = pairs_of(given, scale_fn)
     if not isinstance(pairs, Mapping):
         raise InvalidTypeError(
             f"{argument} must be a mapping {{variable: [a, b]}}, got {type(pairs).__name__}"
@@ -84,14 +64,22 @@ def rescale(
         raise InvalidValueError(
             f"{argument} has {list(pairs)}, the data have {list(arrays)}: no variable in common"
         )
-    parameters = {
-        name: offset_and_scale(f"{argument}[{name!r}]", pairs[name], scale_fn, (xr.DataArray,))
-        for name in wanted
-    }
-    scaled = {n: rescale_array(n, arrays[n], *parameters[n], arithmetic) for n in wanted}
+    numbers = {n: _numbers(f"{argument}[{n!r}]", pairs[n], scale_fn) for n in wanted}
+    scaled = {n: rescale_array(n, arrays[n], *numbers[n], arithmetic) for n in wanted}
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return cubes.like_given(cubes.with_arrays(cube, scaled), ds)
     return Samples({**ds, **scaled}, getattr(ds, "accounting", None))
+
+
+def _numbers(called: str, entry: Any, scale_fn: str) -> tuple[Any, Any]:
+    """Return offset and scale by two numbers or by statistics, which may have dims."""
+    if not isinstance(entry, core.VariableStatistics):
+        return offset_and_scale(called, entry, scale_fn, (xr.DataArray,))
+    try:
+        offset, scale = scale_parameters(entry, scale_fn)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{called}: {error}") from None
+    return labelled(entry, offset), labelled(entry, scale)
 
 
 def rescale_array(name: str, array: Any, offset: Any, scale: Any, arithmetic: Rescale) -> Any:

@@ -9,9 +9,10 @@ from typing import Any, Self
 import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
+from ml4cube.core.scaling import GROUPS
 from ml4cube.core.statistics import QUARTILES, scale_values, unscale_values
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.climatology import check_free, check_group
+from ml4cube.preprocessing.fields import check_free
 from ml4cube.preprocessing.rescaling import Rescale, rescale
 from ml4cube.preprocessing.statistics import Statistics
 from ml4cube.preprocessing.weights import Weights
@@ -328,7 +329,7 @@ class CubeScaler:
     def _statistics_of(self, X: cubes.Cube) -> Statistics:
         """Compute the statistics that the parameters ask for."""
         check_choice("method", self.method, METHODS)
-        check_group("climatology", self.climatology)
+        check_choice("climatology", self.climatology, (*GROUPS, None))
         cubes.check_cube(X)
         dims = X.dims if isinstance(X, xr.Dataset | xr.DataArray) else None
         # to_array() makes a dim of that name

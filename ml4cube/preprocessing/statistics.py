@@ -145,22 +145,6 @@ class Statistics(core.Statistics):
         return cls(table, part)
 
     @classmethod
-    def of_core(cls, statistics: core.Statistics) -> Self:
-        """Convert statistics from elsewhere, as from a sample store, to this class.
-
-        Parameters
-        ----------
-        statistics : core.statistics.Statistics
-            Of any variables.
-
-        Returns
-        -------
-        Statistics
-            With the same numbers.
-        """
-        return statistics if isinstance(statistics, cls) else cls(statistics, statistics.part)
-
-    @classmethod
     def _from_samples(
         cls,
         samples: Mapping[str, Any],
