@@ -196,12 +196,17 @@ class Scaling:
         shown = " and ".join(f"{word} {_span(numbers)}" for word, numbers in words)
         return f"by {shown}" + (f" along {', '.join(self.dims)}" if self.places else "")
 
-    def at(self, cells: Mapping[str, NDArray[Any]]) -> tuple[Any, Any]:
-        """Return offset and scale of some cells."""
+    def at(
+        self, cells: Mapping[str, NDArray[Any]], values: NDArray[Any] | None = None
+    ) -> tuple[Any, Any]:
+        """Return offset and scale of some cells; raise if one of `values` has none."""
         if not self.places:
             return self.offset, self.scale
         entries = tuple(place[cells[dim]] for dim, place in self.places)
-        return self.offset[entries], self.scale[entries]
+        offset, scale = self.offset[entries], self.scale[entries]
+        if values is not None:
+            self._check_known(values, offset, scale, cells)
+        return offset, scale
 
     def in_box(
         self, box: Mapping[str, slice], values: NDArray[Any] | None = None
@@ -210,11 +215,7 @@ class Scaling:
         cells = np.meshgrid(
             *(np.arange(s.start, s.stop) for s in box.values()), indexing="ij", sparse=True
         )
-        at = dict(zip(box, cells, strict=True))
-        offset, scale = self.at(at)
-        if self.places and values is not None:
-            self.check_known(values, offset, scale, at)
-        return offset, scale
+        return self.at(dict(zip(box, cells, strict=True)), values)
 
     def scaled(
         self,
@@ -224,11 +225,7 @@ class Scaling:
         dtype: DTypeLike | None = None,
     ) -> NDArray[Any]:
         """Scale samples by the entry of each cell."""
-        cells = self._cells(first, window)
-        offset, scale = self.at(cells)
-        if self.places:
-            self.check_known(values, offset, scale, cells)
-        return scale_values(values, offset, scale, dtype)
+        return scale_values(values, *self.at(self._cells(first, window), values), dtype)
 
     def unscaled(
         self,
@@ -240,7 +237,7 @@ class Scaling:
         """Undo `scaled`."""
         return unscale_values(values, *self.at(self._cells(first, window)), dtype)
 
-    def check_known(
+    def _check_known(
         self, values: NDArray[Any], offset: Any, scale: Any, cells: Mapping[str, NDArray[Any]]
     ) -> None:
         """Raise where a value has no statistics, and would become a gap."""

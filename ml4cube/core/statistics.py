@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, prefixed
 from ml4cube.core.sums.fields import FieldStatistics, quantile_of
 from ml4cube.core.sums.moments import VariableStatistics as VariableStatistics
 
@@ -191,10 +191,8 @@ class Statistics(Mapping[str, VariableStatistics]):
         table = {}
         for name, cells in values.items():
             chosen = where.get(name) if isinstance(where, Mapping) else where
-            try:
+            with prefixed(f"variable {name!r}"):
                 table[name] = VariableStatistics.of(cells, chosen)
-            except (InvalidTypeError, InvalidValueError) as error:
-                raise type(error)(f"variable {name!r}: {error}") from None
         return cls(table, part)
 
     def merge(self, other: Statistics) -> Self:

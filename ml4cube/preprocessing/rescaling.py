@@ -8,7 +8,7 @@ from typing import Any
 import xarray as xr
 
 from ml4cube.core import statistics as core
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, prefixed
 from ml4cube.core.missing import plain
 from ml4cube.core.statistics import (
     check_real,
@@ -75,10 +75,8 @@ def _numbers(called: str, entry: Any, scale_fn: str) -> tuple[Any, Any]:
     """Return offset and scale by two numbers or by statistics, which may have dims."""
     if not isinstance(entry, core.VariableStatistics):
         return offset_and_scale(called, entry, scale_fn, (xr.DataArray,))
-    try:
+    with prefixed(called):
         offset, scale = scale_parameters(entry, scale_fn)
-    except InvalidValueError as error:
-        raise InvalidValueError(f"{called}: {error}") from None
     return labelled(entry, offset), labelled(entry, scale)
 
 

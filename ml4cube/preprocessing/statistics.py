@@ -10,7 +10,13 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core import statistics as core
-from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import (
+    EmptyPartError,
+    InvalidTypeError,
+    InvalidValueError,
+    check_choice,
+    prefixed,
+)
 from ml4cube.core.missing import plain
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
@@ -139,7 +145,7 @@ class Statistics(core.Statistics):
         for name in chosen:
             variable = cube.variables[name]
             where = None if cells is None else cubes.fitted(cells, variable)
-            table[name] = _name_in_errors(name, _statistics, variable, where, form)
+            table[name] = _statistics(name, variable, where, form)
             _check_not_empty(name, table[name], part, variable.shape, form.weights is not None)
             cubes.check_no_fill_value(name, table[name], variable)
         return cls(table, part)
@@ -177,7 +183,7 @@ class Statistics(core.Statistics):
             dims = [f"axis{i}" for i in range(arrays[name].ndim)]
             cells = None if where is None else xr.Variable(dims, where)
             variable = xr.Variable(dims, arrays[name])
-            table[name] = _name_in_errors(name, _statistics, variable, cells, Form(counted=counted))
+            table[name] = _statistics(name, variable, cells, Form(counted=counted))
             _check_not_empty(name, table[name], part, arrays[name].shape)
         return cls(table, part)
 
@@ -274,15 +280,6 @@ def _no_variable_left(held: Mapping[Any, Any], excluded: tuple[str, ...]) -> Inv
     )
 
 
-def _name_in_errors(name: str, work: Any, *arguments: Any) -> VariableStatistics:
-    """Run `work`; start the message of its errors with the variable's name."""
-    try:
-        result: VariableStatistics = work(*arguments)
-    except (InvalidTypeError, InvalidValueError) as error:
-        raise type(error)(f"variable {name!r}: {error}") from error
-    return result
-
-
 def _check_not_empty(
     name: str, stats: VariableStatistics, part: str, shape: tuple[int, ...], weighted: bool = False
 ) -> None:
@@ -301,13 +298,16 @@ def _check_not_empty(
         logger.warning("variable %r has no finite cell in part %r", name, part)
 
 
-def _statistics(variable: xr.Variable, where: xr.Variable | None, form: Form) -> VariableStatistics:
+def _statistics(
+    name: str, variable: xr.Variable, where: xr.Variable | None, form: Form
+) -> VariableStatistics:
     """Compute the statistics of a variable, merging blocks in order."""
-    if not form.plain:
-        return field_statistics(variable, where, form)
-    total = VariableStatistics()
-    for _, stats in each_block(variable, [where], VariableStatistics.of):
-        total = total.merge(stats)
+    with prefixed(f"variable {name!r}"):
+        if not form.plain:
+            return field_statistics(variable, where, form)
+        total = VariableStatistics()
+        for _, stats in each_block(variable, [where], VariableStatistics.of):
+            total = total.merge(stats)
     return total
 
 
