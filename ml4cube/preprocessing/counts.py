@@ -36,8 +36,8 @@ class Stage(NamedTuple):
     mode: str
     # Name of the mask.
     mask: str | None
-    # Variable whose cells are counted; empty if not chosen yet.
-    counted: str = ""
+    # Variable whose cells are counted.
+    counted: str
 
 
 def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[str, int]:
@@ -167,28 +167,19 @@ def record_stage(
     return record(result, counts, [*stages, stage])
 
 
-def counted_by(cube: xr.Dataset, stage: Stage) -> str | None:
-    """Return the variable whose cells a stage counts, if any."""
-    if stage.counted in cube.data_vars:
-        return stage.counted
-    found = _countable(cube, stage)
-    return max(
-        found, key=lambda name: (cube.variables[name].ndim, cube.variables[name].size), default=None
-    )
-
-
-def _countable(cube: xr.Dataset, stage: Stage) -> list[str]:
-    """Return the variables with all dims of those that a stage depends on."""
-    names, mask = stage.names, stage.mask
-    # a mask alone is broadcast to any variable
-    dims = _dims(*(cube.variables.get(name) for name in (*names, mask) if names))
+def counted_by(cube: xr.Dataset, names: Sequence[str], mask: str | None) -> str | None:
+    """Return the largest variable with all dims of the given ones and the mask, if any."""
+    dims = _dims(*(cube.variables.get(name) for name in (*names, mask)))
     others = not_data(cube, mask)
-    return [
+    found = [
         str(name)
         for name, variable in cube.data_vars.items()
         if (name in names or (name not in others and variable.dtype.kind in "fiub"))
         and dims.keys() <= set(variable.dims)
     ]
+    return max(
+        found, key=lambda name: (cube.variables[name].ndim, cube.variables[name].size), default=None
+    )
 
 
 def _dims(*variables: xr.Variable | None) -> dict[Hashable, int]:
