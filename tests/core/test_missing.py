@@ -82,6 +82,14 @@ def test_gaps_of_every_dtype() -> None:
     assert not find_gaps(np.array(["nan"])).any()
 
 
+@given(hnp.arrays(np.float64, SHAPES, elements=ELEMENTS))
+def test_sample_mean_falls_back_to_the_train_mean(values: np.ndarray) -> None:
+    filled = fill_gaps(values, "sample_mean", mean=7.5)
+    means = oracle.sample_means(values, 7.5).reshape(-1, *(1,) * (values.ndim - 1))
+    expected = np.where(np.isfinite(values), values, means)
+    np.testing.assert_allclose(filled, expected, rtol=1e-15)
+
+
 def test_noise_is_even_and_differs_by_seed_and_variable() -> None:
     positions = np.arange(200_000, dtype=np.uint64)
     drawn = uniform_noise(positions, 1, "t")
