@@ -10,14 +10,7 @@ import xarray as xr
 from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError
 from ml4cube.core.statistics import offset_and_scale, unscale_values
-from ml4cube.preprocessing.rescaling import (
-    Spread,
-    rescale,
-    rescale_array,
-    spread_of_range,
-    spread_of_std,
-)
-from ml4cube.preprocessing.statistics import Statistics
+from ml4cube.preprocessing.rescaling import rescale, rescale_array
 
 Pairs = Mapping[str, Sequence[float]] | core.Statistics
 
@@ -54,9 +47,7 @@ def undo_standardizing(x: Any, xmean: float | Pairs, xstd: float | None = None) 
     >>> undo_standardizing(np.array([-2.0, 2.0]), 2.0, 0.5)
     array([1., 3.])
     """
-    if isinstance(xmean, core.Statistics):
-        xmean = Statistics.of_core(xmean).mean_std()
-    return _undo(x, xmean, xstd, ("xmean", "xstd"), spread_of_std)
+    return _undo(x, xmean, xstd, ("xmean", "xstd"), "standardize")
 
 
 def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> Any:
@@ -92,12 +83,10 @@ def undo_normalizing(x: Any, xmin: float | Pairs, xmax: float | None = None) -> 
     >>> undo_normalizing(np.array([0.0, 0.5]), 1.0, 5.0)
     array([1., 3.])
     """
-    if isinstance(xmin, core.Statistics):
-        xmin = Statistics.of_core(xmin).range()
-    return _undo(x, xmin, xmax, ("xmin", "xmax"), spread_of_range)
+    return _undo(x, xmin, xmax, ("xmin", "xmax"), "normalize")
 
 
-def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], spread: Spread) -> Any:
+def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], scale_fn: str) -> Any:
     """Undo the scaling of one array, or of every variable that has numbers."""
     if not isinstance(first, Mapping):
         if isinstance(x, Mapping):
@@ -106,7 +95,7 @@ def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], spread: S
                 f"got {first!r}"
             )
         called = ", ".join(arguments)
-        numbers = offset_and_scale(called, (first, second), spread, (xr.DataArray,))
+        numbers = offset_and_scale(called, (first, second), scale_fn, (xr.DataArray,))
         name = x.name if isinstance(x, xr.DataArray) and x.name is not None else "x"
         return rescale_array(str(name), x, *numbers, unscale_values)
     if second is not None:
@@ -118,4 +107,4 @@ def _undo(x: Any, first: Any, second: Any, arguments: tuple[str, str], spread: S
             f"x must be a Dataset, a named DataArray or a dict of arrays if {arguments[0]} is a "
             f"mapping, got {type(x).__name__}"
         )
-    return rescale(x, first, arguments[0], spread, unscale_values)
+    return rescale(x, first, arguments[0], scale_fn, unscale_values)

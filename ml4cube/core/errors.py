@@ -69,6 +69,15 @@ def check_whole(name: str, value: object, least: int | None = None) -> int:
     return int(value)
 
 
+@contextmanager
+def prefixed(words: str) -> Iterator[None]:
+    """Start the messages of wrong values and types with some words, such as a variable's name."""
+    try:
+        yield
+    except (InvalidTypeError, InvalidValueError) as error:
+        raise type(error)(f"{words}: {error}") from None
+
+
 def check_seed(seed: object) -> int:
     """Return the seed as an int; raise InvalidTypeError unless it is an integer."""
     return check_whole("seed", seed)

@@ -91,11 +91,6 @@ def window_all(
     flags: NDArray[np.bool_], size: Sequence[int], stride: Sequence[int]
 ) -> NDArray[np.bool_]:
     """Tell for every whole window whether all of its cells are flagged."""
-    if not len(size) == len(stride) == flags.ndim or min((*size, *stride), default=1) < 1:
-        raise InvalidValueError(
-            f"size and stride must have one number of at least 1 for each of {flags.ndim} dims, "
-            f"got {tuple(size)} and {tuple(stride)}"
-        )
     # one dim at a time: a box is the product of its sides
     result = flags.astype(bool)
     for axis, (length, step) in enumerate(zip(size, stride, strict=True)):
@@ -137,30 +132,20 @@ def keep_samples(
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
     """Return which samples are kept, and the reason (`KEPT`, `GAP` or `MASK`) for each.
 
+    All variables have equal numbers of samples, and the mask has their shape.
     `policy` "auto" drops a sample with any gap, "if_all_nan" one whose variables are gaps in every
     cell, "masked" one without a mask-true cell or with a gap in a mask-true cell, None drops none.
     """
     check_choice("drop_nan", policy, DROP_POLICIES)
-    lengths = {name: flags.shape[0] for name, flags in gaps.items()}
-    if len(set(lengths.values())) != 1:
-        raise InvalidValueError(f"variables must have equal numbers of samples, got {lengths}")
-    n = next(iter(lengths.values()))
-    reason = np.full(n, KEPT, np.uint8)
+    reason = np.full(len(next(iter(gaps.values()))), KEPT, np.uint8)
     if policy == "auto":
         for flags in gaps.values():
             reason[_any_cell(flags)] = GAP
     elif policy == "if_all_nan":
         reason[np.all([~_any_cell(~flags) for flags in gaps.values()], axis=0)] = GAP
     elif policy == "masked":
-        if mask is None:
-            raise InvalidValueError(
-                "drop_nan='masked' needs a mask; pass one or use drop_nan='auto'"
-            )
+        assert mask is not None
         for flags in gaps.values():
-            if mask.shape != flags.shape:
-                raise InvalidValueError(
-                    f"the mask must have the variable's shape {flags.shape}, got {mask.shape}"
-                )
             reason[_any_cell(flags & mask)] = GAP
         reason[~_any_cell(mask)] = MASK
     return reason == KEPT, reason

@@ -61,20 +61,28 @@ def dated_dim(coords: Mapping[str, NDArray[Any]], dims: Sequence[Any]) -> str:
 def match_places(
     name: str,
     dims: Sequence[str],
-    shape: Sequence[int],
+    offset: Any,
     labels: Mapping[str, NDArray[Any]],
     sizes: Mapping[str, int],
     coords: Mapping[str, NDArray[Any]],
 ) -> Places:
     """Return the entry of the statistics for every cell along the dims of a cube."""
     found = []
-    for dim, size in zip(dims, shape, strict=True):
+    for axis, (dim, size) in enumerate(zip(dims, np.shape(offset), strict=True)):
         if dim in GROUPS and dim not in sizes:
             along = dated_dim(coords, list(sizes))
             dates = coords[along]
             if (dates != dates).any():
                 raise InvalidValueError(f"{along!r} must not have missing dates; drop those steps")
-            found.append((along, group_numbers(dates, dim).astype(np.intp)))
+            entries = group_numbers(dates, dim).astype(np.intp)
+            empty = np.isnan(offset).all(axis=tuple(a for a in range(len(dims)) if a != axis))
+            missing = [GROUPS[dim][n].item() for n in np.unique(entries) if empty[n]]
+            if missing:
+                raise InvalidValueError(
+                    f"no statistics of {dim} {missing[:6]} for {name!r}; use a split with train "
+                    "cells there, or a coarser climatology"
+                )
+            found.append((along, entries))
             continue
         if dim not in sizes:
             raise InvalidValueError(
@@ -171,9 +179,7 @@ class Scaling:
         offset, scale = scale_parameters(stats, scale_fn)
         places: Places = ()
         if isinstance(stats, FieldStatistics) and scale_fn is not None:
-            shape = stats.mean.shape
-            places = match_places(name, stats.dims, shape, stats.labels, sizes, coords)
-            check_groups(name, stats.dims, places, offset)
+            places = match_places(name, stats.dims, offset, stats.labels, sizes, coords)
         return cls(name, offset, scale, places, scale_fn)
 
     @property
@@ -190,12 +196,17 @@ class Scaling:
         shown = " and ".join(f"{word} {_span(numbers)}" for word, numbers in words)
         return f"by {shown}" + (f" along {', '.join(self.dims)}" if self.places else "")
 
-    def at(self, cells: Mapping[str, NDArray[Any]]) -> tuple[Any, Any]:
-        """Return offset and scale of some cells."""
+    def at(
+        self, cells: Mapping[str, NDArray[Any]], values: NDArray[Any] | None = None
+    ) -> tuple[Any, Any]:
+        """Return offset and scale of some cells; raise if one of `values` has none."""
         if not self.places:
             return self.offset, self.scale
         entries = tuple(place[cells[dim]] for dim, place in self.places)
-        return self.offset[entries], self.scale[entries]
+        offset, scale = self.offset[entries], self.scale[entries]
+        if values is not None:
+            self._check_known(values, offset, scale, cells)
+        return offset, scale
 
     def in_box(
         self, box: Mapping[str, slice], values: NDArray[Any] | None = None
@@ -204,11 +215,7 @@ class Scaling:
         cells = np.meshgrid(
             *(np.arange(s.start, s.stop) for s in box.values()), indexing="ij", sparse=True
         )
-        at = dict(zip(box, cells, strict=True))
-        offset, scale = self.at(at)
-        if self.places and values is not None:
-            self.check_known(values, offset, scale, at)
-        return offset, scale
+        return self.at(dict(zip(box, cells, strict=True)), values)
 
     def scaled(
         self,
@@ -218,11 +225,7 @@ class Scaling:
         dtype: DTypeLike | None = None,
     ) -> NDArray[Any]:
         """Scale samples by the entry of each cell."""
-        cells = self._cells(first, window)
-        offset, scale = self.at(cells)
-        if self.places:
-            self.check_known(values, offset, scale, cells)
-        return scale_values(values, offset, scale, dtype)
+        return scale_values(values, *self.at(self._cells(first, window), values), dtype)
 
     def unscaled(
         self,
@@ -234,7 +237,7 @@ class Scaling:
         """Undo `scaled`."""
         return unscale_values(values, *self.at(self._cells(first, window)), dtype)
 
-    def check_known(
+    def _check_known(
         self, values: NDArray[Any], offset: Any, scale: Any, cells: Mapping[str, NDArray[Any]]
     ) -> None:
         """Raise where a value has no statistics, and would become a gap."""
@@ -264,20 +267,6 @@ class Scaling:
                 along = along + np.arange(window[dim]).reshape(shape)
             cells[dim] = along
         return cells
-
-
-def check_groups(name: str, dims: Sequence[str], places: Places, offset: Any) -> None:
-    """Raise for dates whose group has no statistics at all."""
-    for axis, (dim, (along, entries)) in enumerate(zip(dims, places, strict=True)):
-        if dim not in GROUPS or along == dim:
-            continue
-        empty = np.isnan(offset).all(axis=tuple(a for a in range(len(dims)) if a != axis))
-        missing = [GROUPS[dim][group].item() for group in np.unique(entries) if empty[group]]
-        if missing:
-            raise InvalidValueError(
-                f"no statistics of {dim} {missing[:6]} for {name!r}; use a split with train cells "
-                "there, or a coarser climatology"
-            )
 
 
 def apply_in_cells(

@@ -10,8 +10,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
-from ml4cube.core.sums.fields import FieldStatistics
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, prefixed
+from ml4cube.core.sums.fields import FieldStatistics, quantile_of
 from ml4cube.core.sums.moments import VariableStatistics as VariableStatistics
 
 # Cells worked on at a time: as float64 they take 1 MiB, which stays in a core's cache.
@@ -68,12 +68,11 @@ def check_real(name: str, dtype: DTypeLike) -> None:
 
 
 def offset_and_scale(
-    called: str, entry: Any, spread: Callable[[Any, Any], Any], fields: tuple[type, ...] = ()
+    called: str, entry: Any, scale_fn: str, fields: tuple[type, ...] = ()
 ) -> tuple[Any, Any]:
     """Return offset and scale of a user's ``[mean, std]`` or ``[min, max]``.
 
-    `spread` computes the scale from the two. `fields` are types of labelled arrays that may take
-    the place of a number.
+    `fields` are types of labelled arrays that may take the place of a number.
     """
     try:
         if isinstance(entry, str | bytes):
@@ -87,12 +86,17 @@ def offset_and_scale(
         raise InvalidValueError(
             f"{shown}: the variable is all gaps; drop it, or remove it from the statistics"
         )
-    scale = spread(first, second)
+    scale = second - first if scale_fn == "normalize" else second
     if np.any(scale < 0):
         raise InvalidValueError(
             f"{shown}; it must be [mean, std] with std >= 0, or [min, max] in this order"
         )
-    return first, scale
+    return first, _not_zero(scale)
+
+
+def _not_zero(scale: Any) -> Any:
+    """Replace a scale of 0 by 1: a constant is only shifted, to 0, and so is restored exactly."""
+    return scale + (scale == 0)
 
 
 def _number(given: Any) -> float:
@@ -187,10 +191,8 @@ class Statistics(Mapping[str, VariableStatistics]):
         table = {}
         for name, cells in values.items():
             chosen = where.get(name) if isinstance(where, Mapping) else where
-            try:
+            with prefixed(f"variable {name!r}"):
                 table[name] = VariableStatistics.of(cells, chosen)
-            except (InvalidTypeError, InvalidValueError) as error:
-                raise type(error)(f"variable {name!r}: {error}") from None
         return cls(table, part)
 
     def merge(self, other: Statistics) -> Self:
@@ -348,16 +350,15 @@ def _entry(fields: Mapping[str, Any]) -> VariableStatistics:
 def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[Any, Any]:
     """Return offset and scale so that ``(x - offset) / scale`` is the scaled variable.
 
-    The scale is never 0: a constant variable is only shifted, to 0, and so is restored exactly.
-    Arrays are NaN where the statistics have no cell.
+    The scale is never 0. Arrays are NaN where the statistics have no cell.
     """
     check_choice("scale_fn", scale_fn, SCALINGS)
     if scale_fn is None:
         return 0.0, 1.0
     if not np.any(stats.count):
         raise InvalidValueError(
-            f"cannot {scale_fn} with statistics of no finite cell ({np.sum(stats.gaps)} gaps, "
-            f"{np.sum(stats.infs)} infinities); drop the variable or its gaps"
+            f"cannot {scale_fn} a variable that is all gaps, without a finite cell; drop it, or "
+            "remove it from the statistics"
         )
     if scale_fn == "standardize":
         offset, scale = stats.mean, stats.std
@@ -366,21 +367,16 @@ def scale_parameters(stats: VariableStatistics, scale_fn: str | None) -> tuple[A
     else:
         offset, scale = _median_and_spread(stats)
     if np.ndim(offset):
-        return offset, np.where(scale == 0, 1.0, scale)
-    return float(offset), float(scale) or 1.0
+        return offset, _not_zero(scale)
+    return float(offset), _not_zero(float(scale))
 
 
 def _median_and_spread(stats: VariableStatistics) -> tuple[Any, Any]:
     """Return median and interquartile range; 1 where both quartiles are in one bin."""
-    if not isinstance(stats, FieldStatistics):
-        raise InvalidValueError(
-            "these statistics have no quantiles; compute them with quantiles=(0.25, 0.5, 0.75), "
-            "or with CubeScaler(method='robust')"
-        )
-    low, median, high = (stats.quantile(probability) for probability in QUARTILES)
+    low, median, high = (quantile_of(stats, probability) for probability in QUARTILES)
     spread = high - low
     # in one bin: more than half of the cells (such as dry days) have about the same value
-    apart = spread > stats.quantile_error
+    apart = spread > stats.quantile_error  # type: ignore[attr-defined]
     return median, np.where(apart | np.isnan(spread), spread, 1.0)
 
 

@@ -14,7 +14,6 @@ from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.scaling import (
     PLACES_ATTR,
     apply_in_cells,
-    check_groups,
     decoded_places,
     match_places,
 )
@@ -40,8 +39,7 @@ def rescale_at_places(
     else:
         coords = {str(d): array.indexes[d].values for d in array.dims if d in array.indexes}
         sizes = {str(dim): n for dim, n in array.sizes.items()}
-        places = match_places(name, dims, offset.shape, labels, sizes, coords)
-        check_groups(name, dims, places, offset)
+        places = match_places(name, dims, offset, labels, sizes, coords)
         entries = [xr.Variable((dim,), along) for dim, along in places]
     if array.chunks is not None:
         chunks = array.chunksizes
@@ -86,11 +84,6 @@ def _of_samples(array: xr.DataArray, shape: tuple[int, ...]) -> list[xr.Variable
             )
         entries.append(xr.Variable(cell.dims, found))
     return entries
-
-
-def no_zero(scale: Any) -> Any:
-    """Replace a scale of 0 by 1: a constant is only shifted, to 0, and so is restored exactly."""
-    return scale.where(scale != 0, 1.0) if isinstance(scale, xr.DataArray) else scale or 1.0
 
 
 def labelled(stats: VariableStatistics, values: Any) -> Any:

@@ -41,7 +41,6 @@ from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import describe
 from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_free, parse_path
 from ml4cube.preprocessing.cubes import check_aligned
-from ml4cube.preprocessing.rescaling import spread_of_std
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.progress import Stage
@@ -418,7 +417,7 @@ def _scaling(source: Source, cube: xr.Dataset, used: Iterable[str]) -> dict[str,
     if isinstance(source, Mapping) and not isinstance(source, Statistics):
         pairs = {str(name): pair for name, pair in source.items()}
         return {
-            name: Scaling(name, *offset_and_scale(f"store_or_stats[{name!r}]", pair, spread_of_std))
+            name: Scaling(name, *offset_and_scale(f"store_or_stats[{name!r}]", pair, "standardize"))
             for name, pair in pairs.items()
         }
     if source is None or (isinstance(source, StoreMetadata) and source.spec.scale_fn is None):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise, product
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,14 +36,13 @@ def each_block(
     if variable.size == 0:
         return
     variable = straight(variable)
-    run = partial(_run, work, variable.dims, [None if one is None else one.dims for one in others])
+    run = partial(_run, work, [None if one is None else one.dims for one in (variable, *others)])
     if cubes.is_lazy(variable, *others):
         yield from _each_dask_block(variable, others, run)
         return
 
     def read(slices: Slices) -> T:
-        cut = [_cut(one, slices) for one in others]
-        return run(slices, variable.isel(slices).values, *cut)
+        return run(*(_cut(one, slices) for one in (variable, *others)))
 
     # reading, decoding and summing release the GIL
     count = threads()
@@ -66,19 +65,17 @@ def _cut(one: xr.Variable | None, slices: Slices) -> NDArray[Any] | None:
 
 
 def _run(
-    work: Work[T],
-    dims: tuple[Hashable, ...],
-    dims_of_others: Sequence[tuple[Hashable, ...] | None],
-    slices: Slices,
-    values: NDArray[Any],
-    *others: NDArray[Any] | None,
+    work: Work[T], dims: Sequence[tuple[Hashable, ...] | None], *arrays: NDArray[Any] | None
 ) -> T:
-    """Run `work` with every array broadcast to the shape of the block."""
+    """Run `work` with every array broadcast to the shape of the first, the block."""
+    block, whole = arrays[0], dims[0]
+    assert block is not None
+    assert whole is not None
     full = [
-        None if array is None or known is None else _broadcast(array, known, dims, values.shape)
-        for array, known in zip(others, dims_of_others, strict=True)
+        None if array is None else _broadcast(array, known or (), whole, block.shape)
+        for array, known in zip(arrays, dims, strict=True)
     ]
-    return work(slices, values, *full)
+    return work(*full)
 
 
 def _broadcast(
@@ -99,34 +96,27 @@ def _each_dask_block(
 ) -> Iterator[tuple[Slices, T]]:
     """Run in dask's workers, which return a few results at a time."""
     import dask
+    import dask.array
 
     if variable.chunks is None:
         variable = variable.chunk(block_shape(variable))
-    chunks = dict(zip(variable.dims, variable.chunks or (), strict=True))
-    values = variable.data.to_delayed()
-    cut = [_delayed_parts(one, chunks) for one in others]
-    task = dask.delayed(run, pure=False)  # type: ignore[attr-defined]
-    indices = iter(np.ndindex(*values.shape))
-    starts = {dim: np.concatenate([[0], np.cumsum(sizes)]) for dim, sizes in chunks.items()}
-    while batch := list(islice(indices, max(4 * threads(), 16))):
-        block_slices, tasks = [], []
-        for index in batch:
-            at = dict(zip(variable.dims, index, strict=True))
-            block_slices.append(
-                {str(d): slice(int(starts[d][i]), int(starts[d][i + 1])) for d, i in at.items()}
-            )
-            parts = [
-                None if part is None else part[tuple(at[dim] for dim in dims)] for part, dims in cut
-            ]
-            tasks.append(task(block_slices[-1], values[index], *parts))
+    dims = variable.dims
+    chunks = dict(zip(dims, variable.chunks or (), strict=True))
+    arguments: list[Any] = []
+    for one in (variable, *others):
+        if one is None:
+            arguments += [None, None]
+        else:
+            array = one.chunk({dim: chunks[dim] for dim in one.dims}).data
+            arguments += [array, [dims.index(dim) for dim in one.dims]]
+    # one object instead of each block
+    found = dask.array.blockwise(  # type: ignore[no-untyped-call]
+        run, range(len(dims)), *arguments, dtype=object, meta=np.empty(0)
+    )
+    ends = [pairwise(np.cumsum([0, *sizes]).tolist()) for sizes in chunks.values()]
+    blocks_of = zip(product(*ends), found.to_delayed().ravel(), strict=True)
+    while batch := list(islice(blocks_of, max(4 * threads(), 16))):
+        tasks = [task for _, task in batch]
         results = dask.compute(*tasks)  # type: ignore[attr-defined,no-untyped-call]
-        yield from zip(block_slices, results, strict=True)
-
-
-def _delayed_parts(
-    one: xr.Variable | None, chunks: Mapping[Hashable, tuple[int, ...]]
-) -> tuple[NDArray[np.object_] | None, tuple[Hashable, ...]]:
-    """Chunk a variable like the blocks, along the dims it has."""
-    if one is None:
-        return None, ()
-    return one.chunk({dim: chunks[dim] for dim in one.dims}).data.to_delayed(), one.dims
+        for (parts, _), result in zip(batch, results, strict=True):
+            yield {str(d): slice(*part) for d, part in zip(dims, parts, strict=True)}, result

@@ -36,8 +36,8 @@ class Stage(NamedTuple):
     mode: str
     # Name of the mask.
     mask: str | None
-    # Variable whose cells are counted; empty if not chosen yet.
-    counted: str = ""
+    # Variable whose cells are counted.
+    counted: str
 
 
 def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[str, int]:
@@ -59,10 +59,8 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
 
     Notes
     -----
-    After ``xr.concat`` of cubes that went through the same calls, the cells of the whole are
-    counted again from its gaps and masks. A cell that a mask removed after its gap was dropped
-    then counts as gap, and the number of filled cells is lost. The result is empty for joined
-    samples, and if a variable that one of the calls depended on is gone.
+    After ``xr.concat`` the result is empty until cells are dropped again; add up the counts of
+    the pieces instead.
 
     ``xr.merge`` refuses cubes with different counts: use ``compat="override"``, or drop the
     coordinates ``accounting_...`` first.
@@ -83,13 +81,16 @@ def accounting(result: Mapping[str, Any] | xr.Dataset | xr.DataArray) -> dict[st
         name = roles.DATA_VAR if result.name is None else result.name
         is_own = name in result.coords or name in result.dims
         result = result.coords.to_dataset() if is_own else as_dataset(result)
-    counts, _ = carried(result)
+    counts, stages = carried(result)
     computed = xr.Dataset({name: ((), count.data) for name, count in counts.items()}).compute()
     found = {name: int(computed[name]) for name in counts}
     if "total" not in found:
         return found
-    removed = sum(count for name, count in found.items() if name not in ("total", "filled"))
     total = found.pop("total")
+    removed = sum(count for name, count in found.items() if name != "filled")
+    # dropped samples are gone, unlike cells
+    if _has_more(result, total if stages else total - removed, stages):
+        return {}
     return {"total": total, "kept": total - removed, **found}
 
 
@@ -102,43 +103,20 @@ def carried(cube: xr.Dataset) -> tuple[dict[str, xr.Variable], list[Stage]]:
     }
     total = counts.get("total")
     written = [] if total is None else json.loads(total.attrs.get(_STAGES, "[]"))
-    stages = [Stage(*stage) for stage in written]
-    if not _joined(cube, counts, stages):
-        return counts, stages
-    counted = counted_by(cube, stages[-1]) if stages else None
-    if (
-        not all(_is_complete(cube, stage) for stage in stages)
-        or counted is None
-        or SAMPLES in cube.dims
-    ):
-        return {}, []
-    like = cube.variables[counted]
-    removed = _removed(cube, stages, like)
-    counts = {"total": xr.Variable((), like.size)}
-    for code, name in REASONS.items():
-        if _can_remove(code, stages):
-            counts[name] = _size(removed == code, like)
-    return counts, [*stages[:-1], stages[-1]._replace(counted=counted)]
-
-
-def _joined(cube: xr.Dataset, counts: Mapping[str, xr.Variable], stages: Sequence[Stage]) -> bool:
-    """Return True if the counts are those of joined pieces."""
     # xarray concatenates unequal counts, and makes floats of them by reindexing
-    if any(count.ndim or count.dtype.kind == "f" for count in counts.values()):
-        return True
-    if "total" not in counts:
-        return False
-    known = int(counts["total"].values)
-    if SAMPLES in cube.dims and not stages:  # dropped samples are gone, unlike cells
-        known -= sum(int(n.values) for name, n in counts.items() if name in REASONS.values())
+    joined = any(count.ndim or count.dtype.kind == "f" for count in counts.values())
+    return ({} if joined else counts), [Stage(*stage) for stage in written]
+
+
+def _has_more(cube: xr.Dataset, known: int, stages: Sequence[Stage]) -> bool:
+    """Return True if there are more cells than counted, as in joined pieces of equal counts."""
     if SAMPLES in cube.dims:
         return cube.sizes[SAMPLES] > known
-    last = stages[-1] if stages else Stage([], "masked", None)
-    if last.counted in cube.data_vars:
-        return cube.variables[last.counted].size > known
-    # it was renamed or dropped, and a larger variable may have been added
-    sizes = [cube.variables[name].size for name in _countable(cube, last)]
-    return known not in sizes and max(sizes, default=0) > known
+    sizes = {str(name): variable.size for name, variable in cube.data_vars.items()}
+    # if it was renamed or dropped, a larger variable may be another one
+    counted = sizes.get(stages[-1].counted) if stages else None
+    now = sizes.values() if counted is None else [counted]
+    return known not in now and max(now, default=0) > known
 
 
 def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = ()) -> xr.Dataset:
@@ -147,7 +125,7 @@ def record(ds: xr.Dataset, counts: Mapping[str, Any], stages: Sequence[Stage] = 
         _PREFIX + name: xr.Variable((), count, {"long_name": f"accounting: {name}"})
         for name, count in counts.items()
     }
-    if stages:
+    if stages and "total" in counts:
         coords[_PREFIX + "total"].attrs[_STAGES] = json.dumps(list(stages))
     before = [name for name in ds.coords if str(name).startswith(_PREFIX)]
     return ds.drop_vars(before).assign_coords(coords)
@@ -182,35 +160,26 @@ def record_stage(
     if "filled" in before:
         counts["filled"] = before["filled"].data
     for code, name in REASONS.items():
-        if name in earlier or _can_remove(code, [stage]):
+        if any(one.mask if code == MASK else one.names for one in (*stages, stage)):
             size = _size(removed == code, like)
             known = earlier.get(name, size) * valid + size * ~valid
             counts[name] = (known + _size(reason == code, like)).data
     return record(result, counts, [*stages, stage])
 
 
-def counted_by(cube: xr.Dataset, stage: Stage) -> str | None:
-    """Return the variable whose cells a stage counts, if any."""
-    if stage.counted in cube.data_vars:
-        return stage.counted
-    found = _countable(cube, stage)
-    return max(
-        found, key=lambda name: (cube.variables[name].ndim, cube.variables[name].size), default=None
-    )
-
-
-def _countable(cube: xr.Dataset, stage: Stage) -> list[str]:
-    """Return the variables with all dims of those that a stage depends on."""
-    names, mask = stage.names, stage.mask
-    # a mask alone is broadcast to any variable
-    dims = _dims(*(cube.variables.get(name) for name in (*names, mask) if names))
+def counted_by(cube: xr.Dataset, names: Sequence[str], mask: str | None) -> str | None:
+    """Return the largest variable with all dims of the given ones and the mask, if any."""
+    dims = _dims(*(cube.variables.get(name) for name in (*names, mask)))
     others = not_data(cube, mask)
-    return [
+    found = [
         str(name)
         for name, variable in cube.data_vars.items()
         if (name in names or (name not in others and variable.dtype.kind in "fiub"))
         and dims.keys() <= set(variable.dims)
     ]
+    return max(
+        found, key=lambda name: (cube.variables[name].ndim, cube.variables[name].size), default=None
+    )
 
 
 def _dims(*variables: xr.Variable | None) -> dict[Hashable, int]:
@@ -221,11 +190,6 @@ def _dims(*variables: xr.Variable | None) -> dict[Hashable, int]:
 def _is_complete(cube: xr.Dataset, stage: Stage) -> bool:
     """Return True if the cube still has the variables that a stage depends on."""
     return {*stage.names, *filter(None, [stage.mask])} <= set(cube.variables)
-
-
-def _can_remove(code: int, stages: Iterable[Stage]) -> bool:
-    """Return True if a stage can remove cells for a reason."""
-    return any(stage.mask if code == MASK else stage.names for stage in stages)
 
 
 def _size(cells: xr.Variable, like: xr.Variable) -> xr.Variable:

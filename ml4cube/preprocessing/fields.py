@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,11 +12,11 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidValueError, check_choice
+from ml4cube.core.scaling import GROUPS, dated_dim, group_numbers
 from ml4cube.core.sums.fields import FieldStatistics, Moments
 from ml4cube.core.sums.quantiles import Histogram, default_bins
 from ml4cube.preprocessing.blocks import Slices, each_block
-from ml4cube.preprocessing.climatology import GROUPS, check_free, check_group, group_ids, time_dim
 from ml4cube.preprocessing.cubes import check_known
 from ml4cube.preprocessing.weights import Weights, cell_weights, fitted_weights
 
@@ -53,21 +53,45 @@ def form_of(
     counted: bool,
 ) -> Form:
     """Check the options."""
-    check_group("by", by)
+    check_choice("by", by, (*GROUPS, None))
     check_free(by, cube.dims)
     if dims is not None:
         check_known("dims", dims, cube.dims)
     groups = None
     if by is not None:
-        if dims is not None and time_dim(cube) not in dims:
+        if dims is not None and _time_dim(cube) not in dims:
             raise InvalidValueError(
-                f"dims must include {time_dim(cube)!r} if by={by!r}, got {list(dims)}"
+                f"dims must include {_time_dim(cube)!r} if by={by!r}, got {list(dims)}"
             )
-        groups = group_ids(cube, by)
+        groups = _group_ids(cube, by)
     labels = {str(name): cube[str(name)].values for name in cube.indexes if name in cube.dims}
     weighting = None if weights is None else weights if isinstance(weights, str) else "given"
     found = cell_weights(cube, weights, chosen)
     return Form(dims, by, found, counted, groups, labels, weighting)
+
+
+def check_free(by: str | None, dims: Iterable[Hashable]) -> None:
+    """Refuse a cube with a dim named like that of the climatology."""
+    if by is not None and by in dims:
+        raise InvalidValueError(
+            f"a climatology by {by!r} adds a dim {by!r}, which the cube already has, of "
+            f"{list(dims)}; rename it, as with ds.rename({by}='lead_{by}')"
+        )
+
+
+def _time_dim(cube: xr.Dataset) -> str:
+    """Return the time dim: the one whose coordinate holds dates."""
+    own = {str(name): index.values for name, index in cube.indexes.items() if name in cube.dims}
+    return dated_dim(own, list(cube.dims))
+
+
+def _group_ids(cube: xr.Dataset, by: str) -> xr.Variable:
+    """Return the group number of each time step."""
+    dim = _time_dim(cube)
+    when = cube[dim]
+    if bool(when.isnull().any()):
+        raise InvalidValueError(f"{dim!r} has missing dates; drop those steps")
+    return xr.Variable((dim,), group_numbers(when.values, by))
 
 
 def field_statistics(
@@ -166,7 +190,6 @@ class _Plan:
 def _sum_block(
     plan: _Plan,
     bins: int | None,
-    slices: Slices,
     values: NDArray[Any],
     where: NDArray[Any] | None,
     weights: NDArray[Any] | None,

@@ -372,8 +372,7 @@ def _drop_nan_of_cube(
     wanted = _counting(dtypes, data, listed, mode)
     if not wanted or mode is None:
         return ds
-    stage = Stage(wanted, mode, mask_name)
-    counted = counted_by(cube, stage)
+    counted = counted_by(cube, wanted, mask_name)
     if SAMPLES not in cube.dims and counted is None:
         dims = {name: cube[name].dims for name in filter(None, [*wanted, mask_name])}
         raise InvalidValueError(
@@ -394,12 +393,9 @@ def _drop_nan_of_cube(
     for name in with_cells:
         check_numpy(name, cube[name].dtype)
     blanked = {name: _blanked(cube[name], dropped) for name in with_cells}
-    return cubes.like_given(
-        record_stage(
-            cubes.with_arrays(cube, blanked), cube, stage._replace(counted=counted), reason
-        ),
-        ds,
-    )
+    stage = Stage(wanted, mode, mask_name, counted)
+    result = record_stage(cubes.with_arrays(cube, blanked), cube, stage, reason)
+    return cubes.like_given(result, ds)
 
 
 def fill_nan_values(

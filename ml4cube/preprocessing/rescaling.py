@@ -7,11 +7,13 @@ from typing import Any
 
 import xarray as xr
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core import statistics as core
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, prefixed
 from ml4cube.core.missing import plain
 from ml4cube.core.statistics import (
     check_real,
     offset_and_scale,
+    scale_parameters,
     scale_values,
     scaled_attrs,
     scaled_dtype,
@@ -20,34 +22,22 @@ from ml4cube.core.statistics import (
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
-from ml4cube.cube.rescaling import no_zero, rescale_at_places
+from ml4cube.cube.rescaling import labelled, rescale_at_places
 from ml4cube.cube.variables import is_mask, split_label
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.samples import Samples
 
-#: Two numbers of each variable: [mean, std] or [min, max].
-Pairs = Mapping[str, Sequence[Any]]
-#: Computes the scale from these two.
-Spread = Callable[[Any, Any], Any]
+#: Statistics, or two numbers of each variable: [mean, std] or [min, max].
+Pairs = Mapping[str, Sequence[Any] | core.VariableStatistics]
 #: `scale_values` or `unscale_values`.
 Rescale = Callable[..., Any]
-
-
-def spread_of_std(_mean: Any, std: Any) -> Any:
-    """Return the scale of `standardize`."""
-    return no_zero(std)
-
-
-def spread_of_range(low: Any, high: Any) -> Any:
-    """Return the scale of `normalize`."""
-    return no_zero(high - low)
 
 
 def rescale(
     ds: cubes.Cube,
     pairs: Pairs,
     argument: str,
-    spread: Spread,
+    scale_fn: str,
     arithmetic: Rescale,
     filter_var: str | None = None,
 ) -> Any:
@@ -74,14 +64,20 @@ def rescale(
         raise InvalidValueError(
             f"{argument} has {list(pairs)}, the data have {list(arrays)}: no variable in common"
         )
-    parameters = {
-        name: offset_and_scale(f"{argument}[{name!r}]", pairs[name], spread, (xr.DataArray,))
-        for name in wanted
-    }
-    scaled = {n: rescale_array(n, arrays[n], *parameters[n], arithmetic) for n in wanted}
+    numbers = {n: _numbers(f"{argument}[{n!r}]", pairs[n], scale_fn) for n in wanted}
+    scaled = {n: rescale_array(n, arrays[n], *numbers[n], arithmetic) for n in wanted}
     if isinstance(ds, xr.Dataset | xr.DataArray):
         return cubes.like_given(cubes.with_arrays(cube, scaled), ds)
     return Samples({**ds, **scaled}, getattr(ds, "accounting", None))
+
+
+def _numbers(called: str, entry: Any, scale_fn: str) -> tuple[Any, Any]:
+    """Return offset and scale by two numbers or by statistics, which may have dims."""
+    if not isinstance(entry, core.VariableStatistics):
+        return offset_and_scale(called, entry, scale_fn, (xr.DataArray,))
+    with prefixed(called):
+        offset, scale = scale_parameters(entry, scale_fn)
+    return labelled(entry, offset), labelled(entry, scale)
 
 
 def rescale_array(name: str, array: Any, offset: Any, scale: Any, arithmetic: Rescale) -> Any:

@@ -6,22 +6,14 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Self
 
-import numpy as np
 import xarray as xr
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
-from ml4cube.core.statistics import QUARTILES, scale_parameters, scale_values, unscale_values
-from ml4cube.cube.rescaling import labelled
+from ml4cube.core.scaling import GROUPS
+from ml4cube.core.statistics import QUARTILES, scale_values, unscale_values
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.climatology import check_free, check_group
-from ml4cube.preprocessing.rescaling import (
-    Pairs,
-    Rescale,
-    Spread,
-    rescale,
-    spread_of_range,
-    spread_of_std,
-)
+from ml4cube.preprocessing.fields import check_free
+from ml4cube.preprocessing.rescaling import Rescale, rescale
 from ml4cube.preprocessing.statistics import Statistics
 from ml4cube.preprocessing.weights import Weights
 
@@ -337,7 +329,7 @@ class CubeScaler:
     def _statistics_of(self, X: cubes.Cube) -> Statistics:
         """Compute the statistics that the parameters ask for."""
         check_choice("method", self.method, METHODS)
-        check_group("climatology", self.climatology)
+        check_choice("climatology", self.climatology, (*GROUPS, None))
         cubes.check_cube(X)
         dims = X.dims if isinstance(X, xr.Dataset | xr.DataArray) else None
         # to_array() makes a dim of that name
@@ -370,21 +362,7 @@ class CubeScaler:
 
     def _rescaled(self, X: cubes.Cube, arithmetic: Rescale) -> Any:
         """Scale a cube or undo the scaling."""
-        pairs, spread = self._pairs()
+        statistics = self.fitted_statistics()
         if isinstance(X, xr.Dataset | xr.DataArray):
             check_free(self.climatology, X.dims)
-        return rescale(X, pairs, "statistics_", spread, arithmetic)
-
-    def _pairs(self) -> tuple[Pairs, Spread]:
-        """Return two numbers of each variable, and what computes the scale from them."""
-        statistics = self.fitted_statistics()
-        if self.method == "standardize":
-            return statistics.mean_std(), spread_of_std
-        if self.method == "normalize":
-            return statistics.range(), spread_of_range
-        quartiles: dict[str, list[Any]] = {}
-        for name, stats in statistics.items():
-            known = np.any(stats.count)
-            numbers = scale_parameters(stats, "robust") if known else (np.nan, np.nan)
-            quartiles[name] = [labelled(stats, one) if known else one for one in numbers]
-        return quartiles, lambda _, iqr: iqr
+        return rescale(X, statistics, "statistics_", self.method, arithmetic)

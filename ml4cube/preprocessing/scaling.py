@@ -12,9 +12,8 @@ from ml4cube.core import statistics as core
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.statistics import SCALE_FNS, scale_values
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.rescaling import Pairs, rescale, spread_of_range, spread_of_std
+from ml4cube.preprocessing.rescaling import rescale
 from ml4cube.preprocessing.scaler import CubeScaler
-from ml4cube.preprocessing.statistics import Statistics
 from ml4cube.store.format import StoreMetadata
 
 GivenStatistics = core.Statistics | CubeScaler | xr.Dataset | str | os.PathLike[str]
@@ -64,8 +63,7 @@ def standardize(
     >>> standardize({"t": np.array([1.0, 3.0])}, {"t": [2.0, 0.5]})
     {'t': array([-2.,  2.])}
     """
-    pairs, argument = _pairs("standardize", "stats_dict", stats_dict, statistics)
-    return rescale(ds, pairs, argument, spread_of_std, scale_values, filter_var)
+    return _scale(ds, "standardize", "stats_dict", stats_dict, statistics, filter_var)
 
 
 def normalize(
@@ -109,12 +107,13 @@ def normalize(
     >>> normalize({"t": np.array([1.0, 3.0])}, {"t": [1.0, 5.0]})
     {'t': array([0. , 0.5])}
     """
-    pairs, argument = _pairs("normalize", "range_dict", range_dict, statistics)
-    return rescale(ds, pairs, argument, spread_of_range, scale_values, filter_var)
+    return _scale(ds, "normalize", "range_dict", range_dict, statistics, filter_var)
 
 
-def _pairs(scale_fn: str, argument: str, pairs: Any, statistics: Any) -> tuple[Pairs, str]:
-    """Return the two numbers of each variable, and the argument that they come from."""
+def _scale(
+    ds: cubes.Cube, scale_fn: str, argument: str, pairs: Any, statistics: Any, mask: str | None
+) -> Any:
+    """Scale by the user's numbers, or else by `statistics`."""
     if (pairs is None) == (statistics is None):
         raise InvalidTypeError(f"{scale_fn} needs either {argument} or statistics, not both")
     if statistics is not None:
@@ -124,10 +123,7 @@ def _pairs(scale_fn: str, argument: str, pairs: Any, statistics: Any) -> tuple[P
             raise InvalidValueError(
                 f"statistics must be those of {scale_fn!r}, got a scaling by {how!r}"
             )
-    if isinstance(pairs, core.Statistics):
-        pairs = Statistics.of_core(pairs)
-        pairs = pairs.mean_std() if scale_fn == "standardize" else pairs.range()
-    return pairs, argument
+    return rescale(ds, pairs, argument, scale_fn, scale_values, mask)
 
 
 def given_statistics(given: Any, scale_fn: str | None) -> tuple[core.Statistics, str]:

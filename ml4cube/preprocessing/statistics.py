@@ -8,14 +8,19 @@ from typing import Any, Self
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
-from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
+from ml4cube.core.errors import (
+    EmptyPartError,
+    InvalidTypeError,
+    InvalidValueError,
+    check_choice,
+    prefixed,
+)
 from ml4cube.core.missing import plain
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
-from ml4cube.core.sums.fields import FieldStatistics
+from ml4cube.core.sums.fields import quantile_of
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.rescaling import labelled
@@ -140,26 +145,10 @@ class Statistics(core.Statistics):
         for name in chosen:
             variable = cube.variables[name]
             where = None if cells is None else cubes.fitted(cells, variable)
-            table[name] = _name_in_errors(name, _statistics, variable, where, form)
+            table[name] = _statistics(name, variable, where, form)
             _check_not_empty(name, table[name], part, variable.shape, form.weights is not None)
             cubes.check_no_fill_value(name, table[name], variable)
         return cls(table, part)
-
-    @classmethod
-    def of_core(cls, statistics: core.Statistics) -> Self:
-        """Convert statistics from elsewhere, as from a sample store, to this class.
-
-        Parameters
-        ----------
-        statistics : core.statistics.Statistics
-            Of any variables.
-
-        Returns
-        -------
-        Statistics
-            With the same numbers.
-        """
-        return statistics if isinstance(statistics, cls) else cls(statistics, statistics.part)
 
     @classmethod
     def _from_samples(
@@ -191,13 +180,10 @@ class Statistics(core.Statistics):
                 label = arrays["split"] == PARTS[part]
                 label = cubes.with_samples(label, arrays[name].shape, "split")
                 where = cubes.to_shape(label, arrays[name].shape, "split")
-            if counted:
-                dims = [f"axis{i}" for i in range(arrays[name].ndim)]
-                cells = None if where is None else xr.Variable(dims, where)
-                cube = xr.Variable(dims, arrays[name])
-                table[name] = _name_in_errors(name, _statistics, cube, cells, Form(counted=True))
-            else:
-                table[name] = _name_in_errors(name, VariableStatistics.of, arrays[name], where)
+            dims = [f"axis{i}" for i in range(arrays[name].ndim)]
+            cells = None if where is None else xr.Variable(dims, where)
+            variable = xr.Variable(dims, arrays[name])
+            table[name] = _statistics(name, variable, cells, Form(counted=counted))
             _check_not_empty(name, table[name], part, arrays[name].shape)
         return cls(table, part)
 
@@ -248,18 +234,9 @@ class Statistics(core.Statistics):
         np.True_
         """
         return {
-            name: [labelled(s, _with_histogram(name, s).quantile(p)) for p in probabilities]
+            name: [labelled(s, quantile_of(s, p)) for p in probabilities]
             for name, s in self.items()
         }
-
-
-def _with_histogram(name: str, stats: VariableStatistics) -> FieldStatistics:
-    if not isinstance(stats, FieldStatistics):
-        raise InvalidValueError(
-            f"the statistics of {name!r} have no histogram; compute them with quantiles=(0.25, "
-            "0.5, 0.75)"
-        )
-    return stats
 
 
 def _check_quantiles(quantiles: Sequence[float]) -> bool:
@@ -303,15 +280,6 @@ def _no_variable_left(held: Mapping[Any, Any], excluded: tuple[str, ...]) -> Inv
     )
 
 
-def _name_in_errors(name: str, work: Any, *arguments: Any) -> VariableStatistics:
-    """Run `work`; start the message of its errors with the variable's name."""
-    try:
-        result: VariableStatistics = work(*arguments)
-    except (InvalidTypeError, InvalidValueError) as error:
-        raise type(error)(f"variable {name!r}: {error}") from error
-    return result
-
-
 def _check_not_empty(
     name: str, stats: VariableStatistics, part: str, shape: tuple[int, ...], weighted: bool = False
 ) -> None:
@@ -330,20 +298,17 @@ def _check_not_empty(
         logger.warning("variable %r has no finite cell in part %r", name, part)
 
 
-def _statistics(variable: xr.Variable, where: xr.Variable | None, form: Form) -> VariableStatistics:
-    """Compute the statistics of a variable, merging blocks in order."""
-    if not form.plain:
-        return field_statistics(variable, where, form)
-    total = VariableStatistics()
-    for _, stats in each_block(variable, [where], _of_block):
-        total = total.merge(stats)
-    return total
-
-
-def _of_block(
-    _slices: object, values: NDArray[Any], where: NDArray[Any] | None
+def _statistics(
+    name: str, variable: xr.Variable, where: xr.Variable | None, form: Form
 ) -> VariableStatistics:
-    return VariableStatistics.of(values, where)
+    """Compute the statistics of a variable, merging blocks in order."""
+    with prefixed(f"variable {name!r}"):
+        if not form.plain:
+            return field_statistics(variable, where, form)
+        total = VariableStatistics()
+        for _, stats in each_block(variable, [where], VariableStatistics.of):
+            total = total.merge(stats)
+    return total
 
 
 def get_statistics(

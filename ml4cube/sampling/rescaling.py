@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidValueError, prefixed
 from ml4cube.core.scaling import Places, Scaling
 from ml4cube.core.statistics import Statistics
 
@@ -39,12 +39,10 @@ def scaling_of(
         sizes = {dim: cube.sizes[dim] for dim in dims}
         coords = {dim: cube.indexes[dim].values for dim in dims if dim in cube.indexes}
     scaling = {}
+    part = f" of the {statistics.part} part" if statistics.part else ""
     for name, stats in statistics.items():
-        try:
+        with prefixed(f"variable {name!r}{part}"):
             scaling[name] = Scaling.of(name, stats, scale_fn, sizes, coords)
-        except InvalidValueError as error:
-            part = f" of the {statistics.part} part" if statistics.part else ""
-            raise InvalidValueError(f"variable {name!r}{part}: {error}") from None
     return scaling
 
 

@@ -25,6 +25,8 @@ LATITUDES = [
     ("y", {"units": "Degrees_North"}, "plain"),
     ("y", {"units": "degreeN "}, "plain"),
     ("y", {"standard_name": "Latitude", "units": "radian"}, "plain"),
+    ("lat", {"units": "radians"}, "plain"),
+    ("lat", {"units": "rad"}, "plain"),
     ("rlat", {"standard_name": "latitude"}, "plain"),
     ("rlat", {}, "rotated"),
     ("RLat", {"units": "degrees_north"}, "rotated"),
@@ -59,7 +61,7 @@ def test_what_is_a_latitude_or_longitude(known, name, attrs, kind):
 def test_every_room_finds_the_same_latitude(name, attrs, kind):
     """Areas and features may be of a rotated grid; places of a split are those on Earth."""
     lat = np.array([0.0, 60.0])
-    if attrs.get("units") == "radian":
+    if attrs.get("units", "").startswith("rad"):
         lat = np.deg2rad(lat)
     ds = xr.Dataset({"a": (name, [1.0, 4.0])}, {name: (name, lat, attrs)})
     assert (CubeView.of(ds).axis_of("lat") is not None) == (kind == "plain")

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -55,30 +55,6 @@ OFFSETS = [
     ("float32", 101325.0, 1.0, 0.1),
     ("float64", 1e6, 0.01, 0.0),
 ]
-
-
-@pytest.mark.parametrize(("dtype", "centre", "spread", "gaps"), OFFSETS)
-def test_small_spreads_on_large_offsets_are_exact(
-    dtype: str, centre: float, spread: float, gaps: float
-) -> None:
-    rng = np.random.default_rng(3)
-    cells = rng.normal(centre, spread, 400_000).astype(dtype)
-    cells[rng.random(cells.size) < gaps] = np.nan
-    expected = oracle.moments(cells)
-    whole = VariableStatistics.of(cells)
-    blocks = Statistics.empty("x")
-    for block in np.array_split(cells, 250):
-        blocks = blocks.merge(Statistics.of({"x": block}))
-    for stats in (whole, blocks["x"]):
-        assert abs(stats.mean - expected["mean"]) <= 1e-6 * expected["std"]
-        assert abs(stats.std / expected["std"] - 1) <= 1e-6
-        assert stats.count == expected["count"]
-        assert stats.gaps == expected["gaps"]
-
-
-@given(CELLS)
-def test_one_block_agrees_with_two_passes_in_long_double(cells: np.ndarray) -> None:
-    assert_close(VariableStatistics.of(cells), oracle.moments(cells))
 
 
 @given(CELLS, st.data())
@@ -235,7 +211,7 @@ def test_no_cells_and_gaps_only_give_nan_and_cannot_scale() -> None:
     assert (empty.count, empty.gaps, gaps.count, gaps.gaps) == (0, 0, 0, 5)
     assert empty == VariableStatistics()
     assert math.isnan(gaps.std)
-    with pytest.raises(InvalidValueError, match="no finite cell"):
+    with pytest.raises(InvalidValueError, match="all gaps, without a finite cell"):
         scale_parameters(gaps, "standardize")
     assert scale_parameters(gaps, None) == (0.0, 1.0)
     with pytest.raises(InvalidValueError, match="did you mean 'standardize'"):
@@ -296,31 +272,6 @@ def test_only_statistics_of_one_kind_merge(other: Statistics, words: str) -> Non
 def test_other_json_is_refused(text: str) -> None:
     with pytest.raises(InvalidValueError):
         Statistics.from_json(text)
-
-
-def ulps(a: np.ndarray, b: np.ndarray, offset: float, scale: float) -> np.ndarray:
-    """Distance in units of the last place of the larger of value and offset.
-
-    A scaled value below float32's least normal number has fewer digits; so that one counts too.
-    """
-    least = np.float32(max(abs(offset), scale * np.finfo(np.float32).tiny))
-    larger = np.maximum(np.abs(a), least)
-    return np.abs(a.astype("f8") - b.astype("f8")) / np.spacing(larger).astype("f8")
-
-
-@settings(max_examples=200)
-@given(
-    hnp.arrays(np.float32, st.integers(1, 30), elements=st.floats(-1e5, 1e5, width=32)),
-    st.sampled_from(["standardize", "normalize"]),
-)
-def test_scaled_and_back_is_within_2_ulp(cells: np.ndarray, scale_fn: str) -> None:
-    before = cells.copy()
-    offset, scale = scale_parameters(VariableStatistics.of(cells), scale_fn)
-    scaled = scale_values(cells, offset, scale)
-    back = unscale_values(scaled, offset, scale)
-    assert scaled.dtype == back.dtype == np.float32
-    assert (ulps(cells, back, offset, scale) <= 2).all()
-    assert (cells == before).all()
 
 
 @pytest.mark.parametrize(("dtype", "centre", "spread", "gaps"), OFFSETS)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ml4cube import postprocessing as post
 from ml4cube import preprocessing as pp
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError
 from ml4cube.core.statistics import scale_parameters
 from tests import oracle
 from tests.cubes import coordinates
@@ -268,6 +268,9 @@ def test_parameters_stay_those_of_the_first_fit() -> None:
 
 def test_the_protocol_of_scikit_learn_holds_with_every_parameter() -> None:
     from sklearn.base import clone
+    from sklearn.exceptions import NotFittedError
+    from sklearn.pipeline import make_pipeline
+    from sklearn.utils.validation import check_is_fitted
 
     ds = made_cube()
     weights = np.cos(np.deg2rad(ds.lat))
@@ -278,7 +281,16 @@ def test_the_protocol_of_scikit_learn_holds_with_every_parameter() -> None:
     assert repr(copy) == (
         "CubeScaler(method='robust', per=('variable', 'level'), climatology='season')"
     )
+    with pytest.raises(NotFittedError):
+        check_is_fitted(scaler)
+    with pytest.raises(RunError, match="not fitted"):
+        scaler.transform(ds)
+    with pytest.raises(InvalidValueError, match="did you mean 'method'"):
+        scaler.set_params(methods="normalize")
     fitted = scaler.fit(ds)
+    check_is_fitted(fitted)
+    pipeline = make_pipeline(clone(scaler))
+    xr.testing.assert_identical(pipeline.fit_transform(ds), fitted.transform(ds))
     loaded = pickle.loads(pickle.dumps(fitted))  # noqa: S301
     xr.testing.assert_identical(loaded.transform(ds), fitted.transform(ds))
     assert (

@@ -329,20 +329,12 @@ class FieldStatistics(VariableStatistics):
         InvalidValueError
             If there is no histogram, or `probability` is not between 0 and 1.
         """
-        return self._counted().quantile(probability, self.min, self.max)
+        return quantile_of(self, probability)
 
     @property
     def quantile_error(self) -> Floats:
         """Bound on the error of `quantile`: the width of a bin, or 0 where it is exact."""
-        return self._counted().width
-
-    def _counted(self) -> Histogram:
-        """Return the histogram; raise if there is none."""
-        if self.histogram is None:
-            raise InvalidValueError(
-                "these statistics have no histogram; compute them with quantiles=(0.25, 0.5, 0.75)"
-            )
-        return self.histogram
+        return _histogram_of(self).width
 
     def __eq__(self, other: object) -> bool:
         """Return True if all numbers, dims, labels and bins are equal; NaN equals NaN."""
@@ -414,6 +406,22 @@ class FieldStatistics(VariableStatistics):
             exponent, edges, counts = (decoded(part[k]) for k in ("exponent", "edges", "counts"))
             histogram = Histogram(exponent, edges, counts, int(part["bins"]))
         return cls(*moments, tuple(raw["dims"]), labels, histogram, raw.get("weighting"))
+
+
+def quantile_of(stats: VariableStatistics, probability: float) -> Floats:
+    """Return a quantile of each entry, from the histogram of its cells."""
+    return _histogram_of(stats).quantile(probability, stats.min, stats.max)
+
+
+def _histogram_of(stats: VariableStatistics) -> Histogram:
+    """Return the histogram; raise if there is none."""
+    found: Histogram | None = getattr(stats, "histogram", None)
+    if found is None:
+        raise InvalidValueError(
+            "these statistics have no histogram; compute them with quantiles=(0.25, 0.5, 0.75), or "
+            "with CubeScaler(method='robust')"
+        )
+    return found
 
 
 def encoded(values: NDArray[Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -30,8 +30,8 @@ _EXACT = -1022
 # Bins per histogram, and in all of them together: an edge and a count each, 128 MiB.
 _MOST_BINS, _FEWEST_BINS, _MOST_IN_ALL = 65_536, 256, 2**23
 _BYTES_PER_BIN = 16
-# Cells sorted together: at first, to learn the width of bins, and after that.
-_FIRST_CELLS, _CELLS_AT_ONCE = 2**17, 2**20
+# Cells sorted together.
+_SORTED_CELLS = 2**17
 # Cells counted together without sorting, so few that temporaries stay in cache, and the number of
 # counters per bin.
 _CELLS_COUNTED, _DENSER = 2**17, 4
@@ -78,7 +78,7 @@ class Histogram:
         flat = values.reshape(-1, n)
         weighed = None if weights is None else weights.reshape(-1, n)
         dtype = np.int64 if weights is None else np.float64
-        rows = max(_FIRST_CELLS // max(n, 1), 1)
+        rows = max(_SORTED_CELLS // max(n, 1), 1)
         groups = []
         for top in range(0, len(flat), rows):
             some = slice(top, top + rows)
@@ -119,23 +119,16 @@ class Histogram:
 
     def _with_rows(self, cells: Reals, weights: Floats | None) -> Self:
         """Count the cells of each row of an empty histogram."""
-        # There is one row only where it is longer than `_FIRST_CELLS`.
         n, total = cells.shape[-1], self
-        if n > _FIRST_CELLS:
+        # There is one row only where it is longer than `_SORTED_CELLS`.
+        if n > _SORTED_CELLS:
             # several times as fast as sorting, if it works
             counted = self._by_counters(cells[0], None if weights is None else weights[0])
             if counted is not None:
                 return counted
-        start = 0
-        while start < n:
-            widths_known = start > 0 and total.exponent[0] > _EXACT
-            part = slice(start, start + (_CELLS_AT_ONCE if widths_known else _FIRST_CELLS))
-            some, amounts = cells[:, part], None if weights is None else weights[:, part]
-            if widths_known:
-                total, far = total._with_near(some[0], None if amounts is None else amounts[0])
-                some, amounts = some[:, far], None if amounts is None else amounts[:, far]
-            total = total._with_cells(some, amounts)
-            start = part.stop
+        for start in range(0, n, _SORTED_CELLS):
+            part = (slice(None), slice(start, start + _SORTED_CELLS))
+            total = total._with_cells(cells[part], None if weights is None else weights[part])
         return total
 
     def _with_cells(self, cells: Reals, weights: Floats | None) -> Self:
@@ -148,54 +141,49 @@ class Histogram:
             found = _sorted_and_collapsed(edges, np.where(np.isnan(edges), 0.0, weights))
         return self._fitted(self.exponent, *_joined([(self.edges, self.counts), found]))
 
-    def _with_near(self, values: Reals, weights: Floats | None) -> tuple[Self, NDArray[np.bool_]]:
-        """Count the cells of a single row near its median; return which are not near."""
-        # NaN cells are neither counted nor returned.
-        width = math.ldexp(1.0, int(self.exponent[0]))
-        median = _bin_of(self.edges[0, _bin_of_quantile(self.counts, 0.5)[0][0]], width)
-        if median is None:
-            return self, ~np.isnan(values)
-        size = _DENSER * self.bins
-        first = median - size // 2
-        counts, far = np.zeros(size + 1, self.counts.dtype), np.empty(values.size, bool)
-        for part, counters in _counters(values, width, first, size):
-            amounts = None if weights is None else weights[part]
-            counts += np.bincount(counters, amounts, counts.size)
-            far[part] = (counters == 0) & ~np.isnan(values[part])
-        near = _filled(counts[1:], first, width)
-        return self._fitted(self.exponent, *_joined([(self.edges, self.counts), near])), far
-
     def _by_counters(self, values: Reals, weights: Floats | None) -> Self | None:
         """Count the cells of a single row without sorting them."""
         # Counters from the least to the greatest cell are finer than bins need to be. If more of
-        # them hold cells than there may be bins, they are merged in pairs until they fit. If each
-        # holds one value, they are the bins. Otherwise finer counters might fit: return None.
-        low, high = _range(values)
+        # them hold cells than there may be bins, they are merged until they fit. If each holds one
+        # value, they are the bins. Otherwise finer ones might fit: return None.
+        with np.errstate(invalid="ignore"):
+            quiet = values + 0  # next to signaling NaNs (R's NA), fmin may miss numbers
+        low, high = float(np.fmin.reduce(quiet)), float(np.fmax.reduce(quiet))
         if not 0 < high - low < math.inf:
             return None
         exponent = max(math.frexp((high - low) / (_DENSER * self.bins - 2))[1], _EXACT + 1)
         width = math.ldexp(1.0, exponent)
-        first, last = _bin_of(low, width), _bin_of(high, width)
-        if first is None or last is None:
+        if max(-low, high) >= 2**51 * width:  # float64 cannot tell such bins apart
             return None
-        size = last - first + 1
-        counts, counted = np.zeros(size + 1, self.counts.dtype), _CountedValues(size + 1)
-        for part, counters in _counters(values, width, first, size):
+        first, last = _lower_edges(np.array([[low, high]]), np.full(1, exponent))[0] / width
+        counts = np.zeros(int(last - first) + 2, self.counts.dtype)  # first those of gaps
+        # the value that each counter counts, while all its cells have the same value
+        value, one_each = np.full(counts.size, np.nan), True
+        for start in range(0, values.size, _CELLS_COUNTED):
+            part = slice(start, start + _CELLS_COUNTED)
+            cells = quiet[part]
+            numbers = np.floor(np.multiply(cells, 1.0 / width, dtype=np.float64))
+            if width > 1 and first < 0:  # tiny negative values give -0.0
+                numbers[(numbers == 0) & (cells < 0)] = -1
+            numbers -= first - 1
+            numbers[np.isnan(numbers)] = 0
+            counters = numbers.astype(np.intp)
             amounts = None if weights is None else weights[part]
             counts += np.bincount(counters, amounts, counts.size)
-            counted.add(counters, values[part])
-        counts = counts[1:]
-        if counted.one_each:
-            used = np.flatnonzero(counts)
-            exact = _lower_edges(counted.values[np.newaxis, 1:][:, used], self.exponent)
-            return self._fitted(self.exponent, *_collapsed(exact, counts[np.newaxis, used]))
-        if np.count_nonzero(counts) <= self.bins:
+            if one_each:
+                before = value[counters]
+                value[counters] = cells
+                same = (np.isnan(before) | (before == cells)) & (value[counters] == cells)
+                one_each = bool((same | (counters == 0)).all())
+        used = np.flatnonzero(counts[1:])
+        counts = counts[np.newaxis, used + 1]
+        if one_each:
+            exact = _lower_edges(value[np.newaxis, used + 1], self.exponent)
+            return self._fitted(self.exponent, *_collapsed(exact, counts))
+        if used.size <= self.bins:
             return None
-        while np.count_nonzero(counts) > self.bins:
-            first, counts = _in_pairs(first, counts)
-            exponent += 1
-        filled = _filled(counts, first, math.ldexp(1.0, exponent))
-        return type(self)(np.full(1, exponent), *filled, self.bins)
+        edges = (used + first) * width + 0.0
+        return self._fitted(np.full(1, exponent), edges[np.newaxis], counts)
 
     def _fitted(self, exponent: Ints, edges: Floats, counts: NDArray[Any]) -> Self:
         """Double the width of bins until not too many hold cells."""
@@ -262,36 +250,6 @@ class Histogram:
         return np.asarray(np.clip(found.reshape(self.exponent.shape), low, high))
 
 
-class _CountedValues:
-    """The value that each counter counts, while all its cells have the same value."""
-
-    def __init__(self, counters: int) -> None:
-        self.values = np.full(counters, np.nan)
-        self.one_each = True
-
-    def add(self, counters: NDArray[np.intp], cells: Reals) -> None:
-        """Record which counters count which cells."""
-        if not self.one_each:
-            return
-        other = (self.values[counters] != cells) & (counters > 0)
-        new, first_seen = counters[other], cells[other]
-        unused = bool(np.isnan(self.values[new]).all())
-        self.values[new] = first_seen
-        self.one_each = unused and bool((self.values[new] == first_seen).all())
-
-
-def _range(values: Reals) -> tuple[float, float]:
-    """Return the least and greatest number, NaN if there is none."""
-    lows, highs = [], []
-    for start in range(0, values.size, _CELLS_COUNTED):
-        with np.errstate(invalid="ignore"):
-            # + 0 makes NaNs quiet: next to signaling ones (R's NA), fmin may miss numbers
-            quiet = values[start : start + _CELLS_COUNTED] + 0
-        lows.append(np.fmin.reduce(quiet))
-        highs.append(np.fmax.reduce(quiet))
-    return float(np.fmin.reduce(lows)), float(np.fmax.reduce(highs))
-
-
 def _lower_edges(values: Reals, exponent: Ints) -> Floats:
     """Return the lower edge of the bin of each value; exact, since widths are powers of two."""
     with np.errstate(over="ignore", invalid="ignore"):
@@ -301,43 +259,6 @@ def _lower_edges(values: Reals, exponent: Ints) -> Floats:
         edges = np.where((edges == 0) & (values < 0), -width, edges)
         # values so large are multiples of the width
         return np.asarray(np.where(np.abs(values) >= width * 2.0**53, values, edges) + 0.0)
-
-
-def _bin_of(value: float, width: float) -> int | None:
-    """Return the number of a value's bin; None where float64 cannot tell it from its neighbours."""
-    number = math.floor(float(value) / width) if abs(value) < 2**51 * width else None
-    return -1 if number == 0 and value < 0 else number
-
-
-def _counters(
-    values: Reals, width: float, first: int, size: int
-) -> Iterator[tuple[slice, NDArray[np.intp]]]:
-    """Yield the bin number of every value, a part at a time: 1 to `size`, from bin `first` on."""
-    # Values that lie in other bins, and NaN, get counter 0.
-    for start in range(0, values.size, _CELLS_COUNTED):
-        part = slice(start, start + _CELLS_COUNTED)
-        with np.errstate(over="ignore", invalid="ignore"):
-            numbers = np.multiply(values[part], 1.0 / width, dtype=np.float64)
-        np.floor(numbers, out=numbers)
-        if width > 1 and first <= 0:
-            # tiny negative values gave -0.0
-            numbers[(numbers == 0) & (values[part] < 0)] = -1
-        numbers -= first - 1
-        numbers[~((numbers > 0) & (numbers <= size))] = 0
-        yield part, numbers.astype(np.intp)
-
-
-def _in_pairs(first: int, counts: NDArray[Any]) -> tuple[int, NDArray[Any]]:
-    """Merge bins in pairs; the wider bins start at even numbers."""
-    counts = np.pad(counts, (first % 2, (first + counts.size) % 2))
-    return first // 2, counts[::2] + counts[1::2]
-
-
-def _filled(counts: NDArray[Any], first: int, width: float) -> _Bins:
-    """Return the bins of one row that hold cells; `first` is the number of the first bin."""
-    used = np.flatnonzero(counts)
-    edges = (used.astype(np.float64) + first) * width + 0.0
-    return edges[np.newaxis], counts[np.newaxis, used]
 
 
 def _occupied(edges: Floats) -> Ints:
