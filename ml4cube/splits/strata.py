@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
@@ -18,7 +21,7 @@ from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import check_decoded
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import Counts, on_cube, repeat_along_missing
-from ml4cube.splits.value_counts import ValueCounts, count_values, key_names
+from ml4cube.splits.value_counts import count_values
 
 StratifyLike = str | xr.DataArray | Mapping[str, int]
 
@@ -65,26 +68,33 @@ def class_counts(
     if mask is not None:
         values, mask = xr.broadcast(values, mask)
     found = count_values(values, mask, grid, classes=bins is None)
-    if not found.key.size:
+    there = found.block >= 0
+    key, count = found.key[there], found.count[there]
+    if not key.size:
         raise InvalidValueError(
             f"stratify={name!r}: no valid cell has a value; leave stratify out, or check the mask"
         )
-    keys = np.unique(found.key)
     if bins is not None:
-        label, names = _quantile_bins(found, keys, bins)
-    elif _is_of_time(stratify, view):
-        label = np.searchsorted(keys, found.key)
-        names = tuple(_SEASONS[key] if name == "season" else f"month {key}" for key in keys)
+        of_pair, names = _quantile_bins(key, count, bins)
     else:
-        label = np.searchsorted(keys, found.key)
-        by_key = key_names(found, values.dtype)
-        names = tuple(by_key[int(key)] for key in keys)
+        keys = pd.unique(key)
+        # texts in an order of their own, in which the splits of earlier versions were made
+        keys = keys[np.argsort([_code(word) for word in keys] if keys.dtype == object else keys)]
+        of_pair = pd.Index(keys).get_indexer(key)
+        names = tuple(map(_class_name(stratify, view), keys))
+    label = np.full(there.size, len(names))
+    label[there] = of_pair
     present = [dim for dim in grid.dims if dim in values.dims]
-    counted = _by_block(found, label, len(names), present, grid)
-    weights = None
-    if mask is not None:
-        weights = counted.sum(axis=1)
+    shape = [grid.counts[grid.dims.index(dim)] for dim in present]
+    counts = np.zeros((math.prod(shape), len(names) + 1), dtype=np.int64)
+    np.add.at(counts, (np.where(there, found.block, ~found.block), label), found.count)
+    counted = repeat_along_missing(counts.reshape(*shape, len(names) + 1), present, grid)
+    weights = None if mask is None else counted.sum(axis=1)
     return Strata(counted[:, :-1], names, name, weights)
+
+
+def _code(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=7).digest())
 
 
 def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int | None, str]:
@@ -155,25 +165,20 @@ def _of_time(kind: str, view: CubeView) -> xr.DataArray:
     return xr.DataArray(codes, dims=coord.dims, name=kind)
 
 
+def _class_name(stratify: StratifyLike, view: CubeView) -> Callable[[Any], str]:
+    """Return the function that names a class."""
+    if _is_of_time(stratify, view):
+        return _SEASONS.__getitem__ if stratify == "season" else "month {}".format
+    return lambda key: f"{key:g}" if isinstance(key, float | np.floating) else str(key)
+
+
 def _quantile_bins(
-    found: ValueCounts, keys: NDArray[np.int64], bins: int
+    key: NDArray[np.int64], count: NDArray[np.int64], bins: int
 ) -> tuple[NDArray[np.intp], tuple[str, ...]]:
-    """Return the bin of each pair; equal values share a bin, so there may be fewer bins."""
-    of_key = np.bincount(np.searchsorted(keys, found.key), found.count).astype(np.int64)
+    """Return the bin of each key; equal values share a bin, so there may be fewer bins."""
+    _, which = np.unique(key, return_inverse=True)
+    of_key = np.bincount(which, count).astype(np.int64)
     before = np.cumsum(of_key) - of_key
     bin_of_key = np.minimum(before * bins // of_key.sum(), bins - 1)
     used, label = np.unique(bin_of_key, return_inverse=True)
-    names = tuple(f"bin {int(b) + 1} of {bins}" for b in used)
-    return label.ravel()[np.searchsorted(keys, found.key)], names
-
-
-def _by_block(
-    found: ValueCounts, label: NDArray[np.intp], classes: int, present: list[str], grid: Grid
-) -> Counts:
-    """Return counts by block and class; the last column counts cells without a class."""
-    shape = [grid.counts[grid.dims.index(dim)] for dim in present]
-    counts = np.zeros((int(np.prod(shape, dtype=np.int64)), classes + 1), dtype=np.int64)
-    np.add.at(counts, (found.block, label), found.count)
-    for block, n in found.gaps.items():
-        counts[block, -1] += n
-    return repeat_along_missing(counts.reshape([*shape, classes + 1]), present, grid)
+    return label[which], tuple(f"bin {b + 1} of {bins}" for b in used)
