@@ -49,7 +49,6 @@ class CubeSplitter(ABC):
     cube: Cube | None = None
     valid: ValidLike | None = None
     sample_size: SizesLike | None = None
-    _times_suffice = False  # whether times alone are positions where there is no cube
 
     def __post_init__(self) -> None:
         """Check the parameters that need no cube; `split` checks the others."""
@@ -246,8 +245,8 @@ class CubeSplitter(ABC):
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
         """Yield the plan of each fold, with its buffer resolved."""
 
-    def _dims(self) -> tuple[str, ...]:
-        """Return the dims that the parameters name."""
+    def _times(self) -> tuple[str, ...]:
+        """Return names of dims whose times alone are positions, where there is no cube."""
         return ()
 
     def _locate(self, X: Any, groups: Any) -> Samples:
@@ -257,8 +256,7 @@ class CubeSplitter(ABC):
             cube=self.cube,
             valid=self.valid,
             sample_size=self.sample_size,
-            dims=self._dims(),
-            times_suffice=self._times_suffice,
+            times=self._times(),
         )
 
     def _weigh_samples(self, samples: Samples, grid: Grid) -> Weights:

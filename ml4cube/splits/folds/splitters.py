@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
@@ -45,14 +44,6 @@ class _BlockSplitter(CubeSplitter):
     cyclic: Any = None
     stratify: StratifyLike | None = None
     seed: int = 42
-
-    def _dims(self) -> tuple[str, ...]:
-        named: list[str] = []
-        given: Any
-        for given in (self.block_size, self.buffer):
-            with contextlib.suppress(TypeError, ValueError):  # not sizes by dim
-                named += [str(dim) for dim in dict(given)]
-        return tuple(dict.fromkeys(named))
 
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
         sizes = block_sizes(self.block_size, view, self._shares())
@@ -245,12 +236,11 @@ class ForwardChaining(CubeSplitter):
     gap: Any = None
     _: KW_ONLY
     dim: str | None = None
-    _times_suffice = True
 
     def _check(self) -> None:
         check_whole("n_splits", self.n_splits, 1)
 
-    def _dims(self) -> tuple[str, ...]:
+    def _times(self) -> tuple[str, ...]:
         return TIME_NAMES if self.dim is None else (self.dim,)
 
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
@@ -327,11 +317,6 @@ class LeaveRegionOut(CubeSplitter):
 
     def _check(self) -> None:
         check_choice("background", self.background, ("excluded", "train"))
-
-    def _dims(self) -> tuple[str, ...]:
-        if isinstance(self.regions, xr.DataArray):
-            return tuple(str(dim) for dim in self.regions.dims)
-        return ()
 
     def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
         """Return the number of regions that hold samples; without X, those with valid cells.
