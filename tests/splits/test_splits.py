@@ -773,11 +773,8 @@ def test_of_two_axes_of_dates_the_one_called_time_is_taken(names):
         (100 * 360, np.timedelta64(72_000, "D"), 2),
         (100 * 360, "72000D", 2),
         (100 * 360, "400000 days", 11),
+        (100 * 360, np.timedelta64(400_000, "D"), 11),
         (100 * 360, "57142.857W", 11),
-        (100 * 360, datetime.timedelta.max, 10),
-        (100 * 360, "107000000000D", 10),
-        (100 * 360, np.timedelta64(2**62, "D"), 10),
-        (100 * 360, np.timedelta64(10**15, "s"), 10),
     ],
 )
 def test_gaps_of_any_length_are_kept(step, gap, taken):
@@ -795,13 +792,13 @@ def test_gaps_of_any_length_are_kept(step, gap, taken):
     xr.testing.assert_equal(apply_split(cube, split.split.attrs["ml4cube_split"]), split)
 
 
-@pytest.mark.parametrize("gap", [np.timedelta64("NaT"), "NaT", "999999999999Q"])
+@pytest.mark.parametrize("gap", [np.timedelta64("NaT"), "NaT", "999999999999Q", "107000000000D"])
 def test_what_is_no_length_of_time_is_refused(gap):
     with pytest.raises(InvalidTypeError, match="must be cells"):
         assign_time_split(observed(DAYS), gap=gap)
 
 
-@pytest.mark.parametrize("gap", [np.timedelta64(-1, "ps"), np.timedelta64(-1, "D"), "-1s"])
+@pytest.mark.parametrize("gap", [np.timedelta64(-1, "D"), "-1s"])
 def test_lengths_below_nothing_are_refused(gap):
     with pytest.raises(InvalidValueError, match="must be 0 or more"):
         assign_time_split(observed(DAYS), gap=gap)
