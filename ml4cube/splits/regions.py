@@ -206,7 +206,9 @@ def assign_region_split(
     mask = valid_mask(valid, view)
     cells, weights = region_map.weigh(mask)
     if drawn:
-        of_region = _draw(region_map, weights, fractions, seed)
+        check_enough(len(fractions), weights, f"regions of {region_map.name!r}")
+        part = partition(weights, list(fractions.values()), seed)
+        of_region = np.array([PARTS[name] for name in fractions], dtype=np.uint8)[part]
     else:
         of_region = _named(region_map, test, [] if val is None else val)
     labels = region_map.label(of_region, TRAIN if background == "train" else EXCLUDED)
@@ -247,18 +249,14 @@ def _check_parts(split: float | None, test: Any, val: Any) -> tuple[bool, dict[s
     return True, check_fractions(0.8 if split is None else split, 0.0 if val is None else val)
 
 
-def _draw(
-    regions: RegionMap, weights: NDArray[np.int64], fractions: dict[str, float], seed: int
-) -> NDArray[np.uint8]:
+def check_enough(parts: int, weights: NDArray[Any], what: str) -> None:
+    """Refuse more parts than there are regions, blocks or times with valid cells or samples."""
     usable = int((weights > 0).sum())
-    if usable < len(fractions):
+    if usable < parts:
         raise EmptyPartError(
-            f"{len(fractions)} parts are requested ({', '.join(fractions)}), but only {usable} of "
-            f"{weights.size} regions of {regions.name!r} hold valid cells; use a map of more "
-            "regions or fewer parts"
+            f"{parts} parts are needed, but only {usable} of {weights.size} {what} hold samples or "
+            "valid cells; use fewer parts, smaller blocks or more regions"
         )
-    part = partition(weights, list(fractions.values()), seed)
-    return np.array([PARTS[name] for name in fractions], dtype=np.uint8)[part]
 
 
 def _named(regions: RegionMap, test: Any, val: Any) -> NDArray[np.uint8]:

@@ -37,8 +37,8 @@ class Strata:
     names: tuple[str, ...]
     # The request in words, for the recipe.
     name: str
-    # Valid cells by block, with and without a class; None if no mask was given.
-    weights: Counts | None
+    # Valid cells by block, with and without a class.
+    weights: Counts
 
     def warn_of_missing(self, labels: NDArray[np.uint8], stacklevel: int) -> None:
         """Warn of parts without cells of a class, because too few blocks hold it."""
@@ -89,8 +89,7 @@ def class_counts(
     counts = np.zeros((math.prod(shape), len(names) + 1), dtype=np.int64)
     np.add.at(counts, (np.where(there, found.block, ~found.block), label), found.count)
     counted = repeat_along_missing(counts.reshape(*shape, len(names) + 1), present, grid)
-    weights = None if mask is None else counted.sum(axis=1)
-    return Strata(counted[:, :-1], names, name, weights)
+    return Strata(counted[:, :-1], names, name, counted.sum(axis=1))
 
 
 def _code(word: str) -> int:

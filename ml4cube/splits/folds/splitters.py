@@ -12,7 +12,6 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import (
-    EmptyPartError,
     InvalidTypeError,
     InvalidValueError,
     check_choice,
@@ -27,7 +26,7 @@ from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.folds.protocol import CubeSplitter, Fold, Ints, Weigh
-from ml4cube.splits.regions import RegionMap
+from ml4cube.splits.regions import RegionMap, check_enough
 from ml4cube.splits.strata import StratifyLike
 from ml4cube.splits.validity import valid_mask
 
@@ -138,7 +137,7 @@ class BlockKFold(_BlockSplitter):
     def _tests(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
-        _check_folds(self.n_splits, weights, "blocks")
+        check_enough(self.n_splits, weights, "blocks")
         fold = partition(weights, self._shares(), int(self.seed), classes)
         for k in range(self.n_splits):
             yield fold == k
@@ -191,7 +190,7 @@ class BlockShuffleSplit(_BlockSplitter):
     def _tests(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
-        _check_folds(2, weights, "blocks")
+        check_enough(2, weights, "blocks")
         for seed in hash_ids(int(self.seed), np.arange(self.n_splits)).tolist():
             yield partition(weights, self._shares(), seed, classes) == 1
 
@@ -251,7 +250,7 @@ class ForwardChaining(CubeSplitter):
         moment = view.moments(dim)
         by_moment = np.bincount(moment, weights).astype(np.float64)
         periods = self.n_splits + 1
-        _check_folds(periods, by_moment, "time steps")
+        check_enough(periods, by_moment, "time steps")
         used = np.flatnonzero(by_moment > 0)
         period = cut_in_order(by_moment[used], [1 / periods] * periods)
         starts = used[np.searchsorted(period, np.arange(1, periods))]
@@ -354,7 +353,7 @@ class LeaveRegionOut(CubeSplitter):
         buffer, cyclic, reaches = plan_buffer(self.buffer, None, self.cyclic, view, region_map.dims)
         weights, _ = weigh(region_map.grid)
         held = region_map.sum(weights)
-        _check_folds(2, held, f"regions of {region_map.name!r}")
+        check_enough(2, held, f"regions of {region_map.name!r}")
         for region in np.flatnonzero(held > 0):
             of_region = np.full(held.size, TRAIN, dtype=np.uint8)
             of_region[region] = TEST
@@ -369,12 +368,3 @@ class LeaveRegionOut(CubeSplitter):
                 note=f"region {region_map.ids[region]} of {region_map.name}",
             )
             yield plan, reaches
-
-
-def _check_folds(folds: int, weights: NDArray[np.int64] | NDArray[np.float64], what: str) -> None:
-    usable = int((weights > 0).sum())
-    if usable < folds:
-        raise EmptyPartError(
-            f"{folds} parts are needed, but only {usable} of {weights.size} {what} hold samples "
-            "or valid cells; use fewer folds or smaller blocks"
-        )
