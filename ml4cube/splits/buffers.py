@@ -15,7 +15,7 @@ from ml4cube.core.distance.buffer import AxisReach, Reach, SphereReach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
 from ml4cube.cube.coordinates import dates_along
-from ml4cube.splits.cube import CubeView, microseconds
+from ml4cube.splits.cube import CubeView, microseconds, sorted_ranks
 
 BufferLike = int | str | datetime.timedelta | np.timedelta64 | SizesLike
 Buffer = tuple[tuple[str, int | str], ...]
@@ -230,9 +230,5 @@ def _time_coord(dim: str, value: Any, view: CubeView) -> Any:
             f"{'no coordinate' if coord is None else coord.dtype}; decode the times "
             "(xarray.decode_cf) or give the buffer in cells"
         )
-    steps = np.diff(microseconds(coord))
-    if not ((steps >= 0).all() or (steps <= 0).all()):
-        raise InvalidValueError(
-            f"{value!r} along {dim!r} needs sorted times; use ds.sortby({coord.name!r})"
-        )
+    sorted_ranks(coord)
     return coord

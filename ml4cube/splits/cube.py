@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,36 +109,12 @@ class CubeView:
             raise InvalidValueError(f"unknown dim={dim!r}; the cube has dims {self.dims}")
         return self.time_dim("dim") if dim is None else dim
 
-    def is_forward(self, dim: str) -> bool:
-        """Return True if the coordinate of `dim` ascends; refuse one in no order."""
-        coord = self.steps_of(dim)
-        if coord is None or coord.size < 2:
-            return True
-        if is_time(coord):
-            steps = np.diff(microseconds(coord))
-        elif coord.dtype.kind in "fiu":
-            if np.isnan(values := coord.astype("float64").values).any():
-                raise InvalidValueError(f"{coord.name!r} has missing values; fill or drop them")
-            steps = np.diff(values)
-        else:
-            return True
-        if (steps >= 0).all():
-            return True
-        if (steps <= 0).all():
-            return False
-        raise InvalidValueError(
-            f"the values of {coord.name!r} must be sorted; use ds.sortby({coord.name!r}), or "
-            f"ds.drop_vars({coord.name!r}) if they do not give the order"
-        )
-
     def moments(self, dim: str) -> NDArray[np.intp]:
-        """Return the rank in time of each step along `dim`; equal times have equal ranks."""
-        forward = self.is_forward(dim)
+        """Return the rank in time of each step along `dim`; refuse steps in no order."""
         coord = self.steps_of(dim)
         if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
-            steps = np.arange(self.sizes[dim])
-            return steps if forward else steps[::-1]
-        return _ranks(coord)
+            return np.arange(self.sizes[dim])
+        return sorted_ranks(coord)
 
     def has_times(self, dim: str) -> bool:
         """Return True if the dim's own coordinate holds times."""
@@ -201,8 +176,21 @@ class CubeView:
         return str(coord.dims[0]), coord.size - max(math.floor(turns_over + 1.01), 0)
 
 
+def sorted_ranks(coord: xr.DataArray) -> NDArray[np.intp]:
+    """Return the rank of each value among the distinct values; refuse values in no order."""
+    if coord.isnull().any():
+        raise InvalidValueError(f"{coord.name!r} has missing dates or numbers; fill or drop them")
+    rank = _ranks(coord)
+    steps = np.diff(rank)
+    if not ((steps >= 0).all() or (steps <= 0).all()):
+        raise InvalidValueError(
+            f"the values of {coord.name!r} must be sorted; use ds.sortby({coord.name!r}), or "
+            f"ds.drop_vars({coord.name!r}) if they do not give the order"
+        )
+    return rank
+
+
 def _ranks(coord: xr.DataArray) -> NDArray[np.intp]:
-    """Return the rank of each value among the distinct values."""
     values = microseconds(coord) if is_time(coord) else coord.values
     return np.unique(values, return_inverse=True)[1].ravel()
 
@@ -291,8 +279,3 @@ def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
         d.days * 86_400_000_000 + d.seconds * 1_000_000 + d.microseconds for d in values - values[0]
     ]
     return np.array(since, dtype=np.int64)
-
-
-def cube_positions(sizes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
-    """Return the positions of all cells along each dim."""
-    return {dim: np.arange(n, dtype=np.int64) for dim, n in sizes.items()}
