@@ -188,9 +188,8 @@ def check_name(name: str, view: CubeView) -> None:
     known = RECIPE_ATTR in taken.attrs or taken.dtype.kind in "biu"
     if not (known and is_label(name, taken.dtype, taken.attrs)):
         raise InvalidValueError(
-            f"variable {name!r} of the cube has dtype {taken.dtype}, is not a split label, and "
-            f"would be overwritten; choose another name, or rename it, e.g. "
-            f"ds.rename({name}='{name}_data')"
+            f"name={name!r} is a variable of the cube of dtype {taken.dtype}, not a split label; "
+            f"choose another name, or rename it, e.g. ds.rename({name}='{name}_data')"
         )
 
 

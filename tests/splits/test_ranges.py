@@ -416,7 +416,7 @@ def test_a_cube_too_small_for_blocks_is_told(caplog):
     with caplog.at_level(logging.WARNING, "ml4cube"):
         sizes = suggest_block_size(xr.DataArray(np.zeros((2, 3)), dims=("y", "x")))
     assert sizes == {"y": 2, "x": 3}
-    assert "the cube is too small: it has 1 blocks, fewer than 10" in caplog.text
+    assert "only 1 blocks as long as the range fit in the cube, fewer than 10. " in caplog.text
 
 
 @pytest.mark.slow
