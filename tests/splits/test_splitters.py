@@ -172,31 +172,6 @@ def test_block_folds_partition_the_valid_cells_evenly(folds, gaps, seed, sizes):
     assert max(held) - min(held) <= heaviest
 
 
-def test_hundred_blocks_make_folds_of_one_size():
-    cube = cell_id_cube({"time": 20, "lat": 30, "lon": 30}, "float64", gaps=0.4)
-    table = cube.to_dataframe().dropna()
-    folds = BlockKFold(5, {"time": 5, "lat": 5, "lon": 5}, cube=cube)
-    shares = [test.size / len(table) for _, test in folds.split(table)]
-    assert abs(np.array(shares) - 0.2).max() < 0.001
-
-
-@settings(max_examples=15, deadline=None)
-@given(cells=st.integers(1, 3), seed=st.integers(0, 99), cyclic=st.booleans())
-def test_buffers_of_folds_are_those_of_brute_force(cells, seed, cyclic):
-    cube = cell_id_cube({"lat": 6, "lon": 9}, "float64")
-    dims, steps = ("lat", "lon"), {"lat": 0, "lon": cells}
-    folds = BlockKFold(3, {"lat": 3, "lon": 3}, cube=cube, buffer=steps, cyclic=cyclic, seed=seed)
-    bare = clone(folds).set_params(buffer=None)
-    try:
-        labels = [made["split"].transpose(*dims).values for made in folds.split_cube()]
-    except EmptyPartError:
-        return  # six blocks: a buffer may take all of train
-    near = [oracle.near_in_cells(6, 0), oracle.near_in_cells(9, cells, cyclic)]
-    for label, plain in zip(labels, bare.split_cube(), strict=True):
-        expected = oracle.buffered(plain["split"].transpose(*dims).values, near)
-        np.testing.assert_array_equal(label, expected)
-
-
 def test_draws_differ_and_meet_the_size():
     cube = cell_id_cube({"time": 20, "lat": 20, "lon": 20}, "float64", gaps=0.3)
     table = cube.to_dataframe().dropna()
@@ -524,55 +499,6 @@ def test_places_along_some_dims_go_before_the_order_of_rows(known):
         list(BlockKFold(2, {"lat": 2}, cube=ds).split(X, groups=places))
 
 
-def test_groups_alone_give_positions():
-    values = np.random.default_rng(0).normal(size=(12, 6))
-    coords = {"time": np.arange(12), "lat": np.arange(6.0)}
-    ds = xr.Dataset({"a": (("time", "lat"), values)}, coords)
-    table = ds.to_dataframe().sample(frac=1, random_state=0)
-    positions = table.reset_index()
-    wrong = table.set_axis(pd.MultiIndex.from_arrays([positions["time"], positions["lat"] * 0]))
-    folds = BlockKFold(2, {"time": 3, "lat": 2}, cube=ds)
-    expected = list(folds.split(table))
-    for ours, theirs in zip(
-        folds.split(wrong, groups=positions[["time", "lat"]]), expected, strict=True
-    ):
-        np.testing.assert_array_equal(ours[1], theirs[1])
-    with pytest.raises(InvalidValueError, match=r"along 'lat', but they are known only along"):
-        list(folds.split(table, groups=positions[["time"]]))
-
-
-@pytest.mark.parametrize(
-    "feature",
-    [
-        {"lat_index": np.arange(72) * 5},
-        {"lat": pd.Series([None, 1.0] * 36, dtype=object)},
-        {"lat": [["x"]] * 72},
-    ],
-)
-def test_features_called_like_a_dim_are_no_places_where_groups_tell(feature):
-    values = np.random.default_rng(0).normal(size=(12, 6))
-    coords = {"time": np.arange(12), "lat": np.arange(6.0)}
-    ds = xr.Dataset({"a": (("time", "lat"), values)}, coords)
-    table = ds.to_dataframe().reset_index()
-    X = pd.DataFrame({"a": table.a, **feature})
-    folds = BlockKFold(2, {"time": 3}, cube=ds)
-    told = folds.split(table[["a"]], groups=table[["time"]])
-    for ours, theirs in zip(folds.split(X, groups=table[["time"]]), told, strict=True):
-        np.testing.assert_array_equal(ours[1], theirs[1])
-    both = BlockKFold(2, {"time": 3, "lat": 2}, cube=ds)
-    with pytest.raises(InvalidValueError, match="positions along 'lat', but"):
-        list(both.split(X, groups=table[["time"]]))
-
-
-def test_groups_that_tell_no_place_are_refused():
-    ds = xr.Dataset({"a": (("lat", "time"), np.zeros((2, 6)))}, {"time": np.arange(6)})
-    for column in ({"year": np.arange(12)}, {"time": np.arange(12) + 0.5}):
-        with pytest.raises(
-            InvalidValueError, match=r"need columns named like the cube's dims.*'(year|time)'"
-        ):
-            list(BlockKFold(2, {"time": 2}, cube=ds).split(np.zeros((12, 1)), groups=column))
-
-
 @pytest.mark.slow
 def test_few_samples_of_a_huge_cube_take_little():
     shape = {"time": 40_000, "lat": 1800, "lon": 3600}
@@ -622,18 +548,6 @@ def test_labelled_cubes_go_through_the_sampler(which, tmp_path):
         i, j, t = np.unravel_index(cells, (8, 10, 12))
         assert cells.size
         assert (label[t, i, j] == code).all()
-
-
-def test_no_value_is_read_where_none_is_asked_for():
-    cube = cube_of(dask_chunks={"time": 4})
-
-    def forbidden(*args, **kwargs):
-        raise AssertionError("computed")
-
-    with dask.config.set(scheduler=forbidden):
-        for folds in every_splitter(cube=cube):
-            assert len(list(folds.split_cube())) == 3
-            assert len(list(folds.split(np.zeros((960, 1))))) == 3
 
 
 # --- errors ---------------------------------------------------------------------------------
@@ -713,6 +627,12 @@ def test_bad_parameters_are_named(make, error, says):
             "got 3 values for 2 samples",
         ),
         (np.zeros((2, 1)), {"lat_index": [0, 1]}, InvalidValueError, "along 'lon'"),
+        (
+            np.zeros((2, 1)),
+            {"year": [0, 1]},
+            InvalidValueError,
+            "need columns named like the .*'year'",
+        ),
         (
             pd.DataFrame({"lat": [0.1], "lon": [3.0]}),
             None,

@@ -15,7 +15,6 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ml4cube import MultiProcSampler
 from ml4cube.core.grid import Grid
 from ml4cube.core.partition import partition
 from ml4cube.errors import InvalidTypeError, InvalidValueError
@@ -281,32 +280,6 @@ def test_the_recipe_says_so_and_rebuilds_the_label_without_the_classes():
     )
     plain = assign_block_split(cube, SIZES, 0.6)["split"].attrs["ml4cube_split"]
     assert "note" not in json.loads(plain)["plan"]
-
-
-def test_samples_obey_a_stratified_label(tmp_path):
-    cube = cell_id_cube(SHAPE, "float64", gaps=0.2, dask_chunks={"time": 4})
-    made = assign_block_split(cube, SIZES, 0.6, stratify={"a": 3}, valid="a", buffer={"time": 1})
-    label = made["split"].transpose("lat", "lon", "time").values.ravel()
-    stores = MultiProcSampler(
-        made,
-        train_cube=tmp_path / "train.zarr",
-        test_cube=tmp_path / "test.zarr",
-        nproc=1,
-        scale_fn=None,
-    ).get_datasets()
-    there = made["a"].notnull().transpose("lat", "lon", "time").values.ravel()
-    for store, code in zip(stores, (1, 0), strict=True):
-        cells = store["a"].values.astype(int)
-        assert sorted(cells) == np.flatnonzero((label == code) & there).tolist()
-
-
-def test_many_chunks_of_other_variables_raise_no_warning():
-    cube = cell_id_cube({"time": 300, "lat": 6}, "float64", dask_chunks={"time": 1})
-    cube["b"] = cube["a"].chunk({"time": 300, "lat": 1})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        made = assign_block_split(cube, {"time": 10, "lat": 2}, valid="b", stratify={"b": 3})
-        made["split"].values  # noqa: B018
 
 
 BAD = [
