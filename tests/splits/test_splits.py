@@ -185,12 +185,15 @@ def test_kilometres_over_coordinates_that_are_no_degrees_are_refused(coord, valu
 
 def test_one_label_per_block_and_fractions_within_a_block():
     cube = cell_id_cube({"time": 40, "lat": 30, "lon": 30}, "float64")
-    label = assign_block_split(cube, [("lat", 3), ("time", 4), ("lon", 3)], 0.7, val=0.1)["split"]
-    label = label.transpose("time", "lat", "lon").values
+    made = assign_block_split(cube, [("lat", 3), ("time", 4), ("lon", 3)], 0.7, val=0.1)["split"]
+    label = made.transpose("time", "lat", "lon").values
     blocks = label.reshape(10, 4, 10, 3, 10, 3).transpose(0, 2, 4, 1, 3, 5).reshape(1000, -1)
     assert (blocks == blocks[:, :1]).all()
     for code, share in {1: 0.7, 2: 0.1, 0: 0.2}.items():
         assert abs((label == code).mean() - share) <= 0.001
+    assert list(made.attrs["flag_values"]) == [1, 0, 2, 255]
+    assert made.attrs["flag_meanings"] == "train test val excluded"
+    assert made.dtype == np.uint8
     assert ((label == True) == (label == 1)).all()  # noqa: E712 - as users write it
     assert ((label == False) == (label == 0)).all()  # noqa: E712
 
@@ -459,6 +462,9 @@ def test_a_cube_opened_without_dask_is_read_chunk_by_chunk(act, tmp_path, monkey
 def test_a_cube_without_time_is_told_how_to_name_its_dim():
     with pytest.raises(InvalidValueError, match=r"cannot tell the time dim.* e\.g\. dim='x'"):
         assign_time_split(xr.DataArray(np.zeros(4), dims="x"))
+    two = xr.DataArray(np.zeros((2, 2)), {"run": DAYS[:2], "init": DAYS[:2]}, ("run", "init"))
+    with pytest.raises(InvalidValueError, match=r"'run'.* may all be it; name it, e\.g\. dim="):
+        assign_time_split(two)
 
 
 def observed(dates):
@@ -526,33 +532,6 @@ def test_dates_of_something_else_are_no_times():
         assign_time_split(gappy.drop_vars("obs"), 0.7)
 
 
-@pytest.mark.parametrize(
-    ("names", "taken"),
-    [
-        (("time", "date"), "time"),
-        (("analysis", "valid"), "valid"),
-        (("date", "valid"), "valid"),
-        (("run", "begin"), "begin"),
-    ],
-)
-def test_of_dates_beside_a_dim_those_are_taken_that_are_its_times(names, taken):
-    hours = np.datetime64("2000-01-01", "ns") + np.arange(12) * np.timedelta64(6, "h")
-    days = hours.astype("M8[D]").astype("M8[ns]")
-    for order in (names, names[::-1]):
-        coords = {n: ("obs", hours if n == taken else days) for n in order}
-        cube = xr.Dataset({"a": ("obs", np.zeros(12))}, coords)
-        if "valid" in names:
-            cube["valid"].attrs["standard_name"] = "time"
-        if names == ("run", "begin"):  # they measure the steps of a dim that is named
-            with pytest.raises(
-                InvalidValueError, match=r"cannot tell the time dim.* e\.g\. dim='obs'"
-            ):
-                assign_time_split(cube, 0.6)
-        dim = "obs" if names == ("run", "begin") else None
-        label = assign_time_split(cube, 0.6, gap="12h", dim=dim).split
-        assert label.values.tolist() == [1] * 5 + [255] * 2 + [0] * 5
-
-
 @pytest.mark.parametrize("gap", [4, 10, "10D"])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_gap_that_takes_all_of_train_is_refused(gap, own):
@@ -560,23 +539,6 @@ def test_a_gap_that_takes_all_of_train_is_refused(gap, own):
     cube = cube.swap_dims(obs="time") if own else cube
     with pytest.raises(EmptyPartError, match="smaller gap"):
         assign_time_split(cube, 0.6, gap=gap)
-
-
-@pytest.mark.parametrize("names", [("time", "init"), ("init", "time")])
-def test_of_two_axes_of_dates_the_one_called_time_is_taken(names):
-    coords = {name: DAYS[:8] + np.timedelta64(9 * i, "D") for i, name in enumerate(names)}
-    cube = xr.Dataset({"a": (names, np.zeros((8, 8)))}, coords)
-    turned = xr.Dataset({"a": cube.a}, dict(reversed(list(cube.coords.items()))))
-    turned = turned.drop_vars(list(names)).assign_coords({n: cube[n] for n in reversed(names)})
-    assert list(turned.coords) != list(cube.coords)
-    label, again = (assign_time_split(one, 0.5, gap="1D").split for one in (cube, turned))
-    xr.testing.assert_equal(label, again)
-    assert (label == label.isel(init=0)).all()
-    unknown = cube.rename(time="run")
-    with pytest.raises(InvalidValueError, match=r"'run'.* may all be it; name it, e\.g\. dim="):
-        assign_time_split(unknown, 0.5)
-    named = assign_time_split(unknown, 0.5, dim="run").split
-    assert (named == named.isel(init=0)).all()
 
 
 @pytest.mark.parametrize(

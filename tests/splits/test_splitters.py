@@ -21,7 +21,6 @@ from ml4cube.splits import (
     BlockShuffleSplit,
     ForwardChaining,
     LeaveRegionOut,
-    apply_split,
     assign_block_split,
 )
 from tests import oracle_splits as oracle
@@ -185,28 +184,17 @@ def test_draws_differ_and_meet_the_size():
     assert not any(np.array_equal(a, b) for a, b in zip(tests, other, strict=True))
 
 
-@pytest.mark.parametrize("stratify", ["season", {"a": 3}, "biome"])
-def test_folds_share_classes_out(stratify):
+def test_folds_share_classes_out():
     cube = cell_id_cube({"time": 360, "lat": 6, "lon": 6}, "float64", calendar="360_day")
-    cube["biome"] = ("lat", np.repeat([1, 2, 3], 2))
-    months = cube["time"].dt.month.values
-    classes = {
-        "season": np.broadcast_to((months % 12 // 3)[:, None, None], (360, 6, 6)),
-        "biome": np.broadcast_to(cube["biome"].values[None, :, None], (360, 6, 6)),
-    }
     values = cube["a"].transpose("time", "lat", "lon").values
     thirds = np.searchsorted(np.quantile(values, [1 / 3, 2 / 3], method="inverted_cdf"), values)
-    of_cell = thirds if isinstance(stratify, dict) else classes[stratify]
-    size = {"time": 15, "lat": 2, "lon": 3}
-    for made in BlockKFold(4, size, stratify=stratify).split_cube(cube):
+    folds = BlockKFold(4, {"time": 15, "lat": 2, "lon": 3}, stratify={"a": 3}, cube=cube)
+    for made, (_, rows) in zip(folds.split_cube(), folds.split(values.reshape(-1, 1)), strict=True):
         test = made["split"].transpose("time", "lat", "lon").values == 0
-        for label in np.unique(of_cell):
-            assert abs(test[of_cell == label].mean() - 0.25) <= 0.05
-    rows = values.reshape(-1, 1)
-    folds = BlockKFold(4, size, stratify=stratify, cube=cube)
-    for _, test in folds.split(rows):
-        shares = [np.isin(np.flatnonzero(of_cell.ravel() == k), test).mean() for k in (1, 2)]
-        assert abs(np.array(shares) - 0.25).max() <= 0.05
+        for label in range(3):
+            inside = thirds == label
+            assert abs(test[inside].mean() - 0.25) <= 0.05
+            assert abs(np.isin(np.flatnonzero(inside), rows).mean() - 0.25) <= 0.05
 
 
 # --- forward in time ------------------------------------------------------------------------
@@ -415,20 +403,6 @@ def test_rows_may_be_the_valid_cells_in_order(order):
         list(folds.split(rows[1:]))
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_coordinates_rounded_to_float32_are_found(reverse):
-    lat = (np.arange(9) / 7)[:: -1 if reverse else 1]
-    cube = xr.Dataset({"a": (("lat", "x"), np.arange(18.0).reshape(9, 2))}, {"lat": lat})
-    at = np.array([8, 0, 3, 3, 5, 1, 7])  # fewer than the cells: the order of rows says nothing
-    rounded = pd.DataFrame({"lat": lat[at].astype("float32"), "x_index": 0})
-    exact = pd.DataFrame({"lat_index": at, "x_index": 0})
-    folds = BlockKFold(3, {"lat": 2}, cube=cube)
-    for found, expected in zip(folds.split(rounded), folds.split(exact), strict=True):
-        np.testing.assert_array_equal(found[1], expected[1])
-    with pytest.raises(InvalidValueError, match="'lat' of the samples are not coordinates"):
-        list(folds.split(rounded[["lat"]] + 9))
-
-
 def test_coordinates_in_metres_are_told_apart_by_a_cell():
     # far from zero, a cell is less than what rounding to float32 may be of degrees
     y = 5_000_000 + 30.0 * np.arange(20)
@@ -462,14 +436,6 @@ def test_features_named_like_dims_are_refused_unless_groups_give_positions():
     by_groups = folds.split(scaled, groups=positions)
     for found, expected in zip(by_groups, folds.split(rows_of(cube)), strict=True):
         np.testing.assert_array_equal(found[1], expected[1])
-
-
-def test_positions_are_labels_of_dims_without_coordinates():
-    cube = xr.Dataset({"a": (("time", "lat"), np.arange(24.0).reshape(6, 4))}, {"time": range(6)})
-    table = cube.to_dataframe().sample(frac=0.8, random_state=0)
-    for train, test in BlockKFold(2, {"lat": 2}, cube=cube).split(table):
-        lat = table.index.get_level_values("lat")
-        assert not set(lat[train] // 2) & set(lat[test] // 2)
 
 
 @pytest.mark.parametrize("known", ["groups", "groups_index", "level"])
@@ -519,35 +485,6 @@ def test_few_samples_of_a_huge_cube_take_little():
 
 
 # --- labels for the sampler -----------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("which", range(4))
-def test_labelled_cubes_go_through_the_sampler(which, tmp_path):
-    cube = cube_of(dask_chunks={"time": 5, "lat": 4})
-    folds = every_splitter(cube=cube, valid="a")[which]
-    if which != 2:
-        folds.set_params(buffer=1)
-    made = list(folds.split_cube())[1]
-    assert made["split"].dtype == np.uint8
-    assert made["split"].chunksizes["time"] == cube["a"].chunksizes["time"]
-    assert list(made["split"].attrs["flag_values"]) == [1, 0, 2, 255]
-    label = made["split"].transpose(*SHAPE).values
-    rebuilt = apply_split(cube_of(), made["split"].attrs["ml4cube_split"])["split"]
-    np.testing.assert_array_equal(rebuilt.values, label)
-    stores = MultiProcSampler(
-        made,
-        train_cube=tmp_path / "train.zarr",
-        test_cube=tmp_path / "test.zarr",
-        nproc=1,
-        scale_fn=None,
-        sample_size={"time": 2},
-    ).get_datasets()
-    for store, code in zip(stores, (1, 0), strict=True):
-        cells = store["a"].values.astype(int)
-        i, j, t = np.unravel_index(cells, (8, 10, 12))
-        assert cells.size
-        assert (label[t, i, j] == code).all()
 
 
 # --- errors ---------------------------------------------------------------------------------

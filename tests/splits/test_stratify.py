@@ -210,24 +210,6 @@ def test_on_real_data_every_class_and_the_whole_meet_their_shares(ostia, stratif
             assert abs((cells[valid] == part).mean() - wanted) <= 0.005
 
 
-def test_a_class_in_few_places_is_in_every_part_only_where_it_is_asked_for():
-    # one block in eight is mountain: without strata some seeds leave test without any
-    rows = np.arange(240) // 5
-    mountain = xr.DataArray(np.where(rows % 8 == 0, "mountain", "plain"), dims="x", name="relief")
-    cube = xr.Dataset({"t": (("time", "x"), np.zeros((3, 240)))})
-
-    def least(**options):
-        shares = []
-        for seed in range(80):
-            label = assign_block_split(cube, {"x": 5}, 0.7, seed=seed, **options)["split"]
-            test = (label == 0).transpose("time", "x").values[0]
-            shares.append(test[mountain.values == "mountain"].mean())
-        return min(shares)
-
-    assert least() == 0.0
-    assert least(stratify=mountain) >= 1 / 6
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     weights=st.lists(st.integers(1, 500), min_size=12, max_size=12),
@@ -321,27 +303,6 @@ def test_a_season_needs_dates_and_a_map_must_lie_as_the_cube_does():
             assign_block_split(cube, SIZES, **argument)
     rounded = (cube["lat"] > 0).assign_coords(lat=cube["lat"].astype("float32"))
     assign_block_split(cube, SIZES, stratify=rounded)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fractions", [[0.8, 0.2], [0.7, 0.1, 0.2]])
-@pytest.mark.parametrize("rare", [1, 12, 60])
-def test_rare_classes_among_many_blocks_are_shared_out(rare, fractions):
-    rng = np.random.default_rng(rare)
-    blocks = 3000
-    classes = np.zeros((blocks, rare + 1))
-    classes[:, 0] = rng.integers(20, 60, blocks)
-    for k in range(1, rare + 1):
-        held_by = rng.choice(blocks, 40, replace=False)
-        classes[held_by, k] = rng.integers(1, 15, 40)
-    weights = classes.sum(axis=1)
-    for seed in range(1):
-        parts = partition(weights, fractions, seed, classes)
-        shares = np.stack([classes[parts == p].sum(axis=0) for p in range(len(fractions))])
-        off = np.abs(shares / classes.sum(axis=0) - np.array(fractions)[:, None])
-        assert off.max() <= 0.05
-        whole = np.bincount(parts, weights) / weights.sum()
-        assert np.abs(whole - fractions).max() <= weights.max() / weights.sum() / 2
 
 
 def dated_cube():
