@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.distance.buffer import Reach
 from ml4cube.core.errors import EmptyPartError, check_seed
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import EXCLUDED, TRAIN, CellPlan, SplitPlan, check_fractions
 from ml4cube.splits.block_sizes import block_sizes
-from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
+from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer, reaches_of
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import Cube, check_name, with_label
 from ml4cube.splits.strata import Strata, StratifyLike, class_counts
@@ -122,7 +121,7 @@ def assign_block_split(
     fractions = check_fractions(split, val)
     sizes = block_sizes(block_size, view, fractions.values())
     grid = Grid.blocks(view.canonical, sizes)
-    kept, wraps, reaches = plan_buffer(buffer, gap, cyclic, view, cut_dims(grid))
+    kept, wraps = plan_buffer(buffer, gap, cyclic, view, cut_dims(grid))
     mask = valid_mask(valid, view)
     weights, strata = weigh_blocks(view, grid, mask, stratify)
     plan = SplitPlan.assign(
@@ -137,8 +136,8 @@ def assign_block_split(
     )
     if strata is not None:
         strata.warn_of_missing(plan.table.ravel(), stacklevel=3)
-    check_train_left(plan, reaches, weights, mask)
-    return with_label(view, plan, reaches, name, "assign_block_split")
+    check_train_left(view, plan, weights, mask)
+    return with_label(view, plan, name, "assign_block_split")
 
 
 def assign_rand_split(
@@ -201,7 +200,7 @@ def assign_rand_split(
         UserWarning,
         stacklevel=2,
     )
-    return with_label(view, plan, (), name, "assign_rand_split")
+    return with_label(view, plan, name, "assign_rand_split")
 
 
 def assign_time_split(
@@ -256,9 +255,9 @@ def assign_time_split(
     view = CubeView.of(ds)
     check_name(name, view)
     fractions = check_fractions(split, val)
-    dim = view.check_time_dim(dim)
+    dim = view.time_dim("dim", dim)
     moment = view.moments(dim)
-    kept, _, reaches = plan_buffer(None, gap, False, view, [dim], dim)
+    kept, _ = plan_buffer(None, gap, False, view, [dim], dim)
     grid = Grid.blocks(view.canonical, {dim: 1})
     mask = valid_mask(valid, view)
     weights = count_by_block(mask, grid).ravel()
@@ -270,11 +269,11 @@ def assign_time_split(
         # counts distinct times, so it is part of the labels, not of the plan's buffer
         first = np.flatnonzero(cut.table != TRAIN).min(initial=moment.size + steps)
         labels[(labels == TRAIN) & (moment >= first - steps)] = EXCLUDED
-        kept, reaches = (), ()
+        kept = ()
     plan = SplitPlan(grid, labels.tobytes(), None, cut.fractions, kept)
     advice = f"use a smaller gap than {gap!r}, or a larger train fraction"
-    check_train_left(plan, reaches, weights, mask, advice)
-    return with_label(view, plan, reaches, name, "assign_time_split")
+    check_train_left(view, plan, weights, mask, advice)
+    return with_label(view, plan, name, "assign_time_split")
 
 
 def weigh_blocks(
@@ -288,8 +287,8 @@ def weigh_blocks(
 
 
 def check_train_left(
+    view: CubeView,
     plan: SplitPlan,
-    reaches: tuple[Reach, ...],
     weights: Any,
     mask: xr.DataArray | None,
     advice: str = "use a smaller buffer, larger blocks or a smaller test fraction",
@@ -298,6 +297,7 @@ def check_train_left(
     train = np.flatnonzero((plan.table.ravel() == TRAIN) & (np.ravel(weights) > 0))
     if not train.size and dict(plan.fractions).get("train"):
         raise EmptyPartError(f"the gap or buffer takes every cell of the train part; {advice}")
+    reaches = reaches_of(plan, view)
     if not reaches:
         return
     # with many blocks, searching the whole cube takes fewer steps

@@ -14,6 +14,7 @@ import pandas as pd
 from ml4cube.core.distance.buffer import AxisReach, Reach, SphereReach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
+from ml4cube.core.split_plan import CellPlan, SplitPlan
 from ml4cube.cube.coordinates import dates_along
 from ml4cube.splits.cube import CubeView, microseconds, sorted_ranks
 
@@ -43,11 +44,12 @@ def plan_buffer(
     view: CubeView,
     cut: Sequence[str],
     time_dim: str | None = None,
-) -> tuple[Buffer, tuple[str, ...], tuple[Reach, ...]]:
-    """Return buffer and cyclic dims as a plan stores them, and the reach of the buffer."""
+) -> tuple[Buffer, tuple[str, ...]]:
+    """Return buffer and cyclic dims as a plan stores them."""
     parsed = _parse_buffer(buffer, gap, view, cut, time_dim)
     wraps = _parse_cyclic(cyclic, view, cut)
-    return parsed, wraps, resolve_buffer(parsed, wraps, view)
+    _resolve_all(parsed, wraps, view)  # refuse times in no order before any cell is read
+    return parsed, wraps
 
 
 def _parse_buffer(
@@ -135,8 +137,12 @@ def _refuse_repeated_meridian(dim: str, columns: int, view: CubeView) -> None:
         )
 
 
-def resolve_buffer(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Reach, ...]:
+def reaches_of(plan: SplitPlan | CellPlan, view: CubeView) -> tuple[Reach, ...]:
     """Return which cells are within the buffer of one another, by the cube's coordinates."""
+    return () if isinstance(plan, CellPlan) else _resolve_all(plan.buffer, plan.cyclic, view)
+
+
+def _resolve_all(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Reach, ...]:
     by_dim = _merge_kilometres(dict(buffer), view)  # a recipe may be written by hand
     return tuple(_resolve(dim, value, dim in cyclic, view) for dim, value in by_dim.items())
 

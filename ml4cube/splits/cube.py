@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidValueError, check_choice
 from ml4cube.cube.coordinates import TIME_NAMES, dates_along, find_time_dim, role_of, time_dims
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims, cube_variables
@@ -90,8 +90,11 @@ class CubeView:
             return own
         return dates
 
-    def time_dim(self, argument: str) -> str:
-        """Return the name of the time dim, which `argument` needs."""
+    def time_dim(self, argument: str, dim: str | None = None) -> str:
+        """Return the time dim that a user names, or the one that is found for `argument`."""
+        if dim is not None:
+            check_choice(argument, dim, self.dims)
+            return dim
         found = time_dims(list(self.ds.coords.values()), self.dims)
         if len(found) == 1:
             return found[0]
@@ -102,12 +105,6 @@ class CubeView:
             f"cannot tell the time dim of the cube, which has dims {self.dims}{several}; name it, "
             f"e.g. {example}"
         )
-
-    def check_time_dim(self, dim: str | None) -> str:
-        """Return the time dim that a user names, or find it."""
-        if dim is not None and dim not in self.dims:
-            raise InvalidValueError(f"unknown dim={dim!r}; the cube has dims {self.dims}")
-        return self.time_dim("dim") if dim is None else dim
 
     def moments(self, dim: str) -> NDArray[np.intp]:
         """Return the rank in time of each step along `dim`; refuse steps in no order."""

@@ -27,7 +27,7 @@ from ml4cube.core.split_plan import (
 )
 from ml4cube.cube.masks_and_labels import NAME_ATTR, RECIPE_ATTR, is_label
 from ml4cube.splits.block_sizes import SPLIT_SAMPLES, caller_level
-from ml4cube.splits.buffers import cut_dims, resolve_buffer
+from ml4cube.splits.buffers import cut_dims, reaches_of
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import slabs
 
@@ -76,17 +76,13 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
             f"{view.canonical}; select the same cells, or make a new split"
         )
     _check_ends(recipe_ends, view)
-    reaches: tuple[Reach, ...] = ()
-    if isinstance(plan, SplitPlan):
-        reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
-    return with_label(view, plan, reaches, name, made_by)
+    return with_label(view, plan, name, made_by)
 
 
-def with_label(
-    view: CubeView, plan: SplitPlan | CellPlan, reaches: tuple[Reach, ...], name: str, made_by: str
-) -> xr.Dataset:
+def with_label(view: CubeView, plan: SplitPlan | CellPlan, name: str, made_by: str) -> xr.Dataset:
     """Add the label of a plan to its cube, lazily if the cube is chunked."""
     _warn_of_overlapping_samples(view, plan)
+    reaches = reaches_of(plan, view)
     data: Any
     if view.chunks is None:
         data = np.empty(tuple(view.sizes.values()), dtype=np.uint8)
@@ -162,12 +158,10 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     view = CubeView.of(ds)
     if plan.cube_shape != view.canonical or label.dims != view.dims:
         return None
-    reaches: tuple[Reach, ...] = ()
-    if isinstance(plan, SplitPlan):
-        try:
-            reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
-        except InvalidValueError:  # a coordinate that the buffer needs was dropped
-            return None
+    try:
+        reaches = reaches_of(plan, view)
+    except InvalidValueError:  # a coordinate that the buffer needs was dropped
+        return None
     # dask names an array by its inputs, so another name may mean other labels
     if _lazy_labels(view.dims, label.chunksizes, plan, reaches).name != made_as:
         return None

@@ -19,7 +19,7 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits import residuals
 from ml4cube.splits.cube import CubeView, in_chunks
-from ml4cube.splits.residuals import describe_constant, remove_trend_and_season, sample_lines
+from ml4cube.splits.residuals import remove_trend_and_season, sample_lines
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,11 @@ def estimate_range(
         lines = lines.reshape(-1, lines.shape[-1])
         lags, half, pairs = semivariances(lines, left.positions[dim])
         if lags.size >= FEWEST_LAGS and math.sqrt(half.max()) <= left.rounding:
-            reason = describe_constant(array, left.equal[dim], detrend or deseason)
+            name = array.dtype.name if array.dtype.kind == "f" else "float64"
+            reason = (
+                "no sill: all values along it are equal, or vary by no more than a few steps of "
+                f"{name}, which may be rounding"
+            )
             found[dim] = Variogram(lags, half, pairs, reason=reason)
             continue
         spread = float(np.nanvar(lines)) if np.isfinite(lines).any() else None

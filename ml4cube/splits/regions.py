@@ -202,7 +202,7 @@ def assign_region_split(
     region_map = RegionMap.of(regions, view)
     if drawn and region_map.ids.dtype.kind == "b" and split is None and not val:
         drawn, test = False, True
-    kept, wraps, reaches = plan_buffer(buffer, None, cyclic, view, region_map.dims)
+    kept, wraps = plan_buffer(buffer, None, cyclic, view, region_map.dims)
     mask = valid_mask(valid, view)
     cells, weights = region_map.weigh(mask)
     if drawn:
@@ -223,8 +223,8 @@ def assign_region_split(
         note=_note(region_map, of_region),
     )
     check_recipe_size(plan, region_map.name)
-    check_train_left(plan, reaches, cells, mask)
-    return with_label(view, plan, reaches, name, "assign_region_split")
+    check_train_left(view, plan, cells, mask)
+    return with_label(view, plan, name, "assign_region_split")
 
 
 def _check_parts(split: float | None, test: Any, val: Any) -> tuple[bool, dict[str, float]]:

@@ -15,7 +15,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import check_decoded
@@ -106,11 +106,7 @@ def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int |
                 f"{dict(stratify)!r}"
             )
         var, bins = next(iter(stratify.items()))
-        if isinstance(bins, bool) or not isinstance(bins, int | np.integer):
-            raise InvalidTypeError(
-                f"the number of quantile bins in stratify must be an integer, got {bins!r}"
-            )
-        if not 2 <= bins <= 100:
+        if not 2 <= check_whole("the number of quantile bins in stratify", bins) <= 100:
             raise InvalidValueError(
                 f"the number of quantile bins in stratify must be from 2 to 100, got {bins}"
             )

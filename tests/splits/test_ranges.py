@@ -225,7 +225,7 @@ def test_what_a_trend_leaves_by_rounding_has_no_range(slope, dtype):
     found = estimate_range(ds)
     assert all(math.isnan(r) for r in found.values()), found
     assert f"no more than a few steps of {dtype}" in found.reasons["time"]
-    assert found.reasons["lat"] == found.reasons["lon"] == "no sill: all values along it are equal"
+    assert "all values along it are equal" in found.reasons["lat"]
 
 
 def test_a_few_steps_of_float32_are_not_equal_values():

@@ -12,7 +12,6 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.distance.buffer import Reach
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, check_choice
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TEST, TRAIN, SplitPlan
@@ -26,7 +25,6 @@ from ml4cube.splits.strata import class_counts
 from ml4cube.splits.validity import ValidLike, valid_mask
 
 Ints = NDArray[np.int64]
-Fold = tuple[SplitPlan, tuple[Reach, ...]]
 # Samples or cells in each block, and in each block and class.
 Weights = tuple[Ints, NDArray[np.float64] | None]
 Weigh = Callable[[Grid], Weights]
@@ -89,11 +87,11 @@ class CubeSplitter(ABC):
         """
         self._check()
         samples = self._locate(X, groups)
-        for fold, (plan, reaches) in enumerate(
+        for fold, plan in enumerate(
             self._folds(samples.view, lambda grid: self._weigh_samples(samples, grid)), start=1
         ):
             samples.check_known([dim for dim, _ in plan.buffer])
-            labels = samples.labels(plan, reaches)
+            labels = samples.labels(plan)
             train, test = np.flatnonzero(labels == TRAIN), np.flatnonzero(labels == TEST)
             if not train.size or not test.size:
                 raise EmptyPartError(
@@ -140,11 +138,11 @@ class CubeSplitter(ABC):
             weighed[grid] = weights, classes
             return weighed[grid]
 
-        for plan, reaches in self._folds(view, weigh):
+        for plan in self._folds(view, weigh):
             if hasattr(self, "regions"):
                 check_recipe_size(plan, "regions")
-            check_train_left(plan, reaches, weighed[plan.grid][0], mask)
-            yield with_label(view, plan, reaches, name, type(self).__name__)
+            check_train_left(view, plan, weighed[plan.grid][0], mask)
+            yield with_label(view, plan, name, type(self).__name__)
 
     def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
         """Return the number of folds.
@@ -242,8 +240,8 @@ class CubeSplitter(ABC):
         """Check parameters that need no cube."""
 
     @abstractmethod
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
-        """Yield the plan of each fold, with its buffer resolved."""
+    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
+        """Yield the plan of each fold."""
 
     def _times(self) -> tuple[str, ...]:
         """Return names of dims whose times alone are positions, where there is no cube."""

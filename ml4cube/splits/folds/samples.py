@@ -13,11 +13,11 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import rounding_of
-from ml4cube.core.distance.buffer import Reach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan
+from ml4cube.splits.buffers import reaches_of
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import ValidLike, valid_mask
 
@@ -106,10 +106,10 @@ class Samples:
                     "not cut the dim"
                 )
 
-    def labels(self, plan: SplitPlan, reaches: tuple[Reach, ...]) -> Labels:
+    def labels(self, plan: SplitPlan) -> Labels:
         """Return the part of each sample; a sample with cells of several parts is excluded."""
         result = np.full(self.n, EXCLUDED, dtype=np.uint8)
-        dims = plan.grid.dims
+        reaches, dims = reaches_of(plan, self.view), plan.grid.dims
         size = [self.size.get(dim, 1) for dim in dims]
         for inside in self._together(np.arange(self.n), dims):
             cells, first = {}, []

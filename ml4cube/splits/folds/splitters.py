@@ -25,7 +25,7 @@ from ml4cube.cube.coordinates import TIME_NAMES
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.folds.protocol import CubeSplitter, Fold, Ints, Weigh
+from ml4cube.splits.folds.protocol import CubeSplitter, Ints, Weigh
 from ml4cube.splits.regions import RegionMap, check_enough
 from ml4cube.splits.strata import StratifyLike
 from ml4cube.splits.validity import valid_mask
@@ -44,16 +44,14 @@ class _BlockSplitter(CubeSplitter):
     stratify: StratifyLike | None = None
     seed: int = 42
 
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
+    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
         sizes = block_sizes(self.block_size, view, self._shares())
         grid = Grid.blocks(view.canonical, sizes)
-        buffer, cyclic, reaches = plan_buffer(
-            self.buffer, self.gap, self.cyclic, view, cut_dims(grid)
-        )
+        buffer, cyclic = plan_buffer(self.buffer, self.gap, self.cyclic, view, cut_dims(grid))
         weights, classes = weigh(grid)
         for fold, test in enumerate(self._tests(weights, classes), start=1):
             share = float(weights[test].sum() / weights.sum())
-            plan = SplitPlan(
+            yield SplitPlan(
                 grid=grid,
                 labels=np.where(test, TEST, TRAIN).astype(np.uint8).tobytes(),
                 seed=int(self.seed),
@@ -62,7 +60,6 @@ class _BlockSplitter(CubeSplitter):
                 cyclic=cyclic,
                 note=f"fold {fold} of {self.n_splits}",
             )
-            yield plan, reaches
 
     @abstractmethod
     def _shares(self) -> list[float]:
@@ -242,9 +239,9 @@ class ForwardChaining(CubeSplitter):
     def _times(self) -> tuple[str, ...]:
         return TIME_NAMES if self.dim is None else (self.dim,)
 
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
-        dim = view.check_time_dim(self.dim)
-        buffer, _, reaches = plan_buffer(None, self.gap, False, view, [dim], dim)
+    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
+        dim = view.time_dim("dim", self.dim)
+        buffer, _ = plan_buffer(None, self.gap, False, view, [dim], dim)
         grid = Grid.blocks(view.canonical, {dim: 1})
         weights, _ = weigh(grid)
         moment = view.moments(dim)
@@ -259,19 +256,18 @@ class ForwardChaining(CubeSplitter):
         steps = dict(buffer).get(dim)
         steps = steps if isinstance(steps, int) else 0
         if steps:
-            buffer, reaches = (), ()
+            buffer = ()
         for fold in range(1, periods):
             labels = np.where(of_step < fold, TRAIN, np.where(of_step == fold, TEST, EXCLUDED))
             labels[(labels == TRAIN) & (moment >= starts[fold - 1] - steps)] = EXCLUDED
             held = weights[of_step == fold].sum() / weights[of_step <= fold].sum()
-            plan = SplitPlan(
+            yield SplitPlan(
                 grid=grid,
                 labels=labels.astype(np.uint8).tobytes(),
                 fractions=(("train", 1 - float(held)), ("test", float(held))),
                 buffer=buffer,
                 note=f"fold {fold} of {self.n_splits}" + (f", gap of {steps}" if steps else ""),
             )
-            yield plan, reaches
 
 
 @dataclass(eq=False, repr=False)
@@ -348,9 +344,9 @@ class LeaveRegionOut(CubeSplitter):
             held = region_map.sum(samples.count(region_map.grid))
         return int((held > 0).sum())
 
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
+    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
         region_map = RegionMap.of(self.regions, view)
-        buffer, cyclic, reaches = plan_buffer(self.buffer, None, self.cyclic, view, region_map.dims)
+        buffer, cyclic = plan_buffer(self.buffer, None, self.cyclic, view, region_map.dims)
         weights, _ = weigh(region_map.grid)
         held = region_map.sum(weights)
         check_enough(2, held, f"regions of {region_map.name!r}")
@@ -359,7 +355,7 @@ class LeaveRegionOut(CubeSplitter):
             of_region[region] = TEST
             labels = region_map.label(of_region, TRAIN if self.background == "train" else EXCLUDED)
             share = held[region] / weights[labels != EXCLUDED].sum()
-            plan = SplitPlan(
+            yield SplitPlan(
                 grid=region_map.grid,
                 labels=labels.tobytes(),
                 fractions=(("train", 1 - float(share)), ("test", float(share))),
@@ -367,4 +363,3 @@ class LeaveRegionOut(CubeSplitter):
                 cyclic=cyclic,
                 note=f"region {region_map.ids[region]} of {region_map.name}",
             )
-            yield plan, reaches
