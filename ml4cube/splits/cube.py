@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,16 +205,14 @@ def _chunks(
         return {dim: known.get(dim, (ds.sizes[dim],)) for dim in dims}
     # opened without dask, and not read yet: a label of all cells might not fit in memory
     lazy = [variable for variable in variables if not variable.variable._in_memory]
-    shape = tuple(ds.sizes[dim] for dim in dims)
-    if not lazy or math.prod(shape) <= _LABELS_AT_ONCE:
+    sizes = {dim: ds.sizes[dim] for dim in dims}
+    if not lazy or math.prod(sizes.values()) <= _LABELS_AT_ONCE:
         return None
     stored: dict[str, int] = {}
     for variable in lazy:
         stored = {**_stored_chunks(variable), **stored}
     # labels are small, so a chunk of labels covers several chunks of the file
-    of_file = tuple(min(stored.get(dim, n), n) for dim, n in zip(dims, shape, strict=True))
-    whole = _whole_chunks(shape, of_file if stored else None, _LABELS_AT_ONCE)
-    return dict(zip(dims, whole, strict=True))
+    return _whole_chunks(sizes, stored, _LABELS_AT_ONCE)
 
 
 def _stored_chunks(variable: xr.DataArray) -> dict[str, int]:
@@ -226,13 +225,18 @@ def _stored_chunks(variable: xr.DataArray) -> dict[str, int]:
 
 
 def _whole_chunks(
-    shape: tuple[int, ...], stored: tuple[int, ...] | None, cells: int
-) -> tuple[tuple[int, ...], ...]:
+    sizes: Mapping[str, int], stored: Mapping[str, int], cells: int
+) -> dict[str, tuple[int, ...]]:
     """Return chunks of about `cells` cells that consist of whole chunks of the file."""
-    sizes: tuple[tuple[int, ...], ...] = normalize_chunks(  # type: ignore[no-untyped-call]
-        "auto", shape=shape, limit=cells, dtype=np.dtype(np.uint8), previous_chunks=stored
+    of_file = tuple(min(stored.get(dim, n), n) for dim, n in sizes.items())
+    chunks = normalize_chunks(  # type: ignore[no-untyped-call]
+        "auto",
+        shape=tuple(sizes.values()),
+        limit=cells,
+        dtype=np.dtype(np.uint8),
+        previous_chunks=of_file if stored else None,
     )
-    return sizes
+    return dict(zip(sizes, chunks, strict=True))
 
 
 def in_chunks(array: xr.DataArray) -> xr.DataArray:
@@ -240,10 +244,8 @@ def in_chunks(array: xr.DataArray) -> xr.DataArray:
     least = _CELLS_IN_MEMORY if array.variable._in_memory else _CELLS_IN_CHUNK
     if array.chunks is not None or array.size <= least:
         return array
-    stored = _stored_chunks(array)
-    of_file = tuple(min(stored.get(str(dim), n), n) for dim, n in array.sizes.items())
-    chunks = _whole_chunks(array.shape, of_file if stored else None, _CELLS_IN_CHUNK)
-    return array.chunk(dict(zip(array.dims, chunks, strict=True)))
+    sizes = {str(dim): n for dim, n in array.sizes.items()}
+    return array.chunk(_whole_chunks(sizes, _stored_chunks(array), _CELLS_IN_CHUNK))
 
 
 def check_degrees(asked: object, lat: xr.DataArray, lon: xr.DataArray) -> None:

@@ -49,10 +49,7 @@ class RegionMap:
     def of(cls, regions: str | xr.DataArray, view: CubeView) -> RegionMap:
         """Read a map of regions."""
         if isinstance(regions, str):
-            if regions not in view.ds:
-                raise InvalidValueError(
-                    f"regions: unknown variable {regions!r}; the cube has {list(view.ds.variables)}"
-                )
+            check_choice("regions", regions, map(str, view.ds.variables))
             regions = view.ds[regions]
         if not isinstance(regions, xr.DataArray):
             raise InvalidTypeError(
@@ -101,11 +98,6 @@ class RegionMap:
                 )
             found.append(int(same[0]))
         return found
-
-    def weigh(self, mask: xr.DataArray | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the number of valid cells at each cell of the map, and in each region."""
-        cells = count_by_block(mask, self.grid).ravel()
-        return cells, self.sum(cells)
 
     def sum(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums of counts at cells of the map over each region."""
@@ -204,7 +196,8 @@ def assign_region_split(
         drawn, test = False, True
     kept, wraps = plan_buffer(buffer, None, cyclic, view, region_map.dims)
     mask = valid_mask(valid, view)
-    cells, weights = region_map.weigh(mask)
+    cells = count_by_block(mask, region_map.grid).ravel()
+    weights = region_map.sum(cells)
     if drawn:
         check_enough(len(fractions), weights, f"regions of {region_map.name!r}")
         part = partition(weights, list(fractions.values()), seed)

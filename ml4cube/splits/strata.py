@@ -15,7 +15,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, check_whole
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import check_decoded
@@ -122,7 +122,7 @@ def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int |
     elif isinstance(stratify, str):
         if _is_of_time(stratify, view):
             return _of_time(stratify, view), None, stratify
-        name, array = stratify, _variable(stratify, view)
+        name, array = stratify, _variable(stratify, view, "season", "month")
     else:
         raise InvalidTypeError(
             "stratify must be the name of a class variable, a DataArray of classes, 'season', "
@@ -136,12 +136,8 @@ def _is_of_time(stratify: StratifyLike, view: CubeView) -> bool:
     return isinstance(stratify, str) and stratify in ("season", "month") and stratify not in view.ds
 
 
-def _variable(name: Any, view: CubeView) -> xr.DataArray:
-    if not isinstance(name, str) or name not in view.ds:
-        raise InvalidValueError(
-            f"stratify: unknown variable {name!r}; the cube has {list(view.ds.variables)}, and "
-            "'season' and 'month' are known too"
-        )
+def _variable(name: str, view: CubeView, *others: str) -> xr.DataArray:
+    check_choice("stratify", name, [*map(str, view.ds.variables), *others])
     return view.ds[name]
 
 

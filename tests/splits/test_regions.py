@@ -178,7 +178,7 @@ def test_bad_arguments_are_named(options, error, says):
 @pytest.mark.parametrize(
     ("ids", "error", "says"),
     [
-        ("biome", InvalidValueError, "unknown variable 'biome'"),
+        ("biome", InvalidValueError, "regions must be .*, got 'biome'"),
         (np.zeros(8), InvalidTypeError, "ndarray"),
         (xr.DataArray(np.zeros(7), dims="lat"), InvalidValueError, "7 cells along 'lat'"),
         (xr.DataArray(3), InvalidValueError, "must have dims"),

@@ -521,7 +521,7 @@ BAD = [
     (lambda c: ForwardChaining(3, gap="5 parsec", cube=c), InvalidTypeError, "parsec"),
     (lambda c: ForwardChaining(3, gap=-1, cube=c), InvalidValueError, "-1"),
     (lambda c: ForwardChaining(3, dim="t", cube=c), InvalidValueError, "dim must be .* got 't'"),
-    (lambda c: LeaveRegionOut("zone", cube=c), InvalidValueError, "unknown variable 'zone'"),
+    (lambda c: LeaveRegionOut("zone", cube=c), InvalidValueError, "regions must be .*, got 'zone'"),
     (lambda c: LeaveRegionOut(BIOME.isel(lat=slice(1)), cube=c), InvalidValueError, "1 cells"),
     (lambda c: LeaveRegionOut(BIOME == "x", cube=c), EmptyPartError, "2 parts .* 1 of 1 regions"),
     (

@@ -265,7 +265,7 @@ def test_the_recipe_says_so_and_rebuilds_the_label_without_the_classes():
 
 
 BAD = [
-    ("landcover", InvalidValueError, "landcover.*'season' and 'month'"),
+    ("landcover", InvalidValueError, "'season' or 'month', got 'landcover'"),
     ({"a": 1}, InvalidValueError, "2 to 100"),
     ({"a": 2.5}, InvalidTypeError, "2.5"),
     ({"a": True}, InvalidTypeError, "True"),

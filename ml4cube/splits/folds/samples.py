@@ -143,7 +143,7 @@ def _all_cells(flags: NDArray[np.bool_], size: Sequence[int]) -> NDArray[np.bool
     """Return for each cell whether the window that begins there holds only flagged cells."""
     flags = np.pad(flags, [(0, n - 1) for n in size], constant_values=True)
     for axis, n in enumerate(size):
-        flags = np.lib.stride_tricks.sliding_window_view(flags, n, axis).all(axis=-1)
+        flags = np.asarray(np.lib.stride_tricks.sliding_window_view(flags, n, axis).all(axis=-1))
     return flags
 
 

@@ -28,7 +28,7 @@ from ml4cube.splits.cube import CubeView
 from ml4cube.splits.folds.protocol import CubeSplitter, Ints, Weigh
 from ml4cube.splits.regions import RegionMap, check_enough
 from ml4cube.splits.strata import StratifyLike
-from ml4cube.splits.validity import valid_mask
+from ml4cube.splits.validity import count_by_block, valid_mask
 
 
 @dataclass(eq=False, repr=False)
@@ -337,12 +337,13 @@ class LeaveRegionOut(CubeSplitter):
                     "cube=ds"
                 )
             view = CubeView.of(self.cube)
-            _, held = RegionMap.of(self.regions, view).weigh(valid_mask(self.valid, view))
+            region_map = RegionMap.of(self.regions, view)
+            cells = count_by_block(valid_mask(self.valid, view), region_map.grid).ravel()
         else:
             samples = self._locate(X, groups)
             region_map = RegionMap.of(self.regions, samples.view)
-            held = region_map.sum(samples.count(region_map.grid))
-        return int((held > 0).sum())
+            cells = samples.count(region_map.grid)
+        return int((region_map.sum(cells) > 0).sum())
 
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
         region_map = RegionMap.of(self.regions, view)
