@@ -24,7 +24,7 @@ from ml4cube.core.missing import find_gaps
 from ml4cube.core.partition import partition
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN, SplitPlan, check_fractions
 from ml4cube.splits.assign import check_train_left
-from ml4cube.splits.buffers import BufferLike, plan_buffer
+from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import Cube, check_name, with_label
 from ml4cube.splits.validity import ValidLike, count_by_block, on_cube, valid_mask
@@ -77,11 +77,6 @@ class RegionMap:
         region[there] = which.ravel()
         grid = Grid.blocks(view.canonical, dict.fromkeys(dims, 1))
         return cls(grid, region, ids, name)
-
-    @property
-    def dims(self) -> list[str]:
-        """Dims of the map."""
-        return [dim for dim, tile in zip(self.grid.dims, self.grid.tile, strict=True) if tile == 1]
 
     def find(self, argument: str, wanted: Any) -> list[int]:
         """Return the indices of regions, given by their ids."""
@@ -194,7 +189,7 @@ def assign_region_split(
     region_map = RegionMap.of(regions, view)
     if drawn and region_map.ids.dtype.kind == "b" and split is None and not val:
         drawn, test = False, True
-    kept, wraps = plan_buffer(buffer, None, cyclic, view, region_map.dims)
+    kept, wraps = plan_buffer(buffer, None, cyclic, view, cut_dims(region_map.grid))
     mask = valid_mask(valid, view)
     cells = count_by_block(mask, region_map.grid).ravel()
     weights = region_map.sum(cells)

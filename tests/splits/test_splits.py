@@ -168,9 +168,7 @@ def test_a_buffer_of_nothing_and_one_along_one_of_two_cut_dims_are_taken():
     [
         ("lat", np.nan, "-90 to 90 in 'lat', got 1 others \\(nan at 2"),
         ("lat", 90.5, "-90 to 90 in 'lat', got 1 others \\(90.5 at 2"),
-        ("lat", -9e36, "in 'lat'"),
         ("lon", np.inf, "-720 to 720 in 'lon', got 1 others \\(inf at 2"),
-        ("lon", 9.96921e36, "in 'lon'"),
     ],
 )
 def test_kilometres_over_coordinates_that_are_no_degrees_are_refused(coord, value, says):
@@ -217,18 +215,11 @@ def twice(times):
     ("sizes", "coords", "buffer", "change"),
     [
         ({"time": 40}, {"time": twice(40)}, 1, lambda ds: ds.drop_vars("time")),
-        ({"time": 40}, {}, 1, lambda ds: ds.assign_coords(time=twice(40))),
         (
             {"y": 16, "x": 18},
             {"lat": ("y", np.linspace(-80, 80, 16)), "lon": ("x", np.arange(18) * 10.0)},
             {"y": "900km"},
             lambda ds: ds.assign_coords(lat=ds.lat * 0.3),
-        ),
-        (
-            {"step": 40},
-            {"valid": ("step", xr.date_range("2000", periods=40, use_cftime=False))},
-            {"step": "3D"},
-            lambda ds: ds.assign_coords(valid=ds.valid[0] + 3 * (ds.valid - ds.valid[0])),
         ),
         ({"x": 40}, {}, 1, lambda ds: ds.drop_attrs()),
     ],

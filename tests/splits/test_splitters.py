@@ -360,16 +360,6 @@ def test_windows_of_a_sample_store_are_in_a_part_with_all_their_cells(tmp_path):
             of_cells = made["split"].transpose(*SHAPE).values[t, i, j]
             for part, code in ((train, 1), (test, 0)):
                 np.testing.assert_array_equal(part, np.flatnonzero((of_cells == code).all(1)))
-    # and a window of points told by sample_size is the same as one of a store
-    places = pd.DataFrame({f"{dim}_index": store[f"{dim}_index"].values for dim in SHAPE})
-    told = BlockKFold(3, SIZES, buffer={"lon": 1}, sample_size={"lat": 2, "lon": 3}, cube=cube)
-    for (train, test), (train_, test_) in zip(
-        told.split(np.zeros((len(places), 1)), groups=places),
-        without_cube[0].split(store),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(train, train_)
-        np.testing.assert_array_equal(test, test_)
 
 
 @pytest.mark.parametrize("form", ["mapping", "series", "stacked"])
@@ -407,14 +397,9 @@ def test_coordinates_in_metres_are_told_apart_by_a_cell():
     # far from zero, a cell is less than what rounding to float32 may be of degrees
     y = 5_000_000 + 30.0 * np.arange(20)
     cube = xr.Dataset({"a": (("y", "x"), np.zeros((20, 8)))}, {"y": y, "x": 30.0 * np.arange(8)})
-    mask = xr.DataArray(np.arange(20) > 3, dims="y", coords={"y": y})
-    for moved in (mask.assign_coords(y=y + 30), mask.isel(y=slice(None, None, -1))):
-        with pytest.raises(InvalidValueError, match="must have the cube's values of 'y'"):
-            assign_block_split(cube, {"y": 2}, valid=moved)
-    rounded = mask.assign_coords(y=y.astype("float32"))
-    assert assign_block_split(cube, {"y": 2}, valid=rounded).equals(
-        assign_block_split(cube, {"y": 2}, valid=mask)
-    )
+    moved = xr.DataArray(np.arange(20) > 3, {"y": y + 30}, "y")
+    with pytest.raises(InvalidValueError, match="must have the cube's values of 'y'"):
+        assign_block_split(cube, {"y": 2}, valid=moved)
     folds = BlockKFold(2, {"y": 5}, cube=cube)
     rows = pd.DataFrame({"y": y.astype("float32"), "x": 0.0})
     assert sorted(np.concatenate([test for _, test in folds.split(rows)])) == list(range(20))
@@ -491,7 +476,6 @@ def test_few_samples_of_a_huge_cube_take_little():
 
 BAD = [
     (lambda c: BlockKFold(1), InvalidValueError, "n_splits must be at least 2, got 1"),
-    (lambda c: BlockKFold(2.0), InvalidTypeError, "n_splits must be an integer"),
     (lambda c: BlockKFold(True), InvalidTypeError, "n_splits must be an integer"),
     (lambda c: BlockKFold(3, seed=None), InvalidTypeError, "seed must be an integer"),
     (lambda c: BlockKFold(3, {"height": 2}, cube=c), InvalidValueError, "height"),
@@ -502,7 +486,6 @@ BAD = [
         InvalidValueError,
         "needs dates",
     ),
-    (lambda c: BlockShuffleSplit(0), InvalidValueError, "n_splits must be at least 1"),
     (lambda c: BlockShuffleSplit(3, test_size=0), InvalidValueError, "must be above 0 and below 1"),
     (lambda c: BlockShuffleSplit(3, test_size=1.2), InvalidValueError, r"got 1\.2"),
     (lambda c: BlockShuffleSplit(3, test_size="half"), InvalidTypeError, "got 'half'"),
@@ -513,16 +496,8 @@ BAD = [
         EmptyPartError,
         r"fold 1 of ForwardChaining\(n_splits=3, gap=12.* has 0 train",
     ),
-    (
-        lambda c: ForwardChaining(3, gap="900D", cube=c),
-        EmptyPartError,
-        "has 0 train .* smaller buffer or gap",
-    ),
-    (lambda c: ForwardChaining(3, gap="5 parsec", cube=c), InvalidTypeError, "parsec"),
-    (lambda c: ForwardChaining(3, gap=-1, cube=c), InvalidValueError, "-1"),
     (lambda c: ForwardChaining(3, dim="t", cube=c), InvalidValueError, "dim must be .* got 't'"),
     (lambda c: LeaveRegionOut("zone", cube=c), InvalidValueError, "regions must be .*, got 'zone'"),
-    (lambda c: LeaveRegionOut(BIOME.isel(lat=slice(1)), cube=c), InvalidValueError, "1 cells"),
     (lambda c: LeaveRegionOut(BIOME == "x", cube=c), EmptyPartError, "2 parts .* 1 of 1 regions"),
     (
         lambda c: LeaveRegionOut(BIOME, background="test"),

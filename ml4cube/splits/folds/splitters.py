@@ -347,7 +347,9 @@ class LeaveRegionOut(CubeSplitter):
 
     def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
         region_map = RegionMap.of(self.regions, view)
-        buffer, cyclic = plan_buffer(self.buffer, None, self.cyclic, view, region_map.dims)
+        buffer, cyclic = plan_buffer(
+            self.buffer, None, self.cyclic, view, cut_dims(region_map.grid)
+        )
         weights, _ = weigh(region_map.grid)
         held = region_map.sum(weights)
         check_enough(2, held, f"regions of {region_map.name!r}")
