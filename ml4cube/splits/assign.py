@@ -129,7 +129,7 @@ def assign_block_split(
         weights,
         fractions,
         seed,
-        classes=None if strata is None else strata.counts.astype(np.float64),
+        classes=None if strata is None else strata.counts,
         buffer=kept,
         cyclic=wraps,
         note=None if strata is None else f"stratified by {strata.name}",

@@ -205,14 +205,14 @@ def _chunks(
         return {dim: known.get(dim, (ds.sizes[dim],)) for dim in dims}
     # opened without dask, and not read yet: a label of all cells might not fit in memory
     lazy = [variable for variable in variables if not variable.variable._in_memory]
-    sizes = {dim: ds.sizes[dim] for dim in dims}
-    if not lazy or math.prod(sizes.values()) <= _LABELS_AT_ONCE:
+    shape = {dim: ds.sizes[dim] for dim in dims}
+    if not lazy or math.prod(shape.values()) <= _LABELS_AT_ONCE:
         return None
     stored: dict[str, int] = {}
     for variable in lazy:
         stored = {**_stored_chunks(variable), **stored}
     # labels are small, so a chunk of labels covers several chunks of the file
-    return _whole_chunks(sizes, stored, _LABELS_AT_ONCE)
+    return _whole_chunks(shape, stored, _LABELS_AT_ONCE)
 
 
 def _stored_chunks(variable: xr.DataArray) -> dict[str, int]:

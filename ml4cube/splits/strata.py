@@ -33,7 +33,7 @@ class Strata:
     """Cells of each class in each block."""
 
     # Valid cells by block and class.
-    counts: Counts
+    counts: NDArray[np.float64]
     names: tuple[str, ...]
     # The request in words, for the recipe.
     name: str
@@ -89,7 +89,7 @@ def class_counts(
     counts = np.zeros((math.prod(shape), len(names) + 1), dtype=np.int64)
     np.add.at(counts, (np.where(there, found.block, ~found.block), label), found.count)
     counted = repeat_along_missing(counts.reshape(*shape, len(names) + 1), present, grid)
-    return Strata(counted[:, :-1], names, name, counted.sum(axis=1))
+    return Strata(counted[:, :-1].astype(np.float64), names, name, counted.sum(axis=1))
 
 
 def _code(word: str) -> int:

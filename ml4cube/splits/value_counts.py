@@ -138,8 +138,7 @@ def _sum_classes(block: Ints, key: NDArray[Any], count: Ints) -> ValueCounts:
     """Add up the counts of equal pairs of block and class."""
     table = pd.DataFrame({"block": block, "key": key, "count": count})
     table = table.groupby(["block", "key"], as_index=False, sort=False, dropna=False).sum()
-    columns = {str(name): table[name].to_numpy() for name in table}
-    return ValueCounts(**columns)
+    return ValueCounts(table.block.to_numpy(), table.key.to_numpy(), table["count"].to_numpy())
 
 
 def _sum_bins(block: Ints, key: Ints, count: Ints, level: int = 0) -> ValueCounts:

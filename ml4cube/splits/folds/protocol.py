@@ -130,18 +130,17 @@ class CubeSplitter(ABC):
         view = CubeView.of(ds)
         check_name(name, view)
         mask = valid_mask(self.valid, view)
-        weighed: dict[Grid, Weights] = {}
+        weighed: dict[Grid, Ints] = {}
 
         def weigh(grid: Grid) -> Weights:
             weights, strata = weigh_blocks(view, grid, mask, getattr(self, "stratify", None))
-            classes = None if strata is None else strata.counts.astype(np.float64)
-            weighed[grid] = weights, classes
-            return weighed[grid]
+            weighed[grid] = weights
+            return weights, None if strata is None else strata.counts
 
         for plan in self._folds(view, weigh):
             if hasattr(self, "regions"):
                 check_recipe_size(plan, "regions")
-            check_train_left(view, plan, weighed[plan.grid][0], mask)
+            check_train_left(view, plan, weighed[plan.grid], mask)
             yield with_label(view, plan, name, type(self).__name__)
 
     def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
@@ -263,4 +262,4 @@ class CubeSplitter(ABC):
         if stratify is None:
             return samples.count(grid), None
         strata = class_counts(stratify, samples.view, grid, valid_mask(self.valid, samples.view))
-        return samples.count(grid), strata.counts.astype(np.float64)
+        return samples.count(grid), strata.counts
