@@ -102,8 +102,11 @@ def create_split(
         _take(arrays, (arrays["split"] == label) & allowed, used, part, by_cell)
         for part, label in (("train", TRAIN), ("test", TEST))
     ]
-    X_train, X_test = (_stack(part, features, stack_axis) for part in parts)
-    y_train, y_test = (_stack(part, targets, stack_axis) for part in parts)
+    X_train, X_test, y_train, y_test = (
+        np.stack([part[name] for name in names], axis=stack_axis)
+        for names in (features, targets)
+        for part in parts
+    )
     return X_train, X_test, y_train, y_test
 
 
@@ -175,46 +178,38 @@ def _align(
     data: xr.Dataset | Mapping[str, ArrayLike], used: Sequence[str], labels: Sequence[str]
 ) -> Arrays:
     """Return all arrays with the same shape and order of axes."""
+    names = (*used, *labels)
     if isinstance(data, xr.Dataset):
-        view = CubeView.of(data)
-        return {name: _broadcast(data[name], view) for name in (*used, *labels)}
-    arrays = {name: plain(data[name]) for name in (*used, *labels)}
+        sizes = CubeView.of(data).sizes
+        for name in names:
+            if not set(sizes).issuperset(data[name].dims):
+                raise InvalidValueError(
+                    f"{name!r} has dims {data[name].dims}, but the cube has {tuple(sizes)}; leave "
+                    "it out"
+                )
+        return {name: np.asarray(data[name].variable.set_dims(sizes).values) for name in names}  # type: ignore[no-untyped-call]
+    arrays = {name: plain(data[name]) for name in names}
     shape = arrays[used[0]].shape
-    for name in used:
-        if arrays[name].shape != shape or not shape:
+    for name, array in arrays.items():
+        allowed = [shape, shape[:1]] if name in labels else [shape]
+        if not shape or array.shape not in allowed:
             raise InvalidValueError(
-                f"variables must have one shape, samples first, got {arrays[name].shape} for "
-                f"{name!r} and {shape} for {used[0]!r}"
+                "variables must have one shape, samples first, and labels too or one value per "
+                f"sample, got {array.shape} for {name!r} and {shape} for {used[0]!r}"
             )
-    for name in labels:
-        label = arrays[name]
-        if label.shape == shape[:1]:  # one value per sample
-            label = label.reshape(-1, *(1,) * (len(shape) - 1))
-        try:
-            arrays[name] = np.broadcast_to(label, shape)
-        except ValueError:
-            raise InvalidValueError(
-                f"{name!r} must have one value per cell or per sample of variables of shape "
-                f"{shape}, got shape {arrays[name].shape}"
-            ) from None
-    return arrays
-
-
-def _broadcast(variable: xr.DataArray, view: CubeView) -> NDArray[Any]:
-    if not set(view.dims).issuperset(variable.dims):
-        raise InvalidValueError(
-            f"{variable.name!r} has dims {variable.dims}, but the cube has {view.dims}; leave it "
-            "out"
-        )
-    whole = variable.variable.set_dims(view.sizes)  # type: ignore[no-untyped-call]
-    return np.asarray(whole.values)
+        arrays[name] = array.reshape(array.shape + (1,) * (len(shape) - array.ndim))
+    return {name: np.broadcast_to(array, shape) for name, array in arrays.items()}
 
 
 def _take(
     arrays: Arrays, inside: NDArray[np.bool_], used: Sequence[str], part: str, by_cell: bool
 ) -> Arrays:
     """Return the cells or samples of one part that have values."""
-    gaps = {name: ~inside | _is_gap(arrays[name]) for name in used}
+    gaps = {}
+    for name in used:
+        # names of classes may be missing: None or NaN
+        find = pd.isnull if arrays[name].dtype == object else find_gaps
+        gaps[name] = ~inside | find(arrays[name])
     within = () if by_cell else tuple(range(1, inside.ndim))
     keep = ~np.any([gap.all(axis=within) for gap in gaps.values()], axis=0)
     if inside.any() and not keep.any():
@@ -226,12 +221,3 @@ def _take(
     if inside[keep].all():
         return taken
     return {name: np.where(inside[keep], values, np.nan) for name, values in taken.items()}
-
-
-def _is_gap(values: NDArray[Any]) -> NDArray[np.bool_]:
-    # names of classes may be missing: None or NaN
-    return np.asarray(pd.isnull(values)) if values.dtype == object else find_gaps(values)
-
-
-def _stack(arrays: Arrays, names: Sequence[str], axis: int) -> NDArray[Any]:
-    return np.stack([arrays[name] for name in names], axis=axis)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from ml4cube.core.distance.buffer import AxisReach, Reach
 from ml4cube.core.errors import EmptyPartError, check_seed
 from ml4cube.core.grid import Grid, SizesLike
-from ml4cube.core.split_plan import TRAIN, CellPlan, SplitPlan, check_fractions
+from ml4cube.core.split_plan import EXCLUDED, TRAIN, CellPlan, SplitPlan, check_fractions
 from ml4cube.splits.block_sizes import block_sizes
-from ml4cube.splits.buffers import Buffer, BufferLike, cut_dims, plan_buffer
+from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer, reaches_of
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import Cube, check_name, with_label
 from ml4cube.splits.strata import Strata, StratifyLike, class_counts
@@ -123,7 +121,7 @@ def assign_block_split(
     fractions = check_fractions(split, val)
     sizes = block_sizes(block_size, view, fractions.values())
     grid = Grid.blocks(view.canonical, sizes)
-    kept, wraps, reaches = plan_buffer(buffer, gap, cyclic, view, cut_dims(grid))
+    kept, wraps = plan_buffer(buffer, gap, cyclic, view, cut_dims(grid))
     mask = valid_mask(valid, view)
     weights, strata = weigh_blocks(view, grid, mask, stratify)
     plan = SplitPlan.assign(
@@ -131,15 +129,15 @@ def assign_block_split(
         weights,
         fractions,
         seed,
-        classes=None if strata is None else strata.counts.astype(np.float64),
+        classes=None if strata is None else strata.counts,
         buffer=kept,
         cyclic=wraps,
         note=None if strata is None else f"stratified by {strata.name}",
     )
     if strata is not None:
         strata.warn_of_missing(plan.table.ravel(), stacklevel=3)
-    check_train_left(plan, reaches, weights, mask)
-    return with_label(view, plan, reaches, name, "assign_block_split")
+    check_train_left(view, plan, weights, mask)
+    return with_label(view, plan, name, "assign_block_split")
 
 
 def assign_rand_split(
@@ -202,7 +200,7 @@ def assign_rand_split(
         UserWarning,
         stacklevel=2,
     )
-    return with_label(view, plan, (), name, "assign_rand_split")
+    return with_label(view, plan, name, "assign_rand_split")
 
 
 def assign_time_split(
@@ -257,39 +255,25 @@ def assign_time_split(
     view = CubeView.of(ds)
     check_name(name, view)
     fractions = check_fractions(split, val)
-    dim = view.check_time_dim(dim)
+    dim = view.time_dim("dim", dim)
     moment = view.moments(dim)
-    kept, _, reaches = plan_buffer(None, gap, False, view, [dim], dim)
+    kept, _ = plan_buffer(None, gap, False, view, [dim], dim)
     grid = Grid.blocks(view.canonical, {dim: 1})
     mask = valid_mask(valid, view)
-    weights = count_by_block(mask, grid)
-    if moment.max() + 1 == moment.size:
-        forward = bool(moment[0] <= moment[-1])
-        plan = SplitPlan.in_order(grid, weights, fractions, forward=forward, buffer=kept)
-    else:
-        plan = _plan_repeated_times(grid, weights, fractions, moment, dim, kept)
+    weights = count_by_block(mask, grid).ravel()
+    times = Grid.blocks({dim: int(moment.max()) + 1}, {dim: 1})
+    cut = SplitPlan.in_order(times, np.bincount(moment, weights), fractions)
+    labels = cut.table[moment]
+    steps = dict(kept).get(dim)
+    if isinstance(steps, int) and len(times) < moment.size:
+        # counts distinct times, so it is part of the labels, not of the plan's buffer
+        first = np.flatnonzero(cut.table != TRAIN).min(initial=moment.size + steps)
+        labels[(labels == TRAIN) & (moment >= first - steps)] = EXCLUDED
+        kept = ()
+    plan = SplitPlan(grid, labels.tobytes(), None, cut.fractions, kept)
     advice = f"use a smaller gap than {gap!r}, or a larger train fraction"
-    check_train_left(plan, reaches, weights, mask, advice)
-    return with_label(view, plan, reaches, name, "assign_time_split")
-
-
-def _plan_repeated_times(
-    grid: Grid,
-    weights: Counts,
-    fractions: Mapping[str, float],
-    moment: np.ndarray[Any, np.dtype[np.intp]],
-    dim: str,
-    kept: Buffer,
-) -> SplitPlan:
-    """Plan a split in time where some times occur more than once on the axis."""
-    by_time = np.bincount(moment, np.ravel(weights))
-    times = Grid.blocks({dim: by_time.size}, {dim: 1})
-    steps = tuple(pair for pair in kept if isinstance(pair[1], int))
-    cut = SplitPlan.in_order(times, by_time, fractions, buffer=steps)
-    reaches = [AxisReach.of_cells(dim, by_time.size, n) for _, n in steps if isinstance(n, int)]
-    labels = cut.label_cells({dim: np.arange(by_time.size)}, reaches)[moment]
-    # a gap in steps counts distinct times, so it is part of the labels, not of the plan's buffer
-    return SplitPlan(grid, labels.tobytes(), None, cut.fractions, () if steps else kept)
+    check_train_left(view, plan, weights, mask, advice)
+    return with_label(view, plan, name, "assign_time_split")
 
 
 def weigh_blocks(
@@ -299,14 +283,12 @@ def weigh_blocks(
     if stratify is None:
         return count_by_block(mask, grid).ravel(), None
     strata = class_counts(stratify, view, grid, mask)
-    if strata.weights is not None:
-        return strata.weights, strata
-    return count_by_block(mask, grid).ravel(), strata
+    return strata.weights, strata
 
 
 def check_train_left(
+    view: CubeView,
     plan: SplitPlan,
-    reaches: tuple[Reach, ...],
     weights: Any,
     mask: xr.DataArray | None,
     advice: str = "use a smaller buffer, larger blocks or a smaller test fraction",
@@ -315,6 +297,7 @@ def check_train_left(
     train = np.flatnonzero((plan.table.ravel() == TRAIN) & (np.ravel(weights) > 0))
     if not train.size and dict(plan.fractions).get("train"):
         raise EmptyPartError(f"the gap or buffer takes every cell of the train part; {advice}")
+    reaches = reaches_of(plan, view)
     if not reaches:
         return
     # with many blocks, searching the whole cube takes fewer steps
@@ -322,10 +305,9 @@ def check_train_left(
     for within in boxes:
         for box in slabs(plan.cube_shape, within):
             positions = {dim: np.arange(s.start, s.stop) for dim, s in box.items()}
-            left = plan.label_cells(positions, reaches) == TRAIN
+            left = xr.DataArray(plan.label_cells(positions, reaches) == TRAIN, dims=plan.grid.dims)
             if mask is not None:
-                inside = mask.isel({d: s for d, s in box.items() if d in mask.dims})
-                left = left & _align(inside, plan.grid.dims)
+                left = left & mask.isel({d: s for d, s in box.items() if d in mask.dims})
             if left.any():
                 return
     if train.size:
@@ -334,10 +316,3 @@ def check_train_left(
             f"a buffer of {buffer} between train and the other parts takes every cell of the "
             f"{train.size} train blocks; {advice}"
         )
-
-
-def _align(mask: xr.DataArray, dims: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return the values, with an axis of length 1 for each dim that the mask lacks."""
-    present = [dim for dim in dims if dim in mask.dims]
-    index = tuple(slice(None) if dim in present else None for dim in dims)
-    return np.asarray(mask.transpose(*present).values[index])

@@ -93,7 +93,7 @@ def _time_dims(view: CubeView) -> list[str]:
     """Return the time dim if its steps are sorted and distinct, in a list."""
     try:
         dim = view.time_dim("block_size")
-        view.is_forward(dim)
+        view.moments(dim)
     except InvalidValueError:  # none, or its times are not sorted
         return []
     return [] if view.repeated_times(dim) else [dim]

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import math
 import re
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ml4cube.core.distance.buffer import AxisReach, Reach, SphereReach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_pairs
+from ml4cube.core.split_plan import CellPlan, SplitPlan
 from ml4cube.cube.coordinates import dates_along
-from ml4cube.splits.cube import CubeView, microseconds
+from ml4cube.splits.cube import CubeView, microseconds, sorted_ranks
 
 BufferLike = int | str | datetime.timedelta | np.timedelta64 | SizesLike
 Buffer = tuple[tuple[str, int | str], ...]
 
 _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*([A-Za-z]+)\s*")
-# Microseconds of numpy's units of time; months and years have no fixed length.
-_MICROSECONDS: dict[str, int | Fraction] = {
-    "W": 604_800_000_000,
-    "D": 86_400_000_000,
-    "h": 3_600_000_000,
-    "m": 60_000_000,
-    "s": 1_000_000,
-    "ms": 1_000,
-    "us": 1,
-    **{unit: Fraction(1, 1_000**power) for power, unit in enumerate(("ns", "ps", "fs", "as"), 1)},
-}
-# Units of time in strings, in lower case: "m" could be metres, minutes or months.
+# Units in lower case, as datetime.timedelta calls them: "m" could be metres, minutes or months.
 _UNITS = {
-    **{"w": "W", "week": "W", "weeks": "W", "d": "D", "day": "D", "days": "D"},
-    **{"h": "h", "hour": "h", "hours": "h", "min": "m", "minute": "m", "minutes": "m"},
-    **{"s": "s", "second": "s", "seconds": "s", "ms": "ms", "us": "us"},
+    **{"km": "km", "w": "weeks", "week": "weeks", "weeks": "weeks"},
+    **{"d": "days", "day": "days", "days": "days", "h": "hours", "hour": "hours", "hours": "hours"},
+    **{"min": "minutes", "minute": "minutes", "minutes": "minutes"},
+    **{"s": "seconds", "second": "seconds", "seconds": "seconds"},
+    **{"ms": "milliseconds", "us": "microseconds"},
 }
 
 
@@ -52,11 +44,12 @@ def plan_buffer(
     view: CubeView,
     cut: Sequence[str],
     time_dim: str | None = None,
-) -> tuple[Buffer, tuple[str, ...], tuple[Reach, ...]]:
-    """Return buffer and cyclic dims as a plan stores them, and the reach of the buffer."""
+) -> tuple[Buffer, tuple[str, ...]]:
+    """Return buffer and cyclic dims as a plan stores them."""
     parsed = _parse_buffer(buffer, gap, view, cut, time_dim)
     wraps = _parse_cyclic(cyclic, view, cut)
-    return parsed, wraps, resolve_buffer(parsed, wraps, view)
+    _resolve_all(parsed, wraps, view)  # refuse times in no order before any cell is read
+    return parsed, wraps
 
 
 def _parse_buffer(
@@ -67,19 +60,18 @@ def _parse_buffer(
     time_dim: str | None,
 ) -> Buffer:
     by_dim: dict[str, Any] = {}
-    if _is_kilometres(buffer):
-        by_dim[_sphere_dims(view, buffer)[0]] = buffer
-    elif _is_duration(buffer):
-        by_dim[view.time_dim("buffer")] = buffer
-    elif _is_cells(buffer):
-        by_dim.update(dict.fromkeys(cut, buffer))
-    elif isinstance(buffer, Iterable) and not isinstance(buffer, str):
-        by_dim.update(parse_pairs("buffer", buffer, view.dims))
+    if isinstance(buffer, Iterable) and not isinstance(buffer, str):
+        by_dim = parse_pairs("buffer", buffer, view.dims)
     elif buffer is not None:
-        raise _not_a_buffer("buffer", buffer)
+        kind, _ = _measure("buffer", buffer)
+        if kind == "cells":
+            by_dim = dict.fromkeys(cut, buffer)
+        else:
+            dim = _sphere_dims(view, buffer)[0] if kind == "km" else view.time_dim("buffer")
+            by_dim = {dim: buffer}
     if gap is not None:
         time_dim = time_dim or view.time_dim("gap")
-        if by_dim.get(time_dim) and not _is_cells(buffer):
+        if by_dim.get(time_dim) and not isinstance(buffer, int | np.integer):
             raise InvalidValueError(
                 f"gap={gap!r} and buffer={by_dim[time_dim]!r} are both along {time_dim!r}; pass one"
             )
@@ -87,9 +79,25 @@ def _parse_buffer(
     parsed = []
     for dim, value in sorted(_merge_kilometres(by_dim, view).items()):
         argument = "gap" if gap is not None and dim == time_dim else "buffer"
-        if checked := _check(argument, dim, value, view):
-            _check_cut(argument, dim, checked, view, cut)
-            parsed.append((dim, checked))
+        kind, length = _measure(f"{argument} along {dim!r}", value)
+        if not length:
+            continue
+        dims = _sphere_dims(view, value) if kind == "km" else (dim,)
+        if dim not in dims:
+            raise InvalidValueError(
+                f"{argument} along {dim!r} is {value!r}, but kilometres must be along one of {dims}"
+            )
+        along = " and ".join(map(repr, dims))
+        if kind == "time":
+            _time_coord(dim, value, view)
+        if not set(dims) & set(cut):
+            raise InvalidValueError(
+                f"{argument} is {value!r} along {along}, but the split is not cut there: every "
+                "block or region spans the whole dim, so a buffer cannot separate them. The split "
+                f"is cut along {list(cut)}; use smaller blocks along {along}, or leave this "
+                f"{argument} out"
+            )
+        parsed.append((dim, _as_stored(value, length)))
     return tuple(parsed)
 
 
@@ -129,142 +137,88 @@ def _refuse_repeated_meridian(dim: str, columns: int, view: CubeView) -> None:
         )
 
 
-def resolve_buffer(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Reach, ...]:
+def reaches_of(plan: SplitPlan | CellPlan, view: CubeView) -> tuple[Reach, ...]:
     """Return which cells are within the buffer of one another, by the cube's coordinates."""
+    return () if isinstance(plan, CellPlan) else _resolve_all(plan.buffer, plan.cyclic, view)
+
+
+def _resolve_all(buffer: Buffer, cyclic: Sequence[str], view: CubeView) -> tuple[Reach, ...]:
     by_dim = _merge_kilometres(dict(buffer), view)  # a recipe may be written by hand
     return tuple(_resolve(dim, value, dim in cyclic, view) for dim, value in by_dim.items())
 
 
 def _merge_kilometres(by_dim: dict[str, Any], view: CubeView) -> dict[str, Any]:
     """Keep one distance in kilometres, under the latitude dim."""
-    far = [value for value in by_dim.values() if _is_kilometres(value)]
+    far = [value for value in by_dim.values() if str(value).strip().lower().endswith("km")]
     if not far:
         return by_dim
-    dims = _sphere_dims(view, far[0])
-    given = {dim: by_dim[dim] for dim in dims if dim in by_dim}
-    distances = [value for value in given.values() if _is_kilometres(value)]
-    if not distances:
-        return by_dim
-    if len(distances) < len(given) or len(set(map(_km, distances))) > 1:
-        longest, (lat, lon) = max(distances, key=_km), dims
+    lat, lon = _sphere_dims(view, far[0])
+    given = {dim: by_dim[dim] for dim in (lat, lon) if dim in by_dim}
+    if len({_measure("buffer", value) for value in given.values()}) > 1:
         raise InvalidValueError(
             f"buffer has {given[lat]!r} along {lat!r} and {given[lon]!r} along {lon!r}, but "
             "kilometres are one distance on the sphere over both; pass that distance once, e.g. "
-            f"{{{lat!r}: {longest!r}}}, or cells along both, e.g. {{{lat!r}: 2, {lon!r}: 2}}"
+            f"{{{lat!r}: {far[0]!r}}}, or cells along both, e.g. {{{lat!r}: 2, {lon!r}: 2}}"
         )
-    rest = {dim: value for dim, value in by_dim.items() if dim not in dims}
-    return {**rest, dims[0]: distances[0]}
+    rest = {dim: value for dim, value in by_dim.items() if dim not in given}
+    return rest if not given else {**rest, lat: next(iter(given.values()))}
 
 
 def _resolve(dim: str, value: int | str, cyclic: bool, view: CubeView) -> Reach:
-    if isinstance(value, int):
-        if view.has_times(dim) and not cyclic:
-            # count distinct times, because a time may occur twice on the axis
-            return AxisReach.of_distance(dim, view.moments(dim), value)
-        return AxisReach.of_cells(dim, view.sizes[dim], value, cyclic)
-    if _is_kilometres(value):
+    kind, length = _measure("buffer", value)
+    if kind == "km":
         lat, lon = view.sphere(value)
-        return SphereReach(*_sphere_dims(view, value), lat.values, lon.values, _km(value))
-    times = microseconds(_time_coord(dim, value, view))
-    longest = int(times.max()) - int(times.min())
-    return AxisReach.of_distance(dim, times, min(_microseconds_of(value), longest))
+        return SphereReach(*_sphere_dims(view, value), lat.values, lon.values, length)
+    if kind == "time":
+        times = microseconds(_time_coord(dim, value, view))
+        return AxisReach.of_distance(dim, times, min(int(length), int(np.ptp(times))))
+    if view.has_times(dim) and not cyclic:
+        # count distinct times, because a time may occur twice on the axis
+        return AxisReach.of_distance(dim, view.moments(dim), int(length))
+    return AxisReach.of_cells(dim, view.sizes[dim], int(length), cyclic)
 
 
-def _check(argument: str, dim: str, value: Any, view: CubeView) -> int | str:
-    """Return a buffer along one dim as a plan holds it; 0 for none."""
-    if _is_cells(value):
-        if value < 0:
-            raise InvalidValueError(f"{argument} along {dim!r} must be 0 or more, got {value}")
-        return int(value)
-    if _is_kilometres(value):
-        dims = _sphere_dims(view, value)
-        if dim not in dims:
-            raise InvalidValueError(
-                f"{argument} along {dim!r} is {value!r}, but kilometres must be along one of {dims}"
-            )
-        return str(value).strip() if _km(value) > 0 else 0
-    if _is_duration(value):
-        _time_coord(dim, value, view)
-        length = _microseconds_of(value)
-        if length < 0:
-            raise InvalidValueError(f"{argument} along {dim!r} must be 0 or more, got {value!r}")
-        text = value if isinstance(value, str) else _format(length)
-        return text.strip() if length else 0
-    raise _not_a_buffer(f"{argument} along {dim!r}", value)
-
-
-def _check_cut(
-    argument: str, dim: str, value: int | str, view: CubeView, cut: Sequence[str]
-) -> None:
-    """Refuse a buffer along a dim that no part ends along, where it could separate nothing."""
-    dims = _sphere_dims(view, value) if _is_kilometres(value) else (dim,)
-    if any(d in cut for d in dims):
-        return
-    along = " and ".join(map(repr, dims))
-    raise InvalidValueError(
-        f"{argument} is {value!r} along {along}, but the split is not cut there: every block or "
-        f"region spans the whole dim, so a buffer cannot separate them. The split is cut along "
-        f"{list(cut)}; use smaller blocks along {along}, or leave this {argument} out"
-    )
-
-
-def _not_a_buffer(argument: str, value: Any) -> InvalidTypeError:
-    return InvalidTypeError(
-        f"{argument} must be cells (2), a length of time ('30D', '12h', '30min'), a distance "
-        f"('150km'), or one of these by dim ({{'time': '30D'}}), got {value!r}; units of time are "
-        "W, D, h, min, s, ms or us"
-    )
-
-
-def _is_cells(value: Any) -> bool:
-    # numpy counts a timedelta64 among its integers
-    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
-
-
-def _quantity(value: Any) -> tuple[Fraction, str] | None:
-    """Split a text into number and unit, in lower case."""
+def _measure(argument: str, value: Any) -> tuple[str, float]:
+    """Return "cells", "km" or "time" and the number of cells, kilometres or microseconds."""
+    length: Any = None
     found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    return None if found is None else (Fraction(found[1]), found[2].lower())
-
-
-def _is_kilometres(value: Any) -> bool:
-    found = _quantity(value)
-    return found is not None and found[1] == "km" and found[0] >= 0
-
-
-def _km(value: str) -> float:
-    return float(value.lower().replace("km", ""))
-
-
-def _is_duration(value: Any) -> bool:
-    if isinstance(value, np.timedelta64):
-        return np.datetime_data(value)[0] in _MICROSECONDS and not np.isnat(value)
-    found = _quantity(value)
-    return isinstance(value, datetime.timedelta) or (found is not None and found[1] in _UNITS)
-
-
-def _microseconds_of(value: Any) -> int:
-    """Return a length of time, rounded away from zero to microseconds."""
-    if isinstance(value, datetime.timedelta):
-        return int(value // datetime.timedelta(microseconds=1))
-    if isinstance(value, np.timedelta64):
-        unit, count = np.datetime_data(value)
-        # Python integers, because numpy integers overflow
-        length = int(value.astype(np.int64)) * count * _MICROSECONDS[unit]
+    kind = _UNITS.get(found[2].lower(), "") if found else ""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64):
+        kind, length = "cells", int(value)  # numpy counts a timedelta64 among its integers
+    elif found and kind == "km":
+        length = float(found[1])
     else:
-        found = _quantity(value)
-        if found is None or found[1] not in _UNITS:  # in a recipe, which is not checked before
-            raise _not_a_buffer("buffer", value)
-        length = found[0] * _MICROSECONDS[_UNITS[found[1]]]
-    return math.ceil(length) if length > 0 else math.floor(length)
+        time = value
+        with contextlib.suppress(
+            AttributeError, ValueError, OverflowError
+        ):  # NaT, months, too long
+            if found and kind:
+                time = datetime.timedelta(**{kind: float(found[1])})
+            elif isinstance(value, np.timedelta64) and np.datetime_data(value)[0] != "generic":
+                time = pd.Timedelta(value).to_pytimedelta()
+            if isinstance(time, datetime.timedelta):
+                kind, length = "time", time // datetime.timedelta(microseconds=1)
+    if length is None:
+        raise InvalidTypeError(
+            f"{argument} must be cells (2), a length of time ('30D', '12h', '30min'), a distance "
+            f"('150km'), or one of these by dim ({{'time': '30D'}}), got {value!r}; units of time "
+            "are W, D, h, min, s, ms or us"
+        )
+    if length < 0:
+        raise InvalidValueError(f"{argument} must be 0 or more, got {value!r}")
+    return kind, length
 
 
-def _format(microseconds: int) -> str:
-    """Write a length of time in whole days, seconds or microseconds."""
-    for unit, length in (("D", 86_400_000_000), ("s", 1_000_000)):
-        if microseconds % length == 0:
-            return f"{microseconds // length}{unit}"
-    return f"{microseconds}us"
+def _as_stored(value: Any, length: float) -> int | str:
+    """Return a buffer for the recipe: cells, or a text with a unit."""
+    if isinstance(value, str):
+        return value.strip()
+    if not isinstance(value, datetime.timedelta | np.timedelta64):
+        return int(value)
+    for unit, microseconds_in in (("D", 86_400_000_000), ("s", 1_000_000)):
+        if length % microseconds_in == 0:
+            return f"{int(length) // microseconds_in}{unit}"
+    return f"{int(length)}us"
 
 
 def _sphere_dims(view: CubeView, value: Any) -> tuple[str, str]:
@@ -282,9 +236,5 @@ def _time_coord(dim: str, value: Any, view: CubeView) -> Any:
             f"{'no coordinate' if coord is None else coord.dtype}; decode the times "
             "(xarray.decode_cf) or give the buffer in cells"
         )
-    steps = np.diff(microseconds(coord))
-    if not ((steps >= 0).all() or (steps <= 0).all()):
-        raise InvalidValueError(
-            f"{value!r} along {dim!r} needs sorted times; use ds.sortby({coord.name!r})"
-        )
+    sorted_ranks(coord)
     return coord

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.angles import MOST_LAT, in_degrees
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidValueError
+from ml4cube.core.errors import InvalidValueError, check_choice
 from ml4cube.cube.coordinates import TIME_NAMES, dates_along, find_time_dim, role_of, time_dims
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims, cube_variables
@@ -91,8 +91,11 @@ class CubeView:
             return own
         return dates
 
-    def time_dim(self, argument: str) -> str:
-        """Return the name of the time dim, which `argument` needs."""
+    def time_dim(self, argument: str, dim: str | None = None) -> str:
+        """Return the time dim that a user names, or the one that is found for `argument`."""
+        if dim is not None:
+            check_choice(argument, dim, self.dims)
+            return dim
         found = time_dims(list(self.ds.coords.values()), self.dims)
         if len(found) == 1:
             return found[0]
@@ -104,42 +107,12 @@ class CubeView:
             f"e.g. {example}"
         )
 
-    def check_time_dim(self, dim: str | None) -> str:
-        """Return the time dim that a user names, or find it."""
-        if dim is not None and dim not in self.dims:
-            raise InvalidValueError(f"unknown dim={dim!r}; the cube has dims {self.dims}")
-        return self.time_dim("dim") if dim is None else dim
-
-    def is_forward(self, dim: str) -> bool:
-        """Return True if the coordinate of `dim` ascends; refuse one in no order."""
-        coord = self.steps_of(dim)
-        if coord is None or coord.size < 2:
-            return True
-        if is_time(coord):
-            steps = np.diff(microseconds(coord))
-        elif coord.dtype.kind in "fiu":
-            if np.isnan(values := coord.astype("float64").values).any():
-                raise InvalidValueError(f"{coord.name!r} has missing values; fill or drop them")
-            steps = np.diff(values)
-        else:
-            return True
-        if (steps >= 0).all():
-            return True
-        if (steps <= 0).all():
-            return False
-        raise InvalidValueError(
-            f"the values of {coord.name!r} must be sorted; use ds.sortby({coord.name!r}), or "
-            f"ds.drop_vars({coord.name!r}) if they do not give the order"
-        )
-
     def moments(self, dim: str) -> NDArray[np.intp]:
-        """Return the rank in time of each step along `dim`; equal times have equal ranks."""
-        forward = self.is_forward(dim)
+        """Return the rank in time of each step along `dim`; refuse steps in no order."""
         coord = self.steps_of(dim)
         if coord is None or not (is_time(coord) or coord.dtype.kind in "fiu"):
-            steps = np.arange(self.sizes[dim])
-            return steps if forward else steps[::-1]
-        return _ranks(coord)
+            return np.arange(self.sizes[dim])
+        return sorted_ranks(coord)
 
     def has_times(self, dim: str) -> bool:
         """Return True if the dim's own coordinate holds times."""
@@ -201,8 +174,21 @@ class CubeView:
         return str(coord.dims[0]), coord.size - max(math.floor(turns_over + 1.01), 0)
 
 
+def sorted_ranks(coord: xr.DataArray) -> NDArray[np.intp]:
+    """Return the rank of each value among the distinct values; refuse values in no order."""
+    if coord.isnull().any():
+        raise InvalidValueError(f"{coord.name!r} has missing dates or numbers; fill or drop them")
+    rank = _ranks(coord)
+    steps = np.diff(rank)
+    if not ((steps >= 0).all() or (steps <= 0).all()):
+        raise InvalidValueError(
+            f"the values of {coord.name!r} must be sorted; use ds.sortby({coord.name!r}), or "
+            f"ds.drop_vars({coord.name!r}) if they do not give the order"
+        )
+    return rank
+
+
 def _ranks(coord: xr.DataArray) -> NDArray[np.intp]:
-    """Return the rank of each value among the distinct values."""
     values = microseconds(coord) if is_time(coord) else coord.values
     return np.unique(values, return_inverse=True)[1].ravel()
 
@@ -219,16 +205,14 @@ def _chunks(
         return {dim: known.get(dim, (ds.sizes[dim],)) for dim in dims}
     # opened without dask, and not read yet: a label of all cells might not fit in memory
     lazy = [variable for variable in variables if not variable.variable._in_memory]
-    shape = tuple(ds.sizes[dim] for dim in dims)
-    if not lazy or math.prod(shape) <= _LABELS_AT_ONCE:
+    shape = {dim: ds.sizes[dim] for dim in dims}
+    if not lazy or math.prod(shape.values()) <= _LABELS_AT_ONCE:
         return None
     stored: dict[str, int] = {}
     for variable in lazy:
         stored = {**_stored_chunks(variable), **stored}
     # labels are small, so a chunk of labels covers several chunks of the file
-    of_file = tuple(min(stored.get(dim, n), n) for dim, n in zip(dims, shape, strict=True))
-    whole = _whole_chunks(shape, of_file if stored else None, _LABELS_AT_ONCE)
-    return dict(zip(dims, whole, strict=True))
+    return _whole_chunks(shape, stored, _LABELS_AT_ONCE)
 
 
 def _stored_chunks(variable: xr.DataArray) -> dict[str, int]:
@@ -241,13 +225,18 @@ def _stored_chunks(variable: xr.DataArray) -> dict[str, int]:
 
 
 def _whole_chunks(
-    shape: tuple[int, ...], stored: tuple[int, ...] | None, cells: int
-) -> tuple[tuple[int, ...], ...]:
+    sizes: Mapping[str, int], stored: Mapping[str, int], cells: int
+) -> dict[str, tuple[int, ...]]:
     """Return chunks of about `cells` cells that consist of whole chunks of the file."""
-    sizes: tuple[tuple[int, ...], ...] = normalize_chunks(  # type: ignore[no-untyped-call]
-        "auto", shape=shape, limit=cells, dtype=np.dtype(np.uint8), previous_chunks=stored
+    of_file = tuple(min(stored.get(dim, n), n) for dim, n in sizes.items())
+    chunks = normalize_chunks(  # type: ignore[no-untyped-call]
+        "auto",
+        shape=tuple(sizes.values()),
+        limit=cells,
+        dtype=np.dtype(np.uint8),
+        previous_chunks=of_file if stored else None,
     )
-    return sizes
+    return dict(zip(sizes, chunks, strict=True))
 
 
 def in_chunks(array: xr.DataArray) -> xr.DataArray:
@@ -255,10 +244,8 @@ def in_chunks(array: xr.DataArray) -> xr.DataArray:
     least = _CELLS_IN_MEMORY if array.variable._in_memory else _CELLS_IN_CHUNK
     if array.chunks is not None or array.size <= least:
         return array
-    stored = _stored_chunks(array)
-    of_file = tuple(min(stored.get(str(dim), n), n) for dim, n in array.sizes.items())
-    chunks = _whole_chunks(array.shape, of_file if stored else None, _CELLS_IN_CHUNK)
-    return array.chunk(dict(zip(array.dims, chunks, strict=True)))
+    sizes = {str(dim): n for dim, n in array.sizes.items()}
+    return array.chunk(_whole_chunks(sizes, _stored_chunks(array), _CELLS_IN_CHUNK))
 
 
 def check_degrees(asked: object, lat: xr.DataArray, lon: xr.DataArray) -> None:
@@ -291,8 +278,3 @@ def microseconds(coord: xr.DataArray) -> NDArray[np.int64]:
         d.days * 86_400_000_000 + d.seconds * 1_000_000 + d.microseconds for d in values - values[0]
     ]
     return np.array(since, dtype=np.int64)
-
-
-def cube_positions(sizes: Mapping[str, int]) -> dict[str, NDArray[np.int64]]:
-    """Return the positions of all cells along each dim."""
-    return {dim: np.arange(n, dtype=np.int64) for dim, n in sizes.items()}

@@ -27,8 +27,8 @@ from ml4cube.core.split_plan import (
 )
 from ml4cube.cube.masks_and_labels import NAME_ATTR, RECIPE_ATTR, is_label
 from ml4cube.splits.block_sizes import SPLIT_SAMPLES, caller_level
-from ml4cube.splits.buffers import cut_dims, resolve_buffer
-from ml4cube.splits.cube import CubeView, cube_positions
+from ml4cube.splits.buffers import cut_dims, reaches_of
+from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import slabs
 
 Cube = xr.Dataset | xr.DataArray
@@ -76,23 +76,18 @@ def apply_split(ds: Cube, recipe: str | Mapping[str, Any], *, name: str = "split
             f"{view.canonical}; select the same cells, or make a new split"
         )
     _check_ends(recipe_ends, view)
-    reaches: tuple[Reach, ...] = ()
-    if isinstance(plan, SplitPlan):
-        reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
-    return with_label(view, plan, reaches, name, made_by)
+    return with_label(view, plan, name, made_by)
 
 
-def with_label(
-    view: CubeView, plan: SplitPlan | CellPlan, reaches: tuple[Reach, ...], name: str, made_by: str
-) -> xr.Dataset:
+def with_label(view: CubeView, plan: SplitPlan | CellPlan, name: str, made_by: str) -> xr.Dataset:
     """Add the label of a plan to its cube, lazily if the cube is chunked."""
     _warn_of_overlapping_samples(view, plan)
+    reaches = reaches_of(plan, view)
     data: Any
     if view.chunks is None:
-        positions = cube_positions(view.sizes)
         data = np.empty(tuple(view.sizes.values()), dtype=np.uint8)
         for box in slabs(view.sizes):  # a buffer needs more memory than the labels
-            here = [positions[dim][box[dim]] for dim in view.dims]
+            here = [np.arange(s.start, s.stop) for s in box.values()]
             data[tuple(box.values())] = label_box(*here, dims=view.dims, plan=plan, reaches=reaches)
     else:
         data = _lazy_labels(view.dims, view.chunks, plan, reaches)
@@ -135,10 +130,10 @@ def _lazy_labels(
     reaches: tuple[Reach, ...],
 ) -> Any:
     """Return labels as a dask array; its name depends on plan, reaches and chunks."""
-    positions = cube_positions({dim: sum(chunks[dim]) for dim in dims})
     arguments: list[Any] = []
     for axis, dim in enumerate(dims):
-        lazy = da.from_array(positions[dim], chunks=(chunks[dim],))  # type: ignore[no-untyped-call]
+        positions = np.arange(sum(chunks[dim]))
+        lazy = da.from_array(positions, chunks=(chunks[dim],))  # type: ignore[no-untyped-call]
         arguments += [lazy, (axis,)]
     return da.blockwise(  # type: ignore[no-untyped-call]
         label_box,
@@ -163,12 +158,10 @@ def label_lookup(ds: xr.Dataset, name: str) -> Callable[..., Labels] | None:
     view = CubeView.of(ds)
     if plan.cube_shape != view.canonical or label.dims != view.dims:
         return None
-    reaches: tuple[Reach, ...] = ()
-    if isinstance(plan, SplitPlan):
-        try:
-            reaches = resolve_buffer(plan.buffer, plan.cyclic, view)
-        except InvalidValueError:  # a coordinate that the buffer needs was dropped
-            return None
+    try:
+        reaches = reaches_of(plan, view)
+    except InvalidValueError:  # a coordinate that the buffer needs was dropped
+        return None
     # dask names an array by its inputs, so another name may mean other labels
     if _lazy_labels(view.dims, label.chunksizes, plan, reaches).name != made_as:
         return None
@@ -186,14 +179,11 @@ def check_name(name: str, view: CubeView) -> None:
     if name not in view.ds:
         return
     taken = view.ds[name]
-    if not is_label(name, taken.dtype, taken.attrs):
+    known = RECIPE_ATTR in taken.attrs or taken.dtype.kind in "biu"
+    if not (known and is_label(name, taken.dtype, taken.attrs)):
         raise InvalidValueError(
-            f"name={name!r} is a variable of the cube, not a split label; choose another name"
-        )
-    if RECIPE_ATTR not in taken.attrs and taken.dtype.kind not in "biu":
-        raise InvalidValueError(
-            f"variable {name!r} of the cube has dtype {taken.dtype}, is not a split label, and "
-            f"would be overwritten; rename it, e.g. ds.rename({name}='{name}_data')"
+            f"name={name!r} is a variable of the cube of dtype {taken.dtype}, not a split label; "
+            f"choose another name, or rename it, e.g. ds.rename({name}='{name}_data')"
         )
 
 
@@ -210,9 +200,8 @@ def _ends(view: CubeView) -> dict[str, list[float | str]]:
 def _plain_value(value: Any) -> float | str:
     if isinstance(value, np.datetime64):
         return str(np.datetime_as_string(value, unit="s"))
-    if hasattr(value, "isoformat"):  # a date of any calendar, or one without hours
-        seconds = {"timespec": "seconds"} if hasattr(value, "hour") else {}
-        return str(value.isoformat(**seconds))
+    if hasattr(value, "hour"):  # a date of any calendar
+        return str(value.isoformat(timespec="seconds"))
     if isinstance(value, np.timedelta64):
         value = value.astype("timedelta64[ns]").astype(np.int64)
     number = isinstance(value, int | float | np.integer | np.floating)
@@ -221,24 +210,21 @@ def _plain_value(value: Any) -> float | str:
 
 def _check_ends(ends: Mapping[str, Any], view: CubeView) -> None:
     """Refuse a cube of the same shape with other coordinates."""
-    here = _ends(view)
+    here: dict[str, Any] = _ends(view)
     for dim in sorted(set(ends) & set(here)):
         there, found = ends[dim], here[dim]
-        if not _same_ends(there, found, view.ds.sizes[dim]):
+        if any(isinstance(value, str) for value in (*there, *found)):
+            same = there == found
+        else:  # a float32 coordinate may have become a float64
+            step = abs(found[1] - found[0]) / max(view.ds.sizes[dim] - 1, 1)
+            tolerance = max(1e-3 * step, 1e-6 * abs(found[0]), 1e-6 * abs(found[1]))
+            same = all(abs(a - b) <= tolerance for a, b in zip(there, found, strict=True))
+        if not same:
             raise InvalidValueError(
                 f"the recipe is for a cube whose {dim!r} runs from {there[0]} to {there[1]}, but "
                 f"here it runs from {found[0]} to {found[1]}; sort and select the same cells, or "
                 "make a new split"
             )
-
-
-def _same_ends(there: list[Any], found: list[Any], cells: int) -> bool:
-    if any(isinstance(value, str) for value in (*there, *found)):
-        return there == found
-    # a float32 coordinate may have become a float64
-    step = abs(found[1] - found[0]) / max(cells - 1, 1)
-    tolerance = max(1e-3 * step, 1e-6 * abs(found[0]), 1e-6 * abs(found[1]))
-    return all(abs(a - b) <= tolerance for a, b in zip(there, found, strict=True))
 
 
 def read_recipe(

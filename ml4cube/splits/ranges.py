@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from ml4cube.core.distance.variogram import FEWEST_LAGS, Variogram, fit_variogram, semivariances
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole, listed
 from ml4cube.core.statistics import check_decoded
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.coordinates import find_time_dim
@@ -19,7 +19,7 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import data_variables
 from ml4cube.splits import residuals
 from ml4cube.splits.cube import CubeView, in_chunks
-from ml4cube.splits.residuals import describe_constant, remove_trend_and_season, sample_lines
+from ml4cube.splits.residuals import remove_trend_and_season, sample_lines
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,11 @@ def estimate_range(
         lines = lines.reshape(-1, lines.shape[-1])
         lags, half, pairs = semivariances(lines, left.positions[dim])
         if lags.size >= FEWEST_LAGS and math.sqrt(half.max()) <= left.rounding:
-            reason = describe_constant(array, left.equal[dim], detrend or deseason)
+            name = array.dtype.name if array.dtype.kind == "f" else "float64"
+            reason = (
+                "no sill: all values along it are equal, or vary by no more than a few steps of "
+                f"{name}, which may be rounding"
+            )
             found[dim] = Variogram(lags, half, pairs, reason=reason)
             continue
         spread = float(np.nanvar(lines)) if np.isfinite(lines).any() else None
@@ -260,8 +264,15 @@ def suggest_block_size(
         count[dim] = math.ceil(cells[dim] / size)
     sizes = {dim: math.ceil(cells[dim] / count[dim]) for dim in count}
     if full < min_blocks:
+        short = [dim for dim in sizes if sizes[dim] < min(cells[dim], least[dim])]
         logger.warning(
-            "%s: %s", array.name, _too_short(sizes, cells, least, ranges, full, min_blocks)
+            "%s: only %d blocks as long as the range fit in the cube, fewer than %d%s. Values on "
+            "both sides of an edge are alike: add a buffer, or leave out a region or a period of "
+            "time",
+            array.name,
+            full,
+            min_blocks,
+            f", so shorter ones are suggested along {listed(short)}" if short else "",
         )
     return sizes
 
@@ -274,29 +285,6 @@ def _equal_blocks(cells: int, shortest: float) -> int:
         if last >= shortest:
             return count
     return 1
-
-
-def _too_short(
-    sizes: dict[str, int],
-    cells: dict[str, int],
-    least: dict[str, float],
-    ranges: Ranges,
-    full: int,
-    min_blocks: int,
-) -> str:
-    short = [
-        f"{dim}: blocks of {sizes[dim]} cells, "
-        + (f"range {ranges[dim]:.3g}" if np.isfinite(ranges[dim]) else ranges.reasons[dim])
-        for dim in sizes
-        if sizes[dim] < min(cells[dim], least[dim])
-    ]
-    if not short:
-        return f"the cube is too small: it has {full} blocks, fewer than {min_blocks}"
-    return (
-        f"only {full} blocks as long as the range fit in the cube, fewer than {min_blocks}, so "
-        f"shorter ones are suggested ({'; '.join(short)}). Values on both sides of an edge are "
-        "alike: add a buffer, or leave out a region or a period of time"
-    )
 
 
 def _variable(ds: Cube, var: str | None) -> xr.DataArray:

@@ -24,7 +24,7 @@ from ml4cube.core.missing import find_gaps
 from ml4cube.core.partition import partition
 from ml4cube.core.split_plan import EXCLUDED, PARTS, TRAIN, SplitPlan, check_fractions
 from ml4cube.splits.assign import check_train_left
-from ml4cube.splits.buffers import BufferLike, plan_buffer
+from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.label import Cube, check_name, with_label
 from ml4cube.splits.validity import ValidLike, count_by_block, on_cube, valid_mask
@@ -49,10 +49,7 @@ class RegionMap:
     def of(cls, regions: str | xr.DataArray, view: CubeView) -> RegionMap:
         """Read a map of regions."""
         if isinstance(regions, str):
-            if regions not in view.ds:
-                raise InvalidValueError(
-                    f"regions: unknown variable {regions!r}; the cube has {list(view.ds.variables)}"
-                )
+            check_choice("regions", regions, map(str, view.ds.variables))
             regions = view.ds[regions]
         if not isinstance(regions, xr.DataArray):
             raise InvalidTypeError(
@@ -81,11 +78,6 @@ class RegionMap:
         grid = Grid.blocks(view.canonical, dict.fromkeys(dims, 1))
         return cls(grid, region, ids, name)
 
-    @property
-    def dims(self) -> list[str]:
-        """Dims of the map."""
-        return [dim for dim, tile in zip(self.grid.dims, self.grid.tile, strict=True) if tile == 1]
-
     def find(self, argument: str, wanted: Any) -> list[int]:
         """Return the indices of regions, given by their ids."""
         single = isinstance(wanted, str | bytes) or not isinstance(wanted, Iterable)
@@ -101,11 +93,6 @@ class RegionMap:
                 )
             found.append(int(same[0]))
         return found
-
-    def weigh(self, mask: xr.DataArray | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the number of valid cells at each cell of the map, and in each region."""
-        cells = count_by_block(mask, self.grid).ravel()
-        return cells, self.sum(cells)
 
     def sum(self, cells: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the sums of counts at cells of the map over each region."""
@@ -202,11 +189,14 @@ def assign_region_split(
     region_map = RegionMap.of(regions, view)
     if drawn and region_map.ids.dtype.kind == "b" and split is None and not val:
         drawn, test = False, True
-    kept, wraps, reaches = plan_buffer(buffer, None, cyclic, view, region_map.dims)
+    kept, wraps = plan_buffer(buffer, None, cyclic, view, cut_dims(region_map.grid))
     mask = valid_mask(valid, view)
-    cells, weights = region_map.weigh(mask)
+    cells = count_by_block(mask, region_map.grid).ravel()
+    weights = region_map.sum(cells)
     if drawn:
-        of_region = _draw(region_map, weights, fractions, seed)
+        check_enough(len(fractions), weights, f"regions of {region_map.name!r}")
+        part = partition(weights, list(fractions.values()), seed)
+        of_region = np.array([PARTS[name] for name in fractions], dtype=np.uint8)[part]
     else:
         of_region = _named(region_map, test, [] if val is None else val)
     labels = region_map.label(of_region, TRAIN if background == "train" else EXCLUDED)
@@ -221,8 +211,8 @@ def assign_region_split(
         note=_note(region_map, of_region),
     )
     check_recipe_size(plan, region_map.name)
-    check_train_left(plan, reaches, cells, mask)
-    return with_label(view, plan, reaches, name, "assign_region_split")
+    check_train_left(view, plan, cells, mask)
+    return with_label(view, plan, name, "assign_region_split")
 
 
 def _check_parts(split: float | None, test: Any, val: Any) -> tuple[bool, dict[str, float]]:
@@ -247,18 +237,14 @@ def _check_parts(split: float | None, test: Any, val: Any) -> tuple[bool, dict[s
     return True, check_fractions(0.8 if split is None else split, 0.0 if val is None else val)
 
 
-def _draw(
-    regions: RegionMap, weights: NDArray[np.int64], fractions: dict[str, float], seed: int
-) -> NDArray[np.uint8]:
+def check_enough(parts: int, weights: NDArray[Any], what: str) -> None:
+    """Refuse more parts than there are regions, blocks or times with valid cells or samples."""
     usable = int((weights > 0).sum())
-    if usable < len(fractions):
+    if usable < parts:
         raise EmptyPartError(
-            f"{len(fractions)} parts are requested ({', '.join(fractions)}), but only {usable} of "
-            f"{weights.size} regions of {regions.name!r} hold valid cells; use a map of more "
-            "regions or fewer parts"
+            f"{parts} parts are needed, but only {usable} of {weights.size} {what} hold samples or "
+            "valid cells; use fewer parts, smaller blocks or more regions"
         )
-    part = partition(weights, list(fractions.values()), seed)
-    return np.array([PARTS[name] for name in fractions], dtype=np.uint8)[part]
 
 
 def _named(regions: RegionMap, test: Any, val: Any) -> NDArray[np.uint8]:

@@ -75,7 +75,6 @@ class Residuals(NamedTuple):
     values: Floats  # gaps are NaN
     positions: dict[str, Floats]
     rounding: float  # a spread up to which values may be only rounding errors
-    equal: dict[str, bool]  # dims along which the original values are equal
 
 
 def remove_trend_and_season(
@@ -87,13 +86,8 @@ def remove_trend_and_season(
     values[~np.isfinite(values)] = np.nan
     positions = {dim: _positions(array, dim) for dim in order}
     known = np.isfinite(values)
-    equal = {
-        dim: not (np.fmax.reduce(values, axis) > np.fmin.reduce(values, axis)).any()
-        for axis, dim in enumerate(order)
-        if array.sizes[dim]
-    }
     if not known.any():
-        return Residuals(values, positions, 0.0, equal)
+        return Residuals(values, positions, 0.0)
     largest = float(np.abs(values[known]).max())
     if largest > _TOO_LARGE:
         raise InvalidValueError(
@@ -111,16 +105,7 @@ def remove_trend_and_season(
         top = array.dtype.type(largest)
         step = float(top - np.nextafter(top, array.dtype.type(0)))
         rounding = max(rounding, _STEPS_OF_ROUNDING * step)
-    return Residuals(values, positions, rounding, equal)
-
-
-def describe_constant(array: xr.DataArray, equal: bool, removed: bool) -> str:
-    """Return the reason why values that differ only by rounding have no range."""
-    if equal:
-        return "no sill: all values along it are equal"
-    name = array.dtype.name if array.dtype.kind == "f" else "float64"
-    what = "the values without trend and season" if removed else "the values"
-    return f"no sill: {what} vary by no more than a few steps of {name}, which may be rounding"
+    return Residuals(values, positions, rounding)
 
 
 def _positions(array: xr.DataArray, dim: str) -> Floats:

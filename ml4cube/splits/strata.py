@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import is_time
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, check_whole
 from ml4cube.core.grid import Grid
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import check_decoded
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import Counts, on_cube, repeat_along_missing
-from ml4cube.splits.value_counts import ValueCounts, count_values, key_names
+from ml4cube.splits.value_counts import count_values
 
 StratifyLike = str | xr.DataArray | Mapping[str, int]
 
@@ -30,12 +33,12 @@ class Strata:
     """Cells of each class in each block."""
 
     # Valid cells by block and class.
-    counts: Counts
+    counts: NDArray[np.float64]
     names: tuple[str, ...]
     # The request in words, for the recipe.
     name: str
-    # Valid cells by block, with and without a class; None if no mask was given.
-    weights: Counts | None
+    # Valid cells by block, with and without a class.
+    weights: Counts
 
     def warn_of_missing(self, labels: NDArray[np.uint8], stacklevel: int) -> None:
         """Warn of parts without cells of a class, because too few blocks hold it."""
@@ -65,26 +68,32 @@ def class_counts(
     if mask is not None:
         values, mask = xr.broadcast(values, mask)
     found = count_values(values, mask, grid, classes=bins is None)
-    if not found.key.size:
+    there = found.block >= 0
+    key, count = found.key[there], found.count[there]
+    if not key.size:
         raise InvalidValueError(
             f"stratify={name!r}: no valid cell has a value; leave stratify out, or check the mask"
         )
-    keys = np.unique(found.key)
     if bins is not None:
-        label, names = _quantile_bins(found, keys, bins)
-    elif _is_of_time(stratify, view):
-        label = np.searchsorted(keys, found.key)
-        names = tuple(_SEASONS[key] if name == "season" else f"month {key}" for key in keys)
+        of_pair, names = _quantile_bins(key, count, bins)
     else:
-        label = np.searchsorted(keys, found.key)
-        by_key = key_names(found, values.dtype)
-        names = tuple(by_key[int(key)] for key in keys)
+        keys = pd.unique(key)
+        # texts in an order of their own, in which the splits of earlier versions were made
+        keys = keys[np.argsort([_code(word) for word in keys] if keys.dtype == object else keys)]
+        of_pair = pd.Index(keys).get_indexer(key)
+        names = tuple(map(_class_name(stratify, view), keys))
+    label = np.full(there.size, len(names))
+    label[there] = of_pair
     present = [dim for dim in grid.dims if dim in values.dims]
-    counted = _by_block(found, label, len(names), present, grid)
-    weights = None
-    if mask is not None:
-        weights = counted.sum(axis=1)
-    return Strata(counted[:, :-1], names, name, weights)
+    shape = [grid.counts[grid.dims.index(dim)] for dim in present]
+    counts = np.zeros((math.prod(shape), len(names) + 1), dtype=np.int64)
+    np.add.at(counts, (np.where(there, found.block, ~found.block), label), found.count)
+    counted = repeat_along_missing(counts.reshape(*shape, len(names) + 1), present, grid)
+    return Strata(counted[:, :-1].astype(np.float64), names, name, counted.sum(axis=1))
+
+
+def _code(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=7).digest())
 
 
 def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int | None, str]:
@@ -97,11 +106,7 @@ def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int |
                 f"{dict(stratify)!r}"
             )
         var, bins = next(iter(stratify.items()))
-        if isinstance(bins, bool) or not isinstance(bins, int | np.integer):
-            raise InvalidTypeError(
-                f"the number of quantile bins in stratify must be an integer, got {bins!r}"
-            )
-        if not 2 <= bins <= 100:
+        if not 2 <= check_whole("the number of quantile bins in stratify", bins) <= 100:
             raise InvalidValueError(
                 f"the number of quantile bins in stratify must be from 2 to 100, got {bins}"
             )
@@ -117,7 +122,7 @@ def _values(stratify: StratifyLike, view: CubeView) -> tuple[xr.DataArray, int |
     elif isinstance(stratify, str):
         if _is_of_time(stratify, view):
             return _of_time(stratify, view), None, stratify
-        name, array = stratify, _variable(stratify, view)
+        name, array = stratify, _variable(stratify, view, "season", "month")
     else:
         raise InvalidTypeError(
             "stratify must be the name of a class variable, a DataArray of classes, 'season', "
@@ -131,12 +136,8 @@ def _is_of_time(stratify: StratifyLike, view: CubeView) -> bool:
     return isinstance(stratify, str) and stratify in ("season", "month") and stratify not in view.ds
 
 
-def _variable(name: Any, view: CubeView) -> xr.DataArray:
-    if not isinstance(name, str) or name not in view.ds:
-        raise InvalidValueError(
-            f"stratify: unknown variable {name!r}; the cube has {list(view.ds.variables)}, and "
-            "'season' and 'month' are known too"
-        )
+def _variable(name: str, view: CubeView, *others: str) -> xr.DataArray:
+    check_choice("stratify", name, [*map(str, view.ds.variables), *others])
     return view.ds[name]
 
 
@@ -155,25 +156,20 @@ def _of_time(kind: str, view: CubeView) -> xr.DataArray:
     return xr.DataArray(codes, dims=coord.dims, name=kind)
 
 
+def _class_name(stratify: StratifyLike, view: CubeView) -> Callable[[Any], str]:
+    """Return the function that names a class."""
+    if _is_of_time(stratify, view):
+        return _SEASONS.__getitem__ if stratify == "season" else "month {}".format
+    return lambda key: f"{key:g}" if isinstance(key, float | np.floating) else str(key)
+
+
 def _quantile_bins(
-    found: ValueCounts, keys: NDArray[np.int64], bins: int
+    key: NDArray[np.int64], count: NDArray[np.int64], bins: int
 ) -> tuple[NDArray[np.intp], tuple[str, ...]]:
-    """Return the bin of each pair; equal values share a bin, so there may be fewer bins."""
-    of_key = np.bincount(np.searchsorted(keys, found.key), found.count).astype(np.int64)
+    """Return the bin of each key; equal values share a bin, so there may be fewer bins."""
+    _, which = np.unique(key, return_inverse=True)
+    of_key = np.bincount(which, count).astype(np.int64)
     before = np.cumsum(of_key) - of_key
     bin_of_key = np.minimum(before * bins // of_key.sum(), bins - 1)
     used, label = np.unique(bin_of_key, return_inverse=True)
-    names = tuple(f"bin {int(b) + 1} of {bins}" for b in used)
-    return label.ravel()[np.searchsorted(keys, found.key)], names
-
-
-def _by_block(
-    found: ValueCounts, label: NDArray[np.intp], classes: int, present: list[str], grid: Grid
-) -> Counts:
-    """Return counts by block and class; the last column counts cells without a class."""
-    shape = [grid.counts[grid.dims.index(dim)] for dim in present]
-    counts = np.zeros((int(np.prod(shape, dtype=np.int64)), classes + 1), dtype=np.int64)
-    np.add.at(counts, (found.block, label), found.count)
-    for block, n in found.gaps.items():
-        counts[block, -1] += n
-    return repeat_along_missing(counts.reshape([*shape, classes + 1]), present, grid)
+    return label[which], tuple(f"bin {b + 1} of {bins}" for b in used)

@@ -13,7 +13,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import same_coordinate
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
 from ml4cube.core.statistics import check_numpy
 from ml4cube.splits.cube import CubeView, in_chunks
@@ -39,10 +39,8 @@ def valid_mask(valid: ValidLike | None, view: CubeView) -> xr.DataArray | None:
         )
     else:
         names = [valid] if isinstance(valid, str) else list(valid)
-        if unknown := [name for name in names if name not in view.ds]:
-            raise InvalidValueError(
-                f"valid: unknown variables {unknown}; the cube has {list(view.ds.data_vars)}"
-            )
+        for name in names:
+            check_choice("valid", name, map(str, view.ds.variables))
         arrays = [view.ds[name] for name in names]
     if not arrays:
         raise InvalidValueError("valid must name at least one variable, got an empty list")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from ml4cube.core.distance.variogram import fit_variogram, semivariances
+from ml4cube.core.distance.variogram import semivariances
 from ml4cube.errors import InvalidTypeError, InvalidValueError
 from ml4cube.splits import (
     assign_block_split,
@@ -124,18 +124,6 @@ def test_stations_are_not_cut_into_blocks_of_their_order():
             suggest_block_size(cube, "a", dims)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("width", [7, 13])
-def test_range_of_running_means_is_their_width(width):
-    for seed in range(4):
-        noise = np.random.default_rng(seed).normal(size=(60, 400 + width))
-        total = np.cumsum(noise, axis=1)
-        field = total[:, width:] - total[:, :-width]
-        found = estimate_range(xr.DataArray(field, dims=("y", "x")), detrend=False)
-        assert found["x"] == pytest.approx(width, rel=0.25)
-        assert found["y"] < 1.5  # rows are independent
-
-
 def slow_semivariances(line, positions, longest):
     """Every pair, one by one."""
     sums, counts = {}, {}
@@ -148,17 +136,19 @@ def slow_semivariances(line, positions, longest):
     return {lag: sums[lag] / counts[lag] / 2 for lag in sums}, counts
 
 
-@pytest.mark.parametrize("irregular", [False, True])
-def test_semivariances_are_those_of_all_pairs(irregular):
+@pytest.mark.parametrize("axis", ["regular", "irregular", "with a hole"])
+def test_semivariances_are_those_of_all_pairs(axis):
     rng = np.random.default_rng(3)
     line = with_gaps(rng.normal(size=40), 0)
-    positions = np.arange(40.0)
-    if irregular:
-        positions = np.cumsum(rng.choice([0.5, 1.0, 1.0, 3.0], size=40))
+    positions = {
+        "regular": np.arange(40.0),
+        "irregular": np.cumsum(rng.choice([0.5, 1.0, 1.0, 3.0], size=40)),
+        "with a hole": np.sort(rng.uniform(0, 20, 40) + np.repeat([0, 1e6], 20)),
+    }[axis]
     longest = float(positions[-1] - positions[0]) / 2
     lags, half, pairs = semivariances(line[None], positions)
     expected, counts = slow_semivariances(line, positions, longest)
-    assert np.floor(lags + 0.5).astype(int).clip(1).tolist() == sorted(expected)
+    assert np.abs(lags - sorted(expected)).max() < 1
     np.testing.assert_allclose(half, [expected[lag] for lag in sorted(expected)], rtol=1e-12)
     assert pairs.tolist() == [counts[lag] for lag in sorted(counts)]
 
@@ -235,17 +225,7 @@ def test_what_a_trend_leaves_by_rounding_has_no_range(slope, dtype):
     found = estimate_range(ds)
     assert all(math.isnan(r) for r in found.values()), found
     assert f"no more than a few steps of {dtype}" in found.reasons["time"]
-    assert found.reasons["lat"] == found.reasons["lon"] == "no sill: all values along it are equal"
-
-
-def test_dims_along_which_nothing_changes_have_no_range_beside_one_with():
-    ds = xr.Dataset(coords=coordinates({"time": 900, "lat": 18, "lon": 36}))
-    line = made_field([900], [9], "exponential", 1)[:, None, None]
-    ds["a"] = (("time", "lat", "lon"), np.broadcast_to(line, (900, 18, 36)))
-    found = estimate_range(ds)
-    assert found["time"] == pytest.approx(9, rel=0.4)
-    assert math.isnan(found["lat"])
-    assert math.isnan(found["lon"])
+    assert "all values along it are equal" in found.reasons["lat"]
 
 
 def test_a_few_steps_of_float32_are_not_equal_values():
@@ -344,12 +324,6 @@ def test_values_too_large_to_be_squared_are_refused():
         estimate_range(xr.Dataset({"a": (("y", "x"), 1e300 * field)}))
 
 
-def test_fit_refuses_what_cannot_be_fitted_in_words():
-    few = np.arange(1.0, 3)
-    assert "only 2 distances have 30 pairs" in fit_variogram(few, few, np.full(2, 30)).reason
-    assert "only 1 distance has 30 pairs" in fit_variogram(few, few, np.array([30, 29])).reason
-
-
 def blocks_along(cells, size):
     return [min(size, cells - start) for start in range(0, cells, size)]
 
@@ -416,7 +390,7 @@ def test_a_cube_too_small_for_blocks_is_told(caplog):
     with caplog.at_level(logging.WARNING, "ml4cube"):
         sizes = suggest_block_size(xr.DataArray(np.zeros((2, 3)), dims=("y", "x")))
     assert sizes == {"y": 2, "x": 3}
-    assert "the cube is too small: it has 1 blocks, fewer than 10" in caplog.text
+    assert "only 1 blocks as long as the range fit in the cube, fewer than 10. " in caplog.text
 
 
 @pytest.mark.slow
@@ -439,24 +413,3 @@ def test_a_wide_hole_in_an_axis_takes_no_room(last):
     assert found.keys() == {"t"}
     suggest_block_size(cube)
     leakage_report(assign_block_split(cube, {"t": 20}))
-
-
-def test_a_long_axis_takes_no_more_than_its_values():
-    values = np.random.default_rng(0).normal(size=300_000)
-    cube = xr.Dataset({"a": ("x", values)}, {"x": np.arange(300_000.0)})
-    tracemalloc.start()
-    estimate_range(cube)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 30 * values.nbytes
-
-
-def test_semivariances_of_an_axis_with_a_hole_are_those_of_all_pairs():
-    rng = np.random.default_rng(3)
-    positions = np.sort(np.append(rng.uniform(0, 20, 30), 1e6 + rng.uniform(0, 20, 30)))
-    line = rng.normal(size=60)
-    lags, half, pairs = semivariances(line[None], positions)
-    expected, counts = slow_semivariances(line, positions, float(np.ptp(positions)) / 2)
-    assert pairs.tolist() == [counts[lag] for lag in sorted(counts)]
-    assert half == pytest.approx([expected[lag] for lag in sorted(counts)])
-    assert (np.round(lags) == sorted(counts)).mean() > 0.9

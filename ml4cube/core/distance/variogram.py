@@ -21,8 +21,6 @@ _SPARSE_LAGS = 24
 FEWEST_LAGS = 3
 # Pairs that a class must have to count (Journel and Huijbregts 1978, *Mining Geostatistics*).
 _FEWEST_PAIRS = 30
-# Classes of a cell's width that there is room for, whether or not they occur.
-_CLASSES_PER_CELL = 10
 # Share of the misfit at which a model that is rarer is preferred.
 _CLEARLY = 0.35
 _RANGES_TRIED = 80
@@ -99,19 +97,15 @@ _MODELS = {
 }
 
 
-def semivariances(
-    lines: Floats, positions: Floats, longest: float | None = None
-) -> tuple[Floats, Floats, NDArray[np.int64]]:
+def semivariances(lines: Floats, positions: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Return mean distance, semivariance and number of pairs of each class of distance.
 
     `lines` has the shape (lines, cells), and pairs with a NaN do not count. `positions` are those
     of the cells, ascending, in units of a cell; classes are one cell wide, so the axis may be
-    irregular. The longest distance is by default half the length of the dim, since few pairs lie
-    farther apart.
+    irregular. The longest distance is half the length of the dim; few pairs lie farther apart.
     """
     n = positions.size
-    span = float(positions[-1] - positions[0]) if n else 0.0
-    longest = span / 2 if longest is None else longest
+    longest = float(positions[-1] - positions[0]) / 2 if n else 0.0
     steps = _steps(n, positions, longest)
     farthest = np.floor(longest + 0.5)
 
@@ -121,12 +115,8 @@ def semivariances(
         return which, which <= farthest
 
     # an axis with a wide hole has no room for all classes that might occur
-    crowded = farthest <= _CLASSES_PER_CELL * n
-    if crowded:
-        of_class = np.arange(farthest + 1)
-    else:
-        seen = [np.unique(which[use]) for which, use in map(classes, steps)]
-        of_class = np.unique(np.concatenate([np.empty(0), *seen]))
+    seen = [np.unique(which[use]) for which, use in map(classes, steps)]
+    of_class = np.unique(np.concatenate([np.empty(0), *seen]))
     total, distance = np.zeros(of_class.size), np.zeros(of_class.size)
     pairs = np.zeros(of_class.size, dtype=np.int64)
     for step in steps:
@@ -136,7 +126,7 @@ def semivariances(
         squares = np.where(known, difference, 0.0) ** 2
         count = known.sum(axis=0)
         which, use = classes(step)
-        place = which[use].astype(np.int64) if crowded else np.searchsorted(of_class, which[use])
+        place = np.searchsorted(of_class, which[use])
         np.add.at(total, place, squares.sum(axis=0)[use])
         np.add.at(distance, place, (apart * count)[use])
         np.add.at(pairs, place, count[use])

@@ -12,7 +12,6 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.distance.buffer import Reach
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, check_choice
 from ml4cube.core.grid import Grid, SizesLike
 from ml4cube.core.split_plan import TEST, TRAIN, SplitPlan
@@ -26,7 +25,6 @@ from ml4cube.splits.strata import class_counts
 from ml4cube.splits.validity import ValidLike, valid_mask
 
 Ints = NDArray[np.int64]
-Fold = tuple[SplitPlan, tuple[Reach, ...]]
 # Samples or cells in each block, and in each block and class.
 Weights = tuple[Ints, NDArray[np.float64] | None]
 Weigh = Callable[[Grid], Weights]
@@ -49,7 +47,6 @@ class CubeSplitter(ABC):
     cube: Cube | None = None
     valid: ValidLike | None = None
     sample_size: SizesLike | None = None
-    _times_suffice = False  # whether times alone are positions where there is no cube
 
     def __post_init__(self) -> None:
         """Check the parameters that need no cube; `split` checks the others."""
@@ -90,11 +87,11 @@ class CubeSplitter(ABC):
         """
         self._check()
         samples = self._locate(X, groups)
-        for fold, (plan, reaches) in enumerate(
+        for fold, plan in enumerate(
             self._folds(samples.view, lambda grid: self._weigh_samples(samples, grid)), start=1
         ):
             samples.check_known([dim for dim, _ in plan.buffer])
-            labels = samples.labels(plan, reaches)
+            labels = samples.labels(plan)
             train, test = np.flatnonzero(labels == TRAIN), np.flatnonzero(labels == TEST)
             if not train.size or not test.size:
                 raise EmptyPartError(
@@ -133,19 +130,18 @@ class CubeSplitter(ABC):
         view = CubeView.of(ds)
         check_name(name, view)
         mask = valid_mask(self.valid, view)
-        weighed: dict[Grid, Weights] = {}
+        weighed: dict[Grid, Ints] = {}
 
         def weigh(grid: Grid) -> Weights:
             weights, strata = weigh_blocks(view, grid, mask, getattr(self, "stratify", None))
-            classes = None if strata is None else strata.counts.astype(np.float64)
-            weighed[grid] = weights, classes
-            return weighed[grid]
+            weighed[grid] = weights
+            return weights, None if strata is None else strata.counts
 
-        for plan, reaches in self._folds(view, weigh):
+        for plan in self._folds(view, weigh):
             if hasattr(self, "regions"):
                 check_recipe_size(plan, "regions")
-            check_train_left(plan, reaches, weighed[plan.grid][0], mask)
-            yield with_label(view, plan, reaches, name, type(self).__name__)
+            check_train_left(view, plan, weighed[plan.grid], mask)
+            yield with_label(view, plan, name, type(self).__name__)
 
     def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
         """Return the number of folds.
@@ -243,11 +239,11 @@ class CubeSplitter(ABC):
         """Check parameters that need no cube."""
 
     @abstractmethod
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
-        """Yield the plan of each fold, with its buffer resolved."""
+    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
+        """Yield the plan of each fold."""
 
-    def _dims(self) -> tuple[str, ...]:
-        """Return the dims that the parameters name."""
+    def _times(self) -> tuple[str, ...]:
+        """Return names of dims whose times alone are positions, where there is no cube."""
         return ()
 
     def _locate(self, X: Any, groups: Any) -> Samples:
@@ -257,8 +253,7 @@ class CubeSplitter(ABC):
             cube=self.cube,
             valid=self.valid,
             sample_size=self.sample_size,
-            dims=self._dims(),
-            times_suffice=self._times_suffice,
+            times=self._times(),
         )
 
     def _weigh_samples(self, samples: Samples, grid: Grid) -> Weights:
@@ -267,4 +262,4 @@ class CubeSplitter(ABC):
         if stratify is None:
             return samples.count(grid), None
         strata = class_counts(stratify, samples.view, grid, valid_mask(self.valid, samples.view))
-        return samples.count(grid), strata.counts.astype(np.float64)
+        return samples.count(grid), strata.counts

@@ -13,11 +13,11 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.axes import rounding_of
-from ml4cube.core.distance.buffer import Reach
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid, SizesLike, parse_sizes
 from ml4cube.core.sample_spec import SAMPLE_DIM
-from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, VAL, SplitPlan
+from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan
+from ml4cube.splits.buffers import reaches_of
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import ValidLike, valid_mask
 
@@ -52,8 +52,7 @@ class Samples:
         cube: xr.Dataset | xr.DataArray | None = None,
         valid: ValidLike | None = None,
         sample_size: SizesLike | None = None,
-        dims: Sequence[str] = (),
-        times_suffice: bool = False,
+        times: Sequence[str] = (),
     ) -> Samples:
         """Find the positions of the rows of X: by groups, by columns of X, or by row order."""
         n = _length(X if X is not None else groups)
@@ -71,7 +70,7 @@ class Samples:
         spec = store_spec(X)
         if cube is None:
             attrs = {name: coord.attrs for name, coord in X.coords.items()} if spec else {}
-            view = _bare_view(table, spec, sample_size, dims, times_suffice, attrs)
+            view = _bare_view(table, spec, sample_size, times, attrs)
         else:
             view = CubeView.of(cube)
         size = _sample_size(sample_size, spec, view.sizes)
@@ -107,10 +106,10 @@ class Samples:
                     "not cut the dim"
                 )
 
-    def labels(self, plan: SplitPlan, reaches: tuple[Reach, ...]) -> Labels:
+    def labels(self, plan: SplitPlan) -> Labels:
         """Return the part of each sample; a sample with cells of several parts is excluded."""
         result = np.full(self.n, EXCLUDED, dtype=np.uint8)
-        dims = plan.grid.dims
+        reaches, dims = reaches_of(plan, self.view), plan.grid.dims
         size = [self.size.get(dim, 1) for dim in dims]
         for inside in self._together(np.arange(self.n), dims):
             cells, first = {}, []
@@ -120,11 +119,8 @@ class Samples:
                 cells[dim] = touched[touched < plan.cube_shape[dim]]
                 first.append(np.searchsorted(cells[dim], at))
             found = plan.label_cells(cells, reaches)
-            if max(size, default=1) == 1:
-                result[inside] = found[tuple(first)]
-                continue
-            for part in (TRAIN, TEST, VAL):
-                result[inside[_all_cells(found == part, first, size)]] = part
+            for part in (TRAIN, TEST):
+                result[inside[_all_cells(found == part, size)[tuple(first)]]] = part
         return result
 
     def _together(self, inside: Ints, dims: Sequence[str]) -> Iterator[Ints]:
@@ -143,22 +139,12 @@ class Samples:
         yield from self._together(inside[~left], dims)
 
 
-def _all_cells(
-    flags: NDArray[np.bool_], first: Sequence[Ints], size: Sequence[int]
-) -> NDArray[np.bool_]:
-    """Return for each window whether all its cells are flagged, by cumulative counts."""
-    count = np.zeros([n + 1 for n in flags.shape], dtype=np.int32)
-    count[(slice(1, None),) * flags.ndim] = ~flags
-    for axis in range(flags.ndim):
-        np.cumsum(count, axis=axis, out=count)
-    ends = [np.minimum(at + s, n) for at, s, n in zip(first, size, flags.shape, strict=True)]
-    other = np.zeros(first[0].shape, dtype=np.int64)
-    for corner in np.ndindex((2,) * flags.ndim):
-        at = tuple(
-            end if far else start for far, start, end in zip(corner, first, ends, strict=True)
-        )
-        other += (-1) ** (flags.ndim - sum(corner)) * count[at]
-    return np.asarray(other == 0)
+def _all_cells(flags: NDArray[np.bool_], size: Sequence[int]) -> NDArray[np.bool_]:
+    """Return for each cell whether the window that begins there holds only flagged cells."""
+    flags = np.pad(flags, [(0, n - 1) for n in size], constant_values=True)
+    for axis, n in enumerate(size):
+        flags = np.asarray(np.lib.stride_tricks.sliding_window_view(flags, n, axis).all(axis=-1))
+    return flags
 
 
 def _length(X: Any) -> int:
@@ -184,34 +170,29 @@ def store_spec(X: Any) -> Mapping[str, Any]:
 
 
 def _sample_dim(X: xr.Dataset) -> str:
-    if SAMPLE_DIM in X.dims:
-        return SAMPLE_DIM
-    if len(X.sizes) == 1:
-        return str(next(iter(X.sizes)))
-    raise InvalidTypeError(
-        f"a Dataset of samples must be a sample store or have one dim, got {dict(X.sizes)}; pass "
-        "a table with one row per sample"
-    )
+    dims = [SAMPLE_DIM] if SAMPLE_DIM in X.dims else [str(dim) for dim in X.sizes]
+    if len(dims) != 1:
+        raise InvalidTypeError(
+            f"a Dataset of samples must be a sample store or have one dim, got {dict(X.sizes)}; "
+            "pass a table with one row per sample"
+        )
+    return dims[0]
 
 
 def _columns(X: Any) -> Columns:
     """Return the columns by name; index levels go before columns."""
-    if isinstance(X, pd.DataFrame | pd.Series):
-        table = {str(k): _values(X[k]) for k in X.columns} if isinstance(X, pd.DataFrame) else {}
-        for i, level in enumerate(X.index.names):
-            if level is not None:
-                table[str(level)] = _values(X.index.get_level_values(i))
-        return table
-    if isinstance(X, xr.Dataset):
-        dim = _sample_dim(X)
-        return {str(k): X[k].values for k in X.variables if X[k].dims == (dim,)}
-    if isinstance(X, xr.DataArray):
-        coords = X.coords.items()
-        return {str(k): v.values for k, v in coords if X.ndim and v.dims == X.dims[:1]}
-    if isinstance(X, Mapping):
-        arrays = {str(k): _values(v) for k, v in X.items()}
-        return {k: v for k, v in arrays.items() if v.ndim == 1}
-    return {}
+    if isinstance(X, pd.Series):
+        X = X.to_frame()
+    if isinstance(X, pd.DataFrame):
+        X = {**X, **X.index.to_frame()}
+    elif isinstance(X, xr.Dataset | xr.DataArray):
+        dims = (_sample_dim(X),) if isinstance(X, xr.Dataset) else X.dims[:1]
+        arrays = X.variables if isinstance(X, xr.Dataset) else X.coords
+        X = {name: array for name, array in arrays.items() if array.dims == dims}
+    elif not isinstance(X, Mapping):
+        return {}
+    columns = {str(name): _values(column) for name, column in X.items()}
+    return {name: values for name, values in columns.items() if values.ndim == 1}
 
 
 def _values(column: Any) -> NDArray[Any]:
@@ -221,9 +202,13 @@ def _values(column: Any) -> NDArray[Any]:
     return np.asarray(column)
 
 
-def _index_column(table: Columns, dim: str) -> Ints | None:
-    column = table.get(f"{dim}_index")
-    return None if column is None or column.dtype.kind not in "iu" else column.astype(np.int64)
+def _index_columns(table: Columns) -> dict[str, Ints]:
+    """Return the columns of positions by dim."""
+    return {
+        name.removesuffix("_index"): values.astype(np.int64)
+        for name, values in table.items()
+        if name.endswith("_index") and values.dtype.kind in "iu"
+    }
 
 
 def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[str, str]]:
@@ -233,8 +218,9 @@ def _positions(table: Columns, view: CubeView) -> tuple[dict[str, Ints], dict[st
     # a table of all dims, as ds.to_dataframe() makes it, has positions where there is no
     # coordinate; a single column with the name of such a dim may be any feature
     complete = all(dim in table for dim in view.sizes)
+    given = _index_columns(table)
     for dim, n in view.sizes.items():
-        at = _index_column(table, dim)
+        at = given.get(dim)
         values = table.get(dim, table.get(f"{dim}_origin"))
         if at is not None:
             if at.size and not 0 <= at.min() <= at.max() < n:
@@ -274,15 +260,13 @@ def _bare_view(
     table: Columns,
     spec: Mapping[str, Any],
     sample_size: SizesLike | None,
-    dims: Sequence[str],
-    times_suffice: bool,
+    times: Sequence[str],
     attrs: Mapping[Any, Mapping[Any, Any]],
 ) -> CubeView:
-    """Return a cube without data that holds samples with known positions."""
+    """Return a cube without data that holds samples with known positions, or at `times`."""
     shape: dict[str, int] = {}
     coords: dict[str, Any] = {}
-    named = spec.get("dims", dims)
-    found = {dim: at for dim in named if (at := _index_column(table, dim)) is not None}
+    found = _index_columns(table)
     size = _sample_size(sample_size, spec, dict.fromkeys(found, 1 << 62)) if found else {}
     known = dict(zip(spec.get("dims", ()), spec.get("shape", ()), strict=True))
     for dim, at in found.items():
@@ -291,8 +275,8 @@ def _bare_view(
         axis = _whole_axis(at, table[name], shape[dim]) if name in table else None
         if axis is not None:
             coords[dim] = xr.DataArray(axis, dims=dim, attrs=attrs.get(name))
-    time = next((dim for dim in dims if dim in table), None)
-    if not found and times_suffice and time is not None:
+    time = next((dim for dim in times if dim in table), None)
+    if not found and time is not None:
         if pd.isnull(table[time]).any():
             raise InvalidValueError(f"{time!r} has missing times; fill or drop them")
         coords[time] = np.unique(table[time])
@@ -331,20 +315,20 @@ def _row_positions(n: int, view: CubeView, valid: ValidLike | None) -> dict[str,
     """Return the positions of rows that are the cells of the cube, or its valid cells, in order."""
     shape = tuple(view.sizes.values())
     cells = math.prod(shape)
-    ids = np.arange(cells)
+    inside = np.ones(shape, dtype=bool)
     mask = valid_mask(valid, view)
     if n != cells and mask is not None:
         missing = {dim: view.sizes[dim] for dim in view.dims if dim not in mask.dims}
-        ids = np.flatnonzero(mask.expand_dims(missing).transpose(*view.dims).values)
-    if n != ids.size:
-        valid_too = "" if valid is None else f" and {ids.size} valid cells"
+        inside = mask.expand_dims(missing).transpose(*view.dims).values
+    at = np.nonzero(inside)
+    if n != at[0].size:
+        valid_too = "" if valid is None else f" and {at[0].size} valid cells"
         raise InvalidValueError(
             f"X has {n} rows, but the cube {view.sizes} has {cells} cells{valid_too}, and X has no "
             "columns of positions; pass a DataFrame indexed by the dims, as from "
             "ds.to_dataframe().dropna(), or groups= with columns such as 'lat_index'"
         )
-    at = np.unravel_index(ids, shape)
-    return {dim: i.astype(np.int64) for dim, i in zip(view.dims, at, strict=True)}
+    return dict(zip(view.dims, at, strict=True))
 
 
 def _sample_size(

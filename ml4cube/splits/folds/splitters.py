@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
@@ -13,7 +12,6 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import (
-    EmptyPartError,
     InvalidTypeError,
     InvalidValueError,
     check_choice,
@@ -27,10 +25,10 @@ from ml4cube.cube.coordinates import TIME_NAMES
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import CubeView
-from ml4cube.splits.folds.protocol import CubeSplitter, Fold, Ints, Weigh
-from ml4cube.splits.regions import RegionMap
+from ml4cube.splits.folds.protocol import CubeSplitter, Ints, Weigh
+from ml4cube.splits.regions import RegionMap, check_enough
 from ml4cube.splits.strata import StratifyLike
-from ml4cube.splits.validity import valid_mask
+from ml4cube.splits.validity import count_by_block, valid_mask
 
 
 @dataclass(eq=False, repr=False)
@@ -46,24 +44,14 @@ class _BlockSplitter(CubeSplitter):
     stratify: StratifyLike | None = None
     seed: int = 42
 
-    def _dims(self) -> tuple[str, ...]:
-        named: list[str] = []
-        given: Any
-        for given in (self.block_size, self.buffer):
-            with contextlib.suppress(TypeError, ValueError):  # not sizes by dim
-                named += [str(dim) for dim in dict(given)]
-        return tuple(dict.fromkeys(named))
-
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
+    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
         sizes = block_sizes(self.block_size, view, self._shares())
         grid = Grid.blocks(view.canonical, sizes)
-        buffer, cyclic, reaches = plan_buffer(
-            self.buffer, self.gap, self.cyclic, view, cut_dims(grid)
-        )
+        buffer, cyclic = plan_buffer(self.buffer, self.gap, self.cyclic, view, cut_dims(grid))
         weights, classes = weigh(grid)
         for fold, test in enumerate(self._tests(weights, classes), start=1):
             share = float(weights[test].sum() / weights.sum())
-            plan = SplitPlan(
+            yield SplitPlan(
                 grid=grid,
                 labels=np.where(test, TEST, TRAIN).astype(np.uint8).tobytes(),
                 seed=int(self.seed),
@@ -72,7 +60,6 @@ class _BlockSplitter(CubeSplitter):
                 cyclic=cyclic,
                 note=f"fold {fold} of {self.n_splits}",
             )
-            yield plan, reaches
 
     @abstractmethod
     def _shares(self) -> list[float]:
@@ -147,7 +134,7 @@ class BlockKFold(_BlockSplitter):
     def _tests(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
-        _check_folds(self.n_splits, weights, "blocks")
+        check_enough(self.n_splits, weights, "blocks")
         fold = partition(weights, self._shares(), int(self.seed), classes)
         for k in range(self.n_splits):
             yield fold == k
@@ -200,7 +187,7 @@ class BlockShuffleSplit(_BlockSplitter):
     def _tests(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
-        _check_folds(2, weights, "blocks")
+        check_enough(2, weights, "blocks")
         for seed in hash_ids(int(self.seed), np.arange(self.n_splits)).tolist():
             yield partition(weights, self._shares(), seed, classes) == 1
 
@@ -245,23 +232,22 @@ class ForwardChaining(CubeSplitter):
     gap: Any = None
     _: KW_ONLY
     dim: str | None = None
-    _times_suffice = True
 
     def _check(self) -> None:
         check_whole("n_splits", self.n_splits, 1)
 
-    def _dims(self) -> tuple[str, ...]:
+    def _times(self) -> tuple[str, ...]:
         return TIME_NAMES if self.dim is None else (self.dim,)
 
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
-        dim = view.check_time_dim(self.dim)
-        buffer, _, reaches = plan_buffer(None, self.gap, False, view, [dim], dim)
+    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
+        dim = view.time_dim("dim", self.dim)
+        buffer, _ = plan_buffer(None, self.gap, False, view, [dim], dim)
         grid = Grid.blocks(view.canonical, {dim: 1})
         weights, _ = weigh(grid)
         moment = view.moments(dim)
         by_moment = np.bincount(moment, weights).astype(np.float64)
         periods = self.n_splits + 1
-        _check_folds(periods, by_moment, "time steps")
+        check_enough(periods, by_moment, "time steps")
         used = np.flatnonzero(by_moment > 0)
         period = cut_in_order(by_moment[used], [1 / periods] * periods)
         starts = used[np.searchsorted(period, np.arange(1, periods))]
@@ -270,19 +256,18 @@ class ForwardChaining(CubeSplitter):
         steps = dict(buffer).get(dim)
         steps = steps if isinstance(steps, int) else 0
         if steps:
-            buffer, reaches = (), ()
+            buffer = ()
         for fold in range(1, periods):
             labels = np.where(of_step < fold, TRAIN, np.where(of_step == fold, TEST, EXCLUDED))
             labels[(labels == TRAIN) & (moment >= starts[fold - 1] - steps)] = EXCLUDED
             held = weights[of_step == fold].sum() / weights[of_step <= fold].sum()
-            plan = SplitPlan(
+            yield SplitPlan(
                 grid=grid,
                 labels=labels.astype(np.uint8).tobytes(),
                 fractions=(("train", 1 - float(held)), ("test", float(held))),
                 buffer=buffer,
                 note=f"fold {fold} of {self.n_splits}" + (f", gap of {steps}" if steps else ""),
             )
-            yield plan, reaches
 
 
 @dataclass(eq=False, repr=False)
@@ -328,11 +313,6 @@ class LeaveRegionOut(CubeSplitter):
     def _check(self) -> None:
         check_choice("background", self.background, ("excluded", "train"))
 
-    def _dims(self) -> tuple[str, ...]:
-        if isinstance(self.regions, xr.DataArray):
-            return tuple(str(dim) for dim in self.regions.dims)
-        return ()
-
     def get_n_splits(self, X: Any = None, y: object = None, groups: Any = None) -> int:
         """Return the number of regions that hold samples; without X, those with valid cells.
 
@@ -357,25 +337,28 @@ class LeaveRegionOut(CubeSplitter):
                     "cube=ds"
                 )
             view = CubeView.of(self.cube)
-            _, held = RegionMap.of(self.regions, view).weigh(valid_mask(self.valid, view))
+            region_map = RegionMap.of(self.regions, view)
+            cells = count_by_block(valid_mask(self.valid, view), region_map.grid).ravel()
         else:
             samples = self._locate(X, groups)
             region_map = RegionMap.of(self.regions, samples.view)
-            held = region_map.sum(samples.count(region_map.grid))
-        return int((held > 0).sum())
+            cells = samples.count(region_map.grid)
+        return int((region_map.sum(cells) > 0).sum())
 
-    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[Fold]:
+    def _folds(self, view: CubeView, weigh: Weigh) -> Iterator[SplitPlan]:
         region_map = RegionMap.of(self.regions, view)
-        buffer, cyclic, reaches = plan_buffer(self.buffer, None, self.cyclic, view, region_map.dims)
+        buffer, cyclic = plan_buffer(
+            self.buffer, None, self.cyclic, view, cut_dims(region_map.grid)
+        )
         weights, _ = weigh(region_map.grid)
         held = region_map.sum(weights)
-        _check_folds(2, held, f"regions of {region_map.name!r}")
+        check_enough(2, held, f"regions of {region_map.name!r}")
         for region in np.flatnonzero(held > 0):
             of_region = np.full(held.size, TRAIN, dtype=np.uint8)
             of_region[region] = TEST
             labels = region_map.label(of_region, TRAIN if self.background == "train" else EXCLUDED)
             share = held[region] / weights[labels != EXCLUDED].sum()
-            plan = SplitPlan(
+            yield SplitPlan(
                 grid=region_map.grid,
                 labels=labels.tobytes(),
                 fractions=(("train", 1 - float(share)), ("test", float(share))),
@@ -383,13 +366,3 @@ class LeaveRegionOut(CubeSplitter):
                 cyclic=cyclic,
                 note=f"region {region_map.ids[region]} of {region_map.name}",
             )
-            yield plan, reaches
-
-
-def _check_folds(folds: int, weights: NDArray[np.int64] | NDArray[np.float64], what: str) -> None:
-    usable = int((weights > 0).sum())
-    if usable < folds:
-        raise EmptyPartError(
-            f"{folds} parts are needed, but only {usable} of {weights.size} {what} hold samples "
-            "or valid cells; use fewer folds or smaller blocks"
-        )
