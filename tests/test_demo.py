@@ -18,7 +18,7 @@ from ml4cube.demo.downscaling import (
     interpolate,
     open_truth,
 )
-from ml4cube.demo.report import _page, judge
+from ml4cube.demo.report import judge
 from ml4cube.errors import StoreExistsError
 from ml4cube.splits import assign_time_split
 
@@ -105,24 +105,6 @@ def test_a_folder_with_foreign_things_is_refused_untouched(tmp_path):
     file.write_text("")
     with pytest.raises(StoreExistsError, match="is a file"):
         prepare_folder(file)
-
-
-def test_the_report_rounds_errors_to_the_same_digits_everywhere():
-    scores = {"network": 0.13951, "bilinear": 0.2783, "other": 0.1755}
-    report = {
-        **judge(scores),
-        "rmse_k": scores,
-        "grid": "54 × 18 × 432",
-        "months": {"train": 33, "test": 14},
-        "accounting": {"train": 33},
-        "ranks": 1,
-        "best_epoch": 1,
-        "rank_table": [{"rank": 0}],
-        "seconds": {"total": 1.0},
-    }
-    text = _page(report)
-    assert "0.140 K" in text
-    assert "| network | 0.140 |" in text
 
 
 @pytest.mark.parametrize("name", OUTPUTS)

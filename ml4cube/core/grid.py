@@ -86,6 +86,15 @@ def parse_overlap(
     return cells
 
 
+def cell_ids(shape: Mapping[str, int], box: Mapping[str, slice]) -> NDArray[np.uint64]:
+    """Return an id of each cell of a box: row-major in the whole cube, with dims sorted by name."""
+    ids = np.zeros((), np.uint64)
+    for dim, cells in box.items():
+        step = np.uint64(math.prod(n for other, n in shape.items() if other > dim))
+        ids = np.add.outer(ids, np.arange(cells.start, cells.stop, dtype=np.uint64) * step)
+    return ids
+
+
 @dataclass(frozen=True)
 class Block:
     """One tile of a `Grid`: its id, index and cells.

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import InvalidValueError, check_whole
-
 Ints = NDArray[np.int64]
 
 # Highly composite numbers and powers of two: the more world sizes divide the number of
@@ -49,17 +47,6 @@ class _Share(ABC):
     batch_size: int
     rank: int = 0
     world: int = 1
-
-    def __post_init__(self) -> None:
-        """Check sizes and rank."""
-        check_whole("n", self.n, 0)
-        check_whole("batch_size", self.batch_size, 1)
-        check_whole("world", self.world, 1)
-        check_whole("rank", self.rank, 0)
-        if self.rank >= self.world:
-            raise InvalidValueError(
-                f"rank must be less than world={self.world}, got rank={self.rank}"
-            )
 
     @property
     def num_samples(self) -> int:
@@ -171,13 +158,6 @@ class ChunkOrder:
 
     def __init__(self, counts: Sequence[int] | Ints, streams: int, seed: int | None) -> None:
         self.counts = np.asarray(counts, dtype=np.int64)
-        check_whole("streams", streams, 1)
-        if seed is None and streams != 1:
-            raise InvalidValueError(f"streams must be 1 without a seed, got {streams}")
-        if seed is not None:
-            check_whole("seed", seed, 0)
-        if self.counts.ndim != 1 or (self.counts < 0).any():
-            raise InvalidValueError(f"counts must be one number >= 0 per chunk, got {counts!r}")
         self.streams = streams
         self.seed = seed
         self.first_samples = np.concatenate([[0], np.cumsum(self.counts)])

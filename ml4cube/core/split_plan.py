@@ -64,8 +64,12 @@ def check_fractions(
     return {part: fraction for part, fraction in wanted.items() if fraction > 0}
 
 
-def check_enough(weights: NDArray[np.float64], parts: Sequence[str]) -> None:
-    """Raise EmptyPartError if fewer blocks have valid cells than there are parts."""
+def _asked(
+    given: ArrayLike, fractions: Mapping[str, float]
+) -> tuple[NDArray[np.float64], dict[str, float]]:
+    """Return weights and the parts that are not 0; raise if too few blocks have valid cells."""
+    weights = np.asarray(given, dtype=np.float64).ravel()
+    parts = {part: float(f) for part, f in fractions.items() if f > 0}
     usable = int((weights > 0).sum())
     if not usable:
         raise EmptyPartError(
@@ -77,6 +81,7 @@ def check_enough(weights: NDArray[np.float64], parts: Sequence[str]) -> None:
             f"{len(parts)} parts ({', '.join(parts)}) need as many blocks with valid cells, got "
             f"{usable} of {weights.size} blocks; use smaller blocks or fewer parts"
         )
+    return weights, parts
 
 
 @dataclass(frozen=True)
@@ -178,9 +183,7 @@ class SplitPlan:
         EmptyPartError
             If a requested part would get no block with valid cells.
         """
-        wanted = {part: float(f) for part, f in fractions.items() if f > 0}
-        flat = np.asarray(weights, dtype=np.float64).ravel()
-        check_enough(flat, list(wanted))
+        flat, wanted = _asked(weights, fractions)
         part = partition(flat, list(wanted.values()), seed, classes)
         labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[part]
         return cls(
@@ -228,9 +231,7 @@ class SplitPlan:
         EmptyPartError
             If a requested part would get no block with valid cells.
         """
-        wanted = {part: float(f) for part, f in fractions.items() if f > 0}
-        flat = np.asarray(weights, dtype=np.float64).ravel()
-        check_enough(flat, list(wanted))
+        flat, wanted = _asked(weights, fractions)
         step = 1 if forward else -1
         heavy = np.flatnonzero(flat[::step] > 0)
         part = cut_in_order(flat[::step][heavy], list(wanted.values()))
@@ -270,16 +271,12 @@ class SplitPlan:
         """
         dims = self.grid.dims
         table = self.table
-        blocks = [_distinct(self.grid.tile_of_cells(dim, positions[dim])) for dim in dims]
-        if not reaches and all(len(ids) == 1 for ids, _ in blocks):
-            label = table[tuple(ids[0] for ids, _ in blocks)]
-            return np.full([len(which) for _, which in blocks], label)
+        tiles = (self.grid.tile_of_cells(dim, positions[dim]) for dim in dims)
+        blocks = [np.unique(of_cells, return_inverse=True) for of_cells in tiles]
         labels = table[np.ix_(*(ids for ids, _ in blocks))]
         # look up every block once, then repeat whole rows and planes, from the last axis on
         for axis in reversed(range(len(dims))):
-            if labels.shape[axis] > 1:
-                labels = labels.take(blocks[axis][1], axis)
-        labels = np.broadcast_to(labels, [len(which) for _, which in blocks]).copy()
+            labels = labels.take(blocks[axis][1], axis)
         if reaches:
             other = (table == TEST) | (table == VAL)
             near = near_to(other, self.grid, reaches, positions)
@@ -468,10 +465,3 @@ def label_box(
         labels = plan.label_cells(by_dim)
     canonical = sorted(dims)
     return labels.transpose([canonical.index(dim) for dim in dims])
-
-
-def _distinct(ids: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the distinct ids, and the index of each id among them."""
-    if ids.size and (ids == ids[0]).all():
-        return ids[:1], np.zeros(len(ids), np.intp)
-    return np.unique(ids, return_inverse=True)

@@ -106,10 +106,6 @@ train months only.
 
 ![split](split_map.png)
 
-| samples | |
-|---|---|
-{_rows(report["accounting"].items())}
-
 ## Training
 
 {report["ranks"]} ranks, best epoch {epoch}. That epoch by rank:
@@ -124,9 +120,7 @@ The mean of the ranks' losses, weighted by their samples, is the loss of the epo
 
 ![maps](maps.png)
 
-| stage | seconds |
-|---|---|
-{_rows((name, f"{seconds:.1f}") for name, seconds in report["seconds"].items())}
+The samples of each part, and the seconds of each stage, are in `report.json`.
 """
 
 

@@ -1,19 +1,19 @@
 """Windows that cover every cell of a cube, and the blending of overlapping ones.
 
-Only index arithmetic. A region of cells is flattened row-major. A window is the position of its
-first cell plus one offset per cell, so gathering windows and adding them back is one numpy call
-each, for any number and order of dims.
+Only index arithmetic. A region of cells is flattened row-major, and a window is the positions of
+its cells, so gathering windows and adding them back is one numpy call each, for any number and
+order of dims.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ml4cube.core.grid import Block
@@ -39,14 +39,6 @@ class Cover:
     def stride(self) -> dict[str, int]:
         """Cells from one window's start to the next, except the last."""
         return {dim: n - self.overlap[dim] for dim, n in self.size.items()}
-
-    @property
-    def id_step(self) -> dict[str, int]:
-        """Step of the row-major cell id over sorted dims, along each dim."""
-        steps, step = {}, 1
-        for dim in sorted(self.shape, reverse=True):
-            steps[dim], step = step, step * self.shape[dim]
-        return steps
 
     def starts(self, dim: str) -> NDArray[np.intp]:
         """Return the first cell of each window along one dim."""
@@ -81,14 +73,6 @@ class Cover:
                 count[dim] *= 2
         return tile()
 
-    def tile(self, block: Block, window_dims: Sequence[str]) -> Tile:
-        """Return the windows that overlap a block of cells."""
-        starts = {}
-        for dim, cells in block.slices.items():
-            every = self.starts(dim)
-            starts[dim] = every[(every < cells.stop) & (every + self.size[dim] > cells.start)]
-        return Tile(self, block, tuple(window_dims), starts)
-
 
 @dataclass(frozen=True)
 class Tile:
@@ -98,8 +82,15 @@ class Tile:
     block: Block
     # Dims of a window, in the model's order.
     window_dims: tuple[str, ...]
-    # First cell of the windows along each dim, in the cube.
-    starts: dict[str, NDArray[np.intp]]
+
+    @cached_property
+    def starts(self) -> dict[str, NDArray[np.intp]]:
+        """First cell of the windows along each dim, in the cube."""
+        starts = {}
+        for dim, cells in self.block.slices.items():
+            every = self.cover.starts(dim)
+            starts[dim] = every[(every < cells.stop) & (every + self.cover.size[dim] > cells.start)]
+        return starts
 
     @property
     def box(self) -> dict[str, slice]:
@@ -110,6 +101,11 @@ class Tile:
         }
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Cells of the box along each dim."""
+        return tuple(cells.stop - cells.start for cells in self.box.values())
+
+    @property
     def inner(self) -> tuple[slice, ...]:
         """Slices of the block in the box."""
         return tuple(
@@ -117,58 +113,32 @@ class Tile:
             for cells, box in zip(self.block.slices.values(), self.box.values(), strict=True)
         )
 
-    @cached_property
-    def _step(self) -> dict[str, int]:
-        """Step in the flattened box along each dim."""
-        lengths = [cells.stop - cells.start for cells in self.box.values()]
-        steps = [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
-        return dict(zip(self.box, steps, strict=True))
-
-    @cached_property
-    def cell_ids(self) -> NDArray[np.uint64]:
-        """Row-major id over sorted dims of every cell of the flattened box."""
-        ids: NDArray[np.uint64] = np.zeros(1, dtype=np.uint64)
-        step = self.cover.id_step
-        for dim, cells in self.box.items():
-            steps = np.arange(cells.start, cells.stop, dtype=np.uint64) * np.uint64(step[dim])
-            ids = np.add.outer(ids, steps).ravel()
-        return ids
-
     @property
     def window_shape(self) -> tuple[int, ...]:
         """Sizes of a window along `window_dims`."""
         return tuple(self.cover.size[dim] for dim in self.window_dims)
 
     @cached_property
-    def _offsets(self) -> NDArray[np.intp]:
-        """Position of each cell of a window relative to its first cell, in the model's order."""
-        offsets = np.zeros(1, dtype=np.intp)
-        for dim in self.window_dims:
-            steps = np.arange(self.cover.size[dim], dtype=np.intp) * self._step[dim]
-            offsets = np.add.outer(offsets, steps).ravel()
-        return offsets
-
-    @cached_property
     def weights(self) -> NDArray[np.float64]:
         """Weights of the cells of a window, in the model's order, flattened."""
-        weights = np.ones(1)
-        for dim in self.window_dims:
-            weights = np.multiply.outer(weights, self.cover.taper(dim)).ravel()
-        return weights
-
-    def __len__(self) -> int:
-        """Return the number of windows."""
-        return math.prod(len(starts) for starts in self.starts.values())
+        tapers = (self.cover.taper(dim) for dim in self.window_dims)
+        return reduce(np.multiply.outer, tapers, np.ones(())).ravel()
 
     def batches(self, batch_size: int) -> Iterator[NDArray[np.intp]]:
         """Yield the positions of the cells of some windows at a time, in fixed order."""
-        origin = np.zeros(1, dtype=np.intp)
-        for dim, starts in self.starts.items():
-            origin = np.add.outer(origin, (starts - starts[0]) * self._step[dim]).ravel()
-        for first in itertools.count(0, batch_size):
-            if first >= len(origin):
-                return
-            yield origin[first : first + batch_size, np.newaxis] + self._offsets
+        dims = list(self.starts)
+        positions = np.arange(math.prod(self.shape)).reshape(self.shape)
+        windows = sliding_window_view(positions, [self.cover.size[dim] for dim in dims])
+        # dims that are not in `window_dims` have one cell
+        order = [*self.window_dims, *(dim for dim in dims if dim not in self.window_dims)]
+        axes = [len(dims) + dims.index(dim) for dim in order]
+        windows = windows.transpose(*range(len(dims)), *axes)
+        counts = [len(starts) for starts in self.starts.values()]
+        for first in range(0, math.prod(counts), batch_size):
+            ids = np.arange(first, min(first + batch_size, math.prod(counts)))
+            index = np.unravel_index(ids, counts)
+            corners = (s[i] - s[0] for s, i in zip(self.starts.values(), index, strict=True))
+            yield windows[tuple(corners)].reshape(len(ids), -1)
 
 
 class Blend:
@@ -176,8 +146,7 @@ class Blend:
 
     def __init__(self, targets: int, tile: Tile) -> None:
         self._tile = tile
-        self._shape = tuple(cells.stop - cells.start for cells in tile.box.values())
-        self._sum = np.zeros((targets, math.prod(self._shape)))
+        self._sum = np.zeros((targets, math.prod(tile.shape)))
         self._weight = np.zeros_like(self._sum)
 
     def add(self, positions: NDArray[np.intp], values: NDArray[np.float64]) -> None:
@@ -194,4 +163,4 @@ class Blend:
         """Return the mean over windows for the block's cells."""
         mean = np.full_like(self._sum, np.nan)
         np.divide(self._sum, self._weight, out=mean, where=self._weight > 0)
-        return mean.reshape(-1, *self._shape)[(slice(None), *self._tile.inner)]
+        return mean.reshape(-1, *self._tile.shape)[(slice(None), *self._tile.inner)]

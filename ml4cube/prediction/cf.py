@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import dask.array as da
@@ -22,13 +22,6 @@ _STORAGE = ("_FillValue", "missing_value", "scale_factor", "add_offset", "dtype"
 _RANGES = ("valid_min", "valid_max", "valid_range", "actual_range")
 _REFERENCES = ("bounds", "climatology", "grid_mapping")
 
-_COORDINATES: dict[str, dict[str, str]] = {
-    "latitude": {"standard_name": "latitude", "units": "degrees_north", "axis": "Y"},
-    "longitude": {"standard_name": "longitude", "units": "degrees_east", "axis": "X"},
-    "time": {"standard_name": "time", "axis": "T"},
-}
-_SHORT = {"lat": "latitude", "lon": "longitude"}
-
 
 def describe(
     cube: xr.Dataset,
@@ -40,25 +33,35 @@ def describe(
     """Return the predicted cube without its values."""
     dims = cube_dims(cube)
     targets = {
-        name: _target(cube, name, dtype, attrs.get(name, {}), _order(cube, name, dims), tile_size)
+        name: _target(cube, name, dtype, attrs.get(name, {}), tile_size)
         for name, dtype in dtypes.items()
     }
     coords = {
-        name: _coordinate(name, coord.variable)
+        name: _plain(coord.variable)
         for name, coord in cube.coords.items()
         if set(coord.dims) <= set(dims)
     }
+    described = [*targets.values(), *coords.values()]
+    named = [str(v.attrs[key]) for v in described for key in _REFERENCES if key in v.attrs]
     carried = {
         name: _plain(cube[name].variable)
-        for name in _referenced([*targets.values(), *coords.values()])
-        if name in cube.variables and name not in coords and name not in targets
+        for name in named
+        if name in cube.variables and name not in {*coords, *targets}
     }
     result = xr.Dataset({**targets, **carried}, coords)
     for variable in result.variables.values():
         for key in _REFERENCES:
             if variable.attrs.get(key, key) not in {*result.variables, key}:
                 del variable.attrs[key]  # it refers to a missing variable
-    return result.assign_attrs(_global_attrs(cube, about))
+    version = importlib.metadata.version("ml4cube")
+    return result.assign_attrs(
+        {
+            **cube.attrs,
+            "Conventions": CONVENTIONS,
+            "source": f"ml4cube {version}: model {about['model']}",
+            MARK: json.dumps({"version": version, **about}),
+        }
+    )
 
 
 def storable(cube: xr.Dataset) -> xr.Dataset:
@@ -71,7 +74,7 @@ def storable(cube: xr.Dataset) -> xr.Dataset:
 def _storable(variable: xr.Variable) -> xr.Variable:
     result = in_numpy_dtype(variable)
     dates = result.dtype == object and result.size and hasattr(result.values.flat[0], "calendar")
-    if result.dtype.kind in "SO" and not dates:
+    if result.dtype.kind in "SUO" and not dates:  # zarr v3 has no strings of fixed length
         result = result.copy(data=as_texts(result.values))
     elif result.dtype.kind == "f" and result.dtype.itemsize not in (4, 8) and not result.chunks:
         result = result.astype(np.float64)
@@ -81,13 +84,8 @@ def _storable(variable: xr.Variable) -> xr.Variable:
 
 
 def _json_attrs(attrs: Mapping[Any, Any]) -> dict[str, Any]:
-    attrs_again: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=as_json))
-    return attrs_again
-
-
-def _order(cube: xr.Dataset, name: str, dims: tuple[str, ...]) -> tuple[str, ...]:
-    own = tuple(str(dim) for dim in cube[name].dims) if name in cube.data_vars else ()
-    return own if set(own) == set(dims) else dims
+    encoded: dict[str, Any] = json.loads(json.dumps(dict(attrs), default=as_json))
+    return encoded
 
 
 def _target(
@@ -95,43 +93,31 @@ def _target(
     name: str,
     dtype: np.dtype[Any],
     known: Mapping[str, Any],
-    dims: Sequence[str],
     tile_size: Mapping[str, int],
 ) -> xr.Variable:
+    dims = cube_dims(cube)
+    if name in cube.data_vars:
+        known = _attrs(cube[name].variable)
+        own = tuple(str(dim) for dim in cube[name].dims)
+        dims = own if set(own) == set(dims) else dims
     shape = tuple(cube.sizes[dim] for dim in dims)
     chunks = tuple(tile_size[dim] for dim in dims)
     values = da.full(shape, np.nan, dtype=dtype, chunks=chunks)  # type: ignore[no-untyped-call]
-    own = cube[name] if name in cube.data_vars else None
-    given = dict(known) if own is None else _attrs(own.variable)
-    attrs = {key: value for key, value in given.items() if key not in (*_STORAGE, *_RANGES)}
+    attrs = {key: value for key, value in known.items() if key not in (*_STORAGE, *_RANGES)}
     if not {"standard_name", "long_name"} & set(attrs):
         attrs["long_name"] = name
     encoding = {"_FillValue": dtype.type(np.nan), "chunks": chunks}
     return xr.Variable(dims, values, attrs, encoding)
 
 
-def _coordinate(name: Hashable, source: xr.Variable) -> xr.Variable:
-    """Copy a coordinate, and add CF attributes if its name is unambiguous."""
-    copy = _plain(source)
-    short = str(name).lower()
-    added = dict(_COORDINATES.get(_SHORT.get(short, short), {}))
-    if copy.dims != (name,):
-        added.pop("axis", None)  # only coordinate variables have an axis
-    if not copy.attrs.keys() & {"standard_name", "units", "axis"}:
-        copy.attrs.update(added)
-    copy.encoding["_FillValue"] = None  # CF coordinates have no gaps
-    return copy
-
-
 def _plain(source: xr.Variable) -> xr.Variable:
     """Copy into memory; of the encoding keep only that of dates."""
     copy = source.copy(deep=False).load()
-    if copy.dtype.kind == "U":
-        copy = copy.astype(object)  # zarr v3 has no strings of fixed length
     copy.attrs = _attrs(source)
     dates = copy.dtype.kind == "M" or copy.dtype == object
     kept = ("units", "calendar", "dtype") if dates else ()
     copy.encoding = {key: source.encoding[key] for key in kept if key in source.encoding}
+    copy.encoding["_FillValue"] = None  # CF coordinates have no gaps
     return copy
 
 
@@ -139,19 +125,3 @@ def _attrs(source: xr.Variable) -> dict[Any, Any]:
     """Return the attributes, with those that ``decode_coords="all"`` moves into the encoding."""
     moved = {key: source.encoding[key] for key in _REFERENCES if key in source.encoding}
     return {**source.attrs, **moved}
-
-
-def _referenced(variables: Iterable[xr.Variable]) -> list[str]:
-    """Return the names of bounds and grid mappings, each once."""
-    found = [v.attrs[key] for v in variables for key in _REFERENCES if key in v.attrs]
-    return list(dict.fromkeys(name for name in found if isinstance(name, str)))
-
-
-def _global_attrs(cube: xr.Dataset, about: Mapping[str, Any]) -> dict[str, Any]:
-    version = importlib.metadata.version("ml4cube")
-    return {
-        **cube.attrs,
-        "Conventions": CONVENTIONS,
-        "source": f"ml4cube {version}: model {about['model']}",
-        MARK: json.dumps({"version": version, **about}),
-    }

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from ml4cube.core.errors import (
     check_flags,
     check_whole,
 )
-from ml4cube.core.grid import Block, Grid, SizesLike, parse_overlap, parse_sizes
+from ml4cube.core.grid import Block, Grid, SizesLike, cell_ids, parse_overlap, parse_sizes
 from ml4cube.core.missing import check_mask, fill_gaps, find_gaps, flags_of
 from ml4cube.core.sample_spec import parse_names
 from ml4cube.core.scaling import Scaling
@@ -39,7 +39,7 @@ from ml4cube.cube.variables import cube_dims, cube_variables
 from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import describe
-from ml4cube.prediction.output import MemoryOutput, Output, StoreOutput, check_free, parse_path
+from ml4cube.prediction.output import Output, StoreOutput, check_free, parse_path
 from ml4cube.preprocessing.cubes import check_aligned
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
@@ -49,26 +49,16 @@ from ml4cube.store.format import StoreMetadata
 from ml4cube.training.ranks.dist import World, pick_device
 
 Model = torch.nn.Module | Callable[[torch.Tensor], torch.Tensor]
-Source = (
-    PTXrDataset
-    | StoreMetadata
-    | Statistics
-    | CubeScaler
-    | Mapping[str, Sequence[float]]
-    | xr.Dataset
-    | str
-    | os.PathLike[str]
-    | None
-)
 
 _BATCH_VALUES = 2**18  # input values in a batch of default size: 1 MB in float32
+_MASK = "_ml4cube_mask"  # name of a mask that is given as an array
 _TILE_CELLS = (2**14, 2**20)  # a tile is a 64th of the cube, but never below or above these
 
 
 def predict_cube(
     model: Model,
     ds: Any,
-    store_or_stats: Source = None,
+    store_or_stats: Any = None,
     *,
     out: str | os.PathLike[str] | None = None,
     features: str | Iterable[str] | None = None,
@@ -195,23 +185,18 @@ def predict_cube(
     dtypes = _output_dtypes(cube, recipe, dtype)
     template = describe(cube, dtypes, recipe.attrs, tile_size, recipe.about(model))
     grid = Grid.blocks(recipe.cover.shape, tile_size)
-    output: Output = (
-        MemoryOutput(template, recipe.targets, world)
-        if path is None
-        else StoreOutput(template, recipe.targets, world, path, overwrite)
-    )
+    output = Output(template, recipe.targets, world)
+    if path is not None:
+        output = StoreOutput(template, recipe.targets, world, path, overwrite)
     with _ready(model, dtype, device) as runner:
         predictor = _Predictor(runner, recipe, CubeReader.of(cube, recipe.reads), keep_gaps)
         return _run(predictor, output, grid, batch_size, world, progress)
 
 
 def _with_mask(cube: xr.Dataset, mask: xr.DataArray) -> tuple[xr.Dataset, str]:
-    """Add the mask to the cube under an unused name."""
+    """Add the mask to the cube."""
     check_aligned("mask", mask, cube)
-    name = "_mask"
-    while name in cube.variables:
-        name = f"_{name}"
-    return cube.assign({name: mask.variable}), name
+    return cube.assign({_MASK: mask.variable}), _MASK
 
 
 @dataclass(frozen=True)
@@ -223,20 +208,16 @@ class _Recipe:
     cover: Cover
     window_dims: tuple[str, ...]
     scaling: Mapping[str, Scaling]
-    attrs: Mapping[str, Mapping[str, Any]]
-    mask: str | None = None
-    mask_features: bool = False
-    fill_methods: Mapping[str, str] = field(default_factory=dict)
-    const: float | None = None
-    fill: Statistics | None = None
-    seed: int = 0
-    callback: str | None = None
+    mask: str | None
+    mask_features: bool
+    # Of the store, if one was given.
+    metadata: StoreMetadata | None
 
     @classmethod
     def of(
         cls,
         cube: xr.Dataset,
-        source: Source,
+        source: Any,
         features: str | Iterable[str] | None,
         targets: str | Iterable[str] | None,
         sample_size: SizesLike | None,
@@ -275,30 +256,31 @@ class _Recipe:
         else:
             cells = parse_overlap("overlap", overlap, sizes)
         applied = spec.filter_var if spec and spec.apply_mask and mask is None else None
-        settings = metadata.provenance.get("settings", {}) if metadata else {}
-        known = metadata.provenance.get("variables", {}) if metadata else {}
-        fill = metadata.fill if metadata else None
-        if metadata and fill is None:  # a store of an older version
-            fill = metadata.statistics
         recipe = cls(
             features=inputs,
             targets=outputs or inputs,
             cover=Cover(shape, sizes, cells),
             window_dims=window_dims,
             scaling=_scaling(source if metadata is None else metadata, cube, (*inputs, *outputs)),
-            attrs={name: dict(about.get("attrs", {})) for name, about in known.items()},
             mask=applied if applied in cube.variables else mask,
-            mask_features=applied is not None and applied in cube.variables,
-            fill_methods={name: how for name in inputs if spec and (how := spec.fill_of(name))},
-            const=spec.const if spec else None,
-            fill=fill,
-            seed=settings.get("seed", 0),
-            callback=settings.get("callback"),
+            mask_features=applied in cube.variables,
+            metadata=metadata,
         )
         recipe._check(cube)
-        if recipe.callback is None:  # a callback may change units
+        if recipe.settings.get("callback") is None:  # a callback may change units
             recipe._warn_of_units(cube)
         return recipe
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Settings of the call that made the store."""
+        return self.metadata.provenance.get("settings", {}) if self.metadata else {}
+
+    @property
+    def attrs(self) -> dict[str, dict[str, Any]]:
+        """Attributes of the variables that the store was made from."""
+        known = self.metadata.provenance.get("variables", {}) if self.metadata else {}
+        return {name: dict(about.get("attrs", {})) for name, about in known.items()}
 
     def _check(self, cube: xr.Dataset) -> None:
         for argument, names in (("features", self.features), ("mask", (self.mask,))):
@@ -341,17 +323,6 @@ class _Recipe:
                     stacklevel=4,
                 )
 
-    def scaling_in(
-        self, name: str, box: Mapping[str, slice], values: NDArray[Any]
-    ) -> tuple[Any, Any]:
-        """Return offset and scale of a feature: one number, or one for each cell of a box."""
-        shape = tuple(s.stop - s.start for s in box.values())
-        pair = self.scaling[name].in_box(box, values.reshape(shape))
-        offset, scale = (
-            np.broadcast_to(one, shape).reshape(-1) if np.ndim(one) else one for one in pair
-        )
-        return offset, scale
-
     def about(self, model: Model) -> dict[str, Any]:
         """Return a description for the attributes of the predicted cube, as JSON values."""
         kind = type(model) if isinstance(model, torch.nn.Module) else model
@@ -368,15 +339,6 @@ class _Recipe:
         """Variables to read."""
         extra = (self.mask,) if self.mask is not None and self.mask not in self.features else ()
         return (*self.features, *extra)
-
-    @property
-    def model_input(self) -> str:
-        """Description of the model's input, for errors that it raises."""
-        if not self.window_dims:
-            window = "windows of a single point (sample_size= makes larger ones)"
-        else:
-            window = f"windows of { ({dim: self.cover.size[dim] for dim in self.window_dims}) }"
-        return f"features {list(self.features)}, {window}"
 
     @property
     def window_cells(self) -> int:
@@ -401,7 +363,7 @@ def _of_samples(samples: PTXrDataset) -> StoreMetadata:
     return samples.metadata
 
 
-def _metadata(source: Source) -> StoreMetadata | None:
+def _metadata(source: Any) -> StoreMetadata | None:
     """Return the metadata of a store, if a store was given."""
     if isinstance(source, StoreMetadata):
         return source
@@ -412,7 +374,7 @@ def _metadata(source: Source) -> StoreMetadata | None:
     return StoreMetadata.of(source)
 
 
-def _scaling(source: Source, cube: xr.Dataset, used: Iterable[str]) -> dict[str, Scaling]:
+def _scaling(source: Any, cube: xr.Dataset, used: Iterable[str]) -> dict[str, Scaling]:
     """Return offset and scale of every scaled variable, in every cell of the cube."""
     if isinstance(source, Mapping) and not isinstance(source, Statistics):
         pairs = {str(name): pair for name, pair in source.items()}
@@ -550,7 +512,7 @@ class _Predictor:
     def block(self, block: Block, batch_size: int) -> NDArray[np.float64]:
         """Return the targets of a block, shape (targets, *block), in physical units."""
         recipe = self.recipe
-        tile = recipe.cover.tile(block, recipe.window_dims)
+        tile = Tile(recipe.cover, block, recipe.window_dims)
         cells = self.reader.read(tile.box)
         values = {name: np.ascontiguousarray(cells[name]).reshape(-1) for name in recipe.features}
         inside = np.ones(values[recipe.features[0]].shape, bool)
@@ -560,11 +522,13 @@ class _Predictor:
             values = {name: _gaps_outside(array, inside) for name, array in values.items()}
         gap_cells = self._gap_cells(values, inside)
         wanted = ~np.logical_and.reduce(gap_cells)
-        scaling = {
-            name: recipe.scaling_in(name, tile.box, array)
-            for name, array in values.items()
-            if name in recipe.scaling
-        }
+        scaling = {}
+        for name in recipe.scaling.keys() & values.keys():
+            pair = recipe.scaling[name].in_box(tile.box, values[name].reshape(tile.shape))
+            scaling[name] = [
+                np.broadcast_to(one, tile.shape).reshape(-1) if np.ndim(one) else one
+                for one in pair
+            ]
         blend = Blend(len(recipe.targets), tile)
         for positions in tile.batches(batch_size):
             # skip windows of only gaps
@@ -572,8 +536,7 @@ class _Predictor:
             if len(positions):
                 blend.add(positions, self._windows(values, positions, tile, scaling))
         result = blend.block()
-        shape = tuple(cells.stop - cells.start for cells in tile.box.values())
-        gaps = gap_cells.reshape(-1, *shape)[(slice(None), *tile.inner)]
+        gaps = gap_cells.reshape(-1, *tile.shape)[(slice(None), *tile.inner)]
         for target, name in enumerate(recipe.targets):
             if name in recipe.scaling:
                 offset, scale = recipe.scaling[name].in_box(block.slices)
@@ -597,7 +560,7 @@ class _Predictor:
         values: Mapping[str, NDArray[Any]],
         positions: NDArray[np.intp],
         tile: Tile,
-        scaling: Mapping[str, tuple[Any, Any]],
+        scaling: Mapping[str, Sequence[Any]],
     ) -> NDArray[np.float64]:
         """Predict some windows; return the scaled results, shape (windows, targets, cells)."""
         recipe = self.recipe
@@ -612,7 +575,11 @@ class _Predictor:
         try:
             y = self.run(x)
         except Exception as error:
-            error.add_note(f"the model was given X of shape {x.shape}: {recipe.model_input}")
+            window = {dim: recipe.cover.size[dim] for dim in recipe.window_dims}
+            error.add_note(
+                f"the model was given X of shape {x.shape}: features {list(recipe.features)}, "
+                f"windows {window or 'of a single point (sample_size= makes larger ones)'}"
+            )
             raise
         expected = (len(x), len(recipe.targets), *tile.window_shape)
         if y.shape != expected and not (
@@ -628,22 +595,24 @@ class _Predictor:
         self, name: str, samples: NDArray[Any], tile: Tile, positions: NDArray[np.intp]
     ) -> NDArray[Any]:
         """Fill the gaps of samples as in training."""
-        recipe = self.recipe
-        method = recipe.fill_methods.get(name)
-        if method is None or samples.dtype.kind != "f":
+        metadata, settings = self.recipe.metadata, self.recipe.settings
+        method = metadata.spec.fill_of(name) if metadata else None
+        if metadata is None or method is None or samples.dtype.kind != "f":
             return samples
-        if recipe.callback is not None:
-            _check_filled(name, samples, method, recipe.callback)
-        known = recipe.fill.get(name) if recipe.fill else None
+        if settings.get("callback") is not None:
+            _check_filled(name, samples, method, settings["callback"])
+        # stores of older versions have only the statistics of the samples
+        known = (metadata.fill or metadata.statistics).get(name)
+        ids = cell_ids(self.recipe.cover.shape, tile.box).ravel() if method == "noise" else None
         return fill_gaps(
             samples,
             method,
             mean=known.mean if known else None,
-            const=recipe.const,
+            const=metadata.spec.const,
             low=known.min if known else None,
             high=known.max if known else None,
-            seed=recipe.seed,
-            positions=tile.cell_ids[positions] if method == "noise" else None,
+            seed=settings.get("seed", 0),
+            positions=None if ids is None else ids[positions],
             variable=name,
         )
 
@@ -703,7 +672,8 @@ def _run(
                 for id in mine:
                     block = grid.block(id)
                     values = predictor.block(block, batch_size)
-                    output.write(block.slices, dict(zip(targets, values, strict=True)))
+                    cells = (xr.Variable(block.dims, one) for one in values)
+                    output.write(block.slices, dict(zip(targets, cells, strict=True)))
                     stage.update()
         with _together(world):
             if world.is_main:

@@ -11,8 +11,7 @@ import os
 import shutil
 import uuid
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,62 +19,49 @@ from typing import Any
 import numpy as np
 import xarray as xr
 import zarr
-from numpy.typing import NDArray
 from zarr.errors import ZarrUserWarning
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.prediction.cf import MARK, storable
+from ml4cube.store.folders import sync_path
 from ml4cube.training.ranks.dist import World
 
 _NETCDF = (".nc", ".nc4")
 
-Blocks = Mapping[str, NDArray[Any]]
+Block = Mapping[str, xr.Variable]
 
 
-class Output(ABC):
-    """Output that takes blocks from any rank, in any order."""
+class Output:
+    """Cube in memory, on every rank; takes blocks from any rank, in any order."""
+
+    def __init__(self, template: xr.Dataset, targets: tuple[str, ...], world: World) -> None:
+        self._template, self._targets, self._world = template, targets, world
+        self._blocks: list[tuple[Mapping[str, slice], Block]] = []
 
     def begin(self) -> None:
         """Prepare the output; called on rank 0."""
 
-    @abstractmethod
-    def write(self, slices: Mapping[str, slice], block: Blocks) -> None:
-        """Store one block of every target; its dims are those of `slices`, in order."""
+    def write(self, slices: Mapping[str, slice], block: Block) -> None:
+        """Store one block of every target."""
+        self._blocks.append((slices, block))
 
     def publish(self) -> None:
         """Publish the complete cube; called on rank 0."""
 
-    @abstractmethod
     def result(self) -> xr.Dataset:
         """Return the complete cube; called on every rank."""
-
-    def discard(self) -> None:
-        """Remove everything unfinished; called on rank 0."""
-
-
-class MemoryOutput(Output):
-    """Cube in memory, on every rank."""
-
-    def __init__(self, template: xr.Dataset, targets: tuple[str, ...], world: World) -> None:
-        self._template, self._targets, self._world = template, targets, world
-        self._blocks: list[tuple[dict[str, slice], Blocks]] = []
-
-    def write(self, slices: Mapping[str, slice], block: Blocks) -> None:
-        """Store one block of every target."""
-        self._blocks.append((dict(slices), block))
-
-    def result(self) -> xr.Dataset:
-        """Combine the blocks of all ranks."""
         cube = self._template
-        arrays = {name: np.empty(cube[name].shape, cube[name].dtype) for name in self._targets}
+        whole = {n: cube[n].variable.copy(data=np.empty_like(cube[n])) for n in self._targets}
         for blocks in self._world.gather_objects(self._blocks):
             for slices, block in blocks:
                 for name, values in block.items():
-                    _put(arrays[name], cube[name].dims, slices, values)
-        variables = {n: cube[n].variable.copy(data=values) for n, values in arrays.items()}
-        for variable in variables.values():
+                    whole[name][slices] = values
+        for variable in whole.values():
             del variable.encoding["chunks"]  # chunks are for disk
-        return cube.assign(variables)
+        return cube.assign(whole)
+
+    def discard(self) -> None:
+        """Remove everything unfinished; called on rank 0."""
 
 
 class StoreOutput(Output):
@@ -89,7 +75,7 @@ class StoreOutput(Output):
         path: Path,
         overwrite: bool,
     ) -> None:
-        self._template, self._targets, self._world = storable(template), targets, world
+        super().__init__(storable(template), targets, world)
         self._path, self._overwrite = path, overwrite
         name = world.share(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
         self._hidden = path.parent / name
@@ -98,17 +84,21 @@ class StoreOutput(Output):
     def begin(self) -> None:
         """Write everything but the targets' values to the hidden folder."""
         self._hidden.mkdir()
-        self._template.to_zarr(self._store, compute=False, zarr_format=3, consolidated=False)
+        with warnings.catch_warnings():
+            # zarr warns that other readers may ignore it; they read the separate files
+            warnings.filterwarnings("ignore", "Consolidated metadata", ZarrUserWarning)
+            self._template.to_zarr(self._store, compute=False, zarr_format=3, consolidated=True)
 
     @cached_property
-    def _arrays(self) -> dict[str, Any]:
-        group = zarr.open_group(self._store, mode="r+")
-        return {name: group[name] for name in self._targets}
+    def _arrays(self) -> zarr.Group:
+        return zarr.open_group(self._store, mode="r+")
 
-    def write(self, slices: Mapping[str, slice], block: Blocks) -> None:
+    def write(self, slices: Mapping[str, slice], block: Block) -> None:
         """Write one block of every target; blocks are whole chunks, so ranks do not conflict."""
         for name, values in block.items():
-            _put(self._arrays[name], self._template[name].dims, slices, values)
+            dims = [str(dim) for dim in self._template[name].dims]
+            array: Any = self._arrays[name]
+            array[tuple(slices[dim] for dim in dims)] = values.transpose(*dims).values
 
     def publish(self) -> None:
         """Move the complete cube to its path."""
@@ -116,9 +106,8 @@ class StoreOutput(Output):
         if self._path.suffix in _NETCDF:
             ready = self._hidden / "cube.nc"
             _to_netcdf(self._store, ready, self._targets)
-        else:
-            _consolidate(ready)
-        _sync(ready)
+        for path in (ready, *ready.rglob("*")):
+            sync_path(path)
         check_free(self._path, self._overwrite)  # again: it may have been created meanwhile
         if os.path.lexists(self._path):
             self._path.rename(self._hidden / "replaced")
@@ -147,7 +136,7 @@ def parse_path(out: str | os.PathLike[str]) -> Path:
     path = Path(text).absolute()
     if path.suffix not in (".zarr", *_NETCDF):
         raise InvalidValueError(f"out must end in '.zarr' or '.nc', got {text!r}")
-    if path.suffix in _NETCDF and not _netcdf_engine():
+    if path.suffix in _NETCDF and not {"netcdf4", "h5netcdf"} & xr.backends.list_engines().keys():
         raise InvalidValueError(
             f"out={text!r} needs netCDF4 or h5netcdf; install one of them, or write '.zarr'"
         )
@@ -182,20 +171,6 @@ def open_prediction(path: Path) -> xr.Dataset:
     return cube
 
 
-def _put(
-    array: Any, dims: tuple[Hashable, ...], slices: Mapping[str, slice], values: NDArray[Any]
-) -> None:
-    """Write a block, whose dims are those of `slices`, into an array with `dims`."""
-    order = list(slices)
-    where = tuple(slices[str(dim)] for dim in dims)
-    array[where] = values.transpose([order.index(str(dim)) for dim in dims]).astype(array.dtype)
-
-
-def _netcdf_engine() -> str | None:
-    engines = xr.backends.list_engines()
-    return next((name for name in ("netcdf4", "h5netcdf") if name in engines), None)
-
-
 def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
     """Convert a store to a netCDF file, chunk by chunk."""
     with xr.open_zarr(store, consolidated=False) as cube:
@@ -213,7 +188,7 @@ def _to_netcdf(store: Path, path: Path, targets: tuple[str, ...]) -> None:
             }
             for name in targets
         }
-        cube.to_netcdf(path, format="NETCDF4", engine=_netcdf_engine(), encoding=encoding)
+        cube.to_netcdf(path, format="NETCDF4", encoding=encoding)
 
 
 def _netcdf_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,19 +200,3 @@ def _fits_netcdf(value: Any) -> bool:
     items = value if isinstance(value, list) else [value]
     scalars = all(type(item) in (str, int, float) for item in items)
     return scalars and np.array(items).dtype.kind in "iufU"
-
-
-def _consolidate(store: Path) -> None:
-    """Write consolidated metadata, which xarray reads first."""
-    with warnings.catch_warnings():
-        # zarr warns that other readers may ignore it; they read the separate files
-        warnings.filterwarnings("ignore", "Consolidated metadata", ZarrUserWarning)
-        zarr.consolidate_metadata(store)
-
-
-def _sync(path: Path) -> None:
-    """Flush files to disk."""
-    files = [path] if path.is_file() else [found for found in path.rglob("*") if found.is_file()]
-    for file in files:
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidValueError, RunError
-from ml4cube.core.grid import Block, Grid
+from ml4cube.core.grid import Block, Grid, cell_ids
 from ml4cube.core.missing import fill_gaps, find_gaps, flags_of, window_all, window_any
 from ml4cube.core.sample_spec import SampleSpec
 from ml4cube.core.split_plan import EXCLUDED, PARTS
@@ -255,7 +255,8 @@ class Extractor:
         self, name: str, method: str, samples: NDArray[Any], tile: Block, keep: NDArray[np.intp]
     ) -> NDArray[Any]:
         known = None if self.fill is None else self.fill[name]
-        positions = self._cut(self._cell_ids(tile), keep) if method == "noise" else None
+        shape = dict(zip(self.spec.dims, self.spec.shape, strict=True))
+        ids = cell_ids(shape, self.cells_of(tile)) if method == "noise" else None
         return fill_gaps(
             samples,
             method,
@@ -264,25 +265,9 @@ class Extractor:
             high=None if known is None else known.max,
             const=self.spec.const,
             seed=self.seed,
-            positions=positions,
+            positions=None if ids is None else self._cut(ids, keep),
             variable=name,
         )
-
-    def _cell_ids(self, tile: Block) -> NDArray[np.uint64]:
-        """Return the id of each cell of a tile, row-major with dims sorted by name."""
-        spec = self.spec
-        sizes = dict(zip(spec.dims, spec.shape, strict=True))
-        factors: dict[str, int] = {}
-        cells = 1
-        for dim in sorted(sizes, reverse=True):
-            factors[dim] = cells
-            cells *= sizes[dim]
-        axes = (
-            np.arange(s.start, s.stop, dtype=np.uint64) * np.uint64(factors[dim])
-            for dim, s in self.cells_of(tile).items()
-        )
-        ids = sum(np.meshgrid(*axes, indexing="ij", sparse=True))
-        return np.asarray(ids, dtype=np.uint64)
 
     def _called(self, samples: Arrays, n: int, tile: Block) -> Arrays:
         assert self.callback is not None
