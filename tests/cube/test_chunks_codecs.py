@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ml4cube.cube.chunks.codecs import ChunkCodecs
+from ml4cube.cube.chunks.codecs import ChunkCodecs, without_checksum
 from ml4cube.store.encoding import with_checksum
 
 CELLS = np.arange(64, dtype="<f4").reshape(8, 8) // 3
@@ -67,6 +67,40 @@ def test_damage_is_an_error_or_seen_in_cells_of_the_same_number(
     assert (room[[0, 9]] == -1).all()
 
 
+def test_what_lies_about_its_size_does_not_expand() -> None:
+    """Whether a header owns up to it, hides it or has none, there is no more room than wanted."""
+    zeros = np.zeros(2**27, np.uint8)
+    for name in ("zstd", "blosc"):
+        codecs = ChunkCodecs(name, checksum=False)
+        bomb = packed(codecs, zeros)
+        with pytest.raises(ValueError, match="it holds 134217728 bytes instead of 256"):
+            codecs.decode(bomb, np.empty((8, 8), "<f4"))
+        liar = bomb.copy()
+        place = 4 if name == "blosc" else 6 if liar[4] >> 6 == 2 and not liar[4] & 0x20 else 5
+        liar[place : place + 4] = np.frombuffer((256).to_bytes(4, "little"), np.uint8)
+        with pytest.raises(ValueError, match=r"too small|error during"):
+            codecs.decode(liar, np.empty((8, 8), "<f4"))
+    # a run of 128 KiB of one byte takes four bytes
+    run = (2**17 << 3 | 2).to_bytes(3, "little") + b"\0"
+    unsized = UNSIZED + run * 8191 + (2**17 << 3 | 3).to_bytes(3, "little") + b"\0"
+    with pytest.raises(ValueError, match="too small"):
+        ChunkCodecs("zstd", checksum=False).decode(
+            np.frombuffer(unsized, np.uint8), np.empty((8, 8), "<f4")
+        )
+
+
+def test_a_frame_that_declares_no_size() -> None:
+    raw = CELLS.tobytes()
+    frame = UNSIZED + (len(raw) << 3 | 1).to_bytes(3, "little") + raw
+    out = np.full_like(CELLS, -1)
+    ChunkCodecs("zstd", checksum=False).decode(np.frombuffer(frame, np.uint8), out)
+    np.testing.assert_array_equal(out, CELLS)
+    with pytest.raises(ValueError, match="expected to decompress 288, got 256"):
+        ChunkCodecs("zstd", checksum=False).decode(
+            np.frombuffer(frame, np.uint8), np.empty((9, 8), "<f4")
+        )
+
+
 def unsized(raw: bytes) -> bytes:
     """A frame of raw blocks."""
     blocks = [raw[start : start + 70_000] for start in range(0, len(raw) or 1, 70_000)]
@@ -106,6 +140,13 @@ def test_several_frames_are_read_as_one_and_others_refused(frames: list[tuple[st
             codecs.decode(buffer[:-1], np.empty(len(whole), np.uint8))
 
 
+def test_a_checksum_is_looked_at_without_a_copy() -> None:
+    data = np.frombuffer(with_checksum(b"123456789"), np.uint8)
+    assert np.shares_memory(without_checksum(data), data)
+    with pytest.raises(ValueError, match="wrong checksum"):
+        without_checksum(data[:3])
+
+
 @pytest.mark.parametrize(
     ("codecs", "known"),
     [
@@ -121,3 +162,9 @@ def test_several_frames_are_read_as_one_and_others_refused(frames: list[tuple[st
 )
 def test_codecs_of_v3(codecs: list[str], known: ChunkCodecs | None) -> None:
     assert ChunkCodecs.of_v3([{"name": name} for name in codecs]) == known
+
+
+def test_big_endian_cells_are_left_to_zarr() -> None:
+    for endian, known in (("little", True), ("big", False), (None, True)):
+        codec = {"name": "bytes", "configuration": {"endian": endian}}
+        assert (ChunkCodecs.of_v3([codec]) is not None) == known

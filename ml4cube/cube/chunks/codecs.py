@@ -63,12 +63,11 @@ class ChunkCodecs:
             elif self.compressor == "zstd":
                 from numcodecs import zstd
 
-                if _zstd_size(data) == out.nbytes:
-                    zstd.decompress(data, out)
-                else:  # several frames, or one that declares no size
-                    _copy(np.frombuffer(zstd.decompress(data), np.uint8), out)
+                _check_size(_zstd_size(data, out.nbytes), out)
+                zstd.decompress(data, out)
             else:
-                _copy(data, out)
+                _check_size(len(data), out)
+                out.reshape(-1).view(np.uint8)[:] = data
         except RuntimeError as error:
             raise ValueError(str(error)) from error
 
@@ -92,22 +91,48 @@ def _blosc_size(data: Bytes) -> int:
     return int.from_bytes(header[4:8], "little")
 
 
-def _zstd_size(data: Bytes) -> int | None:
-    """Return the decoded size that the first frame declares (RFC 8878, 3.1.1.1), or None."""
-    header = data[:18].tobytes()
+def _zstd_size(data: Bytes, wanted: int) -> int:
+    """Return the decoded size that zstd frames declare together, or `wanted` if one does not."""
+    # Most chunks are one frame, of which only the header is read. Writers that compress in pieces
+    # make several, with skippable ones between them.
+    found, start = 0, 0
+    while start < len(data):
+        declared, blocks = _zstd_header(data, start)
+        # decoding stops at the end of the output
+        if declared is None or (not start and declared == wanted):
+            return wanted
+        found += declared
+        start = _zstd_end(data, start, blocks)
+    if start > len(data) or not len(data):
+        raise ValueError("it is truncated")
+    return found
+
+
+def _zstd_header(data: Bytes, start: int) -> tuple[int | None, int]:
+    """Return the decoded size that a frame declares, and the end of its header (RFC 8878, 3.1)."""
+    header = data[start : start + 18].tobytes()
+    if len(header) >= 8 and header[1:4] == b"\x2a\x4d\x18" and header[0] >> 4 == 5:
+        return 0, start + 8  # a skippable frame
     if header[:4] != b"\x28\xb5\x2f\xfd" or len(header) < 6:
-        return None
+        raise ValueError("it is not a zstd frame, or truncated")
     flags = header[4]
     single = bool(flags & 0x20)
     length = (int(single), 2, 4, 8)[flags >> 6]
     begin = 5 + (not single) + (0, 1, 2, 4)[flags & 3]
     size = int.from_bytes(header[begin : begin + length], "little") + 256 * (length == 2)
-    return size if length else None
+    return size if length else None, start + begin + length
 
 
-def _copy(decoded: Bytes, out: NDArray[Any]) -> None:
-    _check_size(len(decoded), out)
-    out.reshape(-1).view(np.uint8)[:] = decoded
+def _zstd_end(data: Bytes, start: int, blocks: int) -> int:
+    """Return the end of a frame, given its start and that of its blocks."""
+    if data[start] != 0x28:
+        return blocks + int.from_bytes(data[start + 4 : start + 8].tobytes(), "little")
+    last = 0
+    while not last:
+        block = int.from_bytes(data[blocks : blocks + 3].tobytes(), "little")
+        last, repeated = (block & 1) or blocks >= len(data), (block >> 1 & 3) == 1
+        blocks += 3 + (1 if repeated else block >> 3)
+    return blocks + CHECKSUM * bool(data[start + 4] & 4)
 
 
 def _check_size(found: int, out: NDArray[Any]) -> None:
