@@ -14,9 +14,10 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.training.addons.core import AddOnBase, combine
+from ml4cube.training.addons.web_logger import web_loggers
 from ml4cube.training.advanced import AdvancedTrainer
 from ml4cube.training.callbacks import EarlyStopping, ModelCheckpoint, note_best, reporting
-from ml4cube.training.events import Callback, as_callbacks
+from ml4cube.training.events import Callback, as_callbacks, listed
 from ml4cube.training.inputs.batches import agreed_samples, as_pair
 from ml4cube.training.inputs.checks import check_loss, check_model
 from ml4cube.training.inputs.options import Options, check_count, pick_precision
@@ -162,7 +163,7 @@ class Trainer(TrainerState):
         arguments = dict(locals())
         check_choice("mode", mode, ["train", "test", "min", "max"])
         check_model(model)
-        _refuse_web_logger(web_logger)
+        loggers = [*listed(loggers), *web_loggers(web_logger, self.add_ons)]
         ddp_init()
         world = World.current(_own_device(device))
         super().__init__(
@@ -609,18 +610,3 @@ def _joined(parts: list[Any]) -> Any:
     if isinstance(first, tuple):
         return tuple(_joined(list(column)) for column in zip(*parts, strict=True))
     return torch.cat(parts)
-
-
-def _refuse_web_logger(rest: Mapping[str, Any] | None) -> None:
-    """Refuse services that no add-on has taken out."""
-    known = {"wandb": "WandBLoggerAddon", "neptune": "NeptuneLoggerAddon"}
-    if rest is not None and not isinstance(rest, Mapping):
-        raise InvalidTypeError(
-            f"web_logger must be a mapping like {{'wandb': {{'project': 'name'}}}}, got {rest!r}"
-        )
-    for name in rest or {}:
-        check_choice("web_logger", name, known)
-        raise InvalidTypeError(
-            f"web_logger has {name!r}, but this Trainer has no {known[name]}; make it with "
-            f"Trainer.add_on({known[name]})"
-        )

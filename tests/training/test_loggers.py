@@ -185,7 +185,7 @@ class FakeWandB(types.ModuleType):
         super().__init__("wandb")
         self.calls = []
 
-    def init(self, *, project, name, dir, id, resume, config, mode=None, group=None):
+    def init(self, *, project, id, resume, config, name=None, dir=None, mode=None):
         assert resume == "allow"
         assert isinstance(id, str)
         self.calls.append(("init", project, name, dir, id, config, mode))
@@ -260,7 +260,7 @@ class FakeNeptune(types.ModuleType):
         self.utils = types.ModuleType("neptune.utils")
         self.utils.stringify_unsupported = lambda value: {k: str(v) for k, v in value.items()}
 
-    def init_run(self, *, project, api_token, name, custom_run_id, mode=None, tags=None):
+    def init_run(self, *, project, custom_run_id, name=None, api_token=None, mode=None):
         assert len(custom_run_id) <= 36  # what Neptune takes
         self.calls.append(("init", project, name, custom_run_id, mode))
         return self
@@ -297,7 +297,7 @@ def test_wandb_gets_config_numbers_and_the_same_run_when_resumed(fakes, tmp_path
     state = log.state_dict()
     log.close()
     run = state["run_id"]
-    folder = str(tmp_path / "w")
+    folder = tmp_path / "w"
     assert fakes.wandb.calls == [
         ("init", "cubes", "a", folder, run, {"lr": 0.1}, "offline"),
         ("log", {"loss": 0.5, "epoch": 1}, 4),
