@@ -271,7 +271,7 @@ def test_the_path_may_name_the_file_and_so_the_format(tmp_path):
 
 def test_unknown_formats_and_paths_are_refused(tmp_path):
     with pytest.raises(
-        InvalidValueError, match=r"save_format must be one of \.ckpt, \.sa.* got '\.h5'"
+        InvalidValueError, match=r"save_format must be '\.ckpt', '\.sa.* got '\.h5'"
     ):
         make(StateManagerAddon, save_path=tmp_path, save_format="h5")
     run = make(StateManagerAddon, save_path=tmp_path)
