@@ -69,16 +69,6 @@ def test_one_checkpoint_over_several_runs_keeps_the_best_few_of_each(tmp_path):
     assert all(path.read_bytes() == content for path, content in files.items())
 
 
-def test_files_of_another_run_are_neither_replaced_nor_removed(tmp_path):
-    first = ModelCheckpoint(tmp_path, save_top_k=1)
-    trainer(epochs=1, callbacks=[first]).train()
-    before = first.paths[0].read_bytes()
-    second = ModelCheckpoint(tmp_path, save_top_k=1)
-    trainer(epochs=1, callbacks=[second]).train()
-    assert first.paths[0].read_bytes() == before
-    assert [p.name for p in (*first.paths, *second.paths)] == ["epoch-0001.pt", "epoch-0001-v1.pt"]
-
-
 def test_fit_equals_the_trainer_underneath_and_resumes(tmp_path):
     data, val = dataset(40), DataLoader(dataset(17, seed=1), batch_size=5)
     whole = trainer(gradient_accumulation_steps=2, epochs=4)

@@ -257,47 +257,6 @@ def test_time_limit_in_validation_leaves_it_to_the_resumed_run(tmp_path):
     assert losses(resumed) == losses(whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ema", [None, 0.9])
-def test_a_run_that_time_ended_goes_on_when_called_again(tmp_path, ema):
-    whole = trainer(epochs=2, ema=ema)
-    model = whole.train()
-    pause = At(3, lambda: time.sleep(1.2))
-    cut = trainer(
-        epochs=2, ema=ema, snapshot_path=tmp_path / "s.pt", callbacks=[pause, Slow(0)], max_time=1.0
-    )
-    cut.train()
-    assert len(cut.history) == 0
-    assert weights(cut.train()) == weights(model)
-    assert losses(cut) == losses(whole)
-
-
-def test_one_loader_for_training_and_validation_is_resumed_in_validation(tmp_path, monkeypatch):
-    """The snapshot says where training stood, not where validation did."""
-
-    def fresh(**more):
-        loader = prep_dataloader(dataset(36), batch_size=4, seed=2)
-        return trainer(train=loader, val=loader, epochs=2, **more)
-
-    whole = fresh()
-    model = whole.train()
-    path = tmp_path / "s.pt"
-    cut = fresh(snapshot_path=path, callbacks=[At(10, raise_interrupt)])
-    asked, is_called = iter(range(99)), cut._loop._is_called
-
-    def called():
-        cut._loop._signals.save |= next(asked) == 3
-        return is_called()
-
-    monkeypatch.setattr(cut._loop, "_is_called", called)
-    with pytest.raises(Interrupt):
-        cut.train()
-    resumed = fresh(snapshot_path=path)
-    assert weights(resumed.train()) == weights(model)
-    assert losses(resumed) == losses(whole)
-    assert [rows[0]["val_n"] for rows in resumed.history["ranks"]] == [36, 36]
-
-
 @pytest.mark.parametrize("max_steps", [None, 5])
 def test_a_snapshot_saved_in_validation_does_not_change_the_run(tmp_path, monkeypatch, max_steps):
     """Neither the run that goes on, nor that which is resumed from it.
@@ -532,18 +491,6 @@ def test_snapshot_with_an_average_is_resumed_without_where_that_is_asked_for(tmp
     with pytest.warns(UserWarning, match=r"ema: 0\.9 → None"):
         trainer(snapshot_path=path, epochs=2, callbacks=Look()).train()
     assert begun == [{name: value.tolist() for name, value in content["model"].items()}]
-
-
-def test_without_average_the_reported_loss_is_that_of_the_file_with_batch_norm(tmp_path):
-    path = tmp_path / "best.pt"
-    run = trainer(model=network(norm=True), best_model_path=path)
-    run.train()
-    model = network(seed=5, norm=True)
-    model.load_state_dict(torch.load(path, weights_only=True))
-    x, y = dataset(17, seed=1).tensors
-    with torch.no_grad():
-        mean = nn.functional.mse_loss(model.eval()(x), y).item()
-    assert mean == pytest.approx(run.best_loss, rel=1e-6)
 
 
 def batch_norm_on_ranks(folder):
@@ -897,24 +844,3 @@ def test_a_step_reads_nothing_from_the_device(more, monkeypatch):
     assert len(between) >= 20
     assert between[0] == max(between), reads.per_step
     assert set(between) == {0}
-
-
-def reads_on_ranks(folder):
-    monkeypatch = pytest.MonkeyPatch()
-    reads = Reads(monkeypatch)
-    try:
-        loader = DataLoader(dataset(360), batch_size=4)
-        model = network(norm=True)
-        trainer(ranks=True, train=loader, model=model, callbacks=[reads], epochs=1).train()
-    finally:
-        monkeypatch.undo()
-    return reads.per_step, reads.asked
-
-
-@pytest.mark.slow
-def test_a_step_of_several_ranks_reads_nothing_from_the_device(two_ranks):
-    for results in two_ranks:
-        per_step, asked = results["reads_on_ranks"]
-        between = [n for n, due in zip(per_step[1:], asked[:-1], strict=True) if not due]
-        assert len(between) > 60
-        assert set(between) == {0}, per_step

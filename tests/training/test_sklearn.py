@@ -1,6 +1,5 @@
 """Estimators of scikit-learn: batch by batch or at once, measured exactly, saved without pickle."""
 
-import os
 import pickle
 import sys
 import zipfile
@@ -278,16 +277,6 @@ def test_a_planted_pickle_is_never_executed(tmp_path):
         archive.writestr("planted.pkl", pickle.dumps(Planted()))
     load_model(tmp_path / "zip")
     assert executed == []
-
-
-def test_a_model_is_written_like_any_file_that_must_survive(tmp_path):
-    left = tmp_path / ".m.elsewhere-1.tmp"  # of a machine that died in a save, long ago
-    left.touch()
-    os.utime(left, (0, 0))
-    save_model(tmp_path / "m", LinearRegression())
-    assert os.listdir(tmp_path) == ["m"]
-    with pytest.raises(StoreError, match=r"cannot be written.*give another path"):
-        save_model(tmp_path / "m" / "below", LinearRegression())
 
 
 def test_types_from_elsewhere_must_be_trusted_by_name(tmp_path):

@@ -20,8 +20,6 @@ from ml4cube.errors import (
     StoreError,
 )
 from ml4cube.training.callbacks import Callback
-from ml4cube.training.losses import MaskedLoss
-from ml4cube.training.run.loop import Loop
 from ml4cube.training.schedulers import CosineAnnealingScheduler
 from ml4cube.training.trainer import EarlyStopping, ModelCheckpoint, ProgressChecker, Trainer
 from tests.distributed_runner import on_ranks
@@ -382,37 +380,6 @@ def test_a_step_that_returns_no_loss_is_named(returned):
         make(Bad).run(1, loader())
 
 
-def test_steps_read_nothing_from_the_device(monkeypatch):
-    """Between steps, ranks look at the losses now and then; that is not counted here."""
-    reads, inside = [], []
-    for name in ("item", "cpu", "tolist", "numpy", "__float__", "__bool__", "__int__"):
-        own = getattr(torch.Tensor, name)
-
-        def read(tensor, *args, name=name, own=own, **kwargs):
-            reads.extend([name] * len(inside))
-            return own(tensor, *args, **kwargs)
-
-        monkeypatch.setattr(torch.Tensor, name, read)
-    take = Loop.take_step
-
-    def watched(loop, *args):
-        inside.append(True)
-        result = take(loop, *args)
-        inside.pop()
-        return result
-
-    monkeypatch.setattr(Loop, "take_step", watched)
-
-    class Reads(Regression):
-        def logging(self, step_dict):
-            super().logging({name: value.item() for name, value in step_dict.items()})
-
-    make(Regression).run(1, loader(40))
-    assert reads == []
-    make(Reads).run(1, loader(40))
-    assert reads == ["item"] * 20  # it would have been seen
-
-
 # ----------------------------------------------------------------- what it says and keeps
 
 
@@ -593,21 +560,6 @@ def test_two_ranks_judge_all_batches_and_agree():
     assert one["val_loss"][best] == pytest.approx(loss, rel=1e-5)
 
 
-def test_dicts_of_tensors_are_batches_too():
-    class Named(Trainer):
-        def train_step(self, batch):
-            loss = nn.functional.mse_loss(self.model(batch["x"]), batch["y"])
-            return {"loss": loss, "first": batch["name"][0]}
-
-        test_step = train_step
-
-    x, y = dataset(8).tensors
-    batches = [{"x": x[i : i + 4], "y": y[i : i + 4], "name": [f"batch {i}"]} for i in (0, 4)]
-    run = make(Named)
-    run.run(1, batches, batches)
-    assert run.log_test["first"] == ["batch 0", "batch 4"]
-
-
 class Graph:
     """A batch as graph libraries make it: nothing of torch, but it can be moved."""
 
@@ -770,17 +722,6 @@ def test_weights_that_are_loaded_are_those_the_next_run_averages_from(tmp_path, 
     assert weights(run.model) == loaded
 
 
-def test_a_trial_run_writes_nothing(tmp_path):
-    run = make(
-        fast_dev_run=True,
-        snapshot_path=tmp_path / "s.pt",
-        callbacks=[ModelCheckpoint(tmp_path / "c")],
-    )
-    history = run.run(50, loader(), loader(9))
-    assert [row["train_n"] for row in history["ranks"][0]] == [4]
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_limits_several_sets_norms_and_a_compiled_model():
     run = make(
@@ -821,13 +762,3 @@ def test_what_a_time_limit_left_is_finished_by_the_next_run(tmp_path, ema):
     whole = trained(None, 0)
     assert weights(run.model) == weights(whole.model)
     assert columns(run.history) == columns(whole.history)
-
-
-def test_gaps_weigh_nothing_also_here():
-    x, y = dataset(12).tensors
-    y = torch.where(torch.rand(12, 1, generator=torch.Generator().manual_seed(0)) < 0.5, y, np.nan)
-    batches = list(zip(x.split([8, 4]), y.split([8, 4]), strict=True))
-    run = make(Trainer, loss=MaskedLoss(nn.MSELoss()), mode="test", optimizer=False)
-    errors = (run.model.eval()(x) - y).detach()
-    expected = errors[errors.isfinite()].pow(2).mean().item()
-    assert run.run(1, batches)["val_loss"] == [pytest.approx(expected, rel=1e-6)]
