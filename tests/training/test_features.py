@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import time
 from datetime import timedelta
 
@@ -30,19 +29,17 @@ from tests.samplestores import write_store
 from tests.training_parts import (
     At,
     Interrupt,
+    Save,
     Standing,
     Stateful,
     dataset,
     losses,
     meet_now,
     network,
+    resumed_alike,
     trainer,
     weights,
 )
-
-
-def raise_interrupt():
-    raise Interrupt
 
 
 @pytest.fixture(scope="module")
@@ -100,21 +97,8 @@ def test_a_limited_epoch_is_resumed_inside_and_ends_as_undisturbed(tmp_path):
     def fresh(**more):
         return trainer(limit_train_batches=7, limit_val_batches=2, epochs=3, **more)
 
-    class Save(Callback):
-        def on_step_end(self, loop):
-            if loop.state.step == 10:
-                loop._signals.save = True
-            meet_now(loop)
-
-    whole = fresh()
-    model = whole.train()
-    path = tmp_path / "s.pt"
-    with pytest.raises(Interrupt):
-        fresh(snapshot_path=path, callbacks=[Save(), At(12, raise_interrupt)]).train()
-    assert torch.load(path, weights_only=True)["state"]["batch"] == 3
-    resumed = fresh(snapshot_path=path)
-    assert weights(resumed.train()) == weights(model)
-    assert losses(resumed) == losses(whole)
+    position, _ = resumed_alike(tmp_path / "s.pt", fresh, Save(10), At(12))
+    assert position["batch"] == 3
 
 
 KINDS = {"stateful": Stateful, "standing": Standing}
@@ -139,20 +123,9 @@ def test_a_snapshot_after_the_last_batch_trains_on_none_of_the_next_epoch(tmp_pa
         options = {"loss": nn.L1Loss(), "limit_train_batches": limit, **more}
         return trainer(model=model, train=train, val=val, **options)
 
-    class Save(Callback):
-        def on_step_end(self, loop):
-            loop._signals.save |= loop.state.step == last
-
-    whole = fresh()
-    model = whole.train()
-    path, stops = tmp_path / "s.pt", [Save(), At(last + 1, raise_interrupt)]
-    with pytest.raises(Interrupt):
-        fresh(snapshot_path=path, callbacks=stops).train()
-    state = torch.load(path, weights_only=True)["state"]
-    assert (state["epoch"], state["batch"]) == (0, last)
-    resumed = fresh(snapshot_path=path)
-    assert weights(resumed.train()) == weights(model)
-    assert losses(resumed) == losses(whole)
+    stops = Save(last, meet=False), At(last + 1)
+    position, resumed = resumed_alike(tmp_path / "s.pt", fresh, *stops)
+    assert (position["epoch"], position["batch"]) == (0, last)
     assert [rows[0]["train_n"] for rows in resumed.history["ranks"]] == [4 * last] * 3
 
 
@@ -257,8 +230,15 @@ def test_time_limit_in_validation_leaves_it_to_the_resumed_run(tmp_path):
     assert losses(resumed) == losses(whole)
 
 
+class SaveInValidation(Callback):
+    """Ask for a snapshot when a validation begins, which is then made again."""
+
+    def on_validation_start(self, loop):
+        loop._signals.save = True
+
+
 @pytest.mark.parametrize("max_steps", [None, 5])
-def test_a_snapshot_saved_in_validation_does_not_change_the_run(tmp_path, monkeypatch, max_steps):
+def test_a_snapshot_saved_in_validation_does_not_change_the_run(tmp_path, max_steps):
     """Neither the run that goes on, nor that which is resumed from it.
 
     A loader that also trains begins a pass that is made again in another order.
@@ -271,29 +251,13 @@ def test_a_snapshot_saved_in_validation_does_not_change_the_run(tmp_path, monkey
         spread = {"spread": lambda pred, target: pred.std().item()}
         return trainer(train=train, val=val, metrics=spread, max_steps=max_steps, **more)
 
-    whole = fresh()
-    model = whole.train()
-    path, kept = tmp_path / "s.pt", tmp_path / "kept.pt"
-    saved = fresh(snapshot_path=path)
-    asked, is_called, save = iter(range(999)), saved._loop._is_called, saved._loop._save
+    class End(SaveInValidation):
+        def on_validation_end(self, loop, row):
+            raise Interrupt
 
-    def called():
-        saved._loop._signals.save |= next(asked) == 2
-        return is_called()
-
-    def save_and_keep():
-        save()
-        if not kept.exists():
-            shutil.copyfile(path, kept)
-
-    monkeypatch.setattr(saved._loop, "_is_called", called)
-    monkeypatch.setattr(saved._loop, "_save", save_and_keep)
-    went_on = saved.train()
-    resumed = fresh(snapshot_path=kept)
-    assert weights(resumed.train()) == weights(went_on) == weights(model)
-    assert losses(resumed) == losses(whole)
-    if max_steps is None:
-        assert losses(saved) == losses(whole)
+    resumed_alike(tmp_path / "s.pt", fresh, End())
+    saved, whole = fresh(snapshot_path=tmp_path / "t.pt", callbacks=SaveInValidation()), fresh()
+    assert weights(saved.train()) == weights(whole.train())
 
 
 def test_an_order_inside_a_batch_sampler_changes_by_epoch_and_is_resumed(tmp_path):
@@ -321,14 +285,7 @@ def test_an_order_inside_a_batch_sampler_changes_by_epoch_and_is_resumed(tmp_pat
             train=DataLoader(source, batch_sampler=BatchSampler(drawn, 4, False)), **more
         )
 
-    whole = fresh()
-    model = whole.train()
-    path = tmp_path / "s.pt"
-    with pytest.raises(Interrupt):
-        fresh(snapshot_path=path, save_every=1, callbacks=[At(14, raise_interrupt)]).train()
-    resumed = fresh(snapshot_path=path)
-    assert weights(resumed.train()) == weights(model)
-    assert losses(resumed) == losses(whole)
+    resumed_alike(tmp_path / "s.pt", fresh, At(14), save_every=1)
 
 
 def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):
@@ -413,40 +370,11 @@ def averaged(folder, ranks):
     def fresh(**more):
         return trainer(ranks=ranks, model=network(norm=True), ema=0.9, epochs=3, **more)
 
-    whole = fresh()
-    model = whole.train()
-    for name in ("end", "inside", "validation"):
-        path = f"{folder}/{name}.pt"
-
-        class Save(Callback):
-            def on_step_end(self, loop, name=name):
-                per_epoch = 10 // loop.world.size
-                if name != "end" and loop.state.step == per_epoch + 3:
-                    loop._signals.save = name == "inside"
-                meet_now(loop)
-
-        class Val(DataLoader):
-            passes = 0
-
-            def __iter__(self):
-                self.passes += 1
-                for batch in super().__iter__():
-                    if self.passes == 2 and self.holds is not None:
-                        self.holds._loop._signals.save = True
-                    yield batch
-
-        val = Val(dataset(17, seed=1), batch_size=5)
-        val.holds = None
-        stop = At(30 // (2 if ranks else 1) - 2, raise_interrupt)
-        cut = fresh(snapshot_path=path, save_every=1, callbacks=[Save(), stop], val=val)
-        if name == "validation":
-            val.holds = cut
-        with pytest.raises(Interrupt):
-            cut.train()
-        resumed = fresh(snapshot_path=path, save_every=1)
-        assert weights(resumed.train()) == weights(model), name
-        assert losses(resumed) == losses(whole), name
-    return weights(model), losses(whole)
+    steps = 5 if ranks else 10
+    _, resumed = resumed_alike(f"{folder}/end.pt", fresh, At(3 * steps - 2), save_every=1)
+    for name, save in (("inside", Save(steps + 3)), ("validation", SaveInValidation())):
+        resumed_alike(f"{folder}/{name}.pt", fresh, save, At(steps + 5))
+    return weights(resumed.model), losses(resumed)
 
 
 def test_averages_are_resumed_bit_for_bit(tmp_path):

@@ -415,11 +415,8 @@ def test_a_resumed_run_goes_on_in_the_same_log_and_run_of_the_service(tmp_path, 
         ran.train()
         return ran
 
-    def stop():
-        raise Interrupt
-
     with pytest.raises(Interrupt):
-        run(callbacks=[At(35, stop)])  # in epoch 4; the snapshot is of epoch 2
+        run(callbacks=[At(35)])  # in epoch 4; the snapshot is of epoch 2
     assert len(read_csv(tmp_path / "a.csv")) == 3
     ran = run()
     rows = read_csv(tmp_path / "a.csv")
