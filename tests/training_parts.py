@@ -25,6 +25,11 @@ def dataset(samples: int, seed: int = 0) -> TensorDataset:
     return TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(samples, 1, generator=generator))
 
 
+def loader(samples: int = 22, batch_size: int = 4, seed: int = 0, **arguments: Any) -> Any:
+    """Batches of such data."""
+    return DataLoader(dataset(samples, seed), batch_size=batch_size, **arguments)
+
+
 def network(seed: int = 0, *, norm: bool = False) -> nn.Module:
     """A small model whose training depends on random numbers and, with `norm`, on buffers."""
     with torch.random.fork_rng():
@@ -67,7 +72,7 @@ def weights(model: nn.Module) -> dict[str, list[Any]]:
     return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 
 
-def losses(trained: pytorch.Trainer) -> dict[str, list[Any]]:
+def losses(trained: Any) -> dict[str, list[Any]]:
     """The columns of the History that do not depend on the clock."""
     columns = trained.history.to_dict()
     return {name: v for name, v in columns.items() if name not in ("seconds", "ranks")}

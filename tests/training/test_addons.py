@@ -27,11 +27,7 @@ from ml4cube.training.ranks.dist import World
 from ml4cube.training.trainer import Trainer
 from tests.distributed_runner import kept_ranks, on_ranks
 from tests.training.test_loggers import FakeNeptune, FakeWandB
-from tests.training_parts import dataset, network, weights
-
-
-def loader(samples=22, batch_size=4, seed=0, **arguments):
-    return DataLoader(dataset(samples, seed), batch_size=batch_size, **arguments)
+from tests.training_parts import loader, network, weights
 
 
 def make(*add_ons, model=None, base=Trainer, **arguments):
