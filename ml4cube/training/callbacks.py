@@ -249,12 +249,8 @@ class ModelCheckpoint(Callback):
         save_top_k: int = 1,
     ) -> None:
         check_choice("mode", mode, ["min", "max"])
-        if isinstance(save_top_k, bool) or not isinstance(save_top_k, int) or save_top_k < -1:
-            raise InvalidValueError(
-                f"save_top_k must be an int of 1 or more, or -1 for all, got {save_top_k!r}"
-            )
-        if save_top_k == 0:
-            raise InvalidValueError("save_top_k=0 keeps no file; leave the checkpoint out instead")
+        if save_top_k != -1:  # all
+            check_count("save_top_k", save_top_k)
         check_path("save_dir", save_dir, optional=False)
         self.save_dir, self.monitor, self.mode = Path(save_dir), monitor, mode
         self.save_top_k = save_top_k

@@ -231,7 +231,7 @@ def without_validation():
         (lambda: AdvancedTrainer(MODEL, SGD, "mse"), "criterion must be a loss function"),
         (lambda: AdvancedTrainer(*PARTS, early_stopping=5), "an EarlyStopping or None, got 5"),
         (lambda: AdvancedTrainer(*PARTS, gradient_accumulation_steps=0), "steps must be an int"),
-        (lambda: ModelCheckpoint("x", save_top_k=0), "save_top_k=0"),
+        (lambda: ModelCheckpoint("x", save_top_k=0), "save_top_k must be an int of 1 or more"),
         (lambda: ModelCheckpoint("x", mode="mim"), "did you mean 'min'"),
         (lambda: ModelCheckpoint(3), "save_dir must be a path"),
         (lambda: EarlyStopping(min_delta="x"), "min_delta must be a number of 0 or more, got 'x'"),

@@ -125,9 +125,9 @@ class Means:
     def compute(self, world: World) -> dict[str, float]:
         """Reduce over all ranks, whose quantities may differ; every rank must call this."""
         found: dict[str, list[Sums]] = {}
-        for sums in world.gather_objects({n: meter.sums() for n, meter in self._meters.items()}):
-            for name, own in sums.items():
-                found.setdefault(name, []).append(own)
+        for states in world.gather_objects(self.state_dict()):
+            for name, state in states.items():
+                found.setdefault(name, []).append(Sums(**state))
         means = {name: add_up(ranks).mean for name, ranks in found.items()}
         return {self._prefix + n: math.nan if mean is None else mean for n, mean in means.items()}
 
