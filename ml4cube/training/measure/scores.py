@@ -131,7 +131,7 @@ class Means:
         means = {name: add_up(ranks).mean for name, ranks in found.items()}
         return {self._prefix + n: math.nan if mean is None else mean for n, mean in means.items()}
 
-    def state_dict(self) -> dict[str, dict[str, float]]:
+    def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the sums, by name."""
         return {name: meter.state_dict() for name, meter in self._meters.items()}
 
