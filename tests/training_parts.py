@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,6 +23,11 @@ def dataset(samples: int, seed: int = 0) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(samples, 3, generator=generator)
     return TensorDataset(x, x.sum(1, keepdim=True) + torch.randn(samples, 1, generator=generator))
+
+
+def loader(samples: int = 22, batch_size: int = 4, seed: int = 0, **arguments: Any) -> Any:
+    """Batches of such data."""
+    return DataLoader(dataset(samples, seed), batch_size=batch_size, **arguments)
 
 
 def network(seed: int = 0, *, norm: bool = False) -> nn.Module:
@@ -67,7 +73,7 @@ def weights(model: nn.Module) -> dict[str, list[Any]]:
     return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 
 
-def losses(trained: pytorch.Trainer) -> dict[str, list[Any]]:
+def losses(trained: Any) -> dict[str, list[Any]]:
     """The columns of the History that do not depend on the clock."""
     columns = trained.history.to_dict()
     return {name: v for name, v in columns.items() if name not in ("seconds", "ranks")}
@@ -111,16 +117,56 @@ class Standing(Stateful):
             yield batch
 
 
-class At(Callback):
-    """Call a function once, when a step has been taken."""
+class Interrupt(RuntimeError):
+    """Stands for whatever ends a process in the middle."""
 
-    def __init__(self, step: int, action: Any) -> None:
+
+def interrupt() -> None:
+    """End a run as a kill would."""
+    raise Interrupt
+
+
+class At(Callback):
+    """Call a function once, when a step has been taken; by default, end the run there."""
+
+    def __init__(self, step: int, action: Any = interrupt) -> None:
         self.step, self.action = step, action
 
     def on_step_end(self, loop: Any) -> None:
         """Act when it is time."""
         if loop.state.step == self.step:
             self.action()
+
+
+class Save(Callback):
+    """Ask for a snapshot at a step, as a signal does."""
+
+    def __init__(self, step: int, *, meet: bool = True) -> None:
+        self.step, self.meet = step, meet
+
+    def on_step_end(self, loop: Any) -> None:
+        """Ask, and let the loop look at once if that is wanted."""
+        loop._signals.save |= loop.state.step == self.step
+        if self.meet:
+            meet_now(loop)
+
+
+def resumed_alike(
+    path: Any, fresh: Any, *callbacks: Callback, **settings: Any
+) -> tuple[dict[str, Any], pytorch.Trainer]:
+    """Interrupt a run by callbacks and go on from its snapshot: it ends as if undisturbed.
+
+    Return where the snapshot stood, and the resumed run.
+    """
+    whole = fresh()
+    model = whole.train()
+    with pytest.raises(Interrupt):
+        fresh(snapshot_path=path, callbacks=[*callbacks], **settings).train()
+    position = torch.load(path, weights_only=True)["state"]
+    resumed = fresh(snapshot_path=path, **settings)
+    assert weights(resumed.train()) == weights(model)
+    assert losses(resumed) == losses(whole)
+    return position, resumed
 
 
 class Thaw(Callback):
@@ -161,10 +207,6 @@ class Counting(nn.Linear):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Take it back."""
         self.calls = dict(state)
-
-
-class Interrupt(RuntimeError):
-    """Stands for whatever ends a process in the middle."""
 
 
 def meet_now(loop: Any) -> None:

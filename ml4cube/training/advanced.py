@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,14 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ml4cube.core.errors import InvalidTypeError
-from ml4cube.training.callbacks import (
-    Callback,
-    EarlyStopping,
-    LoggerCallback,
-    ModelCheckpoint,
-    Progress,
-)
-from ml4cube.training.events import as_callbacks
+from ml4cube.training.callbacks import EarlyStopping, ModelCheckpoint, reporting
+from ml4cube.training.events import Callback, as_callbacks
 from ml4cube.training.inputs.checks import check_loss
 from ml4cube.training.inputs.options import Options, pick_precision
 from ml4cube.training.ranks.dist import World, ddp_init
@@ -52,11 +45,6 @@ class AdvancedTrainer:
         callbacks: Iterable[Callback] = (),
         loggers: Iterable[Any] = (),
         precision: str | None = None,
-        scheduler_step_on_batch: bool = False,
-        max_steps: int | None = None,
-        snapshot_path: str | Path | None = None,
-        save_every: int = 10,
-        seed: int | None = None,
         device: str | torch.device | None = None,
         progress: bool = True,
         **options: Any,
@@ -74,8 +62,7 @@ class AdvancedTrainer:
         self.model, self.optimizer, self.criterion = model, optimizer, criterion
         self._callbacks: list[Callback] = [
             *(part for part in (early_stopping, checkpoint) if part is not None),
-            *([Progress()] if progress else []),
-            LoggerCallback(loggers),
+            *reporting(progress, loggers),
             *as_callbacks(callbacks),
         ]
         self._options = Options.choose(
@@ -102,7 +89,6 @@ class AdvancedTrainer:
             scheduler=self._scheduler,
             callbacks=self._callbacks,
         )
-        self.history = loop.history
         try:
             loop.run()
         finally:

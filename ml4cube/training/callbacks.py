@@ -15,7 +15,7 @@ import torch
 from ml4cube.core.errors import InvalidValueError, RunError, StoreError, check_choice
 from ml4cube.training.events import Callback, TrainingLoop, is_better, monitored
 from ml4cube.training.files.checkpoint import read_file, write_file
-from ml4cube.training.inputs.options import above_zero, check_path
+from ml4cube.training.inputs.options import above_zero, check_count, check_path
 from ml4cube.training.reports import LoggerCallback, LossPlot, Progress, RankReport
 from ml4cube.training.state import copy_weights
 
@@ -33,6 +33,11 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+
+def reporting(progress: bool, loggers: Any) -> list[Callback]:
+    """Return the callbacks that show a run and log it."""
+    return [*([Progress()] if progress else []), LoggerCallback(loggers)]
 
 
 def note_best(stop: KeyboardInterrupt, epoch: int | None) -> None:
@@ -79,8 +84,7 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
     ) -> None:
         check_choice("mode", mode, ["min", "max"])
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise InvalidValueError(f"patience must be an int of 1 or more, got {patience!r}")
+        check_count("patience", patience)
         if min_delta != 0 and not above_zero(min_delta):
             raise InvalidValueError(f"min_delta must be a number of 0 or more, got {min_delta!r}")
         self.patience, self.mode, self.monitor, self.min_delta = patience, mode, monitor, min_delta
@@ -245,12 +249,8 @@ class ModelCheckpoint(Callback):
         save_top_k: int = 1,
     ) -> None:
         check_choice("mode", mode, ["min", "max"])
-        if isinstance(save_top_k, bool) or not isinstance(save_top_k, int) or save_top_k < -1:
-            raise InvalidValueError(
-                f"save_top_k must be an int of 1 or more, or -1 for all, got {save_top_k!r}"
-            )
-        if save_top_k == 0:
-            raise InvalidValueError("save_top_k=0 keeps no file; leave the checkpoint out instead")
+        if save_top_k != -1:  # all
+            check_count("save_top_k", save_top_k)
         check_path("save_dir", save_dir, optional=False)
         self.save_dir, self.monitor, self.mode = Path(save_dir), monitor, mode
         self.save_top_k = save_top_k

@@ -253,9 +253,11 @@ class GradientAccumulator:
         self.model, self.optimizer = model, optimizer
         self.accumulation_steps, self.max_grad_norm = accumulation_steps, max_grad_norm
         self._batches, self._samples = 0, 0
-        self._group: Any = None
+        self._world = World.single("cpu")
         if isinstance(model, DistributedDataParallel):
-            self._group = model.process_group
+            if model.process_group is not dist.group.WORLD:
+                raise InvalidValueError("model must be wrapped for all ranks, not a group of them")
+            self._world = World.current(model.device)
             # As `no_sync` does, because the last batch of a step is not known in advance.
             model.require_backward_grad_sync = False
             model.require_forward_param_sync = False  # buffers are synchronized after each step
@@ -309,50 +311,24 @@ class GradientAccumulator:
 
     def _finish(self, *, ended: bool) -> tuple[bool, bool]:
         """Take a step with all ranks; return whether it had samples, and whether all have ended."""
-        if self._batches == 0 and self._group is None:
+        if self._batches == 0 and self._world.size == 1:
             return False, True
         if self._batches == 0:
             self.optimizer.zero_grad(set_to_none=True)
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         has_grad = [p.grad is not None for p in parameters]
-        samples, going_on, *used = _sum([self._samples, not ended, *has_grad], self._group)
+        samples, going_on, *used = self._world.total([self._samples, not ended, *has_grad])
         stepped = samples > 0
         if stepped:
             for parameter, used_anywhere in zip(parameters, used, strict=True):
                 if used_anywhere:
-                    self._average(parameter, samples)
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad.copy_(self._world.add_up(parameter.grad)).div_(samples)
             if self.max_grad_norm is not None:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
             self.optimizer.step()
-            self._synchronize_buffers()
+            if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
+                self._world.spread(self.model.buffers())  # as the model does without `no_sync`
         self._batches, self._samples = 0, 0
         return stepped, not going_on
-
-    def _average(self, parameter: nn.Parameter, samples: float) -> None:
-        """Average the gradient of a parameter over the samples of all ranks."""
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        if self._group is not None:
-            gradient = parameter.grad.contiguous()
-            dist.all_reduce(gradient, group=self._group)
-            parameter.grad.copy_(gradient)
-        parameter.grad.div_(samples)
-
-    def _synchronize_buffers(self) -> None:
-        """Copy the buffers of the first rank to all, as the model itself does without `no_sync`."""
-        if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
-            first = dist.get_global_rank(self._group, 0)
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, src=first, group=self._group)
-
-
-def _sum(numbers: Sequence[float], group: Any) -> list[float]:
-    """Sum numbers over the ranks of a group; None is a group of this rank alone."""
-    if group is None:
-        return [float(number) for number in numbers]
-    on_gpu = dist.get_backend(group) == "nccl"
-    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    summed = torch.tensor([float(n) for n in numbers], dtype=torch.float64, device=device)
-    dist.all_reduce(summed, group=group)
-    result: list[float] = summed.tolist()
-    return result

@@ -20,19 +20,6 @@ from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.strategy import Strategy
 from ml4cube.training.state import History, TrainState
 
-HOOKS = (
-    "on_train_start",
-    "on_epoch_start",
-    "on_step_end",
-    "on_validation_start",
-    "on_row",
-    "on_validation_end",
-    "on_check",
-    "on_epoch_end",
-    "on_train_end",
-    "on_close",
-)
-
 
 class TrainingLoop(Protocol):
     """The training loop, as far as callbacks may use it."""
@@ -251,6 +238,9 @@ class Callback:
         Called after `load_state_dict` if the run continues with another loss, metric or validation
         data, so that new values of the callback's `monitor` cannot be compared with old ones.
         """
+
+
+HOOKS = [name for name in vars(Callback) if name.startswith("on_")]
 
 
 def listed(given: Any) -> list[Any]:

@@ -15,12 +15,13 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreExistsError
 from ml4cube.training.files.checkpoint import write_bytes
+from ml4cube.training.inputs.checks import import_package
 from ml4cube.training.inputs.options import check_path
 from ml4cube.training.state import nonfinite_to_none
 
@@ -49,9 +50,14 @@ class Logger:
         If `params` is not a mapping.
     """
 
+    _identity = "run_id"  # the attribute that tells it from others
+    _module = _package = ""  # what it imports, and how pip calls that
+
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         if params is not None and not isinstance(params, Mapping):
             raise InvalidTypeError(f"params must be a mapping {{name: value}}, got {params!r}")
+        if self._package:
+            import_package(self._module, self._package, type(self).__name__)
         self.params = dict(params or {})
         self._target: Any = None  # the open file, writer or run
 
@@ -91,7 +97,7 @@ class Logger:
         return self.__dict__ | {"_target": None}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        return f"{type(self).__name__}({str(getattr(self, self._identity, None))!r})"
 
     def _open(self, step: int) -> Any:
         raise NotImplementedError
@@ -106,6 +112,9 @@ class Logger:
 class _FileLogger(Logger):
     """A text file with a line per `log`, opened only to write it."""
 
+    _identity = "path"
+    _begin = ""  # of a file that a kill may have left without a whole line
+
     def __init__(self, path: str | Path, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
         check_path("path", path, optional=False)
@@ -113,29 +122,28 @@ class _FileLogger(Logger):
         if self.path.is_dir():
             raise InvalidValueError(f"path must be a file, got the folder {str(path)!r}")
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.path)!r})"
+    def _parse(self, lines: Iterable[str]) -> list[dict[str, Any]]:
+        raise NotImplementedError
 
-    def _replace(self, lines: Iterable[str]) -> None:
-        """Replace the file atomically."""
-        write_bytes(self.path, "".join(lines).encode())
+    def _rows(self, step: float) -> list[dict[str, Any]]:
+        """Return the rows up to a step, without a last line that was cut off by a kill."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        text = content.decode("utf-8", errors="replace")
+        lines = text[: text.rfind("\n") + 1]
+        try:
+            if not lines and not self._begin.startswith(text[:8]):
+                raise ValueError
+            rows = self._parse(io.StringIO(lines, newline=""))
+            return [row for row in rows if row.get("step", 0) <= step]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise StoreExistsError(
+                f"{self.path} was not written by {type(self).__name__}; give another path, or "
+                "delete it"
+            ) from None
 
     def _append(self, line: str) -> None:
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(line)
-
-    def _whole_lines(self) -> list[str]:
-        """Return the lines of the file, without a last one that was cut off by a kill."""
-        text = self._content().decode("utf-8", errors="replace")
-        return list(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-
-    def _content(self) -> bytes:
-        return self.path.read_bytes() if self.path.exists() else b""
-
-    def _foreign(self) -> StoreExistsError:
-        return StoreExistsError(
-            f"{self.path} was not written by {type(self).__name__}; give another path, or delete it"
-        )
 
 
 class CSVLogger(_FileLogger):
@@ -172,27 +180,29 @@ class CSVLogger(_FileLogger):
         super().__init__(path)
 
     def _open(self, step: int) -> list[str]:
-        rows = list(csv.reader(self._whole_lines()))
-        if self._content() and (not rows or rows[0][:1] != ["step"]):
-            raise self._foreign()
-        columns = rows[0] if rows and step > 0 else ["step"]
-        try:
-            kept = [row for row in rows[1:] if row and int(row[0]) <= step]
-        except ValueError:
-            raise self._foreign() from None
-        self._replace(map(_csv_line, [columns, *kept]))
+        rows = self._rows(step)
+        columns = list(rows[0]) if rows else ["step"]
+        self._replace(columns, rows)
         return columns
 
     def _write(self, values: dict[str, float], step: int) -> None:
         columns = self._target
         new = [name for name in values if name not in columns]
         if new:
+            rows = self._rows(math.inf)
             columns += new
-            rows = list(csv.reader(self._whole_lines()))[1:]
-            empty = [""] * len(columns)
-            self._replace(_csv_line([*row, *empty[len(row) :]]) for row in [columns, *rows])
-        row = {"step": step, **values}
-        self._append(_csv_line([row.get(name, "") for name in columns]))
+            self._replace(columns, rows)
+        self._append(_csv_lines(columns, [{"step": step, **values}]))
+
+    def _replace(self, columns: list[str], rows: Iterable[Mapping[str, Any]]) -> None:
+        header = dict(zip(columns, columns, strict=True))
+        write_bytes(self.path, _csv_lines(columns, [header, *rows]).encode())
+
+    def _parse(self, lines: Iterable[str]) -> list[dict[str, Any]]:
+        reader = csv.DictReader(lines)
+        if (reader.fieldnames or ["step"])[0] != "step":
+            raise ValueError
+        return [row | {"step": int(row["step"])} for row in reader]
 
 
 class JSONLLogger(_FileLogger):
@@ -224,28 +234,23 @@ class JSONLLogger(_FileLogger):
     {"step": 10, "train_loss": 0.5}
     """
 
+    _begin = '{"step":'
+
     def _open(self, step: int) -> bool:
-        rows = [self._read(line) for line in self._whole_lines()]
-        # A file without a whole line may be our own, killed while it wrote the first one.
-        if not rows and not b'{"step":'.startswith(self._content()[:8]):
-            raise self._foreign()
-        kept = [row for row in rows if row.get("step", math.inf) <= step]
-        old = [row for row in rows if "params" in row and step > 0]
-        params = [{"params": self.params}] if self.params else old[:1]
-        self._replace(map(_json_line, [*params, *kept]))
+        keeps_params = step > 0 and not self.params
+        rows = [row for row in self._rows(step) if "params" not in row or keeps_params]
+        params = [{"params": self.params}] if self.params else []
+        write_bytes(self.path, "".join(map(_json_line, [*params, *rows])).encode())
         return True
 
     def _write(self, values: dict[str, float], step: int) -> None:
         self._append(_json_line({"step": step, **values}))
 
-    def _read(self, line: str) -> dict[str, Any]:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            raise self._foreign() from None
-        if not isinstance(row, dict) or not row.keys() & {"step", "params"}:
-            raise self._foreign()
-        return row
+    def _parse(self, lines: Iterable[str]) -> list[dict[str, Any]]:
+        rows = [json.loads(line) for line in lines]
+        if not all(row.keys() & {"step", "params"} for row in rows):
+            raise ValueError
+        return rows
 
 
 class TensorBoardLogger(Logger):
@@ -267,17 +272,16 @@ class TensorBoardLogger(Logger):
         If tensorboard is not installed.
     """
 
+    _identity = "log_dir"
+    _module, _package = "torch.utils.tensorboard", "tensorboard"
+
     def __init__(self, log_dir: str | Path, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
         check_path("log_dir", log_dir, optional=False)
         self.log_dir = Path(log_dir)
-        _load("torch.utils.tensorboard", self, "tensorboard")
-
-    def __repr__(self) -> str:
-        return f"TensorBoardLogger({str(self.log_dir)!r})"
 
     def _open(self, step: int) -> Any:
-        module = importlib.import_module("torch.utils.tensorboard")
+        module = importlib.import_module(self._module)
         writer = module.SummaryWriter(str(self.log_dir), purge_step=step + 1)
         if self.params and step <= 0:
             rows = [f"| {name} | {value} |" for name, value in self.params.items()]
@@ -296,7 +300,9 @@ class TensorBoardLogger(Logger):
 class _Service(Logger):
     """A logger of a service whose runs have an id, which is part of the snapshot."""
 
-    run_id: str | None
+    def __init__(self, run_id: str | None, params: Mapping[str, Any] | None) -> None:
+        super().__init__(params)
+        self.run_id = run_id
 
     def state_dict(self) -> dict[str, Any]:
         """Return the id of the run, so that a resumed training continues it."""
@@ -306,11 +312,28 @@ class _Service(Logger):
         """Take the id from a snapshot."""
         self.run_id = state.get("run_id") or self.run_id
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(run_id={self.run_id!r})"
+
+class _Hosted(_Service):
+    """A service whose package makes a run from arguments of its own, which are passed on."""
+
+    _taken: tuple[tuple[str, str], ...]  # the arguments that the logger sets, and how it calls them
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        run_id: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        **init: Any,
+    ) -> None:
+        super().__init__(run_id, params)
+        for name, ours in self._taken:
+            if name in init:
+                raise InvalidTypeError(f"{name} is set by the logger; use {ours}= instead")
+        self._init = {"project": project, **init}
 
 
-class WandBLogger(_Service):
+class WandBLogger(_Hosted):
     """Send numbers to Weights & Biases.
 
     A resumed run continues the same W&B run, which keeps its first values of repeated steps.
@@ -319,16 +342,14 @@ class WandBLogger(_Service):
     ----------
     project : str, optional
         Default: taken from the environment by W&B.
-    name : str, optional
-        Name of the run.
-    dir : str or Path, optional
-        Folder for W&B's own files. Default: ``WANDB_DIR``, else ``./wandb``.
     run_id : str, optional
         A run to continue. Default: that of the snapshot, else a new one.
     params : mapping, optional
         Hyperparameters, the config of the run.
     **init : Any
-        Further arguments of ``wandb.init``, such as ``entity``, ``group``, ``mode="offline"``.
+        Further arguments of ``wandb.init``, such as ``name``, ``entity``, ``group``,
+        ``mode="offline"`` and ``dir``, the folder for W&B's own files (by default ``WANDB_DIR``,
+        else ``./wandb``).
 
     Raises
     ------
@@ -338,26 +359,12 @@ class WandBLogger(_Service):
         If `init` has an argument that the logger sets itself.
     """
 
-    def __init__(
-        self,
-        project: str | None = None,
-        *,
-        name: str | None = None,
-        dir: str | Path | None = None,
-        run_id: str | None = None,
-        params: Mapping[str, Any] | None = None,
-        **init: Any,
-    ) -> None:
-        super().__init__(params)
-        _check_free(init, {"id": "run_id", "config": "params", "resume": "run_id"})
-        self.run_id = run_id
-        folder = None if dir is None else str(dir)
-        self._init = {"project": project, "name": name, "dir": folder, **init}
-        _load("wandb", self, "wandb")
+    _module = _package = "wandb"
+    _taken = (("id", "run_id"), ("config", "params"), ("resume", "run_id"))
 
     def _open(self, step: int) -> Any:
         self.run_id = self.run_id or uuid.uuid4().hex[:8]
-        if self._init["dir"] is not None:  # without the folder, W&B would use a temporary one
+        if self._init.get("dir") is not None:  # without it, W&B would use a temporary folder
             Path(self._init["dir"]).mkdir(parents=True, exist_ok=True)
         wandb = importlib.import_module("wandb")
         config = self.params or None
@@ -397,6 +404,8 @@ class MLflowLogger(_Service):
         If no tracking URI is given or set.
     """
 
+    _module, _package = "mlflow", "mlflow-skinny"
+
     def __init__(
         self,
         experiment: str = "ml4cube",
@@ -406,11 +415,10 @@ class MLflowLogger(_Service):
         run_id: str | None = None,
         params: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(params)
-        self.experiment, self.tracking_uri = experiment, tracking_uri
-        self.run_name, self.run_id = run_name, run_id
+        super().__init__(run_id, params)
+        self.experiment, self.tracking_uri, self.run_name = experiment, tracking_uri, run_name
         self._last = -1  # the last step in the run
-        mlflow = _load("mlflow", self, "mlflow-skinny")
+        mlflow = importlib.import_module("mlflow")
         if tracking_uri is None and not mlflow.is_tracking_uri_set():
             raise InvalidTypeError(
                 "tracking_uri must be given, or set by mlflow.set_tracking_uri or "
@@ -448,7 +456,7 @@ class MLflowLogger(_Service):
         target.set_terminated(self.run_id, "FINISHED")
 
 
-class NeptuneLogger(_Service):
+class NeptuneLogger(_Hosted):
     """Send numbers to Neptune.
 
     A resumed run continues the same Neptune run, which keeps its first values of repeated steps.
@@ -457,16 +465,13 @@ class NeptuneLogger(_Service):
     ----------
     project : str, optional
         ``"workspace/project"``. Default: taken from the environment by Neptune.
-    api_token : str, optional
-        Default: taken from the environment by Neptune.
-    name : str, optional
-        Name of the run.
     run_id : str, optional
         Custom id of a run to continue. Default: that of the snapshot, else a new one.
     params : mapping, optional
         Hyperparameters, the field ``parameters``.
     **init : Any
-        Further arguments of ``neptune.init_run``, such as ``tags`` or ``mode="offline"``.
+        Further arguments of ``neptune.init_run``, such as ``name``, ``tags``, ``mode="offline"``
+        and ``api_token`` (by default taken from the environment by Neptune).
 
     Raises
     ------
@@ -476,21 +481,8 @@ class NeptuneLogger(_Service):
         If `init` has an argument that the logger sets itself.
     """
 
-    def __init__(
-        self,
-        project: str | None = None,
-        *,
-        api_token: str | None = None,
-        name: str | None = None,
-        run_id: str | None = None,
-        params: Mapping[str, Any] | None = None,
-        **init: Any,
-    ) -> None:
-        super().__init__(params)
-        _check_free(init, {"custom_run_id": "run_id", "with_id": "run_id"})
-        self.run_id = run_id
-        self._init = {"project": project, "api_token": api_token, "name": name, **init}
-        _load("neptune", self, "neptune")
+    _module = _package = "neptune"
+    _taken = (("custom_run_id", "run_id"), ("with_id", "run_id"))
 
     def _open(self, step: int) -> Any:
         continued = self.run_id is not None
@@ -510,28 +502,10 @@ class NeptuneLogger(_Service):
         target.stop()
 
 
-def _load(module: str, logger: Logger, package: str) -> Any:
-    """Import a module; if it is missing, raise an error that names the package to install."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"{type(logger).__name__} needs {package}, which is not installed "
-            f"(no module {error.name!r}); run `pip install {package}`",
-            name=error.name,
-        ) from error
-
-
-def _check_free(init: Mapping[str, Any], taken: Mapping[str, str]) -> None:
-    for name, ours in taken.items():
-        if name in init:
-            raise InvalidTypeError(f"{name} is set by the logger; use {ours}= instead")
-
-
-def _csv_line(row: Iterable[Any]) -> str:
-    line = io.StringIO(newline="")
-    csv.writer(line).writerow(row)
-    return line.getvalue()
+def _csv_lines(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, columns, restval="").writerows(rows)
+    return text.getvalue()
 
 
 def _json_line(row: Mapping[str, Any]) -> str:

@@ -38,22 +38,15 @@ class RankReport(Callback):
     the others wait for rank 1, which waits for data
     """
 
-    def __init__(self) -> None:
-        self._console = _Console("ml4cube.training.ranks")
-
-    def on_train_start(self, loop: TrainingLoop) -> None:
-        """Show log messages of the table, if logging is not set up."""
-        if loop.world.is_main:
-            self._console.open()
-
     def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Show the table."""
-        if loop.world.is_main:
-            self._console.logger.info("%s", self.table(row))
-
-    def on_close(self, loop: TrainingLoop) -> None:
-        """Restore logging."""
-        self._console.close()
+        if not loop.world.is_main:
+            return
+        ranks = logging.getLogger("ml4cube.training.ranks")
+        if ranks.hasHandlers():
+            ranks.info("%s", self.table(row))
+        else:
+            write_line(self.table(row))
 
     @staticmethod
     def table(row: Mapping[str, Any]) -> str:
@@ -236,8 +229,7 @@ class LoggerCallback(Callback):
     writes = True
 
     def __init__(self, loggers: Iterable[Any]) -> None:
-        self._loggers = listed(loggers)
-        self._dropped: set[int] = set()
+        self._loggers = listed(loggers)  # None where one was dropped
         for target in self._loggers:
             refuse_class("loggers", target)
             if not callable(getattr(target, "log", None)):
@@ -247,9 +239,7 @@ class LoggerCallback(Callback):
 
     def on_train_start(self, loop: TrainingLoop) -> None:
         """Start the loggers at the step of the run."""
-        for target in self._alive(loop):
-            if hasattr(target, "start"):
-                self._try(target, "start", loop.state.step)
+        self._tell(loop, "start", loop.state.step)
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Log the row of a check inside an epoch."""
@@ -259,23 +249,18 @@ class LoggerCallback(Callback):
     def on_epoch_end(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Log the row, without the table of ranks."""
         values = {name: value for name, value in row.items() if isinstance(value, int | float)}
-        for target in self._alive(loop):
-            self._try(target, "log", values, loop.state.step)
+        self._tell(loop, "log", values, loop.state.step)
 
     def on_close(self, loop: TrainingLoop) -> None:
         """Close the loggers."""
-        for target in self._alive(loop):
-            if hasattr(target, "close"):
-                self._try(target, "close")
+        self._tell(loop, "close")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each logger; that of a dropped one is empty."""
         return {
             "loggers": [
-                target.state_dict()
-                if hasattr(target, "state_dict") and number not in self._dropped
-                else {}
-                for number, target in enumerate(self._loggers)
+                target.state_dict() if hasattr(target, "state_dict") else {}
+                for target in self._loggers
             ]
         }
 
@@ -285,18 +270,15 @@ class LoggerCallback(Callback):
             if own and hasattr(target, "load_state_dict"):
                 target.load_state_dict(own)
 
-    def _alive(self, loop: TrainingLoop) -> list[Any]:
-        """Return the loggers that get values: on rank 0, and not dropped."""
-        if not loop.world.is_main:
-            return []
-        return [t for number, t in enumerate(self._loggers) if number not in self._dropped]
-
-    def _try(self, target: Any, method: str, *args: Any) -> None:
-        try:
-            getattr(target, method)(*args)
-        except Exception:
-            logger.exception("logger %s failed and is dropped; training continues", target)
-            self._dropped |= {n for n, other in enumerate(self._loggers) if other is target}
+    def _tell(self, loop: TrainingLoop, method: str, *args: Any) -> None:
+        """Call a method of the loggers that have it, on rank 0; drop those that fail."""
+        for number, target in enumerate(self._loggers if loop.world.is_main else ()):
+            try:
+                if hasattr(target, method):
+                    getattr(target, method)(*args)
+            except Exception:
+                logger.exception("logger %s failed and is dropped; training continues", target)
+                self._loggers[number] = None
 
 
 def _best(loop: TrainingLoop) -> str | None:
@@ -307,28 +289,6 @@ def _best(loop: TrainingLoop) -> str | None:
         return None
     value, row = (min if loop.options.mode == "min" else max)(values, key=lambda pair: pair[0])
     return f"{loop.monitor} {value:.6g} in epoch {loop.history['epoch'][row]}"
-
-
-class _Console:
-    """A logger whose INFO lines are shown while it is open, if logging is not set up."""
-
-    def __init__(self, name: str) -> None:
-        self.logger = logging.getLogger(name)
-        self._handler: logging.Handler | None = None
-        self._level = logging.NOTSET
-
-    def open(self) -> None:
-        if self.logger.hasHandlers() or self._handler is not None:
-            return
-        self._handler, self._level = logging.StreamHandler(), self.logger.level
-        self.logger.addHandler(self._handler)
-        self.logger.setLevel(logging.INFO)
-
-    def close(self) -> None:
-        if self._handler is not None:
-            self.logger.removeHandler(self._handler)
-            self.logger.setLevel(self._level)
-            self._handler = None
 
 
 def _find_slow(ranks: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -10,8 +10,8 @@ import copy
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from ml4cube.progress import write_line
 from ml4cube.training.callbacks import LoggerCallback, is_better
 from ml4cube.training.files.checkpoint import write_bytes
 from ml4cube.training.inputs.batches import as_pair, set_epoch
-from ml4cube.training.inputs.checks import check_loader
+from ml4cube.training.inputs.checks import check_loader, import_package
 from ml4cube.training.inputs.options import check_count, check_path
 from ml4cube.training.measure.scores import check_metrics
 from ml4cube.training.ranks.dist import World
@@ -167,6 +167,7 @@ class Trainer:
         self._parts = [p for p in self._data if p == "val" or score_train or test_data is None]
         loss = _default_loss(model) if loss is None else loss
         self._scores = ({} if loss is None else {"loss": loss}) | self.metrics
+        self._columns = {(p, name): _column(p, name) for p in self._parts for name in self._scores}
         self._monitor = self._pick_monitor(monitor, patience)
         self._mode, self._epochs, self._progress = mode, epochs, progress
         self._path = None if model_path is None else Path(model_path)
@@ -190,7 +191,7 @@ class Trainer:
         InvalidValueError
             If there are more samples than `max_samples`.
         """
-        run = _Run(World.single("cpu"), TrainState())
+        run = SimpleNamespace(world=World.single("cpu"), state=TrainState())
         best, best_value, best_epoch = copy.deepcopy(self.model), None, 0
         try:
             self._loggers.on_train_start(run)
@@ -214,7 +215,7 @@ class Trainer:
 
     def _pick_monitor(self, monitor: str | None, patience: int | None) -> str | None:
         """Return the column that chooses the best epoch, if there is one."""
-        known = [_column(part, name) for part in self._parts for name in self._scores]
+        known = [*self._columns.values()]
         default = _column("val" if "val" in self._parts else "train", "loss")
         if monitor is None and default not in known and patience is None:
             return None
@@ -225,7 +226,7 @@ class Trainer:
             )
         return monitor or default
 
-    def _run_epoch(self, run: _Run) -> dict[str, Any]:
+    def _run_epoch(self, run: SimpleNamespace) -> dict[str, Any]:
         started = time.perf_counter()
         set_epoch(self._data["train"], run.state.epoch)
         samples = self._partial_fit(run) if self._by_batch else self._fit(run)
@@ -236,21 +237,16 @@ class Trainer:
         run.state.epoch += 1
         self.history.append(row)
         if self._mlflow is not None:
-            self._log_scores(row, run.state.epoch)
+            for (part, name), column in self._columns.items():
+                prefix = "training" if part == "train" else "validation"
+                self._mlflow.log_metric(f"{prefix}_{name}", row[column], step=run.state.epoch)
         if self._progress:
             scores = {name: value for name, value in row.items() if isinstance(value, float)}
             text = ", ".join(f"{name} {value:.6g}" for name, value in scores.items())
             write_line(f"epoch {row['epoch']}/{self._epochs}: {text}")
         return row
 
-    def _log_scores(self, row: Mapping[str, Any], epoch: int) -> None:
-        prefixes = {"train": "training", "val": "validation"}
-        for part in self._parts:
-            for name in self._scores:
-                value = row[_column(part, name)]
-                self._mlflow.log_metric(f"{prefixes[part]}_{name}", value, step=epoch)
-
-    def _partial_fit(self, run: _Run) -> int:
+    def _partial_fit(self, run: SimpleNamespace) -> int:
         """Train on all batches once, and return the number of samples."""
         if self._classes is None and self._supervised and is_classifier(self.model):
             found = [np.unique(batch.y) for batch in self._batches(self._data["train"], "train")]
@@ -265,7 +261,7 @@ class Trainer:
             run.state.step += 1
         return samples
 
-    def _fit(self, run: _Run) -> int:
+    def _fit(self, run: SimpleNamespace) -> int:
         """Fit on all samples at once, and return their number."""
         whole = _concatenate(self._batches(self._data["train"], "train"), self._max_samples)
         self._learn(self.model.fit, whole)
@@ -304,21 +300,20 @@ class Trainer:
 
     def _evaluate(self, data: Any, part: str) -> dict[str, float]:
         """Return loss and metrics over all samples, by column."""
-        streamed = {n: copy.deepcopy(m) for n, m in self._scores.items() if hasattr(m, "update")}
-        plain = {n: m for n, m in self._scores.items() if n not in streamed}
         truths, preds = [], []
         for batch in self._batches(data, part):
-            pred = self._predict(batch.x)
-            truth = batch.y if self._supervised else batch.x
-            for metric in streamed.values():
-                metric.update(pred, truth)
-            if plain:  # these metrics need all targets at once
-                truths.append(truth)
-                preds.append(pred)
-        whole = (np.concatenate(truths), np.concatenate(preds)) if truths else ((), ())
-        values = {name: metric(*whole) for name, metric in plain.items()}
-        values |= {name: metric.compute() for name, metric in streamed.items()}
-        return {_column(part, name): float(value) for name, value in values.items()}
+            truths.append(batch.y if self._supervised else batch.x)
+            preds.append(self._predict(batch.x))
+        truth, pred = np.concatenate(truths), np.concatenate(preds)
+        values = {}
+        for name, metric in self._scores.items():
+            if hasattr(metric, "update"):
+                own = copy.deepcopy(metric)
+                own.update(pred, truth)
+                values[_column(part, name)] = float(own.compute())
+            else:
+                values[_column(part, name)] = float(metric(truth, pred))
+        return values
 
     def _predict(self, x: Array) -> Array:
         if hasattr(self.model, "predict"):
@@ -428,14 +423,6 @@ class Batch(NamedTuple):
     weights: Array | None
 
 
-@dataclass
-class _Run:
-    """The state of a run, with the attributes that `LoggerCallback` uses."""
-
-    world: World
-    state: TrainState
-
-
 def _column(part: str, name: str) -> str:
     """Return the column of a score; metrics without prefix are of the validation data."""
     return f"{part}_{name}" if part == "train" or name == "loss" else name
@@ -477,12 +464,9 @@ def _concatenate(batches: Iterator[Batch], max_samples: int | None) -> Batch:
                 f"train_data has more than max_samples={max_samples}; increase it, or use an "
                 "estimator with partial_fit and batch_training=True"
             )
-    weights = [batch.weights for batch in read if batch.weights is not None]
-    return Batch(
-        np.concatenate([batch.x for batch in read]),
-        np.concatenate([batch.y for batch in read]),
-        np.concatenate(weights) if weights else None,
-    )
+    x, y, weights = zip(*read, strict=True)
+    whole = None if weights[0] is None else np.concatenate(weights)
+    return Batch(np.concatenate(x), np.concatenate(y), whole)
 
 
 def _is_arrays(data: Any) -> bool:
@@ -510,11 +494,4 @@ def _check_model(model: Any, *, by_batch: bool) -> None:
 
 
 def _skops() -> Any:
-    try:
-        import skops.io
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "saving estimators needs skops, which is not installed; run `pip install skops`",
-            name=error.name,
-        ) from error
-    return skops.io
+    return import_package("skops.io", "skops", "saving estimators")

@@ -6,7 +6,6 @@ import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,16 +14,10 @@ from torch.optim import Optimizer
 
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.training.addons.core import AddOnBase, combine
+from ml4cube.training.addons.web_logger import web_loggers
 from ml4cube.training.advanced import AdvancedTrainer
-from ml4cube.training.callbacks import (
-    Callback,
-    EarlyStopping,
-    LoggerCallback,
-    ModelCheckpoint,
-    Progress,
-    note_best,
-)
-from ml4cube.training.events import as_callbacks
+from ml4cube.training.callbacks import EarlyStopping, ModelCheckpoint, note_best, reporting
+from ml4cube.training.events import Callback, as_callbacks, listed
 from ml4cube.training.inputs.batches import agreed_samples, as_pair
 from ml4cube.training.inputs.checks import check_loss, check_model
 from ml4cube.training.inputs.options import Options, check_count, pick_precision
@@ -73,8 +66,6 @@ class Trainer(TrainerState):
         Learning rate scheduler of torch or of `ml4cube.training.schedulers`.
     log_bar : bool
         The same as `progress`.
-    scheduler_step_on_batch : bool
-        Whether the scheduler moves on after every optimizer step, not every epoch.
     gradient_clip : float
         Largest norm of the gradients; 0 clips nothing.
     loss : callable, optional
@@ -82,33 +73,25 @@ class Trainer(TrainerState):
     metrics : mapping, optional
         As for `ml4cube.training.pytorch.Trainer`, computed in testing. A `test_step` of your own
         must return ``"output"`` and ``"target"`` for them.
-    gradient_accumulation_steps : int
-        Batches per optimizer step, weighted by their samples.
     use_amp : bool
         Whether to compute in half precision: fp16 on a GPU, bf16 elsewhere.
     precision : {"fp32", "bf16", "fp16"}, optional
         The precision by name.
-    max_steps : int, optional
-        Optimizer steps to take at most, over all calls of `run`.
     callbacks : Callback or iterable of Callback
         Such as `EarlyStopping` and `ModelCheckpoint`.
     loggers : object or iterable of object
         Each with ``log(values, step)``; given every epoch's numbers.
-    snapshot_path : str or Path, optional
-        File to save the full state of the run to, and to resume from.
-    save_every : int
-        Epochs between snapshots.
-    seed : int, optional
-        Seeds dropout and unseeded loaders for the time of training.
     progress : bool
         Whether to show a bar and write a line to stderr for every epoch, on rank 0.
     web_logger : mapping, optional
         For `WandBLoggerAddon` and `NeptuneLoggerAddon`.
     **options : Any
-        Further settings, as for `ml4cube.training.pytorch.Trainer`: ``max_time``,
-        ``limit_train_batches``, ``limit_val_batches``, ``fast_dev_run``, ``ema``, ``compile``,
-        ``log_grad_norm``, ``find_unused_parameters``, ``strategy``, ``shard_modules``, ``monitor``,
-        ``mode``, ``validate_every``, ``validate_every_steps``.
+        Further settings, as for `ml4cube.training.pytorch.Trainer`: ``snapshot_path``,
+        ``save_every``, ``seed``, ``max_steps`` (over all calls of `run`), ``max_time``,
+        ``gradient_accumulation_steps``, ``scheduler_step_on_batch``, ``limit_train_batches``,
+        ``limit_val_batches``, ``fast_dev_run``, ``ema``, ``compile``, ``log_grad_norm``,
+        ``find_unused_parameters``, ``strategy``, ``shard_modules``, ``monitor``,
+        ``validate_every``, ``validate_every_steps``.
 
     Attributes
     ----------
@@ -166,19 +149,13 @@ class Trainer(TrainerState):
         scheduler: Any = None,
         *,
         log_bar: bool = True,
-        scheduler_step_on_batch: bool = False,
         gradient_clip: float | None = 0.0,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
         metrics: Mapping[str, Any] | None = None,
-        gradient_accumulation_steps: int = 1,
         use_amp: bool = False,
         precision: str | None = None,
-        max_steps: int | None = None,
         callbacks: Iterable[Callback] = (),
         loggers: Iterable[Any] = (),
-        snapshot_path: str | Path | None = None,
-        save_every: int = 10,
-        seed: int | None = None,
         progress: bool = True,
         web_logger: Mapping[str, Any] | None = None,
         **options: Any,
@@ -186,7 +163,7 @@ class Trainer(TrainerState):
         arguments = dict(locals())
         check_choice("mode", mode, ["train", "test", "min", "max"])
         check_model(model)
-        _refuse_web_logger(web_logger)
+        loggers = [*listed(loggers), *web_loggers(web_logger, self.add_ons)]
         ddp_init()
         world = World.current(_own_device(device))
         super().__init__(
@@ -213,8 +190,7 @@ class Trainer(TrainerState):
         self._follow = FollowTrainer(self)
         self._callbacks += [
             self._follow,
-            *([Progress()] if log_bar and progress else []),
-            LoggerCallback(loggers),
+            *reporting(log_bar and progress, loggers),
             *as_callbacks(callbacks),
         ]
         self._tested = History()
@@ -634,18 +610,3 @@ def _joined(parts: list[Any]) -> Any:
     if isinstance(first, tuple):
         return tuple(_joined(list(column)) for column in zip(*parts, strict=True))
     return torch.cat(parts)
-
-
-def _refuse_web_logger(rest: Mapping[str, Any] | None) -> None:
-    """Refuse services that no add-on has taken out."""
-    known = {"wandb": "WandBLoggerAddon", "neptune": "NeptuneLoggerAddon"}
-    if rest is not None and not isinstance(rest, Mapping):
-        raise InvalidTypeError(
-            f"web_logger must be a mapping like {{'wandb': {{'project': 'name'}}}}, got {rest!r}"
-        )
-    for name in rest or {}:
-        check_choice("web_logger", name, known)
-        raise InvalidTypeError(
-            f"web_logger has {name!r}, but this Trainer has no {known[name]}; make it with "
-            f"Trainer.add_on({known[name]})"
-        )

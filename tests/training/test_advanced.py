@@ -69,16 +69,6 @@ def test_one_checkpoint_over_several_runs_keeps_the_best_few_of_each(tmp_path):
     assert all(path.read_bytes() == content for path, content in files.items())
 
 
-def test_files_of_another_run_are_neither_replaced_nor_removed(tmp_path):
-    first = ModelCheckpoint(tmp_path, save_top_k=1)
-    trainer(epochs=1, callbacks=[first]).train()
-    before = first.paths[0].read_bytes()
-    second = ModelCheckpoint(tmp_path, save_top_k=1)
-    trainer(epochs=1, callbacks=[second]).train()
-    assert first.paths[0].read_bytes() == before
-    assert [p.name for p in (*first.paths, *second.paths)] == ["epoch-0001.pt", "epoch-0001-v1.pt"]
-
-
 def test_fit_equals_the_trainer_underneath_and_resumes(tmp_path):
     data, val = dataset(40), DataLoader(dataset(17, seed=1), batch_size=5)
     whole = trainer(gradient_accumulation_steps=2, epochs=4)
@@ -122,6 +112,14 @@ def test_everything_the_document_names_at_once(tmp_path):
     """Stopping, schedule, checkpoints, AMP, accumulation, clipping, TensorBoard, callbacks."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    class Look(nn.Linear):
+        seen = set()  # noqa: RUF012
+
+        def forward(self, x):
+            found = super().forward(x)
+            self.seen.add(found.dtype)
+            return found
+
     class Count(Callback):
         steps = epochs = 0
 
@@ -131,7 +129,7 @@ def test_everything_the_document_names_at_once(tmp_path):
         def on_epoch_end(self, loop, row):
             Count.epochs += 1
 
-    model = network()
+    model = Look(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     checkpoint = ModelCheckpoint(tmp_path / "kept", monitor="l1", mode="max", save_top_k=2)
     parts = AdvancedTrainer(
@@ -157,23 +155,12 @@ def test_everything_the_document_names_at_once(tmp_path):
     # 6 batches in windows of 4 are 2 steps; l1 falls, so "max" stops after the second strike
     assert (len(history), Count.epochs, Count.steps) == (3, 3, 6)
     assert history["lr"] == [0.01, 0.005, 0.0025]
+    assert Look.seen == {torch.bfloat16}
     assert [int(path.stem[6:10]) for path in checkpoint.paths] == [1, 2]
     board = EventAccumulator(str(tmp_path / "board"))
     board.Reload()
     found = [(event.step, event.value) for event in board.Scalars("val_loss")]
     assert found == [(2 * i, pytest.approx(v)) for i, v in enumerate(history["val_loss"], start=1)]
-
-
-def test_half_precision_is_what_the_model_computes_in():
-    seen = []
-
-    class Look(nn.Linear):
-        def forward(self, x):
-            seen.append(super().forward(x).dtype)
-            return super().forward(x)
-
-    fitted(1, model=Look(3, 1), use_amp=True)
-    assert set(seen) == {torch.bfloat16}
 
 
 def test_a_second_fit_trains_on_with_all_its_patience():
@@ -228,47 +215,39 @@ def test_a_bar_moves_within_the_epoch_of_a_terminal(capsys, monkeypatch):
     assert "steps" in shown
 
 
-def test_bad_parts_are_refused():
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with pytest.raises(InvalidTypeError, match="criterion must be a loss function"):
-        AdvancedTrainer(model, optimizer, "mse")
-    with pytest.raises(
-        InvalidTypeError, match="early_stopping must be an EarlyStopping or None, got 5"
-    ):
-        AdvancedTrainer(model, optimizer, nn.MSELoss(), early_stopping=5)
-    with pytest.raises(InvalidValueError, match="gradient_accumulation_steps must be"):
-        AdvancedTrainer(model, optimizer, nn.MSELoss(), gradient_accumulation_steps=0)
-    with pytest.raises(InvalidValueError, match="save_top_k=0"):
-        ModelCheckpoint("x", save_top_k=0)
-    with pytest.raises(InvalidValueError, match="did you mean 'min'"):
-        ModelCheckpoint("x", mode="mim")
-    for make, said in (
-        (lambda: EarlyStopping(min_delta="x"), "min_delta must be a number of 0 or more, got 'x'"),
+MODEL = network()
+SGD = torch.optim.SGD(MODEL.parameters(), lr=0.01)
+PARTS = MODEL, SGD, nn.MSELoss()
+
+
+def without_validation():
+    stopping = AdvancedTrainer(*PARTS, early_stopping=EarlyStopping(), device="cpu")
+    stopping.fit(DataLoader(dataset(8), batch_size=4), epochs=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: AdvancedTrainer(MODEL, SGD, "mse"), "criterion must be a loss function"),
+        (lambda: AdvancedTrainer(*PARTS, early_stopping=5), "an EarlyStopping or None, got 5"),
+        (lambda: AdvancedTrainer(*PARTS, gradient_accumulation_steps=0), "steps must be an int"),
+        (lambda: ModelCheckpoint("x", save_top_k=0), "save_top_k must be an int of 1 or more"),
+        (lambda: ModelCheckpoint("x", mode="mim"), "did you mean 'min'"),
         (lambda: ModelCheckpoint(3), "save_dir must be a path"),
-        (lambda: TensorBoardLogger(None), "log_dir must be a path"),
+        (lambda: EarlyStopping(min_delta="x"), "min_delta must be a number of 0 or more, got 'x'"),
         (lambda: MaskedLoss(nn.MSELoss), "loss=MSELoss is a class"),
-        (
-            lambda: GradientAccumulator(model, optimizer, "2"),
-            "accumulation_steps must be an int of 1 or more, got '2'",
-        ),
-        (
-            lambda: GradientAccumulator(model, optimizer, 2, "1"),
-            "max_grad_norm must be positive .* got '1'",
-        ),
-        (
-            lambda: GradientAccumulator(model, optimizer).step(0.5),
-            "the loss must be a tensor, got a float",
-        ),
-        (lambda: GradientAccumulator(model, optimizer).step(torch.ones(())), "does not depend"),
+        (lambda: GradientAccumulator(MODEL, SGD, "2"), "steps must be an int of 1 .* got '2'"),
+        (lambda: GradientAccumulator(MODEL, SGD, 2, "1"), "max_grad_norm must be .* got '1'"),
+        (lambda: GradientAccumulator(MODEL, SGD).step(0.5), "loss must be a tensor, got a float"),
+        (lambda: GradientAccumulator(MODEL, SGD).step(torch.ones(())), "does not depend"),
         (lambda: MultiGPUTrainer("model"), "model must be a torch.nn.Module, got 'model'"),
         (lambda: DistributedTrainer(None), "model must be a torch.nn.Module, got None"),
-    ):
-        with pytest.raises((InvalidTypeError, InvalidValueError), match=said):
-            make()
-    stopping = AdvancedTrainer(model, optimizer, nn.MSELoss(), early_stopping=EarlyStopping())
-    with pytest.raises(InvalidValueError, match="monitor: unknown column 'val_loss'"):
-        stopping.fit(DataLoader(dataset(8), batch_size=4), epochs=2)
+        (without_validation, "monitor: unknown column 'val_loss'"),
+    ],
+)
+def test_bad_parts_are_refused(make, said):
+    with pytest.raises((InvalidTypeError, InvalidValueError), match=said):
+        make()
 
 
 def test_accumulator_weighs_by_samples_and_clips():

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import time
 from datetime import timedelta
 
@@ -25,24 +24,23 @@ from ml4cube.training.losses import MaskedLoss
 from ml4cube.training.pytorch import Trainer
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.seeding import seed_everything
+from ml4cube.training.trainer import Trainer as StepTrainer
 from tests.distributed_runner import on_ranks
 from tests.samplestores import write_store
 from tests.training_parts import (
     At,
     Interrupt,
+    Save,
     Standing,
     Stateful,
     dataset,
     losses,
     meet_now,
     network,
+    resumed_alike,
     trainer,
     weights,
 )
-
-
-def raise_interrupt():
-    raise Interrupt
 
 
 @pytest.fixture(scope="module")
@@ -100,21 +98,8 @@ def test_a_limited_epoch_is_resumed_inside_and_ends_as_undisturbed(tmp_path):
     def fresh(**more):
         return trainer(limit_train_batches=7, limit_val_batches=2, epochs=3, **more)
 
-    class Save(Callback):
-        def on_step_end(self, loop):
-            if loop.state.step == 10:
-                loop._signals.save = True
-            meet_now(loop)
-
-    whole = fresh()
-    model = whole.train()
-    path = tmp_path / "s.pt"
-    with pytest.raises(Interrupt):
-        fresh(snapshot_path=path, callbacks=[Save(), At(12, raise_interrupt)]).train()
-    assert torch.load(path, weights_only=True)["state"]["batch"] == 3
-    resumed = fresh(snapshot_path=path)
-    assert weights(resumed.train()) == weights(model)
-    assert losses(resumed) == losses(whole)
+    position, _ = resumed_alike(tmp_path / "s.pt", fresh, Save(10), At(12))
+    assert position["batch"] == 3
 
 
 KINDS = {"stateful": Stateful, "standing": Standing}
@@ -139,20 +124,9 @@ def test_a_snapshot_after_the_last_batch_trains_on_none_of_the_next_epoch(tmp_pa
         options = {"loss": nn.L1Loss(), "limit_train_batches": limit, **more}
         return trainer(model=model, train=train, val=val, **options)
 
-    class Save(Callback):
-        def on_step_end(self, loop):
-            loop._signals.save |= loop.state.step == last
-
-    whole = fresh()
-    model = whole.train()
-    path, stops = tmp_path / "s.pt", [Save(), At(last + 1, raise_interrupt)]
-    with pytest.raises(Interrupt):
-        fresh(snapshot_path=path, callbacks=stops).train()
-    state = torch.load(path, weights_only=True)["state"]
-    assert (state["epoch"], state["batch"]) == (0, last)
-    resumed = fresh(snapshot_path=path)
-    assert weights(resumed.train()) == weights(model)
-    assert losses(resumed) == losses(whole)
+    stops = Save(last, meet=False), At(last + 1)
+    position, resumed = resumed_alike(tmp_path / "s.pt", fresh, *stops)
+    assert (position["epoch"], position["batch"]) == (0, last)
     assert [rows[0]["train_n"] for rows in resumed.history["ranks"]] == [4 * last] * 3
 
 
@@ -257,49 +231,15 @@ def test_time_limit_in_validation_leaves_it_to_the_resumed_run(tmp_path):
     assert losses(resumed) == losses(whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ema", [None, 0.9])
-def test_a_run_that_time_ended_goes_on_when_called_again(tmp_path, ema):
-    whole = trainer(epochs=2, ema=ema)
-    model = whole.train()
-    pause = At(3, lambda: time.sleep(1.2))
-    cut = trainer(
-        epochs=2, ema=ema, snapshot_path=tmp_path / "s.pt", callbacks=[pause, Slow(0)], max_time=1.0
-    )
-    cut.train()
-    assert len(cut.history) == 0
-    assert weights(cut.train()) == weights(model)
-    assert losses(cut) == losses(whole)
+class SaveInValidation(Callback):
+    """Ask for a snapshot when a validation begins, which is then made again."""
 
-
-def test_one_loader_for_training_and_validation_is_resumed_in_validation(tmp_path, monkeypatch):
-    """The snapshot says where training stood, not where validation did."""
-
-    def fresh(**more):
-        loader = prep_dataloader(dataset(36), batch_size=4, seed=2)
-        return trainer(train=loader, val=loader, epochs=2, **more)
-
-    whole = fresh()
-    model = whole.train()
-    path = tmp_path / "s.pt"
-    cut = fresh(snapshot_path=path, callbacks=[At(10, raise_interrupt)])
-    asked, is_called = iter(range(99)), cut._loop._is_called
-
-    def called():
-        cut._loop._signals.save |= next(asked) == 3
-        return is_called()
-
-    monkeypatch.setattr(cut._loop, "_is_called", called)
-    with pytest.raises(Interrupt):
-        cut.train()
-    resumed = fresh(snapshot_path=path)
-    assert weights(resumed.train()) == weights(model)
-    assert losses(resumed) == losses(whole)
-    assert [rows[0]["val_n"] for rows in resumed.history["ranks"]] == [36, 36]
+    def on_validation_start(self, loop):
+        loop._signals.save = True
 
 
 @pytest.mark.parametrize("max_steps", [None, 5])
-def test_a_snapshot_saved_in_validation_does_not_change_the_run(tmp_path, monkeypatch, max_steps):
+def test_a_snapshot_saved_in_validation_does_not_change_the_run(tmp_path, max_steps):
     """Neither the run that goes on, nor that which is resumed from it.
 
     A loader that also trains begins a pass that is made again in another order.
@@ -312,29 +252,13 @@ def test_a_snapshot_saved_in_validation_does_not_change_the_run(tmp_path, monkey
         spread = {"spread": lambda pred, target: pred.std().item()}
         return trainer(train=train, val=val, metrics=spread, max_steps=max_steps, **more)
 
-    whole = fresh()
-    model = whole.train()
-    path, kept = tmp_path / "s.pt", tmp_path / "kept.pt"
-    saved = fresh(snapshot_path=path)
-    asked, is_called, save = iter(range(999)), saved._loop._is_called, saved._loop._save
+    class End(SaveInValidation):
+        def on_validation_end(self, loop, row):
+            raise Interrupt
 
-    def called():
-        saved._loop._signals.save |= next(asked) == 2
-        return is_called()
-
-    def save_and_keep():
-        save()
-        if not kept.exists():
-            shutil.copyfile(path, kept)
-
-    monkeypatch.setattr(saved._loop, "_is_called", called)
-    monkeypatch.setattr(saved._loop, "_save", save_and_keep)
-    went_on = saved.train()
-    resumed = fresh(snapshot_path=kept)
-    assert weights(resumed.train()) == weights(went_on) == weights(model)
-    assert losses(resumed) == losses(whole)
-    if max_steps is None:
-        assert losses(saved) == losses(whole)
+    resumed_alike(tmp_path / "s.pt", fresh, End())
+    saved, whole = fresh(snapshot_path=tmp_path / "t.pt", callbacks=SaveInValidation()), fresh()
+    assert weights(saved.train()) == weights(whole.train())
 
 
 def test_an_order_inside_a_batch_sampler_changes_by_epoch_and_is_resumed(tmp_path):
@@ -362,14 +286,7 @@ def test_an_order_inside_a_batch_sampler_changes_by_epoch_and_is_resumed(tmp_pat
             train=DataLoader(source, batch_sampler=BatchSampler(drawn, 4, False)), **more
         )
 
-    whole = fresh()
-    model = whole.train()
-    path = tmp_path / "s.pt"
-    with pytest.raises(Interrupt):
-        fresh(snapshot_path=path, save_every=1, callbacks=[At(14, raise_interrupt)]).train()
-    resumed = fresh(snapshot_path=path)
-    assert weights(resumed.train()) == weights(model)
-    assert losses(resumed) == losses(whole)
+    resumed_alike(tmp_path / "s.pt", fresh, At(14), save_every=1)
 
 
 def test_time_limit_without_snapshot_validates_what_there_is(tmp_path):
@@ -454,40 +371,11 @@ def averaged(folder, ranks):
     def fresh(**more):
         return trainer(ranks=ranks, model=network(norm=True), ema=0.9, epochs=3, **more)
 
-    whole = fresh()
-    model = whole.train()
-    for name in ("end", "inside", "validation"):
-        path = f"{folder}/{name}.pt"
-
-        class Save(Callback):
-            def on_step_end(self, loop, name=name):
-                per_epoch = 10 // loop.world.size
-                if name != "end" and loop.state.step == per_epoch + 3:
-                    loop._signals.save = name == "inside"
-                meet_now(loop)
-
-        class Val(DataLoader):
-            passes = 0
-
-            def __iter__(self):
-                self.passes += 1
-                for batch in super().__iter__():
-                    if self.passes == 2 and self.holds is not None:
-                        self.holds._loop._signals.save = True
-                    yield batch
-
-        val = Val(dataset(17, seed=1), batch_size=5)
-        val.holds = None
-        stop = At(30 // (2 if ranks else 1) - 2, raise_interrupt)
-        cut = fresh(snapshot_path=path, save_every=1, callbacks=[Save(), stop], val=val)
-        if name == "validation":
-            val.holds = cut
-        with pytest.raises(Interrupt):
-            cut.train()
-        resumed = fresh(snapshot_path=path, save_every=1)
-        assert weights(resumed.train()) == weights(model), name
-        assert losses(resumed) == losses(whole), name
-    return weights(model), losses(whole)
+    steps = 5 if ranks else 10
+    _, resumed = resumed_alike(f"{folder}/end.pt", fresh, At(3 * steps - 2), save_every=1)
+    for name, save in (("inside", Save(steps + 3)), ("validation", SaveInValidation())):
+        resumed_alike(f"{folder}/{name}.pt", fresh, save, At(steps + 5))
+    return weights(resumed.model), losses(resumed)
 
 
 def test_averages_are_resumed_bit_for_bit(tmp_path):
@@ -532,18 +420,6 @@ def test_snapshot_with_an_average_is_resumed_without_where_that_is_asked_for(tmp
     with pytest.warns(UserWarning, match=r"ema: 0\.9 → None"):
         trainer(snapshot_path=path, epochs=2, callbacks=Look()).train()
     assert begun == [{name: value.tolist() for name, value in content["model"].items()}]
-
-
-def test_without_average_the_reported_loss_is_that_of_the_file_with_batch_norm(tmp_path):
-    path = tmp_path / "best.pt"
-    run = trainer(model=network(norm=True), best_model_path=path)
-    run.train()
-    model = network(seed=5, norm=True)
-    model.load_state_dict(torch.load(path, weights_only=True))
-    x, y = dataset(17, seed=1).tensors
-    with torch.no_grad():
-        mean = nn.functional.mse_loss(model.eval()(x), y).item()
-    assert mean == pytest.approx(run.best_loss, rel=1e-6)
 
 
 def batch_norm_on_ranks(folder):
@@ -869,52 +745,39 @@ def plain_batches(count):
     return list(zip(data.tensors[0].split(4), data.tensors[1].split(4), strict=True))
 
 
+class OwnSteps(StepTrainer):
+    """Returns a second number beside the loss."""
+
+    def train_step(self, batch):
+        error = self.model(batch[0]) - batch[1]
+        return {"loss": error.pow(2).mean(), "mae": error.abs().mean()}
+
+
 @pytest.mark.parametrize(
-    "more",
+    ("own_steps", "more"),
     [
-        {},
-        {"loss": MaskedLoss(nn.MSELoss())},
-        {"gradient_clip": 1.0, "log_grad_norm": True, "ema": 0.9, "precision": "bf16"},
-        {"gradient_accumulation_steps": 3, "scheduler_step_on_batch": True},
+        (True, {}),
+        (False, {}),
+        (False, {"loss": MaskedLoss(nn.MSELoss())}),
+        (False, {"gradient_clip": 1.0, "log_grad_norm": True, "ema": 0.9, "precision": "bf16"}),
+        (False, {"gradient_accumulation_steps": 3, "scheduler_step_on_batch": True}),
     ],
 )
-def test_a_step_reads_nothing_from_the_device(more, monkeypatch):
+def test_a_step_reads_nothing_from_the_device(own_steps, more, monkeypatch):
     """Between two meetings no call makes the host wait for a value."""
     reads = Reads(monkeypatch)
-    run = trainer(
-        train=plain_batches(90),
-        model=network(norm=True),
-        callbacks=[reads],
-        validate_parallelism=True,
-        best_model_path=None,
-        epochs=1,
-        **more,
-    )
-    run.train()
+    model = network(norm=True)
+    settings = {"callbacks": [reads], **more}
+    if own_steps:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        run = OwnSteps(model, "cpu", optimizer=optimizer, **settings)
+        run.run(1, plain_batches(90))
+    else:
+        settings |= {"validate_parallelism": True, "epochs": 1}
+        trainer(train=plain_batches(90), model=model, **settings).train()
     assert reads.count > 0  # the meetings do read
-    assert len(reads.per_step) == run._loop.state.step >= 30
+    assert len(reads.per_step) >= 30
     between = [n for n, due in zip(reads.per_step[1:], reads.asked[:-1], strict=True) if not due]
     assert len(between) >= 20
     assert between[0] == max(between), reads.per_step
     assert set(between) == {0}
-
-
-def reads_on_ranks(folder):
-    monkeypatch = pytest.MonkeyPatch()
-    reads = Reads(monkeypatch)
-    try:
-        loader = DataLoader(dataset(360), batch_size=4)
-        model = network(norm=True)
-        trainer(ranks=True, train=loader, model=model, callbacks=[reads], epochs=1).train()
-    finally:
-        monkeypatch.undo()
-    return reads.per_step, reads.asked
-
-
-@pytest.mark.slow
-def test_a_step_of_several_ranks_reads_nothing_from_the_device(two_ranks):
-    for results in two_ranks:
-        per_step, asked = results["reads_on_ranks"]
-        between = [n for n, due in zip(per_step[1:], asked[:-1], strict=True) if not due]
-        assert len(between) > 60
-        assert set(between) == {0}, per_step

@@ -20,12 +20,10 @@ from ml4cube.errors import (
     StoreError,
 )
 from ml4cube.training.callbacks import Callback
-from ml4cube.training.losses import MaskedLoss
-from ml4cube.training.run.loop import Loop
 from ml4cube.training.schedulers import CosineAnnealingScheduler
-from ml4cube.training.trainer import EarlyStopping, ModelCheckpoint, ProgressChecker, Trainer
+from ml4cube.training.trainer import EarlyStopping, ModelCheckpoint, Trainer
 from tests.distributed_runner import on_ranks
-from tests.training_parts import At, Interrupt, dataset, network, weights
+from tests.training_parts import At, Interrupt, dataset, loader, losses, network, weights
 
 
 class Regression(Trainer):
@@ -47,16 +45,6 @@ def make(kind=Regression, *, model=None, optimizer=True, schedule=False, **argum
     if schedule:
         arguments["scheduler"] = CosineAnnealingScheduler(arguments["optimizer"], 20)
     return kind(model, **{"device": "cpu", **arguments})
-
-
-def loader(samples=22, batch_size=4, seed=0, **arguments):
-    return DataLoader(dataset(samples, seed), batch_size=batch_size, **arguments)
-
-
-def columns(history, *, besides=()):
-    """What does not depend on the clock."""
-    hidden = ("seconds", "ranks", *besides)
-    return {name: values for name, values in history.to_dict().items() if name not in hidden}
 
 
 # ------------------------------------------------------------- against a loop by hand
@@ -109,9 +97,11 @@ def test_a_loss_is_the_same_as_steps_that_compute_it():
         torch.manual_seed(1)
         run = make(**arguments)
         run.run(2, loader(shuffle=True), loader(7, seed=2))
-        return weights(run.model), columns(run.history, besides=("train_mae", "val_mae"))
+        return weights(run.model), losses(run)
 
-    assert trained(kind=Trainer, loss=nn.MSELoss()) == trained()
+    (model, found), (other, more) = trained(kind=Trainer, loss=nn.MSELoss()), trained()
+    assert model == other
+    assert found == {name: values for name, values in more.items() if "mae" not in name}
 
 
 def test_metrics_loggers_and_options_are_those_of_the_loop():
@@ -144,7 +134,7 @@ def test_run_goes_on_where_it_ended():
         run = make(schedule=True, **arguments)
         for epochs in parts:
             run.run(epochs, loader(shuffle=True), loader(7, seed=2))
-        return weights(run.model), columns(run.history), run.progress_checker.epoch
+        return weights(run.model), losses(run), run.progress_checker.epoch
 
     for arguments in ({}, {"seed": 3}, {"gradient_accumulation_steps": 4}):
         assert trained([4], **arguments) == trained([1, 2, 1], **arguments)
@@ -156,18 +146,6 @@ def test_run_after_an_early_stop_trains_as_many_epochs_as_asked():
     assert len(run.history) == 2
     run.run(2, loader())
     assert len(run.history) == 4
-
-
-def test_a_stopped_run_that_is_resumed_stays_stopped(tmp_path):
-    def stopped():
-        stopping = EarlyStopping(patience=1, monitor="lr")
-        run = make(callbacks=[stopping], snapshot_path=tmp_path / "s.pt")
-        run.run(5, loader())
-        return columns(run.history)
-
-    first = stopped()
-    assert len(first["lr"]) == 2
-    assert stopped() == first
 
 
 @pytest.mark.parametrize(
@@ -250,18 +228,6 @@ def test_test_mode_needs_no_optimizer_and_changes_nothing():
     run.toggle()
     with pytest.raises(InvalidTypeError, match="got None; give one, or mode='test'"):
         run.run(1, loader())
-
-
-def test_toggle_tests_in_between_without_touching_the_history():
-    run = make()
-    run.run(1, loader())
-    run.toggle("test")
-    assert run.run(1, loader(9)).keys()[:2] == ["val_loss", "val_mae"]
-    run.toggle()
-    run.run(1, loader())
-    assert run.history["epoch"] == [1, 2]
-    with pytest.raises(InvalidValueError, match="did you mean 'test'"):
-        run.toggle("tests")
 
 
 def test_inference_is_in_order_on_the_cpu_and_without_dropout():
@@ -354,79 +320,7 @@ def test_logs_survive_loaders_that_use_their_memory_again():
     assert torch.equal(torch.cat(run.log_test["x"]), dataset(8).tensors[0])
 
 
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        ([1.0], "must return a dict"),
-        ({"val_loss": 1.0}, r"returned \['val_loss'\], which are columns of the History"),
-    ],
-)
-def test_bad_metrics_are_refused(found, message):
-    class Bad(Regression):
-        def metric_on_epoch_end(self):
-            return found
-
-    with pytest.raises((InvalidTypeError, InvalidValueError), match=message):
-        make(Bad).run(1, loader())
-
-
-@pytest.mark.parametrize("returned", [None, 0.5, {"mae": torch.zeros(())}, {"loss": 0.5}])
-def test_a_step_that_returns_no_loss_is_named(returned):
-    class Bad(Trainer):
-        def train_step(self, batch):
-            return returned
-
-    with pytest.raises(
-        InvalidTypeError, match=r"Bad\.train_step must return a dict whose 'loss' is a tensor"
-    ):
-        make(Bad).run(1, loader())
-
-
-def test_steps_read_nothing_from_the_device(monkeypatch):
-    """Between steps, ranks look at the losses now and then; that is not counted here."""
-    reads, inside = [], []
-    for name in ("item", "cpu", "tolist", "numpy", "__float__", "__bool__", "__int__"):
-        own = getattr(torch.Tensor, name)
-
-        def read(tensor, *args, name=name, own=own, **kwargs):
-            reads.extend([name] * len(inside))
-            return own(tensor, *args, **kwargs)
-
-        monkeypatch.setattr(torch.Tensor, name, read)
-    take = Loop.take_step
-
-    def watched(loop, *args):
-        inside.append(True)
-        result = take(loop, *args)
-        inside.pop()
-        return result
-
-    monkeypatch.setattr(Loop, "take_step", watched)
-
-    class Reads(Regression):
-        def logging(self, step_dict):
-            super().logging({name: value.item() for name, value in step_dict.items()})
-
-    make(Regression).run(1, loader(40))
-    assert reads == []
-    make(Reads).run(1, loader(40))
-    assert reads == ["item"] * 20  # it would have been seen
-
-
 # ----------------------------------------------------------------- what it says and keeps
-
-
-def test_progress_counts_from_one_as_people_do():
-    progress = ProgressChecker()
-    assert (progress.get_epoch(), progress.get_step()) == (1, 1)
-    progress.update_epoch()
-    progress.update_step()
-    assert (progress.epoch, progress.step, progress.get_epoch(), progress.get_step()) == (
-        1,
-        1,
-        2,
-        2,
-    )
 
 
 def test_best_weights_are_kept_and_can_be_put_back(tmp_path):
@@ -448,6 +342,7 @@ def test_best_weights_are_kept_and_can_be_put_back(tmp_path):
     assert best != spoilt
     run.toggle("test")
     assert run.run(1, data)["val_loss"][0] == pytest.approx(run.best_loss, rel=1e-6)
+    assert run.history["epoch"] == [1, 2, 3]  # not touched by the test
     run.save_model(tmp_path / "deep" / "best.pt")
     assert torch.load(tmp_path / "deep" / "best.pt", weights_only=True).keys() == best.keys()
     other = make(model=network(seed=9))
@@ -471,21 +366,17 @@ def test_checkpoints_of_the_callback_are_read_too(tmp_path):
 
 @pytest.mark.parametrize("step", [2, 6, 9, 13])
 def test_a_run_cut_off_anywhere_goes_on_bit_for_bit(tmp_path, step):
-    def trained(path, action=None):
-        calls = [At(step, action)] if action else []
+    def trained(path, *calls):
         run = make(schedule=True, seed=3, snapshot_path=path, save_every=1, callbacks=calls)
         run.run(3, loader(shuffle=True), loader(9))
         return run
 
-    def stop():
-        raise Interrupt
-
     whole = trained(None)
     with pytest.raises(Interrupt):
-        trained(tmp_path / "s.pt", stop)
+        trained(tmp_path / "s.pt", At(step))
     again = trained(tmp_path / "s.pt")
     assert weights(again.model) == weights(whole.model)
-    assert columns(again.history) == columns(whole.history)
+    assert losses(again) == losses(whole)
     assert (again.best_epoch, again.best_loss) == (whole.best_epoch, whole.best_loss)
     assert again.progress_checker.step == whole.progress_checker.step == 18
     again.apply_weights()
@@ -493,27 +384,30 @@ def test_a_run_cut_off_anywhere_goes_on_bit_for_bit(tmp_path, step):
     assert weights(again.model) == weights(whole.model)
 
 
-def test_a_trainer_can_be_pickled_and_goes_on():
-    torch.manual_seed(6)
-    run = make(kind=Regression, schedule=True)
-    run.run(1, loader(), loader(9))
-    again = pickle.loads(pickle.dumps(run))  # noqa: S301
-    for one in (run, again):
-        torch.manual_seed(7)
-        one.run(1, loader(), loader(9))
-    assert columns(again.history) == columns(run.history)
-    assert weights(again.model) == weights(run.model)
-
-
-def test_metrics_need_what_they_are_computed_from():
-    class Bare(Regression):
-        def test_step(self, batch):
-            return {"loss": self.train_step(batch)["loss"]}
-
-    with pytest.raises(
-        InvalidTypeError, match=r"Bare\.test_step must return 'output' .* got a dict of \['loss'\]"
-    ):
-        make(Bare, metrics={"l1": nn.functional.l1_loss}).run(1, loader(), loader(4))
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"train_step": lambda self, batch: None}, r"Bad\.train_step must .*'loss' is a tensor"),
+        ({"train_step": lambda self, batch: 0.5}, r"'loss' is a tensor.*got a float"),
+        ({"train_step": lambda self, batch: {"mae": 1}}, r"'loss' is a tensor.*got a dict of"),
+        ({"train_step": lambda self, batch: {"loss": 0.5}}, "'loss' is a tensor"),
+        (
+            {"metrics": True},
+            r"Bad\.test_step must return 'output' .* got a dict of \['loss'",
+        ),
+        ({"metric_on_epoch_end": lambda self: [1.0]}, "must return a dict"),
+        ({"metric_on_epoch_end": lambda self: {"val_loss": 1.0}}, r"\['val_loss'\], which are col"),
+        ({"count_samples": lambda self, batch: "3"}, r"Bad\.count_samples\(\) must .* got '3'"),
+        ({"count_samples": lambda self, batch: 2.5}, r"Bad\.count_samples\(\) must .* got 2\.5"),
+        ({"count_samples": lambda self, batch: -1}, r"Bad\.count_samples\(\) must .* got -1"),
+    ],
+)
+def test_what_a_method_must_not_return_is_refused(methods, message):
+    methods = dict(methods)
+    metrics = {"l1": nn.L1Loss()} if methods.pop("metrics", False) else None
+    run = make(type("Bad", (Regression,), methods), metrics=metrics)
+    with pytest.raises((InvalidTypeError, InvalidValueError), match=message):
+        run.run(1, loader(), loader(4))
 
 
 def test_what_cannot_work_is_refused_at_once():
@@ -567,13 +461,13 @@ def _on_a_rank():
     data, test = dataset(24), dataset(7, seed=1)
     run = make(Classify)
     sampler = DistributedSampler(data, shuffle=False)
-    history = run.run(
+    run.run(
         2,
         DataLoader(data, batch_size=4, sampler=sampler),
         DataLoader(test, batch_size=2, sampler=DistributedSampler(test)),
     )
     run.apply_weights()
-    return columns(history), weights(run.model), len(run.log_test["loss"])
+    return losses(run), weights(run.model), len(run.log_test["loss"])
 
 
 @pytest.mark.slow
@@ -591,21 +485,6 @@ def test_two_ranks_judge_all_batches_and_agree():
     assert one["hits"][best] == pytest.approx(hits)
     loss = (model(x) - y).pow(2).mean().item()
     assert one["val_loss"][best] == pytest.approx(loss, rel=1e-5)
-
-
-def test_dicts_of_tensors_are_batches_too():
-    class Named(Trainer):
-        def train_step(self, batch):
-            loss = nn.functional.mse_loss(self.model(batch["x"]), batch["y"])
-            return {"loss": loss, "first": batch["name"][0]}
-
-        test_step = train_step
-
-    x, y = dataset(8).tensors
-    batches = [{"x": x[i : i + 4], "y": y[i : i + 4], "name": [f"batch {i}"]} for i in (0, 4)]
-    run = make(Named)
-    run.run(1, batches, batches)
-    assert run.log_test["first"] == ["batch 0", "batch 4"]
 
 
 class Graph:
@@ -703,16 +582,6 @@ def test_tensors_that_agree_are_counted_and_those_that_agree_by_chance_refused()
         make(OfNodes, model=nn.Linear(3, 1)).run(1, some)
 
 
-@pytest.mark.parametrize("found", ["3", 2.5, -1])
-def test_what_is_no_number_of_samples_is_refused(found):
-    class Wrong(OfNodes):
-        def count_samples(self, batch):
-            return found
-
-    with pytest.raises(InvalidTypeError, match=rf"Wrong\.count_samples must .* got {found!r}"):
-        make(Wrong, model=nn.Linear(3, 1)).run(1, graphs())
-
-
 def test_a_loss_given_for_testing_alone_divides_as_it_does():
     """The step of training is one's own, that of testing is the loss."""
     model = nn.Linear(3, 3)
@@ -742,7 +611,7 @@ def test_an_average_of_the_weights_goes_on_with_the_next_run(tmp_path):
 
     whole, parts = trained([3]), trained([1, 2])
     assert weights(parts.model) == weights(whole.model)
-    assert columns(parts.history) == columns(whole.history)
+    assert losses(parts) == losses(whole)
     assert whole.history["val_loss"][-1] == pytest.approx(
         make(model=whole.model, mode="test").run(1, loader(9))["val_loss"][0], rel=1e-6
     )
@@ -768,17 +637,6 @@ def test_weights_that_are_loaded_are_those_the_next_run_averages_from(tmp_path, 
     run.optimizer.param_groups[0]["lr"] = 0.0
     run.run(1, loader())
     assert weights(run.model) == loaded
-
-
-def test_a_trial_run_writes_nothing(tmp_path):
-    run = make(
-        fast_dev_run=True,
-        snapshot_path=tmp_path / "s.pt",
-        callbacks=[ModelCheckpoint(tmp_path / "c")],
-    )
-    history = run.run(50, loader(), loader(9))
-    assert [row["train_n"] for row in history["ranks"][0]] == [4]
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -820,14 +678,4 @@ def test_what_a_time_limit_left_is_finished_by_the_next_run(tmp_path, ema):
     assert len(run.history) == 2
     whole = trained(None, 0)
     assert weights(run.model) == weights(whole.model)
-    assert columns(run.history) == columns(whole.history)
-
-
-def test_gaps_weigh_nothing_also_here():
-    x, y = dataset(12).tensors
-    y = torch.where(torch.rand(12, 1, generator=torch.Generator().manual_seed(0)) < 0.5, y, np.nan)
-    batches = list(zip(x.split([8, 4]), y.split([8, 4]), strict=True))
-    run = make(Trainer, loss=MaskedLoss(nn.MSELoss()), mode="test", optimizer=False)
-    errors = (run.model.eval()(x) - y).detach()
-    expected = errors[errors.isfinite()].pow(2).mean().item()
-    assert run.run(1, batches)["val_loss"] == [pytest.approx(expected, rel=1e-6)]
+    assert losses(run) == losses(whole)

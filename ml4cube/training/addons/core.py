@@ -9,6 +9,9 @@ from typing import Any
 
 from ml4cube.core.errors import InvalidTypeError
 
+# A mixin stands in front of a Trainer and may call its methods: mypy is not to look for them.
+TrainerBase: Any = object
+
 
 class AddOnBase(ABC):
     """Base class of add-ons: `apply` takes a Trainer class and returns a subclass of it.

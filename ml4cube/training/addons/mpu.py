@@ -19,21 +19,18 @@ from torch.utils.data import (
 )
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
-from ml4cube.training.addons.core import MixinAddOn
+from ml4cube.training.addons.core import MixinAddOn, TrainerBase
 from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch, local_rank
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_SETTINGS = ["batch_size", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"]
+_OF_WORKERS = ["multiprocessing_context", "prefetch_factor", "persistent_workers"]
 
 
-class _Devices:
+class _Devices(TrainerBase):  # type: ignore[misc]
     """Mixin that runs the Trainer's methods in processes."""
-
-    model: nn.Module
-    optimizer: Any
-    device: torch.device
-    _world: World
 
     def __init__(
         self,
@@ -54,18 +51,18 @@ class _Devices:
         self._timeout = timeout
         self._is_rank = False
         own = self.devices[local_rank() % len(self.devices)]
-        super().__init__(model, own, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(model, own, *args, **kwargs)
 
     def run(self, n_epoch: int, loader: Any, valid_loader: Any = None) -> Any:
         """Run `Trainer.run` on all devices."""
         if self._runs_here():
-            return super().run(n_epoch, loader, valid_loader)  # type: ignore[misc]
+            return super().run(n_epoch, loader, valid_loader)
         return self._on_devices("run", n_epoch, loader, valid_loader)
 
     def run_epoch(self, loader: Any) -> Any:
         """Run `Trainer.run_epoch` on all devices."""
         if self._runs_here():
-            return super().run_epoch(loader)  # type: ignore[misc]
+            return super().run_epoch(loader)
         return self._on_devices("run_epoch", loader)
 
     def _runs_here(self) -> bool:
@@ -84,7 +81,7 @@ class _Devices:
                 torch.initial_seed(),
                 timeout=self._timeout,
             )
-            self.unpack(packed)  # type: ignore[attr-defined]
+            self.unpack(packed)
         finally:
             self._move(home)
         return returned
@@ -178,12 +175,10 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
             "of batches, or prep_dataloader(..., parallel=True), to be shared out over processes; "
             f"got {kind}"
         )
-    sampler = loader.sampler
-    shuffled = getattr(sampler, "shuffle", isinstance(sampler, RandomSampler))
-    workers = loader.num_workers
+    shuffled = getattr(loader.sampler, "shuffle", isinstance(loader.sampler, RandomSampler))
+    copied = [*_SETTINGS, *(_OF_WORKERS if loader.num_workers else ())]
     return DataLoader(
         loader.dataset,
-        batch_size=loader.batch_size,
         # In validation, the loop replaces this sampler by one that leaves no sample out.
         sampler=DistributedSampler(
             loader.dataset,
@@ -193,15 +188,8 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
             seed=seed % 2**31,
             drop_last=True,
         ),
-        num_workers=workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
         drop_last=loader.drop_last and not exact,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context if workers else None,
-        prefetch_factor=loader.prefetch_factor if workers else None,
-        persistent_workers=loader.persistent_workers if workers else False,
+        **{name: getattr(loader, name) for name in copied},
     )
 
 

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
-from ml4cube.training.addons.core import MixinAddOn
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError, check_choice
+from ml4cube.training.addons.core import MixinAddOn, TrainerBase
 from ml4cube.training.files.checkpoint import read_file, write_bytes, write_file
+from ml4cube.training.inputs.checks import import_package
 from ml4cube.training.state import TrainState
 
 FORMATS = (".ckpt", ".safetensor", ".safetensors")
 _STATE = "state.ckpt"
 
 
-class _State:
+class _State(TrainerBase):  # type: ignore[misc]
     """Mixin that saves the best state."""
-
-    model: torch.nn.Module
-    optimizer: Any
-    scheduler: Any
-    best_epoch: int | None
-    best_loss: float | None
-    best_weights: dict[str, torch.Tensor] | None
-    progress_checker: Any
-    start_at: Callable[[TrainState], None]
-    weights_now: Callable[[], dict[str, Any]]
-    optimizer_now: Callable[[], dict[str, Any] | None]
-    _options: Any
-    _world: Any
-    _load_weights: Callable[..., None]
 
     def __init__(
         self,
@@ -47,7 +33,7 @@ class _State:
 
     def check_better(self, cur_epoch: int, cur_loss: float) -> bool:
         """Save the state if the epoch is the best so far."""
-        better: bool = super().check_better(cur_epoch, cur_loss)  # type: ignore[misc]
+        better: bool = super().check_better(cur_epoch, cur_loss)
         if better and not self._options.fast_dev_run:
             self.save_state()
         return better
@@ -79,9 +65,9 @@ class _State:
                 saved, own = ("no", "one") if state[name] is None else ("a", "none")
                 raise InvalidValueError(f"{file} has {saved} {name}, this Trainer has {own}")
         self._load_weights(state["model"], str(file), True)
-        for name in ("optimizer", "scheduler"):
-            if state[name] is not None:
-                getattr(self, name).load_state_dict(state[name])
+        for part, own in ((self.optimizer, "optimizer"), (self.scheduler, "scheduler")):
+            if part is not None:
+                part.load_state_dict(state[own])
         self.best_epoch, self.best_loss = state["best"]
         self.best_weights = state["model"] if self.best_epoch == state["epoch"] else None
         self.start_at(TrainState(epoch=state["epoch"], step=state["step"]))
@@ -90,7 +76,7 @@ class _State:
 
     def save_model(self, filename: str | Path) -> None:
         """Write the weights in the format of the file's suffix; every rank."""
-        _check_format("the suffix of filename", Path(filename).suffix)
+        check_choice("the suffix of filename", Path(filename).suffix, FORMATS)
         weights = self.weights_now()
         if self._world.is_main:
             write_weights(Path(filename), weights)
@@ -98,7 +84,7 @@ class _State:
 
     def load_model(self, filename: str | Path, strict: bool = True) -> None:
         """Load weights from a file in the format of its suffix."""
-        _check_format("the suffix of filename", Path(filename).suffix)
+        check_choice("the suffix of filename", Path(filename).suffix, FORMATS)
         self._load_weights(read_weights(Path(filename)), str(filename), strict)
 
 
@@ -179,7 +165,7 @@ def _folder_and_name(save_path: Any, save_format: str | None) -> tuple[Path, str
         )
     path, name = Path(save_path), "model"
     suffix = ".ckpt" if save_format is None else f".{save_format.removeprefix('.')}"
-    _check_format("save_format", suffix)
+    check_choice("save_format", suffix, FORMATS)
     if path.suffix in FORMATS:
         if save_format is not None and suffix != path.suffix:
             raise InvalidTypeError(
@@ -198,17 +184,5 @@ def _folder_and_name(save_path: Any, save_format: str | None) -> tuple[Path, str
     return path, f"{name}{suffix}"
 
 
-def _check_format(what: str, suffix: str) -> None:
-    if suffix not in FORMATS:
-        raise InvalidValueError(f"{what} must be one of {', '.join(FORMATS)}, got {suffix!r}")
-
-
 def _safetensors() -> Any:
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "this format needs safetensors, which is not installed; run `pip install safetensors`, "
-            "or use save_format='ckpt'",
-            name="safetensors",
-        ) from error
+    return import_package("safetensors.torch", "safetensors", "this format")

@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from ml4cube.core.errors import InvalidTypeError
+from ml4cube.core.errors import InvalidTypeError, check_choice
 from ml4cube.training.addons.core import MixinAddOn
-from ml4cube.training.events import listed
-from ml4cube.training.loggers import NeptuneLogger, WandBLogger
+from ml4cube.training.loggers import Logger, NeptuneLogger, WandBLogger
 
 
 class _WandB:
-    """Mixin that logs to Weights & Biases."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        names = {"id": "run_id", "config": "params"}
-        super().__init__(*args, **_with_logger(kwargs, "wandb", WandBLogger, names))
+    """Marks a Trainer that may log to Weights & Biases."""
 
 
 class _Neptune:
-    """Mixin that logs to Neptune."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        names = {"project_name": "project", "api_tkn": "api_token", "custom_run_id": "run_id"}
-        super().__init__(*args, **_with_logger(kwargs, "neptune", NeptuneLogger, names))
-
-
-def _with_logger(
-    kwargs: Mapping[str, Any], service: str, logger: Callable[..., Any], names: Mapping[str, str]
-) -> dict[str, Any]:
-    """Move one service from the argument `web_logger` to `loggers`."""
-    services = kwargs.get("web_logger")
-    if not isinstance(services, Mapping) or service not in services:
-        return dict(kwargs)
-    given = services[service]
-    if not isinstance(given, Mapping):
-        raise InvalidTypeError(
-            f"web_logger[{service!r}] must be a mapping, such as {{'project': 'name'}}, "
-            f"got {given!r}"
-        )
-    made = logger(**{names.get(name, name): value for name, value in given.items()})
-    others = {name: value for name, value in services.items() if name != service}
-    loggers = [*listed(kwargs.get("loggers", ())), made]
-    return {**kwargs, "web_logger": others, "loggers": loggers}
+    """Marks a Trainer that may log to Neptune."""
 
 
 class WandBLoggerAddon(MixinAddOn):
@@ -78,3 +50,36 @@ class NeptuneLoggerAddon(MixinAddOn):
     """
 
     mixin = _Neptune
+
+
+# By service: the add-on, its logger, and other names of the logger's arguments.
+_SERVICES: dict[str, tuple[type[MixinAddOn], type[Logger], dict[str, str]]] = {
+    "wandb": (WandBLoggerAddon, WandBLogger, {"id": "run_id", "config": "params"}),
+    "neptune": (
+        NeptuneLoggerAddon,
+        NeptuneLogger,
+        {"project_name": "project", "api_tkn": "api_token", "custom_run_id": "run_id"},
+    ),
+}
+
+
+def web_loggers(services: Any, add_ons: Collection[Any]) -> list[Logger]:
+    """Return the loggers of the argument `web_logger` of a Trainer with some add-ons."""
+    made = []
+    for service, given in _checked("web_logger", services or {}).items():
+        check_choice("web_logger", service, _SERVICES)
+        add_on, logger, names = _SERVICES[service]
+        if add_on not in add_ons:
+            raise InvalidTypeError(
+                f"web_logger has {service!r}, but this Trainer has no {add_on.__name__}; make it "
+                f"with Trainer.add_on({add_on.__name__})"
+            )
+        arguments = _checked(f"web_logger[{service!r}]", given)
+        made.append(logger(**{names.get(name, name): value for name, value in arguments.items()}))
+    return made
+
+
+def _checked(name: str, given: Any) -> Mapping[str, Any]:
+    if not isinstance(given, Mapping):
+        raise InvalidTypeError(f"{name} must be a mapping {{name: value}}, got {given!r}")
+    return given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
@@ -95,6 +96,18 @@ def refuse_class(argument: str, given: Any) -> None:
         raise InvalidTypeError(
             f"{argument}={given.__name__} is a class; give an object of it, {given.__name__}(...)"
         )
+
+
+def import_package(module: str, package: str, what: str) -> Any:
+    """Import a module; if it is missing, raise an error that names the package to install."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{what} needs {package}, which is not installed (no module {error.name!r}); run "
+            f"`pip install {package}`",
+            name=error.name,
+        ) from error
 
 
 def check_loss(argument: str, loss: Any) -> Callable[..., torch.Tensor]:

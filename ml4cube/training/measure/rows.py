@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from ml4cube.core.errors import EmptyPartError
-from ml4cube.training.measure.scores import Meter
+from ml4cube.training.measure.scores import Meter, Sums, add_up
 from ml4cube.training.ranks.dist import World
 
 
@@ -24,25 +24,6 @@ class Effort(NamedTuple):
     communicate: float
 
 
-class Sums(NamedTuple):
-    """The sums of a loss on one rank."""
-
-    samples: int = 0
-    total: float = 0.0
-    weight: float = 0.0
-
-    @classmethod
-    def of(cls, meter: Meter) -> Sums:
-        """Return the sums of a meter."""
-        meter.flush()
-        return cls(meter.samples, meter.total, meter.weight)
-
-    @property
-    def mean(self) -> float | None:
-        """The mean of the loss; None without samples that count."""
-        return self.total / self.weight if self.weight else None
-
-
 def make_row(
     world: World,
     epoch: int,
@@ -52,7 +33,7 @@ def make_row(
     effort: Effort,
 ) -> dict[str, Any]:
     """Reduce an epoch to one row; every rank must call this."""
-    own = (Sums.of(train), Sums() if val is None else Sums.of(val), effort)
+    own = (train.sums(), Sums() if val is None else val.sums(), effort)
     gathered = world.gather_objects((str(world.device), _host(), *own))
     _, _, trains, vals, efforts = zip(*gathered, strict=True)
     row: dict[str, Any] = {"epoch": epoch, "train_loss": _mean("train_data", trains)}
@@ -66,7 +47,7 @@ def make_row(
 
 def mean_over_ranks(world: World, meter: Meter, name: str = "test_data") -> float:
     """Reduce one mean over all ranks; every rank must call this."""
-    return _mean(name, world.gather_objects(Sums.of(meter)))
+    return _mean(name, world.gather_objects(meter.sums()))
 
 
 @cache
@@ -76,7 +57,7 @@ def _host() -> str:
 
 def _mean(name: str, ranks: Sequence[Sums]) -> float:
     """Return the mean over ranks, or raise an error if no sample counts."""
-    samples, total, weight = (sum(values) for values in zip(*ranks, strict=True))
+    samples, _, weight = sums = add_up(ranks)
     if not samples and name == "train_data":
         raise EmptyPartError(
             "train_data gave no batch; it is empty, or drop_last dropped its only batch: use a "
@@ -89,7 +70,7 @@ def _mean(name: str, ranks: Sequence[Sums]) -> float:
             f"{name} gave samples, but not one value that counts in the loss; check the gaps of "
             "the target and the weights"
         )
-    return float(total / weight)
+    return float(sums.total / weight)
 
 
 def _rank_row(

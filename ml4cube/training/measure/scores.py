@@ -6,8 +6,8 @@ import copy
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,6 +32,24 @@ _RESERVED = {
 # Number of the batch, its loss, and whether its target has gaps.
 Bad = tuple[int, float, bool]
 _BUFFERED = 512  # values to buffer at most, so that memory stays constant
+
+
+class Sums(NamedTuple):
+    """The sums of a mean on one rank."""
+
+    samples: int = 0
+    total: float = 0.0
+    weight: float = 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """The mean; None without samples that count."""
+        return self.total / self.weight if self.weight else None
+
+
+def add_up(ranks: Iterable[Sums]) -> Sums:
+    """Return the sums of several ranks together."""
+    return Sums(*map(sum, zip(*ranks, strict=True)))
 
 
 class Meter:
@@ -72,15 +90,18 @@ class Meter:
             self._batches.clear()
         return self._bad
 
-    def state_dict(self) -> dict[str, Any]:
+    def sums(self) -> Sums:
         """Return the sums."""
         self.flush()
-        return {"total": self.total, "weight": self.weight, "samples": self.samples}
+        return Sums(self.samples, self.total, self.weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums by name."""
+        return self.sums()._asdict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the sums."""
-        self.total, self.weight = state["total"], state["weight"]
-        self.samples = state["samples"]
+        self.samples, self.total, self.weight = Sums(**state)
 
 
 class Means:
@@ -103,18 +124,14 @@ class Means:
 
     def compute(self, world: World) -> dict[str, float]:
         """Reduce over all ranks, whose quantities may differ; every rank must call this."""
-        total: dict[str, float] = {}
-        weight: dict[str, float] = {}
+        found: dict[str, list[Sums]] = {}
         for states in world.gather_objects(self.state_dict()):
             for name, state in states.items():
-                total[name] = total.get(name, 0.0) + state["total"]
-                weight[name] = weight.get(name, 0.0) + state["weight"]
-        return {
-            self._prefix + name: total[name] / weight[name] if weight[name] else math.nan
-            for name in total
-        }
+                found.setdefault(name, []).append(Sums(**state))
+        means = {name: add_up(ranks).mean for name, ranks in found.items()}
+        return {self._prefix + n: math.nan if mean is None else mean for n, mean in means.items()}
 
-    def state_dict(self) -> dict[str, dict[str, float]]:
+    def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the sums, by name."""
         return {name: meter.state_dict() for name, meter in self._meters.items()}
 
@@ -128,41 +145,30 @@ class Means:
 class Norms:
     """Mean and maximum of the gradient norms of an epoch."""
 
-    # Values that are not finite are left out, because fp16 skips such steps.
-
     def __init__(self) -> None:
-        self._total, self._steps, self._highest = 0.0, 0, 0.0
-        self._values: list[torch.Tensor] = []
+        self._mean = Meter()
+        self._highest: float | torch.Tensor = 0.0
 
-    def add(self, value: torch.Tensor) -> None:
-        """Add the norm of one step."""
-        self._values.append(value)
-        if len(self._values) >= _BUFFERED:
-            self._flush()
+    def add(self, norm: torch.Tensor) -> None:
+        """Add the norm of one step, unless it is not finite: fp16 skips such steps."""
+        finite = norm.nan_to_num(0.0, 0.0, 0.0)
+        self._mean.add(finite, 1, norm.isfinite())
+        self._highest = finite.clamp_min(self._highest)
 
     def columns(self) -> dict[str, float | None]:
         """Return the columns for the History."""
-        self._flush()
-        if not self._steps:
-            return {"grad_norm": None, "grad_norm_max": None}
-        return {"grad_norm": self._total / self._steps, "grad_norm_max": self._highest}
+        mean = self._mean.sums().mean
+        highest = None if mean is None else float(self._highest)
+        return {"grad_norm": mean, "grad_norm_max": highest}
 
-    def state_dict(self) -> dict[str, float]:
-        """Return the sums."""
-        self._flush()
-        return {"total": self._total, "steps": self._steps, "highest": self._highest}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums and the maximum."""
+        return {"mean": self._mean.state_dict(), "highest": float(self._highest)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the sums."""
-        self._total, self._steps = state["total"], state["steps"]
+        """Restore them."""
+        self._mean.load_state_dict(state["mean"])
         self._highest = state["highest"]
-
-    def _flush(self) -> None:
-        for value in filter(math.isfinite, _read(self._values)):
-            self._total += value
-            self._steps += 1
-            self._highest = max(self._highest, value)
-        self._values.clear()
 
 
 def _read(values: Sequence[float | torch.Tensor]) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ml4cube.core.errors import InvalidTypeError
+from ml4cube.core.errors import InvalidTypeError, check_whole
 from ml4cube.training.events import Callback, TrainingLoop, monitored
 from ml4cube.training.inputs.batches import count_samples
 from ml4cube.training.inputs.steps import Step, StepResult
@@ -76,15 +75,7 @@ class UserStep(Step):
         samples = self._trainer.count_samples(batch)
         if samples is None:
             return self._take_as_one(batch, training)
-        try:
-            number = operator.index(samples)
-        except TypeError:
-            number = -1
-        if number < 0:
-            raise InvalidTypeError(
-                f"{type(self._trainer).__name__}.count_samples must return a whole number of "
-                f"samples, or None, got {samples!r}"
-            )
+        number = check_whole(f"{type(self._trainer).__name__}.count_samples()", samples, 0)
         return number if self._counted.setdefault(training, True) else 1
 
     def around_pass(self, work: Callable[[Any], None], loader: Any, training: bool) -> None:
