@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -241,19 +240,24 @@ def leakage_report(
     time_dim = axes.time_dim
     carried = find_carried(view, layout, names, time_dim) if time_dim else {}
     ranges = _longest_ranges(view, names, ordered)
-    units_of = partial(_units, known, unordered, ranges)
-    apart = separate(layout, known, view, units_of, PARTS[part])
+    apart = separate(layout, known, view, unordered, ranges, PARTS[part])
     train, test = Cells(axes, known, TRAIN), Cells(axes, known, PARTS[part])
     if axes.station_dim in cut:
         apart = replace(apart, touching=max(apart.touching, stations_near_train(test, train)))
-    curves = {f"{part} → train": distances(test, train, measured)}
+    asked = {f"{part} → train": test} | ({} if used is None else {"deployment → train": used})
+    curves = {name: distances(cells, train, measured) for name, cells in asked.items()}
     if used is not None:
-        curves["deployment → train"] = distances(used, train, measured)
         common = set.intersection(*(set(found) for found in curves.values()))
         for domain in measured - common:
             unknown[domain] = "latitudes or longitudes are missing where these cells are"
         if not common:
             raise _not_comparable(unknown)
+    units = {"space": "km", "time": axes.numbers(axes)[1]}
+    by_domain: dict[str, tuple[str, Distances]] = {}
+    for domain, unit in units.items():
+        found = {name: values[domain] for name, values in curves.items() if domain in values}
+        if found:
+            by_domain[domain] = (unit, found)
 
     domains = dict.fromkeys(axes.sizes, "space")
     if time_dim:
@@ -266,17 +270,16 @@ def leakage_report(
     checks = Checks(part, used is not None and not unknown.keys() & of_cut.values())
     made_by = _maker(view.ds[name])
     placement = _placement(layout, apart, view, axes, part, made_by, cut, ordered)
-    units = {"space": "km", "time": axes.numbers(axes)[1]}
     checks.count_cells(layout, known, view)
     checks.duplicates(copies, view)
     checks.carried(carried)
     checks.neighbours(apart, placement, time_dim, made_by)
     checks.ranges(ranges, apart, ordered, placement)
-    checks.distances(curves, units)
+    checks.distances(by_domain)
     if used is not None:
         cells = used.layout.counts[TRAIN]
-        checks.deployment(curves, units, spacing(train, measured), cells, unknown)
-    return _report(checks, "cell", _by_domain(curves, units), _shares(checks, apart))
+        checks.deployment(by_domain, spacing(train, measured), cells, unknown)
+    return _report(checks, "cell", by_domain, _shares(checks, apart))
 
 
 audit = leakage_report
@@ -293,18 +296,6 @@ def _report(
     findings = (*checks.leaks, *checks.too_hard, *checks.warnings)
     leaks = bool(checks.leaks)
     return LeakageReport(leaks, verdict, checks.table(), findings, distances or {}, shares or {})
-
-
-def _by_domain(
-    curves: dict[str, Distances], units: dict[str, str]
-) -> dict[str, tuple[str, Distances]]:
-    """Return the curves of each domain with its unit, for the figure."""
-    by_domain = {}
-    for domain in ("space", "time"):
-        found = {name: values[domain] for name, values in curves.items() if domain in values}
-        if found:
-            by_domain[domain] = (units[domain], found)
-    return by_domain
 
 
 def _shares(checks: Checks, apart: Separation) -> dict[str, float]:
@@ -432,18 +423,6 @@ def _longest_ranges(view: CubeView, names: list[str], dims: list[str]) -> dict[s
             if not math.isnan(cells):
                 longest[dim] = max(cells, longest.get(dim, 0.0))
     return longest
-
-
-def _units(
-    layout: Layout, unordered: set[str], ranges: dict[str, float], touching: bool
-) -> dict[str, float]:
-    """Return the range along each dim: one cell if unknown, NaN along unordered dims."""
-    unit = {}
-    for dim in layout.starts:
-        cells = math.nan if dim in unordered else ranges.get(dim, 1.0)
-        # without a sill no distance is enough, but a buffer is assumed to be wide enough
-        unit[dim] = 1.0 if math.isinf(cells) and not touching else cells
-    return unit
 
 
 def _placement(

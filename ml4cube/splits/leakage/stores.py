@@ -19,7 +19,7 @@ from ml4cube.core.fingerprint import (
     words_of,
 )
 from ml4cube.core.sample_spec import SAMPLE_DIM
-from ml4cube.splits.folds.samples import Samples, store_spec
+from ml4cube.splits.folds.samples import store_spec
 
 Ints = NDArray[np.int64]
 
@@ -31,7 +31,7 @@ _FEWEST_VALUES = 4
 
 @dataclass(frozen=True)
 class StorePair:
-    """Numbers of held-out samples that are near to, or in, a train store."""
+    """Numbers of held-out samples that share cells with, or are in, a train store."""
 
     train: int
     held_out: int
@@ -43,9 +43,6 @@ class StorePair:
     # Held-out samples that cover a cell of a train sample; None if the stores were not cut from one
     # cube.
     shared: int | None
-    # Held-out samples that cover such a cell or one next to it, also across the date line, unless
-    # the longitude jumps there and samples begin at only some of its values.
-    touching: int | None
 
 
 def is_store(ds: object) -> bool:
@@ -54,7 +51,7 @@ def is_store(ds: object) -> bool:
 
 
 def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
-    """Count the samples of one store that are near to or in another; read every sample once."""
+    """Count the samples of one store that share cells with or are in another; read each once."""
     if not is_store(held_out):
         raise InvalidTypeError(
             "the second argument must be the opened test store because the first is a sample "
@@ -64,28 +61,15 @@ def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
     for name, store in (("train", train), (part, held_out)):
         if not store.sizes[SAMPLE_DIM]:
             raise InvalidValueError(f"the {name} store must have samples, got none")
-    shared = touching = None
+    shared = None
     if _one_cube(train, held_out):
-        # in units of the window size, samples share cells below a distance of 1, and touch at 1
+        # in units of the window size, samples share cells below a distance of 1
         from sklearn.neighbors import KDTree
 
-        dims, sizes = (train.attrs["spec"][key] for key in ("dims", "size"))
-        tree, origins = KDTree(_origins(train), metric="chebyshev"), _origins(held_out)
-        around, columns = _lon_turn(train, held_out) or (None, 0)
-        turn = [columns / n if dim == around else 0 for dim, n in zip(dims, sizes, strict=True)]
-        turns = [np.multiply(k, turn) for k in ((-1, 0, 1) if around else (0,))]
-        nearest = np.min([tree.query(origins + by)[0][:, 0] for by in turns], axis=0)
-        size = max(sizes)
-        shared = int((nearest < 1 - 0.5 / size).sum())
-        touching = int((nearest < 1 + 0.5 / size).sum())
-    return StorePair(
-        train.sizes[SAMPLE_DIM],
-        held_out.sizes[SAMPLE_DIM],
-        part,
-        _copies(train, held_out),
-        shared,
-        touching,
-    )
+        nearest = KDTree(_origins(train), metric="chebyshev").query(_origins(held_out))[0][:, 0]
+        shared = int((nearest < 1 - 0.5 / max(train.attrs["spec"]["size"])).sum())
+    sizes = train.sizes[SAMPLE_DIM], held_out.sizes[SAMPLE_DIM]
+    return StorePair(*sizes, part, _copies(train, held_out), shared)
 
 
 def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
@@ -109,19 +93,6 @@ def _same_values(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool:
         where, first = np.unique(store[f"{dim}_index"].values, return_index=True)
         found.append(dict(zip(where.tolist(), store[name].values[first], strict=True)))
     return all(found[0][at] == found[1][at] for at in found[0].keys() & found[1].keys())
-
-
-def _lon_turn(train: xr.Dataset, held_out: xr.Dataset) -> tuple[str, int] | None:
-    """Return the dim and the columns per turn of a longitude that spans the globe, or None."""
-    # use the coordinates of both stores, because one alone may have a single longitude
-    known = [k for k, v in train.coords.items() if v.dims == (SAMPLE_DIM,) and k in held_out.coords]
-    both = [
-        xr.Dataset(coords={name: store[name].variable for name in known}, attrs=store.attrs)
-        for store in (train, held_out)
-    ]
-    # load them, because dask cannot join dates of other calendars with those in memory
-    whole = xr.concat([store.compute() for store in both], SAMPLE_DIM)
-    return Samples.locate(whole).view.lon_turn()
 
 
 def _origins(store: xr.Dataset) -> NDArray[np.float64]:
