@@ -76,10 +76,8 @@ class Checks:
     def count_cells(self, layout: Layout, known: Layout, view: CubeView) -> None:
         """Count the cells of each part; `known` is the label of cells with a value."""
         # a label without some dims applies to all their indices
-        times, each = (
-            math.prod(n for dim, n in view.sizes.items() if dim not in one.starts)
-            for one in (layout, known)
-        )
+        each = math.prod(n for dim, n in view.sizes.items() if dim not in known.starts)
+        times = math.prod(n for dim, n in view.sizes.items() if dim not in layout.starts)
         for part, code in {"train": TRAIN, "val": VAL, "test": TEST}.items():
             meaning = f"cells labelled {part} with a value"
             self.row(f"{part} cells", known.counts[code] * each, "cells", meaning)
@@ -88,13 +86,6 @@ class Checks:
         if gaps := known.counts[EXCLUDED] * each - excluded:
             meaning = "cells of the parts that are ignored because they have no value"
             self.row("cells without a value", gaps, "cells", meaning)
-        if unknown := layout.unknown * times:
-            meaning = "cells whose label is not 0, 1, 2 or 255; they count as excluded"
-            self.row("unlabelled cells", unknown, "cells", meaning, 0, "warning")
-            self.warnings.append(
-                f"{percent(unknown / math.prod(view.sizes.values()))} of the cells have a label "
-                "that is not 0, 1, 2 or 255, so they count as excluded"
-            )
         held_out = sum(known.counts[code] for code in HELD_OUT)
         repeated = known.shared_cells(view)
         shared = sum(repeated.values())

@@ -11,6 +11,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.distance.separation import nearest_box, pieces, run_lengths
+from ml4cube.core.errors import InvalidValueError
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, PARTS, TRAIN
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.validity import slabs
@@ -29,7 +30,7 @@ class Layout:
     """Summary of a label, made in one pass over slabs of bounded size."""
 
     label: xr.DataArray
-    # Number of cells of each code; other values count as excluded.
+    # Number of cells of each code; cells without a label (NaN) count as excluded.
     counts: dict[int, int]
     # For each code and dim, which positions hold a cell of the code.
     profiles: dict[tuple[int, str], Bools]
@@ -39,8 +40,6 @@ class Layout:
     map_dims: tuple[str, ...]
     # First position of each run along each dim within which no label changes.
     starts: dict[str, Ints]
-    # Number of cells with another value, such as gaps of a label made by hand.
-    unknown: int = 0
     # Dims of the map, including those that the label lacks.
     wanted: tuple[str, ...] = ()
 
@@ -56,19 +55,13 @@ class Layout:
         profiles = {(c, dim): np.zeros(sizes[dim], dtype=bool) for c in codes for dim in dims}
         maps = {c: np.zeros([sizes[dim] for dim in on_map], dtype=bool) for c in codes}
         changes = {dim: np.zeros(sizes[dim], dtype=bool) for dim in dims}
-        unknown = 0
         for box in slabs(sizes):
             # overlap the previous slab by one cell, to find changes between slabs
             wide = {dim: slice(max(s.start - 1, 0), s.stop) for dim, s in box.items()}
             more = np.asarray(bare.isel(wide).values)
             inner = tuple(slice(box[d].start - wide[d].start, None) for d in dims)
-            known = more == EXCLUDED
-            for code in PARTS.values():
-                known |= more == code  # in place: slabs are large
-            if not known.all():
-                unknown += int((~known[inner]).sum())
-                more = np.where(known, more, EXCLUDED)  # NaN differs from NaN
-            del known
+            if more.dtype.kind == "f":
+                more = np.nan_to_num(more, nan=EXCLUDED)
             values = more[inner]
             for axis, dim in enumerate(dims):
                 others = tuple(a for a in range(len(dims)) if a != axis)
@@ -84,8 +77,12 @@ class Layout:
                     profiles[code, dim][box[dim]] |= cells.any(axis=others)
                 off_map = tuple(a for a, dim in enumerate(dims) if dim not in on_map)
                 maps[code][tuple(box[dim] for dim in on_map)] |= cells.any(axis=off_map)
+        if wrong := bare.size - sum(counts.values()):
+            raise InvalidValueError(
+                f"the label must hold 0, 1, 2 or 255, got {wrong} cells with other values"
+            )
         starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
-        return cls(bare, counts, profiles, maps, on_map, starts, unknown, map_dims)
+        return cls(bare, counts, profiles, maps, on_map, starts, map_dims)
 
     def shared_cells(self, view: CubeView) -> dict[str, int]:
         """Count held-out cells that are also in train, at a meridian or time that occurs twice."""

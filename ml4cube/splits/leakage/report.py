@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -135,10 +134,10 @@ def leakage_report(
     Parameters
     ----------
     ds : Dataset, DataArray or path
-        A cube with a split label (train 1, test 0, val 2, excluded 255), of any dims, lazy or
-        not. The label may lack some of the cube's dims. Or a train store of samples, with the test
-        store as second argument: the report then looks for cells that samples of both cover, and
-        for samples that are bitwise equal.
+        A cube with a split label (train 1, test 0, val 2, excluded 255 or NaN), of any dims, lazy
+        or not. The label may lack some of the cube's dims. Or a train store of samples, with the
+        test store as second argument: the report then looks for cells that samples of both cover,
+        and for samples that are bitwise equal.
     deployment : Dataset, DataArray or path, optional
         The cells where the model will be used: a cube on a grid, curvilinear or not, or along
         points, with coordinates. Cells with a value in any variable count; for a mask, pass
@@ -157,12 +156,12 @@ def leakage_report(
     Raises
     ------
     InvalidValueError
-        If there is no label, or no train or no test cell with a value; if a variable is unknown;
-        if latitude and longitude are data variables instead of coordinates; if the deployment
-        shares neither locations nor times with the cube.
+        If there is no label, or it has other values; if no train or no test cell has a value; if a
+        variable is unknown; if latitude and longitude are data variables instead of coordinates;
+        if the deployment shares neither locations nor times with the cube.
     InvalidTypeError
-        If the deployment is not a cube, the second of two stores is not a store, or the name of a
-        variable is not a string.
+        If the deployment is not a cube, the second of two stores is not a store, or `var` is not a
+        name or a list of names.
     StoreError
         If nothing can be read at a path, or a store is damaged.
 
@@ -350,18 +349,16 @@ def _maker(label: xr.DataArray) -> str | None:
 
 def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
     found = view.ds.data_vars
-    names: list[Any]
-    if var is None:
+    names = [var] if isinstance(var, str) else var
+    if names is None:
         names = [
             name
             for name in data_variables(view.ds, kinds="biufmM")
             if set(found[name].dims) == set(view.dims)
             and isinstance(found[name].dtype, np.dtype)  # not a nullable dtype of pandas
         ]
-    else:
-        names = [var] if isinstance(var, str) or not isinstance(var, Iterable) else list(var)
-    if odd := [name for name in names if not isinstance(name, str)]:
-        raise InvalidTypeError(f"var must name variables by strings, got {odd}; use ds.rename")
+    if not isinstance(names, list | tuple):
+        raise InvalidTypeError(f"var must be a name or a list of names, got {var!r}")
     if unknown := [n for n in names if n not in view.ds]:
         raise InvalidValueError(f"var: unknown variables {unknown}; the cube has {list(found)}")
     for name in names:
@@ -371,13 +368,12 @@ def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
 
 def _part_to_judge(layout: Layout, name: str) -> str:
     """Return "test", or "val" for a label without a test part."""
-    other = f", and {layout.unknown} values are not 0, 1, 2 or 255" if layout.unknown else ""
     if not layout.counts[TRAIN]:
-        raise InvalidValueError(f"the label {name!r} must have train cells (1), got none{other}")
+        raise InvalidValueError(f"the label {name!r} must have train cells (1), got none")
     for part in ("test", "val"):
         if layout.counts[PARTS[part]]:
             return part
-    raise InvalidValueError(f"the label {name!r} must have test cells (0), got none{other}")
+    raise InvalidValueError(f"the label {name!r} must have test cells (0), got none")
 
 
 def _not_comparable(unknown: dict[str, str]) -> InvalidValueError:
