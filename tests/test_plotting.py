@@ -255,17 +255,6 @@ def test_wrong_steps_and_masks_are_named(options, error, says):
         split_map(label_of_time(), **options)
 
 
-def test_the_timeline_is_of_the_dim_of_times():
-    dates = np.datetime64("2000-01-01", "ns") + np.arange(12) * np.timedelta64(1, "D")
-    label = xr.DataArray(
-        np.ones((3, 12), "u1"),
-        {"time": dates, "installed": ("station", dates[[2, 0, 1]])},
-        dims=("station", "time"),
-        name="split",
-    )
-    assert len(rendered(split_timeline(label)).axes[0].patches) == 12 * 4
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["datetime64", "cftime"])
 @pytest.mark.parametrize("missing", [1, 7, 11])
