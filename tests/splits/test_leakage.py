@@ -35,12 +35,6 @@ FOLDER = Path(iris_sample_data.path)
 
 
 @pytest.fixture(scope="module")
-def sst():
-    with xr.open_dataset(FOLDER / "ostia_monthly.nc") as ds:
-        return ds[["surface_temperature"]].load()
-
-
-@pytest.fixture(scope="module")
 def scenarios():
     runs = []
     for name in ("A1B", "E1"):
@@ -101,24 +95,6 @@ def test_random_leaks_and_what_lies_outside_does_not(ds):
     assert not leakage_report(assign_time_split(ds, 0.8, gap=2)).leaks
     regions = regions_of(ds, place, ds.sizes[place] // 4)
     assert not leakage_report(assign_region_split(ds, regions, test=[1])).leaks
-
-
-@pytest.mark.slow
-def test_real_temperatures(sst):
-    assert leakage_report(random_split(sst)).leaks
-    assert not leakage_report(assign_time_split(sst, 0.8, gap="90D")).leaks
-    regions = regions_of(sst, "longitude", 72)
-    region = assign_region_split(sst, regions, test=[2])
-    assert not leakage_report(region).leaks
-    # the same region split, for another region of as many sea cells
-    train = region.where(regions != 3)
-    report = leakage_report(train, sst.where(regions == 3))
-    assert not report.leaks
-    assert report.table.status["test against deployment, space"] == "ok"
-    forward = assign_time_split(sst, 0.8, gap="90D")
-    soon, late = (sst.time.values[-1:] + np.timedelta64(days, "D") for days in (-120, 900))
-    assert not leakage_report(forward, at(time=soon)).leaks
-    assert leakage_report(forward, at(time=late)).leaks
 
 
 @pytest.mark.slow

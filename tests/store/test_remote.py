@@ -648,19 +648,6 @@ def test_a_write_into_a_zarr_store_that_was_cut_off_is_done_again(
         open_store(StorePath(store, part), verify=True)
 
 
-def test_a_store_inside_a_zarr_store_is_refused_when_damaged() -> None:
-    store, _ = inside("MemoryStore")
-    into(store, cube()).run()
-    folder = ZarrFolder(store, "train.zarr")
-    whole = folder.read("a/c/0/0")
-    folder.write("a/c/0/0", whole[:-1])
-    with pytest.raises(StoreError, match=r"MemoryStore at 'train.zarr' is damaged: a/c/0/0 has"):
-        open_store(StorePath(store, "train.zarr"))
-    folder.write("a/c/0/0", whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-    with pytest.raises(StoreError, match="has changed since it was written"):
-        open_store(StorePath(store, "train.zarr"), verify=True)
-
-
 def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
     store, _ = inside("MemoryStore")
     with pytest.raises(

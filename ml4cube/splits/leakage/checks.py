@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, TEST, TRAIN, VAL
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.carried import Carried
 from ml4cube.splits.leakage.duplicates import Duplicates
 from ml4cube.splits.leakage.label_layout import Layout, Separation
-from ml4cube.splits.leakage.stores import StorePair
+from ml4cube.splits.leakage.stores import count_copies, count_shared
 
 Distances = dict[str, NDArray[np.float64]]
 
@@ -268,15 +270,16 @@ class Checks:
             f"{self.part} against deployment, {domain}", factor, "ratio", meaning, limit, status
         )
 
-    def stores(self, pair: StorePair) -> dict[str, float]:
+    def stores(self, train: xr.Dataset, held_out: xr.Dataset) -> dict[str, float]:
         """Judge two sample stores; return the fractions for the figure."""
-        part = self.part
-        self.compared = "" if pair.copies is None else "samples"
-        self.row("train samples", pair.train, "samples", "samples of the train store")
-        self.row(f"{part} samples", pair.held_out, "samples", f"samples of the {part} store")
+        part, samples = self.part, held_out.sizes[SAMPLE_DIM]
+        shared, copies = count_shared(train, held_out), count_copies(train, held_out)
+        self.compared = "" if copies is None else "samples"
+        self.row("train samples", train.sizes[SAMPLE_DIM], "samples", "samples of the train store")
+        self.row(f"{part} samples", samples, "samples", f"samples of the {part} store")
         checks = [
-            ("shared cells", pair.shared, "cover a cell that a train sample covers"),
-            ("duplicate samples", pair.copies, "are bitwise copies of train samples"),
+            ("shared cells", shared, "cover a cell that a train sample covers"),
+            ("duplicate samples", copies, "are bitwise copies of train samples"),
         ]
         shares = {}
         for name, found, text in checks:
@@ -285,10 +288,10 @@ class Checks:
                 self.row(name, math.nan, "samples", meaning, 0, "unknown")
                 continue
             self.row(name, found, "samples", meaning, 0, "leak" if found else "ok")
-            shares[text] = found / pair.held_out
+            shares[text] = found / samples
             if found:
                 self.leaks.append(f"{percent(shares[text])} of the {part} samples {text}")
-        if pair.shared is None:
+        if shared is None:
             self.warnings.append(
                 "the positions of the samples were not compared because the stores were not cut "
                 "alike from one cube"

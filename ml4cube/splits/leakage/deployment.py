@@ -215,7 +215,7 @@ class Cells:
         """Return which locations hold some of the cells: at one step, or at any time."""
         sizes = self.axes.sizes
         if step is None or self.axes.time_dim is None:
-            here = xr.DataArray(self.layout.maps[self.code], dims=self.layout.map_dims)
+            here = self.layout.maps[self.code]
         else:
             label = self.layout.label
             at = {self.axes.time_dim: step} if self.axes.time_dim in label.dims else {}

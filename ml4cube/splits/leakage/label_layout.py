@@ -34,14 +34,10 @@ class Layout:
     counts: dict[int, int]
     # For each code and dim, which positions hold a cell of the code.
     profiles: dict[tuple[int, str], Bools]
-    # For each code, which cells of the map (`map_dims`) have the code at any index of the other
-    # dims.
-    maps: dict[int, Bools]
-    map_dims: tuple[str, ...]
+    # For each code, which cells of the map have the code at any index of the other dims.
+    maps: dict[int, xr.DataArray]
     # First position of each run along each dim within which no label changes.
     starts: dict[str, Ints]
-    # Dims of the map, including those that the label lacks.
-    wanted: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, label: xr.DataArray, map_dims: tuple[str, ...]) -> Layout:
@@ -53,7 +49,8 @@ class Layout:
         codes = (*PARTS.values(), EXCLUDED)
         counts = dict.fromkeys(codes, 0)
         profiles = {(c, dim): np.zeros(sizes[dim], dtype=bool) for c in codes for dim in dims}
-        maps = {c: np.zeros([sizes[dim] for dim in on_map], dtype=bool) for c in codes}
+        shape = [sizes[dim] for dim in on_map]
+        maps = {c: xr.DataArray(np.zeros(shape, dtype=bool), dims=on_map) for c in codes}
         changes = {dim: np.zeros(sizes[dim], dtype=bool) for dim in dims}
         for box in slabs(sizes):
             # overlap the previous slab by one cell, to find changes between slabs
@@ -76,13 +73,13 @@ class Layout:
                     others = tuple(a for a in range(len(dims)) if a != axis)
                     profiles[code, dim][box[dim]] |= cells.any(axis=others)
                 off_map = tuple(a for a, dim in enumerate(dims) if dim not in on_map)
-                maps[code][tuple(box[dim] for dim in on_map)] |= cells.any(axis=off_map)
+                maps[code][{dim: box[dim] for dim in on_map}] |= cells.any(axis=off_map)
         if wrong := bare.size - sum(counts.values()):
             raise InvalidValueError(
                 f"the label must hold 0, 1, 2 or 255, got {wrong} cells with other values"
             )
         starts = {dim: np.flatnonzero(np.r_[True, changes[dim][1:]]) for dim in dims}
-        return cls(bare, counts, profiles, maps, on_map, starts, map_dims)
+        return cls(bare, counts, profiles, maps, starts)
 
     def shared_cells(self, view: CubeView) -> dict[str, int]:
         """Count held-out cells that are also in train, at a meridian or time that occurs twice."""
@@ -104,15 +101,9 @@ class Layout:
         """Return the steps between train and a part wholly on one side of it, else None."""
         if dim not in self.starts:
             return None
-        train = np.flatnonzero(self.profiles[TRAIN, dim])
-        held = np.flatnonzero(self.profiles[held_out, dim])
-        if not train.size or not held.size:
-            return None
-        if held[0] > train[-1]:
-            return int(held[0] - train[-1] - 1)
-        if held[-1] < train[0]:
-            return int(train[0] - held[-1] - 1)
-        return None
+        train, held = (np.flatnonzero(self.profiles[code, dim]) for code in (TRAIN, held_out))
+        gap = int(max(held[0] - train[-1], train[0] - held[-1])) - 1
+        return gap if gap >= 0 else None
 
 
 @dataclass(frozen=True, eq=False)

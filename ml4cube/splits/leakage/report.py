@@ -33,7 +33,7 @@ from ml4cube.splits.leakage.deployment import (
 )
 from ml4cube.splits.leakage.duplicates import find_duplicates, map_dims
 from ml4cube.splits.leakage.label_layout import Layout, Separation, separate
-from ml4cube.splits.leakage.stores import compare_stores, is_store
+from ml4cube.splits.leakage.stores import is_store, part_of_pair
 from ml4cube.splits.ranges import estimate_range
 from ml4cube.splits.validity import has_value
 
@@ -108,12 +108,7 @@ class LeakageReport:
         """
         from ml4cube.plotting import leakage_figure
 
-        curves = {
-            domain: (unit, by_curve)
-            for domain, (unit, by_curve) in self.distances.items()
-            if any(values.size for values in by_curve.values())
-        }
-        return leakage_figure(self.verdict, self.leaks, curves, self.shares)
+        return leakage_figure(self.verdict, self.leaks, self.distances, self.shares)
 
 
 def leakage_report(
@@ -211,9 +206,8 @@ def leakage_report(
     """
     ds, deployment = _open(ds), _open(deployment)
     if is_store(ds):
-        pair = compare_stores(ds, deployment)  # type: ignore[arg-type]
-        checks = Checks(pair.part)
-        shares = checks.stores(pair)
+        checks = Checks(part_of_pair(ds, deployment))
+        shares = checks.stores(ds, deployment)
         return _report(checks, "sample", shares=shares)
     view = CubeView.of(ds)
     label = _label(view, name)
@@ -225,7 +219,7 @@ def leakage_report(
     measured, unknown = compare_axes(axes, None if used is None else used.axes)
     if used is not None and not measured:
         raise _not_comparable(unknown)
-    known = _with_values(layout, view, names)
+    known = _with_values(layout, view, names, tuple(axes.sizes))
     for called in ("train", part):
         if not known.counts[PARTS[called]]:
             raise InvalidValueError(
@@ -389,7 +383,9 @@ def _is_category(view: CubeView, dim: str) -> bool:
     return True
 
 
-def _with_values(layout: Layout, view: CubeView, names: list[str]) -> Layout:
+def _with_values(
+    layout: Layout, view: CubeView, names: list[str], map_dims: tuple[str, ...]
+) -> Layout:
     """Return the label of cells with a value in every variable; all others are excluded."""
     here = [view.ds[name] for name in names if set(view.ds[name].dims) <= set(view.dims)]
     valid = has_value(here)
@@ -398,7 +394,7 @@ def _with_values(layout: Layout, view: CubeView, names: list[str]) -> Layout:
     label = layout.label.broadcast_like(valid).where(valid, np.uint8(EXCLUDED))
     if label.size <= _LABELS_AT_MOST:
         label = label.load()
-    return Layout.of(label, layout.wanted)
+    return Layout.of(label, map_dims)
 
 
 def _longest_ranges(view: CubeView, names: list[str], dims: list[str]) -> dict[str, float]:

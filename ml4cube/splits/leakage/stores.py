@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import xarray as xr
@@ -29,29 +28,13 @@ _CELLS_AT_ONCE = 1 << 21
 _FEWEST_VALUES = 4
 
 
-@dataclass(frozen=True)
-class StorePair:
-    """Numbers of held-out samples that share cells with, or are in, a train store."""
-
-    train: int
-    held_out: int
-    # Part of the held-out store ("test").
-    part: str
-    # Held-out samples that are bitwise equal to train samples, as stored; None if samples have too
-    # few distinct values to tell.
-    copies: int | None
-    # Held-out samples that cover a cell of a train sample; None if the stores were not cut from one
-    # cube.
-    shared: int | None
-
-
-def is_store(ds: object) -> bool:
+def is_store(ds: object) -> TypeGuard[xr.Dataset]:
     """Return True if an object is an opened sample store."""
     return isinstance(ds, xr.Dataset) and SAMPLE_DIM in ds.dims and bool(store_spec(ds))
 
 
-def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
-    """Count the samples of one store that share cells with or are in another; read each once."""
+def part_of_pair(train: xr.Dataset, held_out: Any) -> str:
+    """Return the part of the second of two stores ("test"); raise unless both have samples."""
     if not is_store(held_out):
         raise InvalidTypeError(
             "the second argument must be the opened test store because the first is a sample "
@@ -61,15 +44,21 @@ def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
     for name, store in (("train", train), (part, held_out)):
         if not store.sizes[SAMPLE_DIM]:
             raise InvalidValueError(f"the {name} store must have samples, got none")
-    shared = None
-    if _one_cube(train, held_out):
-        # in units of the window size, samples share cells below a distance of 1
-        from sklearn.neighbors import KDTree
+    return part
 
-        nearest = KDTree(_origins(train), metric="chebyshev").query(_origins(held_out))[0][:, 0]
-        shared = int((nearest < 1 - 0.5 / max(train.attrs["spec"]["size"])).sum())
-    sizes = train.sizes[SAMPLE_DIM], held_out.sizes[SAMPLE_DIM]
-    return StorePair(*sizes, part, _copies(train, held_out), shared)
+
+def count_shared(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
+    """Return the number of held-out samples that cover a cell of a train sample.
+
+    None if the stores were not cut alike from one cube.
+    """
+    if not _one_cube(train, held_out):
+        return None
+    # in units of the window size, samples share cells below a distance of 1
+    from sklearn.neighbors import KDTree
+
+    nearest = KDTree(_origins(train), metric="chebyshev").query(_origins(held_out))[0]
+    return int((nearest < 1 - 0.5 / max(train.attrs["spec"]["size"])).sum())
 
 
 def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
@@ -102,8 +91,11 @@ def _origins(store: xr.Dataset) -> NDArray[np.float64]:
     return np.stack([store[f"{dim}_index"].values / size for dim, size in along], axis=-1)
 
 
-def _copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
-    """Return the number of held-out samples that equal a train sample in all variables."""
+def count_copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
+    """Return the number of held-out samples that equal a train sample in all variables.
+
+    None if samples have too few distinct values to tell.
+    """
     names = [
         str(name)
         for name, variable in train.data_vars.items()
