@@ -135,8 +135,8 @@ def leakage_report(
         and for samples that are bitwise equal.
     deployment : Dataset, DataArray or path, optional
         The cells where the model will be used: a cube on a grid, curvilinear or not, or along
-        points, with coordinates. Cells with a value in any variable count; for a mask, pass
-        ``cube.where(mask)``.
+        points, with latitude and longitude, or times, or both. Cells with a value in any variable
+        count; for a mask, pass ``cube.where(mask)``.
     var : str or list of str, optional
         Variables to examine, best the target. By default all with every dim of the cube, except
         masks and labels.
