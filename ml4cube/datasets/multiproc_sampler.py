@@ -60,7 +60,7 @@ from ml4cube.store.locations import Location, ZarrFolder
 from ml4cube.store.precision import Precision
 from ml4cube.store.publishing.draft import Draft, work_location
 from ml4cube.store.publishing.local import put_back
-from ml4cube.store.publishing.opening import open_draft, sweep, was_published
+from ml4cube.store.publishing.opening import open_draft, remove_work_folder, was_published
 from ml4cube.store.publishing.overwriting import check_overwritable, is_taken
 from ml4cube.store.publishing.targets import is_in_memory, targets_of
 from ml4cube.store.write_errors import WriteErrors
@@ -490,7 +490,7 @@ class MultiProcSampler:
                     time.perf_counter() - started,
                 )
         for target in self.targets.values():
-            sweep(target, call.id)
+            remove_work_folder(target, call.id)
         # get_datasets() now opens the stores, and does not replace them again
         self._overwrite = False
         logger.info("%s", summary or "every store exists already")

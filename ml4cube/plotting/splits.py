@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 
 import numpy as np
 import xarray as xr
@@ -77,15 +75,19 @@ def split_map(
             "the others" + ("" if time is None else ", or leave out steps and aggregated")
         )
     cells = _counting_cells(label, valid)
-    shares = _fractions(cells, time, rest) if aggregated and time is not None else {}
     singles: list[tuple[str, xr.DataArray]] = []
+    shares: dict[str, xr.DataArray] = {}
     if time is None:
         singles = [("", cells.transpose(*rest))]
-    elif shares and all(
-        bool(share.isin([0, 100]).where(share.notnull(), True).all()) for share in shares.values()
-    ):
-        # no cell changes its part
-        singles, shares = [("all steps", _only_part(shares))], {}
+    elif aggregated:
+        last = cells.max(time)
+        if bool((last == cells.min(time)).where(last.notnull(), True).all()):
+            singles = [("all steps", last.transpose(*rest))]  # no cell changes its part
+        else:
+            found = _percentages(cells, [time])
+            shares = {
+                name: share.transpose(*rest) for name, share in found.items() if (share > 0).any()
+            }
     if time is not None:
         singles += [
             (_step_name(label, time, step), cells.isel({time: step}).transpose(*rest))
@@ -202,12 +204,8 @@ def fold_bars(
     shares: dict[str, dict[str, float]] = {}
     for name, fold in named.items():
         label = _label_of(fold, name)
-        cells = _counting_cells(label, valid)
-        total = float(cells.notnull().sum())
-        shares[name] = {
-            part: 100 * float((cells == _PART_LABELS[part]).sum()) / max(total, 1.0)
-            for part in _ORDER
-        }
+        found = _percentages(_counting_cells(label, valid), label.dims)
+        shares[name] = {part: float(share.fillna(0)) for part, share in found.items()}
     figure = Figure(figsize=(7, 1.3 + 0.36 * len(named)), layout="constrained")
     axes = figure.add_subplot()
     rows = np.arange(len(named))
@@ -265,23 +263,13 @@ def _positions(steps: Sequence[int], label: xr.DataArray, time: str | None) -> l
     return [int(step) for step in positions]
 
 
-def _fractions(cells: xr.DataArray, time: str, rest: list[str]) -> dict[str, xr.DataArray]:
-    """Return the percentage of steps in each part, by cell, for parts that occur."""
-    known = cells.notnull().sum(time)
-    shares = {}
-    for part in _ORDER:
-        share = (100 * (cells == _PART_LABELS[part]).sum(time) / known.where(known > 0)).compute()
-        if float(share.max()) > 0:
-            shares[part] = share.transpose(*rest)
-    return shares
-
-
-def _only_part(shares: dict[str, xr.DataArray]) -> xr.DataArray:
-    """Return the part of every cell that never changes it."""
-    label = xr.full_like(next(iter(shares.values())), np.nan)
-    for part, share in shares.items():
-        label = label.where(share != 100, _PART_LABELS[part])
-    return label
+def _percentages(cells: xr.DataArray, dims: Collection[Hashable]) -> dict[str, xr.DataArray]:
+    """Return the percentage of the cells along dims in each part; NaN where none counts."""
+    known = cells.notnull().sum(dims)
+    return {
+        part: (100 * (cells == _PART_LABELS[part]).sum(dims) / known.where(known > 0)).compute()
+        for part in _ORDER
+    }
 
 
 def _draw_parts(axes: Axes, field: xr.DataArray) -> None:
@@ -294,18 +282,17 @@ def _draw_parts(axes: Axes, field: xr.DataArray) -> None:
 
 
 def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) -> None:
-    known = cells.notnull().sum(rest)
     steps = np.arange(cells.sizes[time])
+    # with many steps, white lines would cover the bars
+    lines = 0.4 if steps.size <= 120 else 0.0
     below = np.zeros(steps.size)
-    for part in _ORDER:
-        share = ((cells == _PART_LABELS[part]).sum(rest) / known.where(known > 0)).fillna(0).values
-        # with many steps, white lines would cover the bars
-        lines = 0.4 if steps.size <= 120 else 0.0
+    for part, share in _percentages(cells, rest).items():
+        height = share.fillna(0).values
         axes.bar(
-            steps, 100 * share, bottom=below, width=1.0, color=PART_COLORS[part],
+            steps, height, bottom=below, width=1.0, color=PART_COLORS[part],
             edgecolor="white" if lines else PART_COLORS[part], lw=lines,
         )  # fmt: skip
-        below = below + 100 * share
+        below = below + height
     axes.set(xlim=(-0.5, steps.size - 0.5), ylim=(0, 100), ylabel="cells (%)")
     axes.set_yticks([0, 50, 100])
     ticks = np.unique(np.linspace(0, steps.size - 1, min(7, steps.size)).round().astype(int))
@@ -317,22 +304,14 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) 
 
 
 def _step_name(array: xr.DataArray, time: str, step: int) -> str:
-    """Return the date of a step, as precise as the steps need; else its value or position."""
-    coords = list(array.coords.values())
-    coord = dates_along(coords, time)
+    """Return the date and hour of a step; else its value or position."""
+    coord = dates_along(array.coords.values(), time)
     if coord is None:
         return f"{array.coords[time].values[step]}" if time in array.coords else f"step {step}"
-    known = coord.values[coord.notnull().values]
     if coord.isnull()[step]:
         return f"step {step}"
     text = str(coord.values[step]).replace("T", " ").split(".")[0]
-    apart = np.diff(np.unique(known[:1000]))
-    second: Any = np.timedelta64(1, "s") if known.dtype.kind == "M" else datetime.timedelta(0, 1)
-    usual = np.sort(apart)[apart.size // 2] / second if apart.size else 86_400
-    for length, shown in ((27 * 86_400, -12), (86_400, -9), (60, -3)):
-        if usual >= length:
-            return text[:shown]
-    return text
+    return text.removesuffix(" 00:00:00").removesuffix(":00")
 
 
 def _present(cells: xr.DataArray) -> list[str]:

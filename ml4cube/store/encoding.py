@@ -31,8 +31,6 @@ class Compressor:
         """Make a compressor from the sampler's `compressors`."""
         from zarr.codecs import BloscCodec
 
-        if isinstance(compressors, list | tuple) and len(compressors) == 1:
-            (compressors,) = compressors
         if compressors is None:
             return cls(cname=None)
         if isinstance(compressors, BloscCodec):

@@ -350,20 +350,17 @@ def verify_store(location: Location, *, hashes: bool = True) -> None:
         If a file is missing or has changed; the message names up to three of them.
     """
     folder, files = folder_of(location), read_manifest(location)
-    try:
-        sizes = folder.list()
-    except OSError as error:
-        raise StoreError(f"{location} cannot be listed: {error}") from error
-    faults = [_fault(name, written, sizes.get(name)) for name, written in files.items()]
-    _refuse(location, list(filter(None, faults)))
-    names = [name for name in files if hashes or _is_metadata(name)]
 
     def fault(name: str) -> str | None:
-        return _fault(name, files[name], folder.read(name))
+        found: bytes | int | None = sizes.get(name)
+        if found == files[name][0] and (hashes or _is_metadata(name)):
+            found = folder.read(name)
+        return _fault(name, files[name], found)
 
     try:
+        sizes = folder.list()
         with ThreadPoolExecutor(FILES_AT_ONCE, "ml4cube-verify") as threads:
-            faults = list(threads.map(fault, names))
+            faults = list(threads.map(fault, files))
     except OSError as error:
         raise StoreError(f"{location} cannot be read: {error}") from error
     _refuse(location, list(filter(None, faults)))

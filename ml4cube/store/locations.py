@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,22 +60,6 @@ class ZarrFolder:
         """Remove an array or a group, with its content."""
         _now(self.store.delete_dir(self._key(path)))
 
-    def array_above(self) -> str | None:
-        """Return the path of an array that contains the group, or None."""
-        for above in self.way():
-            if above._has_v2(".zarray"):
-                return above.path
-            if above.size("zarr.json") is not None and is_array(above.read("zarr.json")):
-                return above.path
-        return None
-
-    def v2_group_above(self) -> str | None:
-        """Return the path of a zarr v2 group that contains the group, or None."""
-        for above in self.way()[:-1]:
-            if above.size("zarr.json") is None and above._has_v2(".zgroup"):
-                return above.path
-        return None
-
     def way(self) -> Sequence[ZarrFolder]:
         """Return the groups from the root down to this one."""
         parts = self.path.split("/") if self.path else []
@@ -92,25 +75,17 @@ class ZarrFolder:
             store = store._store
         return location_of("store", StorePath(store, self.path))
 
-    def shares_store_with(self, other: ZarrFolder) -> bool:
-        """Return True if another location is in the same zarr store."""
-        if str(self.store).startswith("memory://"):
-            return str(self.store) == str(other.store)
-        same: bool = self.store == other.store
-        return same
+    def identity(self) -> tuple[Any, str]:
+        """Return what two objects have in common if they are the same group."""
+        name = str(self.store)  # of memory, also that of read-only views
+        return name if name.startswith("memory://") else self.store, self.path
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ZarrFolder):
             return NotImplemented
-        return self.path == other.path and self.shares_store_with(other)
+        return self.identity() == other.identity()
 
     __hash__ = None  # type: ignore[assignment]
-
-    def _has_v2(self, path: str) -> bool:
-        try:
-            return self.size(path) is not None
-        except KeyError:  # Icechunk refuses names of zarr v2
-            return False
 
     def _key(self, path: str) -> str:
         return f"{self.path}/{path}" if self.path else path
@@ -166,15 +141,6 @@ def folder_of(location: Location) -> Folder:
     if isinstance(location, str) and "://" in location:
         return RemoteFolder(location)
     return LocalFolder(Path(location))
-
-
-def is_array(metadata: bytes) -> bool:
-    """Return True if a ``zarr.json`` describes an array."""
-    try:
-        found = json.loads(metadata)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and found.get("node_type") == "array"
 
 
 def _now(coroutine: Any) -> Any:

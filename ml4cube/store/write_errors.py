@@ -40,19 +40,15 @@ class WriteErrors:
         trace: TracebackType | None,
     ) -> None:
         """Raise `StoreError` for errors of the file system."""
-        if isinstance(error, CubeError) or not isinstance(error, Exception):
+        expected = OSError if self.local else Exception
+        if not isinstance(error, expected):
             return
-        if self.local and not isinstance(error, OSError):
-            return
-        if isinstance(error, MemoryError | AssertionError):
+        if isinstance(error, CubeError | MemoryError | AssertionError):
             return
         advice = "make room or choose another path, then run again: finished tasks are kept"
         if self.by_way_of_tmpdir:
             advice = "run again"
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 folder = tempfile.gettempdir()
-                advice = (
-                    f"its files are first written to {folder} (TMPDIR); make room there, then "
-                    f"{advice}"
-                )
+                advice = f"make room in {folder} (TMPDIR), where its files are first, then {advice}"
         raise StoreError(f"{self.location} cannot be written: {error}; {advice}") from error

@@ -1497,7 +1497,7 @@ def test_stores_that_are_all_replaced_are_replaced_again_when_asked(
     """A run that was killed after its last step leaves work folders that tell of their stores."""
     sampler(points(), tmp_path).run()
     with monkeypatch.context() as patch:
-        patch.setattr(multiproc_sampler, "sweep", lambda *_: None)
+        patch.setattr(multiproc_sampler, "remove_work_folder", lambda *_: None)
         sampler(points(), tmp_path, overwrite=True).run()
     chunk = next(path for path in (tmp_path / "train.zarr/a/c").rglob("*") if path.is_file())
     right = chunk.read_bytes()

@@ -53,24 +53,6 @@ def test_same_bytes_as_zarr(tmp_path: Path, choice: Any, dtype: str) -> None:
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "ours" / "v", mode="r")[:], values)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_any_compressor_gives_the_same_samples(tmp_path: Path, choice: Any) -> None:
-    cube = cell_id_cube({"time": 24, "lat": 6}, "float32")
-    options: dict[str, Any] = {"sample_size": {"lat": 3}, "block_size": {"time": 4}, "nproc": 1}
-    stores = []
-    for name, compressor in (("as asked", choice), ("default", "lz4")):
-        paths = {p: tmp_path / name / f"{p}.zarr" for p in ("train_cube", "test_cube")}
-        stores.append(
-            MultiProcSampler(cube, compressors=compressor, **paths, **options).get_datasets()[0]
-        )
-    np.testing.assert_array_equal(stores[0]["a"].values, stores[1]["a"].values)
-    path = tmp_path / "as asked" / "train_cube.zarr"
-    loader = prep_dataloader(PTXrDataset(path, features="a"), batch_size=8, drop_last=False)
-    seen = np.sort(np.concatenate([np.asarray(batch).ravel() for batch in loader]))
-    np.testing.assert_array_equal(seen, np.sort(stores[1]["a"].values.ravel()))
-
-
 @pytest.mark.parametrize("choice", ["lz5", GzipCodec(), 3, ["lz4", "zstd"]], ids=str)
 def test_unknown_compressors_are_refused(choice: Any) -> None:
     with pytest.raises(CubeError, match=r"compressors must be .* got"):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 import os
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,7 +32,6 @@ from ml4cube.store.publishing.remote import RemoteDraft
 from ml4cube.store.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
 
-ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = {"sample_size": {"lat": 2}, "block_size": {"time": 4}, "progress": False}
 
 
@@ -61,15 +57,10 @@ def server() -> Iterator[str]:
 def bucket(server: str, tmp_path: Path) -> str:
     """A new bucket."""
     fsspec.filesystem("s3").clear_instance_cache()
-    _forget()
+    folders._filesystem.cache_clear()
     name = f"bucket-{abs(hash(tmp_path))}"
     fsspec.filesystem("s3").mkdir(name)
     return f"s3://{name}"
-
-
-def _forget() -> None:
-
-    folders._filesystem.cache_clear()
 
 
 def cube() -> xr.Dataset:
@@ -96,6 +87,34 @@ def local_bytes(source: Any, folder: Path) -> dict[str, bytes]:
     sample(source, str(folder), 1).run()
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+GONE = ConnectionError("the network is gone")
+
+
+def offline(*args: Any, **options: Any) -> Any:
+    raise GONE
+
+
+def counted(
+    call: Callable[..., Any], left: list[int], error: BaseException = GONE
+) -> Callable[..., Any]:
+    """Let calls succeed as long as steps are left, then none."""
+
+    def step(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise error
+        return call(*args, **options)
+
+    return step
+
+
+def run_offline(what: str, *args: Any, **options: Any) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"ml4cube.store.{what}", offline)
+        with pytest.raises(StoreError, match="network is gone"):
+            sample(*args, **options).run()
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
@@ -138,26 +157,15 @@ def test_stores_in_memory(tmp_path: Path) -> None:
 def test_killed_at_any_step_of_the_end(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
     memory = type(fsspec.filesystem("memory"))
-    remove = memory.rm_file
     options = {"sample_size": None, "block_size": {"time": 2}}
     source = cell_id_cube({"time": 4}, "float32")
     for steps in itertools.count():
-        left, place = steps, f"memory://{tmp_path.name}/{steps}"
-
-        def step(self: Any, path: str) -> None:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt  # and nothing is removed from now on
-            remove(self, path)
-
+        place, left = f"memory://{tmp_path.name}/{steps}", [steps]
         with monkeypatch.context() as patch:
-            patch.setattr(memory, "rm_file", step)
-            try:
+            patch.setattr(memory, "rm_file", counted(memory.rm_file, left, KeyboardInterrupt()))
+            with contextlib.suppress(KeyboardInterrupt):
                 sample(source, place, 1, **options).run()
                 break
-            except KeyboardInterrupt:
-                pass
         sample(source, place, 1, **options).run()
         assert not [name for name in contents(place) if ".partial" in name]
         open_store(f"{place}/train.zarr", verify=True)
@@ -201,16 +209,6 @@ def test_what_outlives_a_work_folder_does_not_block_it(tmp_path: Path, late: str
         RemoteDraft(place, call)
 
 
-def test_file_urls_are_paths(tmp_path: Path) -> None:
-    sample(cube(), f"file://{tmp_path}", 1).run()
-    assert open_store(tmp_path / "train.zarr").sizes["samples"]
-
-
-def test_unknown_file_systems_are_refused() -> None:
-    with pytest.raises(CubeError, match=r"train_cube='gopher://x/train.zarr' cannot be reached"):
-        sample(cube(), "gopher://x", 1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["exp[1]", "exp*", "exp?"])
 def test_wildcards_in_urls_are_refused(tmp_path: Path, name: str) -> None:
@@ -230,12 +228,15 @@ def test_variables_may_be_named_like_wildcards(bucket: str) -> None:
     open_store(f"{bucket}/train.zarr", verify=True)
 
 
-def test_an_archive_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CubeError, match=r"train_cube='zip:.*' cannot be reached: .*missing.zip"):
-        MultiProcSampler(cube(), train_cube=f"zip://train::{tmp_path}/missing.zip")
+def test_targets_that_cannot_be_reached_are_named(tmp_path: Path) -> None:
     store = zarr.storage.ZipStore(tmp_path / "missing.zip", mode="r", read_only=False)
-    with pytest.raises(CubeError, match=r"train_cube: zip:.*missing.zip cannot be opened: "):
-        MultiProcSampler(cube(), train_cube=store)
+    for target, told in (
+        ("gopher://x/train.zarr", r"train_cube='gopher://x/train.zarr' cannot be reached"),
+        (f"zip://train::{tmp_path}/missing.zip", r"'zip:.*' cannot be reached: .*missing.zip"),
+        (store, r"train_cube: zip:.*missing.zip cannot be opened: "),
+    ):
+        with pytest.raises(CubeError, match=told):
+            MultiProcSampler(cube(), train_cube=target)
 
 
 @pytest.mark.parametrize(
@@ -298,44 +299,19 @@ def icechunk_cube(ds: xr.Dataset, path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_off_is_resumed(tmp_path: Path, monkeypatch: Any) -> None:
-    wanted, place = local_bytes(cube(), tmp_path / "local"), f"memory://{tmp_path.name}"
-    put = RemoteFolder.write
-    for allowed in (0, 1, 3, 6, 9, 14):
-        left = allowed
-
-        def fail(self: RemoteFolder, path: str, data: bytes) -> tuple[int, str]:
-            nonlocal left
-            left -= 1
-            if left < 0 and "lock" not in path:
-                raise ConnectionError("the network is gone")
-            return put(self, path, data)
-
-        monkeypatch.setattr(RemoteFolder, "write", fail)
-        with pytest.raises(StoreError, match=r"cannot be written.*network is gone.*run again"):
-            sample(cube(), place, 1).run()
-        monkeypatch.setattr(RemoteFolder, "write", put)
-        for part in ("train", "test"):
-            with pytest.raises(StoreError):
-                open_store(f"{place}/{part}.zarr")
-    sample(cube(), place, 1).run()
-    assert contents(place) == wanted
-
-
-@pytest.mark.slow
 def test_cut_off_while_copying(bucket: str, monkeypatch: Any) -> None:
     take = RemoteFolder.take
 
     def fail(self: RemoteFolder, other: RemoteFolder, paths: Any) -> None:
         take(self, other, list(paths)[:2])
-        raise ConnectionError("the network is gone")
+        offline()
 
-    monkeypatch.setattr(RemoteFolder, "take", fail)
-    with pytest.raises(StoreError, match="network is gone"):
-        sample(cube(), bucket, 1).run()
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFolder, "take", fail)
+        with pytest.raises(StoreError, match="network is gone"):
+            sample(cube(), bucket, 1).run()
     with pytest.raises(StoreError, match="not a sample store, or not a complete one"):
         open_store(f"{bucket}/train.zarr")
-    monkeypatch.setattr(RemoteFolder, "take", take)
     sample(cube(), bucket, 1).run()
     open_store(f"{bucket}/train.zarr", verify=True)
     assert not [name for name in contents(bucket) if ".partial" in name]
@@ -373,53 +349,36 @@ def test_a_bucket_or_server_that_is_not_there_is_named(
         sample(cube(), f"memory://{tmp_path.name}", 1).run()
 
 
-@pytest.mark.parametrize("cut_off", [False, True])
+@pytest.mark.parametrize("appears", ["a file", "a store", "a file after an outage"])
 def test_what_appears_during_a_run_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_off: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, appears: str
 ) -> None:
     place = f"memory://{tmp_path.name}"
     fs, root = filesystem(place)
-    note = f"{root}/train.zarr/notes.txt"
-
-    def fail(self: RemoteFolder, other: RemoteFolder, paths: Any) -> None:
-        raise ConnectionError("the network is gone")
-
-    if cut_off:
-        with monkeypatch.context() as patch:
-            patch.setattr(RemoteFolder, "take", fail)
-            with pytest.raises(StoreError, match="network is gone"):
-                sample(cube(), place, 1).run()
+    sample(cube(), f"{place}/other", 1, seed=5).run()
+    if appears == "a file after an outage":
+        run_offline("folders.RemoteFolder.take", cube(), place, 1)
     publish = RemoteDraft.publish
 
     def appear(self: RemoteDraft, overwrite: bool) -> None:
-        fs.pipe_file(note, b"mine")
+        if appears == "a store":
+            fs.copy(f"{root}/other/train.zarr", f"{root}/train.zarr", recursive=True)
+        else:
+            fs.pipe_file(f"{root}/train.zarr/notes.txt", b"mine")
         publish(self, overwrite)
 
-    monkeypatch.setattr(RemoteDraft, "publish", appear)
-    told = r"has 1 files .* such as 'notes.txt'" if cut_off else "did not exist when this run"
-    with pytest.raises(StoreExistsError, match=rf"train.zarr {told}"):
-        sample(cube(), place, 1, seed=5).run()
-    assert fs.cat_file(note) == b"mine"
-    fs.rm_file(note)
-    monkeypatch.setattr(RemoteDraft, "publish", publish)
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteDraft, "publish", appear)
+        told = r"has 1 files .* such as 'notes.txt'|did not exist when this run began"
+        with pytest.raises(StoreExistsError, match=rf"train.zarr ({told})"):
+            sample(cube(), place, 1, seed=5).run()
+    if appears == "a store":
+        assert contents(f"{place}/train.zarr") == contents(f"{place}/other/train.zarr")
+        return
+    assert fs.cat_file(f"{root}/train.zarr/notes.txt") == b"mine"
+    fs.rm_file(f"{root}/train.zarr/notes.txt")
     sample(cube(), place, 1).run()
     open_store(f"{place}/train.zarr", verify=True)
-
-
-def test_a_store_that_appears_during_a_run_stays(tmp_path: Path, monkeypatch: Any) -> None:
-    place = f"memory://{tmp_path.name}"
-    sample(cube(), f"{place}/other", 1, seed=5).run()
-    fs, root = filesystem(place)
-    publish = RemoteDraft.publish
-
-    def appear(self: RemoteDraft, overwrite: bool) -> None:
-        fs.copy(f"{root}/other/train.zarr", f"{root}/train.zarr", recursive=True)
-        publish(self, overwrite)
-
-    monkeypatch.setattr(RemoteDraft, "publish", appear)
-    with pytest.raises(StoreExistsError, match=r"train.zarr did not exist when this run began"):
-        sample(cube(), place, 1).run()
-    assert contents(f"{place}/train.zarr") == contents(f"{place}/other/train.zarr")
 
 
 def test_what_was_replaced_already_is_not_made_again(tmp_path: Path, monkeypatch: Any) -> None:
@@ -429,7 +388,7 @@ def test_what_was_replaced_already_is_not_made_again(tmp_path: Path, monkeypatch
 
     def fail(self: RemoteDraft, overwrite: bool) -> None:
         if self.target.endswith("test.zarr"):
-            raise ConnectionError("the network is gone")
+            offline()
         publish(self, overwrite)
 
     with monkeypatch.context() as patch:
@@ -444,30 +403,19 @@ def test_what_was_replaced_already_is_not_made_again(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("allowed", range(0, 60, 7))
-def test_an_outage_is_told_of_the_part_it_hit(
+def test_an_outage_is_told_and_the_run_is_resumed(
     tmp_path: Path, monkeypatch: Any, allowed: int
 ) -> None:
     """Cleaning up fails as well then, which hides nothing."""
-    place, left = f"memory://{tmp_path.name}", allowed
-
-    def counted(use: Any) -> Any:
-        def step(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise ConnectionError("the network is gone")
-            return use(*args, **options)
-
-        return step
-
+    place, steps = f"memory://{tmp_path.name}", [allowed]
     with monkeypatch.context() as patch:
         for name in ("write", "create", "read", "size", "list", "take", "remove", "clear"):
-            patch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name)))
+            patch.setattr(RemoteFolder, name, counted(getattr(RemoteFolder, name), steps))
         with pytest.raises(StoreError, match=r"t(rain|est)\.zarr cannot be written: the net"):
             sample(cube(), place, 1).run()
     monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
     sample(cube(), place, 1).run()
-    open_store(f"{place}/train.zarr", verify=True)
+    assert contents(place) == local_bytes(cube(), tmp_path / "local")
 
 
 def test_a_run_that_wakes_late_writes_into_no_other_store(tmp_path: Path, monkeypatch: Any) -> None:
@@ -544,18 +492,6 @@ def test_two_runs_on_one_target(bucket: str, monkeypatch: Any) -> None:
             remote_draft, "_DEAD_S", 0.0
         )  # as if its owner had been killed long ago
         RemoteDraft(target, "call").close()
-    fs, root = filesystem(bucket)
-    fs.pipe_file(f"{root}/foreign.zarr.partial/notes.txt", b"mine")
-    with pytest.raises(StoreExistsError, match="has other content"):
-        RemoteDraft(f"{bucket}/foreign.zarr", "call")
-
-
-@pytest.mark.slow
-def test_a_lock_is_renewed(bucket: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(remote_draft, "_RENEW_S", 0.02)
-    with RemoteDraft(f"{bucket}/train.zarr", "call") as held:
-        first = json.loads(held.folder.read("lock.json"))
-        wait_until(lambda: json.loads(held.folder.read("lock.json")) != first)
 
 
 def test_a_lock_is_renewed_when_the_network_is_back(
@@ -563,12 +499,8 @@ def test_a_lock_is_renewed_when_the_network_is_back(
 ) -> None:
     monkeypatch.setattr(remote_draft, "_RENEW_S", 0.02)
     put = RemoteFolder.write
-
-    def fail(self: RemoteFolder, path: str, *pieces: bytes) -> tuple[int, str]:
-        raise RuntimeError("the network is gone")
-
     with RemoteDraft(f"memory://{tmp_path.name}/train.zarr", "call") as held:
-        monkeypatch.setattr(RemoteFolder, "write", fail)
+        monkeypatch.setattr(RemoteFolder, "write", offline)
         wait_until(lambda: "trying again: the network is gone" in caplog.text)
         first = held.folder.read("lock.json")
         monkeypatch.setattr(RemoteFolder, "write", put)
@@ -595,40 +527,6 @@ def test_a_run_that_was_taken_over_ends(tmp_path: Path, monkeypatch: Any) -> Non
                     step()
             first.discard()
             assert second._is_mine()
-
-
-@pytest.mark.slow
-def test_killed_and_resumed(bucket: str, tmp_path: Path) -> None:
-    script = tmp_path / "run.py"
-    script.write_text(
-        textwrap.dedent(
-            f"""
-            import os, signal
-            from ml4cube.store import folders
-            from ml4cube.store.publishing import remote as remote_draft
-            from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-            from tests.store.test_remote import cube, sample
-            remote_draft._DEAD_S = 0.0
-            put = folders.RemoteFolder.write
-            puts = iter(range(6))
-            def counted(self, path, data):
-                if next(puts, None) is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return put(self, path, data)
-            folders.RemoteFolder.write = counted
-            sample(cube(), {bucket!r}, 1).run()
-            """
-        )
-    )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, script], cwd=ROOT, env=env, capture_output=True)
-    assert ran.returncode == -9, ran.stderr
-    with pytest.raises(RunError, match="wait for it to end, or 90 s if it was killed"):
-        sample(cube(), bucket, 1).run()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote_draft, "_DEAD_S", 0.0)
-        sample(cube(), bucket, 1).run()
-    open_store(f"{bucket}/train.zarr", verify=True)
 
 
 @pytest.mark.slow
@@ -731,25 +629,14 @@ def test_a_write_into_a_zarr_store_that_was_cut_off_is_done_again(
     store, _ = inside(kind)
     if overwrite:
         into(store, cube(), seed=5).run()
-    left = 0
-
-    def counted(change: Any) -> Any:
-        def step(self: ZarrFolder, *more: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise ConnectionError("the network is gone")
-            return change(self, *more)
-
-        return step
-
+    left = [0]
     for name in ("write", "remove"):
-        monkeypatch.setattr(ZarrFolder, name, counted(getattr(ZarrFolder, name)))
+        monkeypatch.setattr(ZarrFolder, name, counted(getattr(ZarrFolder, name), left))
     source = cell_id_cube({"time": 4}, "float32")
     options = {"sample_size": None, "block_size": {"time": 2}, "overwrite": overwrite}
     told = set()
     for steps in itertools.count(0, 2):
-        left = steps
+        left[0] = steps
         try:
             into(store, source, **options).run()
             break
@@ -759,19 +646,6 @@ def test_a_write_into_a_zarr_store_that_was_cut_off_is_done_again(
     assert steps > 15
     for part in ("train.zarr", "test.zarr"):
         open_store(StorePath(store, part), verify=True)
-
-
-def test_a_store_inside_a_zarr_store_is_refused_when_damaged() -> None:
-    store, _ = inside("MemoryStore")
-    into(store, cube()).run()
-    folder = ZarrFolder(store, "train.zarr")
-    whole = folder.read("a/c/0/0")
-    folder.write("a/c/0/0", whole[:-1])
-    with pytest.raises(StoreError, match=r"MemoryStore at 'train.zarr' is damaged: a/c/0/0 has"):
-        open_store(StorePath(store, "train.zarr"))
-    folder.write("a/c/0/0", whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
-    with pytest.raises(StoreError, match="has changed since it was written"):
-        open_store(StorePath(store, "train.zarr"), verify=True)
 
 
 def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
@@ -793,14 +667,14 @@ def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"train_cube must be a path.* got ''"):
         MultiProcSampler(cube(), train_cube="")
     zarr.create_array(store, name="field", shape=(2,), dtype="f4")
-    with pytest.raises(CubeError, match="at 'field/train' is inside the array 'field'"):
+    with pytest.raises(CubeError, match=r"at 'field/train'\" is inside the array .*'field'"):
         MultiProcSampler(cube(), train_cube=StorePath(store, "field/train"))
     old = zarr.storage.MemoryStore()
     zarr.create_group(old, zarr_format=2).create_array("field", shape=(2,), dtype="f4")
-    with pytest.raises(CubeError, match=r"at 'train' is inside the group '' of zarr v2"):
+    with pytest.raises(
+        CubeError, match=r"at 'train'\" is inside the group 'MemoryStore' of zarr v2"
+    ):
         MultiProcSampler(cube(), train_cube=StorePath(old, "train"))
-    with pytest.raises(CubeError, match="at 'field/train' is inside the array 'field'"):
-        MultiProcSampler(cube(), train_cube=StorePath(old, "field/train"))
     local = zarr.storage.LocalStore(tmp_path / "a")
     for train, test in itertools.permutations([local, zarr.storage.LoggingStore(local)]):
         with pytest.raises(CubeError, match="is also the target of another part"):
@@ -828,7 +702,7 @@ def test_no_room_on_the_way_into_a_zarr_store(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(folders, "write_file", full)
     with pytest.raises(
-        StoreError, match=r"No space left.*its files are first written to .*\(TMPDIR\)"
+        StoreError, match=r"No space left.*make room in .*\(TMPDIR\), where its files are first"
     ):
         into(store, cube()).run()
     assert not ZarrFolder(store).list()

@@ -137,19 +137,6 @@ def test_metadata_round_trip(store: Path) -> None:
     assert wanted.features == ("flag", "count", "when")
 
 
-def test_group_is_checked_like_a_path(store: Path) -> None:
-    assert open_store(zarr.open_group(store, mode="r")).sizes["samples"] == N
-    (store / "sst/c/1/0/0").unlink()
-    with pytest.raises(StoreError, match=r"sst/c/1/0/0 is missing"):
-        open_store(zarr.open_group(store, mode="r"))
-
-
-def test_same_bytes_again(tmp_path: Path) -> None:
-    a, b = (write(tmp_path / name, layout()) for name in "ab")
-    assert read_manifest(a) == read_manifest(b)
-    assert (a / "manifest/zarr.json").read_bytes() == (b / "manifest/zarr.json").read_bytes()
-
-
 def test_manifest_lists_every_other_file(store: Path) -> None:
     found = {p.relative_to(store).as_posix() for p in store.rglob("*") if p.is_file()}
     assert found == set(read_manifest(store)) | {"manifest/zarr.json"}
@@ -223,20 +210,6 @@ def test_no_flipped_bit_of_metadata_passes_an_opening(in_memory: InMemory) -> No
             verify_store("s", hashes=False)
         in_memory[name] = content
     verify_store("s", hashes=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reader", [StoreMetadata.of, open_axes], ids=["metadata", "axes"])
-def test_readers_of_metadata_alone_check_what_they_read(in_memory: InMemory, reader: Any) -> None:
-    names = ["manifest/zarr.json"]
-    names += ["axes/zarr.json", "axes/lat/zarr.json"] if reader is open_axes else ["zarr.json"]
-    for name in names:
-        content = in_memory[name]
-        for place in range(0, len(content), 7):
-            in_memory[name] = bytes([*content[:place], content[place] ^ 1, *content[place + 1 :]])
-            with pytest.raises(StoreError, match=name):
-                reader("s")
-        in_memory[name] = content
 
 
 def test_flipped_bit_raises_when_read(store: Path) -> None:

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import xarray as xr
 from numpy.typing import NDArray
 
+from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.core.split_plan import EXCLUDED, HELD_OUT, TEST, TRAIN, VAL
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.carried import Carried
 from ml4cube.splits.leakage.duplicates import Duplicates
 from ml4cube.splits.leakage.label_layout import Layout, Separation
-from ml4cube.splits.leakage.stores import StorePair
+from ml4cube.splits.leakage.stores import count_copies, count_shared
 
 Distances = dict[str, NDArray[np.float64]]
 
@@ -76,10 +78,8 @@ class Checks:
     def count_cells(self, layout: Layout, known: Layout, view: CubeView) -> None:
         """Count the cells of each part; `known` is the label of cells with a value."""
         # a label without some dims applies to all their indices
-        times, each = (
-            math.prod(n for dim, n in view.sizes.items() if dim not in one.starts)
-            for one in (layout, known)
-        )
+        each = math.prod(n for dim, n in view.sizes.items() if dim not in known.starts)
+        times = math.prod(n for dim, n in view.sizes.items() if dim not in layout.starts)
         for part, code in {"train": TRAIN, "val": VAL, "test": TEST}.items():
             meaning = f"cells labelled {part} with a value"
             self.row(f"{part} cells", known.counts[code] * each, "cells", meaning)
@@ -88,18 +88,8 @@ class Checks:
         if gaps := known.counts[EXCLUDED] * each - excluded:
             meaning = "cells of the parts that are ignored because they have no value"
             self.row("cells without a value", gaps, "cells", meaning)
-        if unknown := layout.unknown * times:
-            meaning = "cells whose label is not 0, 1, 2 or 255; they count as excluded"
-            self.row("unlabelled cells", unknown, "cells", meaning, 0, "warning")
-            self.warnings.append(
-                f"{percent(unknown / math.prod(view.sizes.values()))} of the cells have a label "
-                "that is not 0, 1, 2 or 255, so they count as excluded"
-            )
         held_out = sum(known.counts[code] for code in HELD_OUT)
-        repeated = {
-            "on a meridian": known.repeated_meridian(view),
-            "at a time": known.repeated_times(view),
-        }
+        repeated = known.shared_cells(view)
         shared = sum(repeated.values())
         meaning = "held-out cells whose location and time are also in train, because a meridian "
         meaning += "(0 and 360) or a time occurs twice in the cube"
@@ -219,32 +209,31 @@ class Checks:
         meaning = "cells nearer to train than the range of autocorrelation"
         self.row(name, found.near, unit, meaning, _MOST, status)
 
-    def distances(self, curves: dict[str, Distances], units: dict[str, str]) -> None:
+    def distances(self, by_domain: dict[str, tuple[str, Distances]]) -> None:
         """Add the median distances to train."""
         nearest = {"space": "location, at the nearest time", "time": "time, at any location"}
-        for name, by_domain in curves.items():
-            for domain, values in by_domain.items():
+        for domain, (unit, curves) in by_domain.items():
+            for name, values in curves.items():
                 meaning = f"median distance to the nearest train {nearest[domain]}"
-                self.row(f"{name}, {domain}", float(np.median(values)), units[domain], meaning)
+                self.row(f"{name}, {domain}", float(np.median(values)), unit, meaning)
 
     def deployment(
         self,
-        curves: dict[str, Distances],
-        units: dict[str, str],
+        by_domain: dict[str, tuple[str, Distances]],
         spacing: dict[str, float],
         cells: int,
         unknown: dict[str, str],
     ) -> None:
         """Compare the distances of the test part and of the deployment to train."""
-        test, use = curves.values()
         self.row("deployment cells", cells, "cells", "cells of the deployment with a value")
         for domain, why in unknown.items():
             self.warnings.append(f"distances in {domain} were not compared because {why}")
             name = f"{self.part} against deployment, {domain}"
             self.row(name, math.nan, "ratio", f"not compared because {why}", None, "unknown")
-        for domain in ("space", "time"):
-            if domain not in unknown and domain in test:
-                self._compare(domain, test[domain], use[domain], units[domain], spacing[domain])
+        for domain, (unit, curves) in by_domain.items():
+            if domain not in unknown:
+                test, use = curves.values()
+                self._compare(domain, test, use, unit, spacing[domain])
 
     def _compare(
         self,
@@ -281,30 +270,28 @@ class Checks:
             f"{self.part} against deployment, {domain}", factor, "ratio", meaning, limit, status
         )
 
-    def stores(self, pair: StorePair) -> dict[str, float]:
+    def stores(self, train: xr.Dataset, held_out: xr.Dataset) -> dict[str, float]:
         """Judge two sample stores; return the fractions for the figure."""
-        part = self.part
-        self.compared = "" if pair.copies is None else "samples"
-        self.row("train samples", pair.train, "samples", "samples of the train store")
-        self.row(f"{part} samples", pair.held_out, "samples", f"samples of the {part} store")
+        part, samples = self.part, held_out.sizes[SAMPLE_DIM]
+        shared, copies = count_shared(train, held_out), count_copies(train, held_out)
+        self.compared = "" if copies is None else "samples"
+        self.row("train samples", train.sizes[SAMPLE_DIM], "samples", "samples of the train store")
+        self.row(f"{part} samples", samples, "samples", f"samples of the {part} store")
         checks = [
-            ("shared cells", pair.shared, "cover a cell that a train sample covers", "leak"),
-            ("duplicate samples", pair.copies, "are bitwise copies of train samples", "leak"),
-            ("touching samples", pair.touching, "share a cell with a train sample, or touch one",
-             "warning"),
-        ]  # fmt: skip
+            ("shared cells", shared, "cover a cell that a train sample covers"),
+            ("duplicate samples", copies, "are bitwise copies of train samples"),
+        ]
         shares = {}
-        for name, found, text, status in checks:
+        for name, found, text in checks:
             meaning = f"{part} samples that {text}"
             if found is None:
                 self.row(name, math.nan, "samples", meaning, 0, "unknown")
                 continue
-            self.row(name, found, "samples", meaning, 0, status if found else "ok")
-            shares[text] = found / pair.held_out
-            if found and (status == "leak" or not self.leaks):
-                findings = self.leaks if status == "leak" else self.warnings
-                findings.append(f"{percent(shares[text])} of the {part} samples {text}")
-        if pair.shared is None:
+            self.row(name, found, "samples", meaning, 0, "leak" if found else "ok")
+            shares[text] = found / samples
+            if found:
+                self.leaks.append(f"{percent(shares[text])} of the {part} samples {text}")
+        if shared is None:
             self.warnings.append(
                 "the positions of the samples were not compared because the stores were not cut "
                 "alike from one cube"

@@ -28,7 +28,6 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 _DAY = 86_400_000_000.0
-_KM = {"m": 1e-3, "metre": 1e-3, "metres": 1e-3, "meter": 1e-3, "meters": 1e-3, "km": 1.0}
 # Time steps that are sampled; the map of train cells is read once for each.
 _STEPS = 32
 # A station touches train if one of its four nearest stations is train, like the cells of a grid.
@@ -41,8 +40,7 @@ class Axes:
 
     # Dims of the locations, sorted: those of a map, or the one of stations.
     sizes: dict[str, int]
-    # Kilometres on a plane, or unit vectors on the sphere, NaN where unknown; None without
-    # coordinates.
+    # Unit vectors on the sphere, NaN where unknown; None without coordinates.
     points: Floats | None
     time_dim: str | None
     # Dates or numbers of its steps, if it has them.
@@ -51,31 +49,28 @@ class Axes:
     steps: int
 
     @classmethod
-    def of(cls, view: CubeView, map_dims: tuple[str, ...] = (), when: str | None = None) -> Axes:
-        """Find the locations and times of a cube; `when` names a scalar time."""
+    def of(cls, view: CubeView, map_dims: tuple[str, ...] = ()) -> Axes:
+        """Find the locations and times of a cube."""
         coords = view.ds.coords
         time_dim = find_time_dim(coords.values(), view.dims)
-        times = None
+        times, steps = None, 0
         if time_dim is not None:
-            times = dates_along(coords.values(), time_dim)
-            own = view.own(time_dim)
-            if times is not None and own is not None and bool(times.isnull().any()):
-                times = None  # splits in time then use the dim's own coordinate, too
-            if times is None and own is not None and own.dtype.kind in "fiu":
-                times = own.astype("float64") if bool(own.notnull().all()) else None
-        elif when in coords and is_time(coords[when]) and not coords[when].isnull().any():
-            times = None if coords[when].ndim else coords[when].expand_dims("time")
-        steps = int(times is not None) if time_dim is None else view.sizes[time_dim]
-        degrees, metres = _degrees(view, time_dim), _metres(view)
-        locations = degrees or metres
-        if locations is None:
+            steps = view.sizes[time_dim]
+            for axis in (dates_along(coords.values(), time_dim), view.own(time_dim)):
+                if times is not None or axis is None or bool(axis.isnull().any()):
+                    continue
+                if is_time(axis):
+                    times = axis
+                elif axis.dtype.kind in "fiu":
+                    times = axis.astype("float64")
+        degrees = _degrees(view, time_dim)
+        if degrees is None:
             _refuse_degrees_as_data(view)
             sizes = {dim: view.sizes[dim] for dim in map_dims if dim != time_dim}
             return cls(sizes, None, time_dim, times, steps)
-        first, second = xr.broadcast(*locations)
-        sizes = {dim: view.sizes[dim] for dim in sorted(map(str, first.dims))}
-        x, y = (axis.transpose(*sizes).values.ravel() for axis in (first, second))
-        points = unit_vectors(x, y) if degrees else np.stack([x, y], axis=-1)
+        lat, lon = xr.broadcast(*degrees)
+        sizes = {dim: view.sizes[dim] for dim in sorted(map(str, lat.dims))}
+        points = unit_vectors(*(axis.transpose(*sizes).values.ravel() for axis in (lat, lon)))
         return cls(sizes, points, time_dim, times, steps)
 
     @property
@@ -91,7 +86,7 @@ class Axes:
 
         assert self.points is not None
         near = KDTree(self.points[locations]).query(points, k=count)[0]
-        found = near if points.shape[-1] == 2 else kilometres(near, EARTH_RADIUS_KM)
+        found = kilometres(near, EARTH_RADIUS_KM)
         # the rounding error of a unit vector is a tenth of a millimetre
         return np.where(found < 1e-6, 0.0, found)
 
@@ -100,14 +95,17 @@ class Axes:
         own, theirs = self.times, other.times
         if own is None or theirs is None:
             return np.arange(float(self.steps)), "steps"
-        units = [None if is_time(times) else times.attrs.get("units") for times in (own, theirs)]
-        if is_time(own) != is_time(theirs) or units[0] != units[1]:
+        kinds = [
+            "dates" if is_time(times) else f"numbers ({times.attrs.get('units', 'without units')})"
+            for times in (own, theirs)
+        ]
+        if kinds[0] != kinds[1]:
             raise InvalidValueError(
-                f"the deployment has {_kind(theirs)} along {theirs.name!r}, but the cube has "
-                f"{_kind(own)} along {own.name!r}; decode the times of both (xarray.decode_cf)"
+                f"the deployment has {kinds[1]} along {theirs.name!r}, but the cube has "
+                f"{kinds[0]} along {own.name!r}; decode the times of both (xarray.decode_cf)"
             )
         if not is_time(own):
-            unit = str(units[0] or f"units of {own.name}")
+            unit = str(own.attrs.get("units", f"units of {own.name}"))
             return theirs.values, unit.partition(" since ")[0]
         # nanoseconds overflow after 292 years, and become integers as objects
         both = [
@@ -122,11 +120,6 @@ class Axes:
                 "the dates of the deployment must have the cube's calendar, got another "
                 f"({' '.join(str(error).split())}); use convert_calendar"
             ) from None
-
-
-def _kind(times: xr.DataArray) -> str:
-    units = times.attrs.get("units", "without units")
-    return "dates" if is_time(times) else f"numbers ({units})"
 
 
 def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
@@ -153,32 +146,19 @@ def _degrees(view: CubeView, time_dim: str | None) -> list[xr.DataArray] | None:
 
 def _refuse_degrees_as_data(view: CubeView) -> None:
     """Refuse latitudes and longitudes that are data variables, instead of ignoring them."""
-    data = view.ds.data_vars.items()
-    named = [
+    lat, lon = (
         [
             str(name)
-            for name, var in data
+            for name, var in view.ds.data_vars.items()
             if var.ndim < 3 and set(var.dims) <= set(view.dims) and is_kind(var, kind)
         ]
         for kind in ("lat", "lon")
-    ]
-    if all(named):
-        names = [*named[0], *named[1]]
+    )
+    if lat and lon:
         raise InvalidValueError(
-            f"{names} must be coordinates to measure distances, but they are data variables; use "
-            f"ds.set_coords({names})"
+            f"{[*lat, *lon]} must be coordinates to measure distances, but they are data "
+            f"variables; use ds.set_coords({[*lat, *lon]})"
         )
-
-
-def _metres(view: CubeView) -> list[xr.DataArray] | None:
-    """Return the coordinates of the two axes of a projection, in kilometres."""
-    found = []
-    for dim in sorted(view.dims):
-        own = view.own(dim)
-        unit = None if own is None else _KM.get(str(own.attrs.get("units")))
-        if own is not None and unit and dim.lower()[0] in "xyen":  # no depths and heights
-            found.append(xr.DataArray(own.variable) * unit)
-    return found if len(found) == 2 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +179,9 @@ class Cells:
             raise InvalidTypeError(
                 f"deployment must be a Dataset, a DataArray or a path, got {type(given).__name__}"
             )
+        when = None if axes.times is None else axes.times.name
+        if when in given.coords and not given[when].ndim:
+            given = given.expand_dims(when)  # one step of a cube
         try:
             view = CubeView.of(given)
         except InvalidValueError as error:
@@ -216,9 +199,8 @@ class Cells:
         used = has_value(variables, any_of_them=True)
         if used is None:
             used = xr.ones_like(variables[0], dtype=bool)
-        when = None if axes.times is None else str(axes.times.name)
         label = xr.full_like(used, EXCLUDED, dtype=np.uint8).where(~used, np.uint8(TRAIN))
-        here = Axes.of(view, (), when)
+        here = Axes.of(view)
         own = cls(here, Layout.of(label, tuple(here.sizes)), TRAIN)
         if not own.layout.counts[TRAIN]:
             raise InvalidValueError("deployment must have cells with a value, got none")
@@ -233,7 +215,7 @@ class Cells:
         """Return which locations hold some of the cells: at one step, or at any time."""
         sizes = self.axes.sizes
         if step is None or self.axes.time_dim is None:
-            here = xr.DataArray(self.layout.maps[self.code], dims=self.layout.map_dims)
+            here = self.layout.maps[self.code]
         else:
             label = self.layout.label
             at = {self.axes.time_dim: step} if self.axes.time_dim in label.dims else {}
@@ -245,19 +227,15 @@ class Cells:
 
 def compare_axes(axes: Axes, other: Axes | None) -> tuple[set[str], dict[str, str]]:
     """Return which of "space" and "time" can be measured between two cubes, and why not others."""
-    unknown = {}
-    theirs = other or axes
-    no_location = "neither latitude and longitude nor x and y in metres"
-    if axes.points is None and (axes.sizes or theirs.points is not None):
-        unknown["space"] = f"the cube has {no_location}"
-    elif axes.points is not None and theirs.points is None:
-        unknown["space"] = f"the deployment has {no_location}"
-    elif axes.points is not None and axes.points.shape[-1] != theirs.points.shape[-1]:  # type: ignore[union-attr]
-        unknown["space"] = "one of cube and deployment has degrees and the other has metres"
-    if other is not None and (axes.steps or other.steps):
-        for name, one in (("the deployment", other), ("the cube", axes)):
-            if one.times is None:
-                unknown["time"] = f"{name} has no times"
+    sides = {"the cube": axes} | ({} if other is None else {"the deployment": other})
+    unknown: dict[str, str] = {}
+    for name, one in sides.items():
+        located = axes.sizes or any(each.points is not None for each in sides.values())
+        if located and one.points is None:
+            unknown.setdefault("space", f"{name} has no latitude and longitude")
+        timed = other is not None and any(each.steps for each in sides.values())
+        if timed and one.times is None:
+            unknown.setdefault("time", f"{name} has no times")
     has = {"space": axes.points is not None, "time": axes.steps > 0}
     return {domain for domain in has if has[domain] and domain not in unknown}, unknown
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +33,7 @@ from ml4cube.splits.leakage.deployment import (
 )
 from ml4cube.splits.leakage.duplicates import find_duplicates, map_dims
 from ml4cube.splits.leakage.label_layout import Layout, Separation, separate
-from ml4cube.splits.leakage.stores import compare_stores, is_store
+from ml4cube.splits.leakage.stores import is_store, part_of_pair
 from ml4cube.splits.ranges import estimate_range
 from ml4cube.splits.validity import has_value
 
@@ -110,12 +108,7 @@ class LeakageReport:
         """
         from ml4cube.plotting import leakage_figure
 
-        curves = {
-            domain: (unit, by_curve)
-            for domain, (unit, by_curve) in self.distances.items()
-            if any(values.size for values in by_curve.values())
-        }
-        return leakage_figure(self.verdict, self.leaks, curves, self.shares)
+        return leakage_figure(self.verdict, self.leaks, self.distances, self.shares)
 
 
 def leakage_report(
@@ -136,14 +129,14 @@ def leakage_report(
     Parameters
     ----------
     ds : Dataset, DataArray or path
-        A cube with a split label (train 1, test 0, val 2, excluded 255), of any dims, lazy or
-        not. The label may lack some of the cube's dims. Or a train store of samples, with the test
-        store as second argument: the report then looks for cells that samples of both cover, and
-        for samples that are bitwise equal.
+        A cube with a split label (train 1, test 0, val 2, excluded 255 or NaN), of any dims, lazy
+        or not. The label may lack some of the cube's dims. Or a train store of samples, with the
+        test store as second argument: the report then looks for cells that samples of both cover,
+        and for samples that are bitwise equal.
     deployment : Dataset, DataArray or path, optional
         The cells where the model will be used: a cube on a grid, curvilinear or not, or along
-        points, with coordinates. Cells with a value in any variable count; for a mask, pass
-        ``cube.where(mask)``.
+        points, with latitude and longitude, or times, or both. Cells with a value in any variable
+        count; for a mask, pass ``cube.where(mask)``.
     var : str or list of str, optional
         Variables to examine, best the target. By default all with every dim of the cube, except
         masks and labels.
@@ -158,12 +151,12 @@ def leakage_report(
     Raises
     ------
     InvalidValueError
-        If there is no label, or no train or no test cell with a value; if a variable is unknown;
-        if latitude and longitude are data variables instead of coordinates; if the deployment
-        shares neither locations nor times with the cube.
+        If there is no label, or it has other values; if no train or no test cell has a value; if a
+        variable is unknown; if latitude and longitude are data variables instead of coordinates;
+        if the deployment shares neither locations nor times with the cube.
     InvalidTypeError
-        If the deployment is not a cube, the second of two stores is not a store, or the name of a
-        variable is not a string.
+        If the deployment is not a cube, the second of two stores is not a store, or `var` is not a
+        name or a list of names.
     StoreError
         If nothing can be read at a path, or a store is damaged.
 
@@ -213,9 +206,8 @@ def leakage_report(
     """
     ds, deployment = _open(ds), _open(deployment)
     if is_store(ds):
-        pair = compare_stores(ds, deployment)  # type: ignore[arg-type]
-        checks = Checks(pair.part)
-        shares = checks.stores(pair)
+        checks = Checks(part_of_pair(ds, deployment))
+        shares = checks.stores(ds, deployment)
         return _report(checks, "sample", shares=shares)
     view = CubeView.of(ds)
     label = _label(view, name)
@@ -227,7 +219,7 @@ def leakage_report(
     measured, unknown = compare_axes(axes, None if used is None else used.axes)
     if used is not None and not measured:
         raise _not_comparable(unknown)
-    known = _with_values(layout, view, names)
+    known = _with_values(layout, view, names, tuple(axes.sizes))
     for called in ("train", part):
         if not known.counts[PARTS[called]]:
             raise InvalidValueError(
@@ -241,19 +233,24 @@ def leakage_report(
     time_dim = axes.time_dim
     carried = find_carried(view, layout, names, time_dim) if time_dim else {}
     ranges = _longest_ranges(view, names, ordered)
-    units_of = partial(_units, known, unordered, ranges)
-    apart = separate(layout, known, view, units_of, PARTS[part])
+    apart = separate(layout, known, view, unordered, ranges, PARTS[part])
     train, test = Cells(axes, known, TRAIN), Cells(axes, known, PARTS[part])
     if axes.station_dim in cut:
         apart = replace(apart, touching=max(apart.touching, stations_near_train(test, train)))
-    curves = {f"{part} → train": distances(test, train, measured)}
+    asked = {f"{part} → train": test} | ({} if used is None else {"deployment → train": used})
+    curves = {name: distances(cells, train, measured) for name, cells in asked.items()}
     if used is not None:
-        curves["deployment → train"] = distances(used, train, measured)
         common = set.intersection(*(set(found) for found in curves.values()))
         for domain in measured - common:
             unknown[domain] = "latitudes or longitudes are missing where these cells are"
         if not common:
             raise _not_comparable(unknown)
+    units = {"space": "km", "time": axes.numbers(axes)[1]}
+    by_domain: dict[str, tuple[str, Distances]] = {}
+    for domain, unit in units.items():
+        found = {name: values[domain] for name, values in curves.items() if domain in values}
+        if found:
+            by_domain[domain] = (unit, found)
 
     domains = dict.fromkeys(axes.sizes, "space")
     if time_dim:
@@ -266,17 +263,16 @@ def leakage_report(
     checks = Checks(part, used is not None and not unknown.keys() & of_cut.values())
     made_by = _maker(view.ds[name])
     placement = _placement(layout, apart, view, axes, part, made_by, cut, ordered)
-    units = {"space": "km", "time": axes.numbers(axes)[1]}
     checks.count_cells(layout, known, view)
     checks.duplicates(copies, view)
     checks.carried(carried)
     checks.neighbours(apart, placement, time_dim, made_by)
     checks.ranges(ranges, apart, ordered, placement)
-    checks.distances(curves, units)
+    checks.distances(by_domain)
     if used is not None:
         cells = used.layout.counts[TRAIN]
-        checks.deployment(curves, units, spacing(train, measured), cells, unknown)
-    return _report(checks, "cell", _by_domain(curves, units), _shares(checks, apart))
+        checks.deployment(by_domain, spacing(train, measured), cells, unknown)
+    return _report(checks, "cell", by_domain, _shares(checks, apart))
 
 
 audit = leakage_report
@@ -293,18 +289,6 @@ def _report(
     findings = (*checks.leaks, *checks.too_hard, *checks.warnings)
     leaks = bool(checks.leaks)
     return LeakageReport(leaks, verdict, checks.table(), findings, distances or {}, shares or {})
-
-
-def _by_domain(
-    curves: dict[str, Distances], units: dict[str, str]
-) -> dict[str, tuple[str, Distances]]:
-    """Return the curves of each domain with its unit, for the figure."""
-    by_domain = {}
-    for domain in ("space", "time"):
-        found = {name: values[domain] for name, values in curves.items() if domain in values}
-        if found:
-            by_domain[domain] = (units[domain], found)
-    return by_domain
 
 
 def _shares(checks: Checks, apart: Separation) -> dict[str, float]:
@@ -359,18 +343,16 @@ def _maker(label: xr.DataArray) -> str | None:
 
 def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
     found = view.ds.data_vars
-    names: list[Any]
-    if var is None:
+    names = [var] if isinstance(var, str) else var
+    if names is None:
         names = [
             name
             for name in data_variables(view.ds, kinds="biufmM")
             if set(found[name].dims) == set(view.dims)
             and isinstance(found[name].dtype, np.dtype)  # not a nullable dtype of pandas
         ]
-    else:
-        names = [var] if isinstance(var, str) or not isinstance(var, Iterable) else list(var)
-    if odd := [name for name in names if not isinstance(name, str)]:
-        raise InvalidTypeError(f"var must name variables by strings, got {odd}; use ds.rename")
+    if not isinstance(names, list | tuple):
+        raise InvalidTypeError(f"var must be a name or a list of names, got {var!r}")
     if unknown := [n for n in names if n not in view.ds]:
         raise InvalidValueError(f"var: unknown variables {unknown}; the cube has {list(found)}")
     for name in names:
@@ -380,13 +362,12 @@ def _variables(view: CubeView, var: str | list[str] | None) -> list[str]:
 
 def _part_to_judge(layout: Layout, name: str) -> str:
     """Return "test", or "val" for a label without a test part."""
-    other = f", and {layout.unknown} values are not 0, 1, 2 or 255" if layout.unknown else ""
     if not layout.counts[TRAIN]:
-        raise InvalidValueError(f"the label {name!r} must have train cells (1), got none{other}")
+        raise InvalidValueError(f"the label {name!r} must have train cells (1), got none")
     for part in ("test", "val"):
         if layout.counts[PARTS[part]]:
             return part
-    raise InvalidValueError(f"the label {name!r} must have test cells (0), got none{other}")
+    raise InvalidValueError(f"the label {name!r} must have test cells (0), got none")
 
 
 def _not_comparable(unknown: dict[str, str]) -> InvalidValueError:
@@ -402,7 +383,9 @@ def _is_category(view: CubeView, dim: str) -> bool:
     return True
 
 
-def _with_values(layout: Layout, view: CubeView, names: list[str]) -> Layout:
+def _with_values(
+    layout: Layout, view: CubeView, names: list[str], map_dims: tuple[str, ...]
+) -> Layout:
     """Return the label of cells with a value in every variable; all others are excluded."""
     here = [view.ds[name] for name in names if set(view.ds[name].dims) <= set(view.dims)]
     valid = has_value(here)
@@ -411,7 +394,7 @@ def _with_values(layout: Layout, view: CubeView, names: list[str]) -> Layout:
     label = layout.label.broadcast_like(valid).where(valid, np.uint8(EXCLUDED))
     if label.size <= _LABELS_AT_MOST:
         label = label.load()
-    return Layout.of(label, layout.wanted)
+    return Layout.of(label, map_dims)
 
 
 def _longest_ranges(view: CubeView, names: list[str], dims: list[str]) -> dict[str, float]:
@@ -432,18 +415,6 @@ def _longest_ranges(view: CubeView, names: list[str], dims: list[str]) -> dict[s
             if not math.isnan(cells):
                 longest[dim] = max(cells, longest.get(dim, 0.0))
     return longest
-
-
-def _units(
-    layout: Layout, unordered: set[str], ranges: dict[str, float], touching: bool
-) -> dict[str, float]:
-    """Return the range along each dim: one cell if unknown, NaN along unordered dims."""
-    unit = {}
-    for dim in layout.starts:
-        cells = math.nan if dim in unordered else ranges.get(dim, 1.0)
-        # without a sill no distance is enough, but a buffer is assumed to be wide enough
-        unit[dim] = 1.0 if math.isinf(cells) and not touching else cells
-    return unit
 
 
 def _placement(

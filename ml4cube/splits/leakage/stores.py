@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import xarray as xr
@@ -19,7 +18,7 @@ from ml4cube.core.fingerprint import (
     words_of,
 )
 from ml4cube.core.sample_spec import SAMPLE_DIM
-from ml4cube.splits.folds.samples import Samples, store_spec
+from ml4cube.splits.folds.samples import store_spec
 
 Ints = NDArray[np.int64]
 
@@ -29,32 +28,13 @@ _CELLS_AT_ONCE = 1 << 21
 _FEWEST_VALUES = 4
 
 
-@dataclass(frozen=True)
-class StorePair:
-    """Numbers of held-out samples that are near to, or in, a train store."""
-
-    train: int
-    held_out: int
-    # Part of the held-out store ("test").
-    part: str
-    # Held-out samples that are bitwise equal to train samples, as stored; None if samples have too
-    # few distinct values to tell.
-    copies: int | None
-    # Held-out samples that cover a cell of a train sample; None if the stores were not cut from one
-    # cube.
-    shared: int | None
-    # Held-out samples that cover such a cell or one next to it, also across the date line, unless
-    # the longitude jumps there and samples begin at only some of its values.
-    touching: int | None
-
-
-def is_store(ds: object) -> bool:
+def is_store(ds: object) -> TypeGuard[xr.Dataset]:
     """Return True if an object is an opened sample store."""
     return isinstance(ds, xr.Dataset) and SAMPLE_DIM in ds.dims and bool(store_spec(ds))
 
 
-def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
-    """Count the samples of one store that are near to or in another; read every sample once."""
+def part_of_pair(train: xr.Dataset, held_out: Any) -> str:
+    """Return the part of the second of two stores ("test"); raise unless both have samples."""
     if not is_store(held_out):
         raise InvalidTypeError(
             "the second argument must be the opened test store because the first is a sample "
@@ -64,28 +44,21 @@ def compare_stores(train: xr.Dataset, held_out: Any) -> StorePair:
     for name, store in (("train", train), (part, held_out)):
         if not store.sizes[SAMPLE_DIM]:
             raise InvalidValueError(f"the {name} store must have samples, got none")
-    shared = touching = None
-    if _one_cube(train, held_out):
-        # in units of the window size, samples share cells below a distance of 1, and touch at 1
-        from sklearn.neighbors import KDTree
+    return part
 
-        dims, sizes = (train.attrs["spec"][key] for key in ("dims", "size"))
-        tree, origins = KDTree(_origins(train), metric="chebyshev"), _origins(held_out)
-        around, columns = _lon_turn(train, held_out) or (None, 0)
-        turn = [columns / n if dim == around else 0 for dim, n in zip(dims, sizes, strict=True)]
-        turns = [np.multiply(k, turn) for k in ((-1, 0, 1) if around else (0,))]
-        nearest = np.min([tree.query(origins + by)[0][:, 0] for by in turns], axis=0)
-        size = max(sizes)
-        shared = int((nearest < 1 - 0.5 / size).sum())
-        touching = int((nearest < 1 + 0.5 / size).sum())
-    return StorePair(
-        train.sizes[SAMPLE_DIM],
-        held_out.sizes[SAMPLE_DIM],
-        part,
-        _copies(train, held_out),
-        shared,
-        touching,
-    )
+
+def count_shared(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
+    """Return the number of held-out samples that cover a cell of a train sample.
+
+    None if the stores were not cut alike from one cube.
+    """
+    if not _one_cube(train, held_out):
+        return None
+    # in units of the window size, samples share cells below a distance of 1
+    from sklearn.neighbors import KDTree
+
+    nearest = KDTree(_origins(train), metric="chebyshev").query(_origins(held_out))[0]
+    return int((nearest < 1 - 0.5 / max(train.attrs["spec"]["size"])).sum())
 
 
 def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
@@ -111,19 +84,6 @@ def _same_values(train: xr.Dataset, held_out: xr.Dataset, dim: str) -> bool:
     return all(found[0][at] == found[1][at] for at in found[0].keys() & found[1].keys())
 
 
-def _lon_turn(train: xr.Dataset, held_out: xr.Dataset) -> tuple[str, int] | None:
-    """Return the dim and the columns per turn of a longitude that spans the globe, or None."""
-    # use the coordinates of both stores, because one alone may have a single longitude
-    known = [k for k, v in train.coords.items() if v.dims == (SAMPLE_DIM,) and k in held_out.coords]
-    both = [
-        xr.Dataset(coords={name: store[name].variable for name in known}, attrs=store.attrs)
-        for store in (train, held_out)
-    ]
-    # load them, because dask cannot join dates of other calendars with those in memory
-    whole = xr.concat([store.compute() for store in both], SAMPLE_DIM)
-    return Samples.locate(whole).view.lon_turn()
-
-
 def _origins(store: xr.Dataset) -> NDArray[np.float64]:
     """Return the first cell of each sample along every dim, in units of the window size."""
     spec = store.attrs["spec"]
@@ -131,8 +91,11 @@ def _origins(store: xr.Dataset) -> NDArray[np.float64]:
     return np.stack([store[f"{dim}_index"].values / size for dim, size in along], axis=-1)
 
 
-def _copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
-    """Return the number of held-out samples that equal a train sample in all variables."""
+def count_copies(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
+    """Return the number of held-out samples that equal a train sample in all variables.
+
+    None if samples have too few distinct values to tell.
+    """
     names = [
         str(name)
         for name, variable in train.data_vars.items()

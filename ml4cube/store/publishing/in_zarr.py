@@ -60,8 +60,7 @@ class ZarrDraft(Draft):
         folder.write("zarr.json", json.dumps(group).encode())
 
     def discard(self) -> None:
-        self._temporary.cleanup()
-
-    def close(self) -> None:
         """Remove the temporary folder."""
         self._temporary.cleanup()
+
+    close = discard

@@ -38,12 +38,12 @@ _LOCK_MARK = b"work folder of an ml4cube sample store\n"
 class LocalDraft(Draft):
     """An unfinished store on disk."""
 
-    def __init__(self, target: Path, fingerprint: str) -> None:
+    def __init__(self, target: Path, call_id: str) -> None:
         self.target: Path = target
         self.folder = Path(work_location(target))
-        self.root: LocalFolder = LocalFolder(self.folder / store_name(fingerprint))
+        self.root: LocalFolder = LocalFolder(self.folder / store_name(call_id))
         self.done = {}
-        self._fingerprint = fingerprint
+        self._call_id = call_id
         with contextlib.ExitStack() as undo:
             self._lock = undo.enter_context(_lock_folder(target))
             self._journal = (self.folder / "journal.jsonl").open("ab")
@@ -55,7 +55,7 @@ class LocalDraft(Draft):
         # a store that is still aside has been replaced
         shutil.rmtree(_aside(self.target), ignore_errors=True)
         found = call_of(LocalFolder(self.folder))
-        ours = found == self._fingerprint
+        ours = found == self._call_id
         if resume and found is not None and not ours:
             logger.warning(OTHER_CALL, self.folder)
         # without an unfinished store, the last one was published
@@ -69,7 +69,7 @@ class LocalDraft(Draft):
         self._remove_stores()
         self.root.clear()
         self.root.root.mkdir()
-        write_file(self.folder / "call.json", json.dumps({KEY: self._fingerprint}).encode())
+        write_file(self.folder / "call.json", json.dumps({KEY: self._call_id}).encode())
 
     def _remove_stores(self) -> None:
         """Remove the stores of all calls, except files that tasks of stopped runs still write."""

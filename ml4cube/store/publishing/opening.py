@@ -15,16 +15,16 @@ from ml4cube.store.publishing.remote import PUBLISHED, RemoteDraft
 logger = logging.getLogger(__name__)
 
 
-def open_draft(target: Location, fingerprint: str) -> Draft:
+def open_draft(target: Location, call_id: str) -> Draft:
     """Open and lock the draft of a target; its content is kept until `Draft.begin`."""
     if isinstance(target, ZarrFolder):
         return ZarrDraft(target)
     if isinstance(target, Path):
-        return LocalDraft(target, fingerprint)
-    return RemoteDraft(target, fingerprint)
+        return LocalDraft(target, call_id)
+    return RemoteDraft(target, call_id)
 
 
-def sweep(target: Location, fingerprint: str) -> None:
+def remove_work_folder(target: Location, call_id: str) -> None:
     """Remove the work folder of a published store."""
     if isinstance(target, ZarrFolder):
         return
@@ -33,21 +33,21 @@ def sweep(target: Location, fingerprint: str) -> None:
         there = (
             location.exists() if isinstance(location, Path) else bool(RemoteFolder(location).list())
         )
-        if there and call_of(folder_of(location)) in (None, fingerprint):
-            with open_draft(target, fingerprint) as draft:
+        if there and call_of(folder_of(location)) in (None, call_id):
+            with open_draft(target, call_id) as draft:
                 draft.discard()
     except Exception as error:  # file systems raise any exception
         # it may be in use, not ours, or not writable for this user
         logger.debug("could not remove %s: %s", location, error)
 
 
-def was_published(target: Location, fingerprint: str) -> bool:
+def was_published(target: Location, call_id: str) -> bool:
     """Return True if an interrupted run has published its store."""
     if isinstance(target, ZarrFolder):
         return False
     location = work_location(target)
-    if call_of(folder_of(location)) != fingerprint:
+    if call_of(folder_of(location)) != call_id:
         return False
     if isinstance(location, Path):
-        return not (location / store_name(fingerprint)).exists()
+        return not (location / store_name(call_id)).exists()
     return RemoteFolder(location).size(PUBLISHED) is not None

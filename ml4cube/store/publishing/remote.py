@@ -46,14 +46,14 @@ _LATE = re.compile(r"(store|journal)-[0-9a-f]{12}/")
 class RemoteDraft(Draft):
     """An unfinished store behind a URL."""
 
-    def __init__(self, target: str, fingerprint: str) -> None:
+    def __init__(self, target: str, call_id: str) -> None:
         self.target: str = target
         self.folder = RemoteFolder(str(work_location(target)))
-        self.root: RemoteFolder = RemoteFolder(f"{self.folder}/{store_name(fingerprint)}")
+        self.root: RemoteFolder = RemoteFolder(f"{self.folder}/{store_name(call_id)}")
         # named by call, like the store: a run that was suspended may still record a task
-        self._journal = f"journal-{fingerprint[:12]}"
+        self._journal = f"journal-{call_id[:12]}"
         self.done = {}
-        self._fingerprint = fingerprint
+        self._call_id = call_id
         self._me = uuid.uuid4().hex
         self._ended = threading.Event()
         # not all file systems put an object atomically
@@ -65,7 +65,7 @@ class RemoteDraft(Draft):
     def begin(self, resume: bool = True) -> None:
         """Read the journal, or start over."""
         found = call_of(self.folder)
-        if not resume or found != self._fingerprint:
+        if not resume or found != self._call_id:
             if resume and found:
                 logger.warning(OTHER_CALL, self.folder)
             self._start_over()
@@ -128,7 +128,7 @@ class RemoteDraft(Draft):
         for name in self.folder.list():
             if name not in ("lock.json", "call.json", PUBLISHING):
                 self.folder.remove(name)
-        self.folder.write("call.json", json.dumps({KEY: self._fingerprint}).encode())
+        self.folder.write("call.json", json.dumps({KEY: self._call_id}).encode())
 
     def _read_journal(self) -> None:
         """Accept every entry whose files exist with their sizes."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from ml4cube.core.errors import InvalidValueError
 from ml4cube.cube.opening import store_and_path
-from ml4cube.store.folders import filesystem
-from ml4cube.store.locations import Location, ZarrFolder, is_array, location_of
+from ml4cube.store.folders import Folder, LocalFolder, filesystem
+from ml4cube.store.locations import Location, ZarrFolder, location_of
 from ml4cube.store.publishing.draft import work_location
 
 
@@ -38,17 +39,17 @@ def targets_of(given: Mapping[str, Any], here: bool) -> dict[str, Location]:
 
 def _check_apart(part: str, location: Location, other: Location) -> None:
     """Raise if two targets are equal, or one is inside the other or its work folder."""
-    paths = _paths_in_common(location, other)
-    if paths is None:
+    (system, path), (other_system, other_path) = _resolved(location), _resolved(other)
+    if type(system) is not type(other_system) or system != other_system:
         return
-    if paths[0] == paths[1]:
+    if path == other_path:
         raise InvalidValueError(
             f"{part}_cube={str(location)!r} is also the target of another part; give each part its "
             "own"
         )
     # the root of a zarr store contains all others; each target has its work folder next to it
     first, second = [
-        [f"{path}/".lstrip("/"), f"{work_location(path)}/".lstrip("/")] for path in paths
+        [f"{one}/".lstrip("/"), f"{work_location(one)}/".lstrip("/")] for one in (path, other_path)
     ]
     if any(a.startswith(b) or b.startswith(a) for a in first for b in second):
         raise InvalidValueError(
@@ -58,40 +59,23 @@ def _check_apart(part: str, location: Location, other: Location) -> None:
         )
 
 
-def _paths_in_common(one: Location, other: Location) -> tuple[str, str] | None:
-    """Return the paths of two targets in the same zarr store or file system, else None."""
-    one, other = _beneath(one), _beneath(other)
-    if isinstance(one, ZarrFolder) and isinstance(other, ZarrFolder):
-        return (one.path, other.path) if one.shares_store_with(other) else None
-    if isinstance(one, Path) and isinstance(other, Path):
-        return os.path.realpath(one), os.path.realpath(other)
-    if isinstance(one, str) and isinstance(other, str):
-        (fs, path), (fs_of_other, path_of_other) = filesystem(one), filesystem(other)
-        return (path, path_of_other) if fs == fs_of_other else None
-    return None
-
-
-def _beneath(location: Location) -> Location:
-    if not isinstance(location, ZarrFolder):
-        return location
-    inner = location.unwrapped()
-    return Path(inner) if isinstance(inner, str) and "://" not in inner else inner
+def _resolved(location: Location) -> tuple[Any, str]:
+    """Return the zarr store or file system of a target, None for a disk, and the path in it."""
+    if isinstance(location, ZarrFolder):
+        location = location.unwrapped()
+    if isinstance(location, ZarrFolder):
+        return location.identity()
+    if isinstance(location, str) and "://" in location:
+        return filesystem(location)
+    return None, os.path.realpath(location)
 
 
 def _location(argument: str, location: str | ZarrFolder, here: bool) -> Location:
     if isinstance(location, ZarrFolder):
-        if (array := location.array_above()) is not None:
-            raise InvalidValueError(
-                f"{argument}: {location} is inside the array {array!r}; give a path in a group"
-            )
-        if (group := location.v2_group_above()) is not None:
-            raise InvalidValueError(
-                f"{argument}: {location} is inside the group {group!r} of zarr v2, which samples "
-                "in zarr v3 would hide; give another path"
-            )
+        _check_outside(argument, location, location.way())
         return location
     if "://" not in location:
-        return _outside_arrays(argument, _path(os.path.expanduser(location)))
+        return _path(argument, os.path.expanduser(location))
     try:
         fs, root = filesystem(location)
     except (ImportError, ValueError, OSError) as error:
@@ -101,7 +85,7 @@ def _location(argument: str, location: str | ZarrFolder, here: bool) -> Location
             f"{argument}={location!r} exists in this process only; write it with nproc=1"
         )
     if isinstance(fs, LocalFileSystem):
-        return _outside_arrays(argument, _path(root))
+        return _path(argument, root)
     if glob.has_magic(root):
         raise InvalidValueError(
             f"{argument}={location!r} has one of '*', '?' and '[', which file systems of URLs read "
@@ -115,22 +99,35 @@ def is_in_memory(target: Location) -> bool:
     return isinstance(target, str) and "memory" in filesystem(target)[0].protocol
 
 
-def _outside_arrays(argument: str, path: Path) -> Path:
-    for above in path.parents:
-        if os.path.exists(above / ".zarray") or _is_array(above / "zarr.json"):
-            raise InvalidValueError(
-                f"{argument}={str(path)!r} is inside the array {str(above)!r}; give another path"
-            )
-    return path
-
-
-def _is_array(metadata: Path) -> bool:
-    try:
-        return is_array(metadata.read_bytes())
-    except OSError:
-        return False
-
-
-def _path(path: str) -> Path:
+def _path(argument: str, path: str) -> Path:
     """Return a path with a final link resolved: a store replaces the link's target."""
-    return Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
+    found = Path(os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path))
+    _check_outside(argument, found, [LocalFolder(above) for above in found.parents])
+    return found
+
+
+def _check_outside(argument: str, location: Location, way: Sequence[Folder]) -> None:
+    """Raise if a target is inside an array, or inside a group of zarr v2 that it would hide."""
+    given = f"{argument}={str(location)!r}"
+    for above in way:
+        try:
+            node = json.loads(above.read("zarr.json"))
+        except (OSError, ValueError):
+            node = None
+        if _has(above, ".zarray") or (isinstance(node, dict) and node.get("node_type") == "array"):
+            raise InvalidValueError(
+                f"{given} is inside the array {str(above)!r}; give another path"
+            )
+        hides = isinstance(above, ZarrFolder) and above != location and node is None
+        if hides and _has(above, ".zgroup"):
+            raise InvalidValueError(
+                f"{given} is inside the group {str(above)!r} of zarr v2, which "
+                "samples in zarr v3 would hide; give another path"
+            )
+
+
+def _has(folder: Folder, name: str) -> bool:
+    try:
+        return folder.size(name) is not None
+    except KeyError:  # Icechunk refuses names of zarr v2
+        return False
