@@ -225,17 +225,13 @@ class Sampling:
         """The windows, variables and gap policy of samples."""
         return self.extractor.spec
 
-    def has_part(self, part: str, *, read: bool) -> bool:
-        """Return True if any cell has the label of a part, without reading cells if not `read`."""
-        name, code = self.extractor.label, PARTS[part]
-        label = self.ds[name]
-        if label_lookup(self.ds, name) is not None:
-            plan, *_ = read_recipe(self.recipe)
-            return part in dict(plan.fractions) or code in getattr(plan, "labels", b"")
-        if label.variable._in_memory:
-            return bool((label.values == code).any())
-        reader = self.reader.only([name])
-        return not read or any((reader.read(b.slices)[name] == code).any() for b in self.blocks)
+    def lacks(self, part: str) -> bool:
+        """Return True if it is known without reading that no cell has the label of a part."""
+        label = self.ds[self.extractor.label]
+        if label_lookup(self.ds, self.extractor.label) is None:
+            return label.variable._in_memory and not bool((label.values == PARTS[part]).any())
+        plan, *_ = read_recipe(self.recipe)
+        return part not in dict(plan.fractions) and PARTS[part] not in getattr(plan, "labels", b"")
 
     def scaling(self, statistics: Statistics, schema: Schema | None = None) -> dict[str, Scaling]:
         """Return the scaling of every variable, in every cell of the cube."""
@@ -254,11 +250,6 @@ class Sampling:
 
     def tile_tasks(self, ids: Iterable[int]) -> Iterator[tuple[int, CubeReader]]:
         """Yield each tile with a reader for a worker."""
-        common = self.reader.common()
-        if type(self.reader) is type(common) and len(common.sources) == len(self.reader.sources):
-            # every tile is read from the same files
-            yield from ((int(id), common.only(())) for id in ids)
-            return
         for id in ids:
             cells = self.extractor.cells_of(self.extractor.tiles.block(int(id)))
             yield int(id), self.reader.own(cells)
