@@ -108,9 +108,6 @@ class _SamplerOptions(SamplingOptions):
     """Arguments of `MultiProcSampler`, which documents them, checked when made."""
 
     nproc: int
-    chunk_size: int | Sequence[int] | None
-    train_cube: Any
-    test_cube: Any
     val_cube: Any
     chunk_batch: int | None
     overwrite: bool
@@ -118,11 +115,7 @@ class _SamplerOptions(SamplingOptions):
     order: str
     client: Any
     progress: bool
-    compressors: Any
-    dtype: Any
-    bitround: Any
     missing_chunks: str
-    version: str | int | None
 
     def __post_init__(self) -> None:
         """Check the arguments."""

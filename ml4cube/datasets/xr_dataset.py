@@ -58,8 +58,7 @@ class _Block:
     samples: Arrays
     labels: NDArray[np.uint8]
     counts: NDArray[np.int64]
-    # Index of the first cell of each sample along every dim, if the scaling may depend on it.
-    first: Arrays
+    origins: Arrays
 
     @property
     def parts(self) -> set[int]:
@@ -187,9 +186,9 @@ class XrDataset:
         self._options = _XrOptions.of(locals())
         self._sampling = Sampling.of(ds, self._options)
         self._counts = np.zeros(len(OUTCOMES), np.int64)
-        samples, first, self._labels = self._read()
+        samples, origins, self._labels = self._read()
         self.statistics = self._statistics_of(samples)
-        self._samples = self._scaled(samples, first)
+        self._samples = self._scaled(samples, origins)
         self.accounting = self._account()
         warn_of_nothing_to_fill(self._sampling.spec, self.accounting)
 
@@ -221,7 +220,7 @@ class XrDataset:
         return Block(id, block.dims, block.index, start, stop)
 
     def _read(self) -> tuple[Arrays, Arrays, NDArray[np.uint8]]:
-        """Read the samples of the blocks used, with their first cells and their parts."""
+        """Read the samples of the blocks used, with their origins and their parts."""
         extractor, ids = self._sampling.extractor, self._block_ids()
         if self._sampling.spec.fills_from_train:
             extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess(), None))
@@ -230,7 +229,7 @@ class XrDataset:
         self._refuse_empty(labels)
         check_targets(self._sampling.spec, used[0].samples)
         samples = _joined([block.samples for block in used])
-        return samples, _joined([block.first for block in used]), np.concatenate(labels)
+        return samples, _joined([block.origins for block in used]), np.concatenate(labels)
 
     def _used_blocks(self, extractor: Extractor, ids: list[int]) -> list[_Block]:
         """Return the first blocks with samples, and later ones that hold a lacking part."""
@@ -267,11 +266,8 @@ class XrDataset:
         if not keep.size:
             self._counts += counts
             return None
-        first: Arrays = {}
-        if self._sampling.given is not None:
-            origins = extractor.origins(tile, keep)
-            first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
-        return _Block(extractor.samples(cells, tile, keep), codes[keep], counts, first)
+        samples, origins = extractor.samples(cells, tile, keep), extractor.origins(tile, keep)
+        return _Block(samples, codes[keep], counts, origins)
 
     def _refuse_empty(self, labels: list[NDArray[np.uint8]]) -> None:
         found = set(np.concatenate(labels).tolist()) if labels else set()
@@ -292,14 +288,10 @@ class XrDataset:
         train = self._labels == PARTS["train"]
         return float_statistics({name: values[train] for name, values in samples.items()})
 
-    def _scaled(self, samples: Arrays, first: Arrays) -> Arrays:
-        spec = self._sampling.spec
+    def _scaled(self, samples: Arrays, origins: Arrays) -> Arrays:
         schema = {name: (v.shape[1:], v.dtype.str) for name, v in samples.items()}
-        for name, scaling in self._sampling.scaling(self.statistics, schema).items():
-            values = samples[name]
-            window = spec.window_of(name, values.shape[1:])
-            samples[name] = scaling.scaled(values, first, window, values.dtype)
-        return samples
+        scaling = self._sampling.scaling(self.statistics, schema)
+        return self._sampling.extractor.scaled(samples, scaling, origins)
 
     def _account(self) -> dict[str, int]:
         spec = self._sampling.spec

@@ -21,6 +21,7 @@ from ml4cube.core.errors import InvalidValueError, RunError
 from ml4cube.core.grid import Block, Grid
 from ml4cube.core.missing import fill_gaps, find_gaps, flags_of, window_all, window_any
 from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.reader import CubeReader
@@ -310,6 +311,16 @@ class Extractor:
                 f"{found}"
             )
         return result
+
+    def scaled(self, samples: Arrays, scaling: Mapping[str, Scaling], origins: Arrays) -> Arrays:
+        """Scale the variables of samples that are scaled."""
+        first = {dim: origins[f"{dim}_index"] for dim in self.spec.dims}
+        made = dict(samples)
+        for name, one in scaling.items():
+            values = samples[name]
+            window = self.spec.window_of(name, values.shape[1:])
+            made[name] = one.scaled(values, first, window, values.dtype)
+        return made
 
     def train_cells(self, reader: CubeReader, block: Block) -> Statistics:
         """Return the statistics of the raw train cells in a box, which some fill methods need."""

@@ -100,7 +100,13 @@ class SamplingOptions:
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
         """Make options of the arguments of a constructor, as ``locals()`` gives them."""
-        return cls(**{name: v for name, v in arguments.items() if name not in ("self", "ds")})
+        return cls(
+            **{
+                field.name: arguments[field.name]
+                for field in fields(cls)
+                if field.name in arguments
+            }
+        )
 
     def __post_init__(self) -> None:
         """Check the arguments."""

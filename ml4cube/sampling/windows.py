@@ -26,19 +26,15 @@ def cut(
     cells: NDArray[Any],
     size: Sequence[int],
     stride: Sequence[int],
-    keep: NDArray[np.intp] | None = None,
+    keep: NDArray[np.intp],
 ) -> NDArray[Any]:
-    """Cut windows from a region; all, or those at the positions in `keep`."""
+    """Cut the windows at the positions in `keep` from a region."""
     if math.prod(size) == 1:
         points = cells[tuple(slice(None, None, step) for step in stride)].reshape(-1)
-        chosen = points.copy() if keep is None else points.take(keep)
-        return chosen.reshape(-1, *size)
+        return points.take(keep).reshape(-1, *size)
     view = np.lib.stride_tricks.sliding_window_view(cells, tuple(size))
     view = view[tuple(slice(None, None, step) for step in stride)]
-    counts = view.shape[: cells.ndim]
-    if keep is None:
-        return view.reshape(-1, *size).copy()
-    return view[np.unravel_index(keep, counts)]
+    return view[np.unravel_index(keep, view.shape[: cells.ndim])]
 
 
 def arrange(samples: NDArray[Any], dims: Sequence[str], window_dims: Sequence[str]) -> NDArray[Any]:
