@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_whole
+from ml4cube.core.errors import InvalidValueError, check_whole
 from ml4cube.core.grid import Block, SizesLike
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
@@ -23,7 +23,7 @@ from ml4cube.sampling.extractor import (
     Extractor,
     float_statistics,
 )
-from ml4cube.sampling.plan import fill_statistics, warn_of_nothing_to_fill
+from ml4cube.sampling.plan import fill_statistics, refuse_empty, warn_of_nothing_to_fill
 from ml4cube.sampling.request import Sampling, SamplingOptions, block_order, check_targets
 from ml4cube.sampling.rescaling import needed
 
@@ -274,12 +274,7 @@ class XrDataset:
         wanted = ("train", "test") if self._sampling.spec.targets else ()
         empty = [part for part in wanted if PARTS[part] not in found]
         if not labels or empty:
-            counts = dict(zip(OUTCOMES, self._counts.tolist(), strict=True))
-            raise EmptyPartError(
-                f"no samples for {' and '.join(empty) or 'any part'}; windows of the "
-                f"blocks read, by outcome: { ({k: n for k, n in counts.items() if n}) }. Use more "
-                "blocks or smaller windows, or change drop_nan, the mask or the split"
-            )
+            refuse_empty(self._account(), empty or list(PARTS))
 
     def _statistics_of(self, samples: Arrays) -> Statistics:
         """Return the statistics to scale by: those given, else of the train samples."""

@@ -7,7 +7,6 @@ statistics of all train samples are known.
 
 from __future__ import annotations
 
-import functools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +25,6 @@ from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import DATE_UNITS, holds_dtype
-from ml4cube.sampling.windows import arrange, cut, tile_cells
 
 Arrays = dict[str, NDArray[Any]]
 Callback = Callable[[Arrays], Mapping[str, Any]]
@@ -90,7 +88,13 @@ class Extractor:
 
     def cells_of(self, tile: Block) -> dict[str, slice]:
         """Return the cells that a tile's windows cover."""
-        return tile_cells(self._windows, tile)
+        spec = self.spec
+        return {
+            dim: slice(first * stride, (last - 1) * stride + size)
+            for dim, first, last, stride, size in zip(
+                spec.dims, tile.start, tile.stop, spec.stride, spec.size, strict=True
+            )
+        }
 
     def owned_by(self, tile: Block) -> dict[str, slice]:
         """Return the cells that belong to a tile; each covered cell belongs to exactly one."""
@@ -100,10 +104,6 @@ class Extractor:
         ):
             owned[dim] = cells if last == n else slice(cells.start, last * stride)
         return owned
-
-    @functools.cached_property
-    def _windows(self) -> Grid:
-        return self.spec.windows
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -249,8 +249,18 @@ class Extractor:
         return made if self.callback is None else self._called(made, len(keep), tile)
 
     def _cut(self, values: NDArray[Any], keep: NDArray[np.intp]) -> NDArray[Any]:
+        """Cut windows from the cells of a tile, with the dims that samples keep."""
         spec = self.spec
-        return arrange(cut(values, spec.size, spec.stride, keep), spec.dims, spec.window_dims)
+        starts = tuple(slice(None, None, step) for step in spec.stride)
+        if math.prod(spec.size) == 1:
+            samples = values[starts].reshape(-1).take(keep).reshape(-1, *spec.size)
+        else:
+            view = np.lib.stride_tricks.sliding_window_view(values, spec.size)[starts]
+            samples = view[np.unravel_index(keep, view.shape[: values.ndim])]
+        kept = [1 + spec.dims.index(dim) for dim in spec.window_dims]
+        dropped = [axis for axis in range(1, samples.ndim) if axis not in kept]
+        moved = samples.transpose([0, *kept, *dropped])
+        return moved.reshape(moved.shape[: 1 + len(kept)])
 
     def _filled(
         self, name: str, method: str, samples: NDArray[Any], tile: Block, keep: NDArray[np.intp]

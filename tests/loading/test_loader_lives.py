@@ -141,7 +141,7 @@ def test_sizes_and_epochs_that_cannot_be(store: Path) -> None:
 def test_dims_that_would_leave_the_store_are_refused(tmp_path: Path) -> None:
     for dim in ("..", "a/b", "manifest", "axes", "__x"):
         cube = xr.Dataset({"a": (("time", dim), np.ones((40, 10)))})
-        with pytest.raises(InvalidValueError, match="cannot name a folder of the store; rename it"):
+        with pytest.raises(InvalidValueError, match="cannot name a folder of the store"):
             MultiProcSampler(
                 cube,
                 train_cube=tmp_path / "d" / "train.zarr",

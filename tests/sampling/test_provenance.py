@@ -29,7 +29,6 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.zip import ZipFileSystem
 from scipy.spatial import KDTree
 from xarray.core import indexing
-from zarr.core.buffer import cpu
 from zarr.storage import (
     LocalStore,
     MemoryStore,
@@ -527,14 +526,6 @@ def shown(fs: Any, path: str = "") -> xr.Dataset:
 # how it is written, named and opened
 LOCAL: dict[str, tuple[Callable[[Path, float], None], Callable[[Path], Any]]] = {
     "file URL": (write, lambda p: f"file://{p}"),
-    "lazy file URL": (
-        write,
-        lambda p: xr.open_zarr(f"file://{p}", consolidated=False, chunks=None),
-    ),
-    "computed of file URL": (
-        write,
-        lambda p: xr.open_zarr(f"file://{p}", consolidated=False).fillna(0.0),
-    ),
     "zip store": (write_zip, lambda p: ZipStore(p, mode="r")),
 }
 
@@ -686,13 +677,6 @@ UNKNOWN: dict[str, Callable[[float], xr.Dataset]] = {
 def test_other_cubes_are_known_by_their_cells(of: str) -> None:
     made = UNKNOWN[of]
     assert call(made(1.0)) == call(made(1.0)) != call(made(2.0))
-
-
-def test_a_damaged_chunk_is_named_where_only_cells_tell() -> None:
-    store = stored(1.0)
-    store._store_dict["a/c/0/0"] = cpu.Buffer.from_bytes(b"damaged")
-    with pytest.raises(StoreError, match=r"'a' cannot be read at time 0:1"):
-        call(xr.open_zarr(store, consolidated=False))
 
 
 def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: Any) -> None:
