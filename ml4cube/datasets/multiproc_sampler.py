@@ -257,10 +257,10 @@ class MultiProcSampler:
         dates by month, season or day. `scale_fn` applies to ``Statistics``; a scaler or store has
         its own method.
     version : str or int, optional
-        Version of `callback`, to be changed with it. By default its compiled code and what that
+        Version of `callback`, to be changed with it. By default its source code and what that
         names tell whether the callback is the same as before. Where they do not (it uses objects
-        of your classes, or a model), the call warns, resumes nothing and opens no store that
-        exists, unless `version` is given.
+        of your classes, a model, source that cannot be found), the call warns, resumes nothing and
+        opens no store that exists, unless `version` is given.
 
     Warns
     -----

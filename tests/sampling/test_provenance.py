@@ -194,24 +194,31 @@ class Plain:
         return samples
 
 
+def without_source() -> Any:
+    space: dict[str, Any] = {}
+    exec("def work(samples): return samples", space)
+    return space["work"]
+
+
 def importing(samples: Any) -> Any:
     from tests import cubes
 
     return samples if cubes else None
 
 
+def edited(folder: Path) -> Any:
+    """A function whose file was changed after it was imported."""
+    (folder / "edited.py").write_text("def work(samples): return samples\n")
+    spec = importlib.util.spec_from_file_location("edited", folder / "edited.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    (folder / "edited.py").write_text("def work(samples): return 2 * samples\n")
+    return module.work
+
+
 PAIR = (lambda samples: samples, lambda samples: None)
-
-
-def test_code_counts_and_not_where_it_stands() -> None:
-    """Also of two functions in one line, and of those without a file."""
-    found = [*PAIR, eval("lambda samples: samples"), lambda values: values]
-    first, second, unfiled, other = map(identity_of, found)
-    # names of arguments count, because helpers may be called by them
-    assert first == unfiled
-    assert len({first, second, other}) == 3
-
-
 UNKNOWN_CALLBACKS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "object": (lambda _: Plain(), "of type .*Plain"),
     "method": (lambda _: Plain().__call__, "of type builtins.method"),
@@ -225,6 +232,9 @@ UNKNOWN_CALLBACKS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "objects": (lambda _: closing_over(np.array([Plain()])), "numpy.ndarray"),
     "mask": (lambda _: closing_over(np.ma.masked_equal([1.0], 1.0)), "MaskedArray"),
     "import": (lambda _: importing, "importing imports tests when it is called"),
+    "no source": (lambda _: without_source(), "source code of .*work cannot be found"),
+    "two in a line": (lambda _: PAIR[0], "source code of .* cannot be found"),
+    "edited": (edited, "source code of .*work cannot be found"),
 }
 
 

@@ -1,23 +1,24 @@
 """Identify a callback, so that a later call can be compared, and copy it as a worker gets it.
 
-A callback is known by its compiled code, its defaults, the values that it closes over, and all of
-the user's functions and values that its code names; installed libraries count by name. Where it
-uses anything but functions, numbers, texts, paths, slices, arrays and collections of these, the
-call warns and starts over, unless the user gives a ``version``, which replaces all of this.
+A callback is known by its source code, its defaults, the values that it closes over, and all of the
+user's functions and values that its source names; installed libraries count by name. Where it uses
+anything but functions, numbers, texts, paths, arrays and collections of these, the call warns and
+starts over, unless the user gives a ``version``, which replaces all of this.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import dis
 import functools
 import hashlib
+import linecache
 import sys
 import sysconfig
 import types
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,6 @@ from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.sampling.identity.cube import hash_of
 
 _SIMPLE = (type(None), bool, int, float, complex, str, bytes, type(Path()))
-_LOADS_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
-# What a function does, without its place in a file.
-_FIELDS = (
-    *("co_code", "co_exceptiontable", "co_names", "co_varnames", "co_freevars", "co_cellvars"),
-    *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags"),
-)
 _STDLIB = Path(sysconfig.get_path("stdlib"))
 
 
@@ -67,7 +62,7 @@ def checked_identity(function: Callable[..., Any] | None, version: str | int | N
 
 
 def identity_of(function: Callable[..., Any]) -> str:
-    """Hash a callback's code and what it uses; the same in every process."""
+    """Hash a callback's source code and what it uses; the same in every process."""
     return hashlib.sha256(_Description().of(function, "callback").encode()).hexdigest()
 
 
@@ -116,8 +111,6 @@ class _Description:
             return f"{kind.__name__} {[self.of(v, name) for v in value]}"
         if kind is dict:
             return f"dict {[(self.of(k, name), self.of(v, name)) for k, v in value.items()]}"
-        if kind is slice:
-            return f"slice {self.of((value.start, value.stop, value.step), name)}"
         if kind in (set, frozenset):
             # each on its own, because sets have another order in every process
             return f"set {sorted(_Description(self._seen).of(v, name) for v in value)}"
@@ -133,16 +126,21 @@ class _Description:
 
     def _of_function(self, function: types.FunctionType) -> str:
         name, code = function.__qualname__, function.__code__
-        for module in _imported(code):
+        source = _source_of(code, function.__globals__)
+        if source is None:
+            raise UnknownCallbackError(
+                f"the source code of {name} cannot be found, or has changed since it was imported"
+            )
+        for module in _imported(source):
             if not _is_library(module):
                 raise UnknownCallbackError(f"{name} imports {module} when it is called")
         loaded = {name for inner in _codes(code) for name in inner.co_names}
-        named = {step.argval for step in _steps(code) if step.opname in _LOADS_GLOBAL}
+        named = loaded & {node.id for node in ast.walk(source) if isinstance(node, ast.Name)}
         attributes = {n: v for n, v in vars(function).items() if n != "__wrapped__"}
         defaults = function.__defaults__, function.__kwdefaults__, attributes
         used = _used(function, named, loaded)
         values = [f"{n} {self.of(v, f'{n} in {name}')}" for n, v in sorted(used.items())]
-        return f"{_of_constant(code)} {self.of(defaults, name)} {values}"
+        return f"{ast.unparse(source)} {self.of(defaults, name)} {values}"
 
 
 def _used(function: types.FunctionType, named: set[str], loaded: set[str]) -> dict[str, Any]:
@@ -169,15 +167,35 @@ def _closure(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
 
 
-def _of_constant(value: Any) -> str:
-    """Describe a constant of compiled code; it may be the code of an inner function."""
-    if isinstance(value, types.CodeType):
-        fields = [getattr(value, field) for field in _FIELDS]
-        return f"code {fields} {_of_constant(value.co_consts)}"
-    if isinstance(value, tuple | frozenset):
-        items = [_of_constant(item) for item in value]
-        return f"{type(value).__name__} {items if isinstance(value, tuple) else sorted(items)}"
-    return repr(value)
+def _source_of(code: types.CodeType, known: dict[str, Any]) -> ast.AST | None:
+    """Find the source of a function without annotations; None if there are none or several."""
+    linecache.checkcache(code.co_filename)
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename, known)))
+        compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
+    except SyntaxError:
+        return None
+    # an edited file that was not imported again does not say what the function does
+    if sum(inner == code for inner in _codes(compiled)) != 1:
+        return None
+    definitions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.Lambda)
+        and getattr(node, "name", "<lambda>") == code.co_name
+        and code.co_firstlineno == min(n.lineno for n in (node, *_decorators(node)))
+    ]
+    if len(definitions) != 1:
+        return None
+    # of this function only: those of inner ones can be read when it is called
+    for node in (definitions[0], *ast.walk(definitions[0].args)):
+        for field in {"annotation", "returns"} & set(vars(node)):
+            setattr(node, field, ast.Constant(None))
+    return definitions[0]
+
+
+def _decorators(node: ast.AST) -> list[ast.expr]:
+    return node.decorator_list if isinstance(node, ast.FunctionDef) else []
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -188,17 +206,12 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _steps(code: types.CodeType) -> list[dis.Instruction]:
-    steps = [step for inner in _codes(code) for step in dis.get_instructions(inner)]
-    return [step for step in steps if step.opname != "EXTENDED_ARG"]
-
-
-def _imported(code: types.CodeType) -> Iterator[str]:
-    """Yield the modules that a function imports when it is called."""
-    steps = _steps(code)
-    for level, _, step in zip(steps, steps[1:], steps[2:], strict=False):
-        if step.opname == "IMPORT_NAME":
-            yield "." * level.argval + step.argval
+def _imported(source: ast.AST) -> Iterable[str]:
+    for node in ast.walk(source):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
 
 
 def _is_installed(value: Any) -> bool:
