@@ -37,7 +37,7 @@ from ml4cube.sampling.extractor import Callback, Extractor
 from ml4cube.sampling.identity.callback import checked_identity, copy_of, name_of
 from ml4cube.sampling.identity.provenance import Call, provenance
 from ml4cube.sampling.layout import ORDERS, chunk_samples, layout_of, shard_tasks
-from ml4cube.sampling.plan import SamplePlan, check_missing_chunks, make_plan
+from ml4cube.sampling.plan import SamplePlan, check_missing_chunks, make_plan, refuse_empty
 from ml4cube.sampling.request import (
     MAX_CHUNK_MB,
     Sampling,
@@ -49,7 +49,6 @@ from ml4cube.sampling.shards import ShardJob, make_shard
 from ml4cube.store.encoding import Compressor
 from ml4cube.store.folders import Files
 from ml4cube.store.format import (
-    StoreLayout,
     StoreMetadata,
     create,
     finish,
@@ -109,9 +108,6 @@ class _SamplerOptions(SamplingOptions):
     """Arguments of `MultiProcSampler`, which documents them, checked when made."""
 
     nproc: int
-    chunk_size: int | Sequence[int] | None
-    train_cube: Any
-    test_cube: Any
     val_cube: Any
     chunk_batch: int | None
     overwrite: bool
@@ -119,11 +115,7 @@ class _SamplerOptions(SamplingOptions):
     order: str
     client: Any
     progress: bool
-    compressors: Any
-    dtype: Any
-    bitround: Any
     missing_chunks: str
-    version: str | int | None
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -356,7 +348,12 @@ class MultiProcSampler:
             ds, options if callback is None else replace(options, callback=copy_of(callback))
         )
         spec = self.sampling.spec
-        self._check_val(read=False)
+        if "val" in self.targets and self.sampling.labelled and self.sampling.lacks("val"):
+            raise EmptyPartError(
+                f"val_cube={str(val_cube)!r} is given, but the split label "
+                f"{self.sampling.extractor.label!r} of the cube has no validation part (2); label "
+                "the cube with one (assign_block_split(..., val=0.1)), or leave val_cube out"
+            )
         check_missing_chunks(missing_chunks, self.sampling.reader)
         self._precision = Precision.parse(dtype, bitround)
         self._compressor = Compressor.parse(compressors, rounded=bool(self._precision.keepbits))
@@ -402,22 +399,11 @@ class MultiProcSampler:
         with self._engine() as engine:
             return self._plan_on(engine, self._call())[1]
 
-    def _check_val(self, *, read: bool) -> None:
-        """Refuse a validation store for a label without that part."""
-        wanted = "val" in self.targets and self.sampling.labelled
-        if wanted and not self.sampling.has_part("val", read=read):
-            raise EmptyPartError(
-                f"val_cube={str(self.targets['val'])!r} is given, but the split label "
-                f"{self.sampling.extractor.label!r} of the cube has no validation part (2); label "
-                "the cube with one (assign_block_split(..., val=0.1)), or leave val_cube out"
-            )
-
     def _call(self) -> Call:
         return Call.of(self.sampling, self._settings, self._identity, self._folders())
 
     def _plan_on(self, engine: Engine, call: Call) -> tuple[Extractor, SamplePlan]:
         if self._planned is None or self._planned[0] != call.id:
-            self._check_val(read=True)
             with self._stage("counting", len(self.sampling.extractor.tiles), "tiles") as stage:
                 extractor, plan = make_plan(
                     self.sampling,
@@ -427,6 +413,8 @@ class MultiProcSampler:
                     note=stage.update,
                     missing_chunks=self._options.missing_chunks,
                 )
+            if self.sampling.labelled and not plan.samples.get("val", 1):
+                refuse_empty(plan.accounting, ["val"], plan.parts)
             check_stored_names(self.sampling.spec, plan.schema)
             scaled_by_train = self.sampling.spec.scale_fn and self.sampling.given is None
             if not plan.samples["train"] and scaled_by_train:
@@ -549,9 +537,7 @@ class MultiProcSampler:
 
     def _write(self, drafts: dict[str, Draft], call: Call) -> tuple[SamplePlan, int]:
         """Write and publish the stores; return the plan and the number of shards found."""
-        finished = []
-        # metadata is written while workers write shards, the last while they stop
-        with ThreadPoolExecutor(1, "ml4cube-finish") as finisher, self._engine() as engine:
+        with self._engine() as engine:
             extractor, plan = self._plan_on(engine, call)
             # only now is it certain that there is something to write
             for draft in drafts.values():
@@ -581,78 +567,44 @@ class MultiProcSampler:
                 )
                 for part, draft in drafts.items()
             }
-            described = {
-                part: finisher.submit(self._describe, draft, jobs[part].layout)
-                for part, draft in drafts.items()
-            }
-            for part in self._written(engine, jobs, plan, drafts):
-                metadata = self._metadata(extractor, plan, part, call)
-                parts = drafts[part], jobs[part].layout, metadata, described[part]
-                finished.append(finisher.submit(self._finish, *parts))
-        for done in finished:
-            done.result()
+            self._write_shards(engine, jobs, plan, drafts)
+        named = zip(self.sampling.spec.dims, extractor.axes, strict=True)
+        axes = {dim: (axis.values, axis.attrs) for dim, axis in named}
+        for part, draft in drafts.items():
+            with WriteErrors.of(draft.target):
+                files = create(draft.root, jobs[part].layout)
+                files |= write_axes(draft.root, self._compressor, axes)
+                metadata = self._metadata(extractor, plan, part, call).to_attrs()
+                finish(draft.root, jobs[part].layout, metadata, files | draft.files)
         for draft in drafts.values():
             with WriteErrors.of(draft.target):
                 draft.publish(self._overwrite)
         return plan, resumed
 
-    def _describe(self, draft: Draft, layout: StoreLayout) -> Files:
-        with WriteErrors.of(draft.target):
-            files = create(draft.root, layout)
-            return files | write_axes(draft.root, self._compressor, self._axes())
-
-    def _finish(
-        self,
-        draft: Draft,
-        layout: StoreLayout,
-        metadata: StoreMetadata,
-        described: Future[Files],
-    ) -> None:
-        files = described.result() | draft.files
-        with WriteErrors.of(draft.target):
-            finish(draft.root, layout, metadata.to_attrs(), files)
-
-    def _axes(self) -> dict[str, tuple[Any, Mapping[str, Any]]]:
-        extractor = self.sampling.extractor
-        return {
-            dim: (axis.values, axis.attrs)
-            for dim, axis in zip(extractor.spec.dims, extractor.axes, strict=True)
-        }
-
-    def _written(
+    def _write_shards(
         self,
         engine: Engine,
         jobs: Mapping[str, ShardJob],
         plan: SamplePlan,
         drafts: Mapping[str, Draft],
-    ) -> Iterator[str]:
-        """Write all shards, part after part, and yield each part when it is complete."""
-        # No worker waits for the end of a part.
-        left = {part: job.layout.shards - len(drafts[part].done) for part, job in jobs.items()}
-        recorded: deque[tuple[str, Future[None]]] = deque()
+    ) -> None:
+        recorded: deque[Future[None]] = deque()
         total = sum(job.layout.shards for job in jobs.values())
         # recording waits for the disk, so it has a thread of its own
         with (
             self._stage("writing", total, "shards") as stage,
             ThreadPoolExecutor(1, "ml4cube-record") as recorder,
         ):
-            stage.update(total - sum(left.values()))
-            yield from (part for part, shards in left.items() if shards == 0)
-
-            def settled(wait: bool) -> Iterator[str]:
-                while recorded and (wait or recorded[0][1].done()):
-                    part, done = recorded.popleft()
-                    done.result()
-                    stage.update(1)
-                    left[part] -= 1
-                    if left[part] == 0:
-                        yield part
-
+            stage.update(sum(len(draft.done) for draft in drafts.values()))
             tasks = self._shard_tasks(plan, jobs, drafts)
             for _, (part, shard, files) in engine.run(make_shard, jobs, tasks):
-                recorded.append((part, recorder.submit(_record, drafts[part], shard, files)))
-                yield from settled(wait=False)
-            yield from settled(wait=True)
+                recorded.append(recorder.submit(_record, drafts[part], shard, files))
+                while recorded and recorded[0].done():
+                    recorded.popleft().result()
+                    stage.update(1)
+            for done in recorded:
+                done.result()
+                stage.update(1)
 
     def _shard_tasks(
         self, plan: SamplePlan, jobs: Mapping[str, ShardJob], drafts: Mapping[str, Draft]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ml4cube.core.errors import EmptyPartError, InvalidValueError, check_whole
+from ml4cube.core.errors import InvalidValueError, check_whole
 from ml4cube.core.grid import Block, SizesLike
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
@@ -23,7 +23,7 @@ from ml4cube.sampling.extractor import (
     Extractor,
     float_statistics,
 )
-from ml4cube.sampling.plan import fill_statistics, warn_of_nothing_to_fill
+from ml4cube.sampling.plan import fill_statistics, refuse_empty, warn_of_nothing_to_fill
 from ml4cube.sampling.request import Sampling, SamplingOptions, block_order, check_targets
 from ml4cube.sampling.rescaling import needed
 
@@ -58,8 +58,7 @@ class _Block:
     samples: Arrays
     labels: NDArray[np.uint8]
     counts: NDArray[np.int64]
-    # Index of the first cell of each sample along every dim, if the scaling may depend on it.
-    first: Arrays
+    origins: Arrays
 
     @property
     def parts(self) -> set[int]:
@@ -187,9 +186,9 @@ class XrDataset:
         self._options = _XrOptions.of(locals())
         self._sampling = Sampling.of(ds, self._options)
         self._counts = np.zeros(len(OUTCOMES), np.int64)
-        samples, first, self._labels = self._read()
+        samples, origins, self._labels = self._read()
         self.statistics = self._statistics_of(samples)
-        self._samples = self._scaled(samples, first)
+        self._samples = self._scaled(samples, origins)
         self.accounting = self._account()
         warn_of_nothing_to_fill(self._sampling.spec, self.accounting)
 
@@ -221,7 +220,7 @@ class XrDataset:
         return Block(id, block.dims, block.index, start, stop)
 
     def _read(self) -> tuple[Arrays, Arrays, NDArray[np.uint8]]:
-        """Read the samples of the blocks used, with their first cells and their parts."""
+        """Read the samples of the blocks used, with their origins and their parts."""
         extractor, ids = self._sampling.extractor, self._block_ids()
         if self._sampling.spec.fills_from_train:
             extractor = replace(extractor, fill=fill_statistics(self._sampling, InProcess(), None))
@@ -230,7 +229,7 @@ class XrDataset:
         self._refuse_empty(labels)
         check_targets(self._sampling.spec, used[0].samples)
         samples = _joined([block.samples for block in used])
-        return samples, _joined([block.first for block in used]), np.concatenate(labels)
+        return samples, _joined([block.origins for block in used]), np.concatenate(labels)
 
     def _used_blocks(self, extractor: Extractor, ids: list[int]) -> list[_Block]:
         """Return the first blocks with samples, and later ones that hold a lacking part."""
@@ -267,23 +266,15 @@ class XrDataset:
         if not keep.size:
             self._counts += counts
             return None
-        first: Arrays = {}
-        if self._sampling.given is not None:
-            origins = extractor.origins(tile, keep)
-            first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
-        return _Block(extractor.samples(cells, tile, keep), codes[keep], counts, first)
+        samples, origins = extractor.samples(cells, tile, keep), extractor.origins(tile, keep)
+        return _Block(samples, codes[keep], counts, origins)
 
     def _refuse_empty(self, labels: list[NDArray[np.uint8]]) -> None:
         found = set(np.concatenate(labels).tolist()) if labels else set()
         wanted = ("train", "test") if self._sampling.spec.targets else ()
         empty = [part for part in wanted if PARTS[part] not in found]
         if not labels or empty:
-            counts = dict(zip(OUTCOMES, self._counts.tolist(), strict=True))
-            raise EmptyPartError(
-                f"no samples for {' and '.join(empty) or 'any part'}; windows of the "
-                f"blocks read, by outcome: { ({k: n for k, n in counts.items() if n}) }. Use more "
-                "blocks or smaller windows, or change drop_nan, the mask or the split"
-            )
+            refuse_empty(self._account(), empty or list(PARTS))
 
     def _statistics_of(self, samples: Arrays) -> Statistics:
         """Return the statistics to scale by: those given, else of the train samples."""
@@ -292,14 +283,10 @@ class XrDataset:
         train = self._labels == PARTS["train"]
         return float_statistics({name: values[train] for name, values in samples.items()})
 
-    def _scaled(self, samples: Arrays, first: Arrays) -> Arrays:
-        spec = self._sampling.spec
+    def _scaled(self, samples: Arrays, origins: Arrays) -> Arrays:
         schema = {name: (v.shape[1:], v.dtype.str) for name, v in samples.items()}
-        for name, scaling in self._sampling.scaling(self.statistics, schema).items():
-            values = samples[name]
-            window = spec.window_of(name, values.shape[1:])
-            samples[name] = scaling.scaled(values, first, window, values.dtype)
-        return samples
+        scaling = self._sampling.scaling(self.statistics, schema)
+        return self._sampling.extractor.scaled(samples, scaling, origins)
 
     def _account(self) -> dict[str, int]:
         spec = self._sampling.spec

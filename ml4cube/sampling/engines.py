@@ -351,27 +351,11 @@ def _run_packed(package: bytes, task: bytes) -> Any:
     fn, shared = _unpacked(package)
     try:
         return fn(shared, cloudpickle.loads(task))
-    except BaseException as error:
-        if _can_be_sent(error):
-            raise
+    except Exception as error:
         sent, raised = error, traceback.format_exc()
-    # perhaps only its cause cannot be sent
+    # of others, and of causes, it is not known whether they can be sent; if not, the pool breaks
+    if not isinstance(sent, CubeError):
+        sent = RunError(f"{type(sent).__name__}: {sent} (raised in a worker)")
     sent.__cause__ = sent.__context__ = None
-    if not _can_be_sent(sent):
-        sent = RunError(
-            f"{type(sent).__name__}: {sent} (raised in a worker; the error itself cannot be sent "
-            "between processes)"
-        )
     sent.add_note(raised)
     raise sent
-
-
-def _can_be_sent(error: BaseException) -> bool:
-    """Return True if an error can be sent unchanged; one that cannot breaks the pool."""
-    import cloudpickle
-
-    try:
-        cloudpickle.loads(cloudpickle.dumps(error))
-    except BaseException:  # whatever pickling it raises
-        return False
-    return True

@@ -7,7 +7,6 @@ statistics of all train samples are known.
 
 from __future__ import annotations
 
-import functools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,11 +20,11 @@ from ml4cube.core.errors import InvalidValueError, RunError
 from ml4cube.core.grid import Block, Grid, cell_ids
 from ml4cube.core.missing import fill_gaps, find_gaps, flags_of, window_all, window_any
 from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.scaling import Scaling
 from ml4cube.core.split_plan import EXCLUDED, PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import DATE_UNITS, holds_dtype
-from ml4cube.sampling.windows import arrange, cut, tile_cells
 
 Arrays = dict[str, NDArray[Any]]
 Callback = Callable[[Arrays], Mapping[str, Any]]
@@ -89,7 +88,13 @@ class Extractor:
 
     def cells_of(self, tile: Block) -> dict[str, slice]:
         """Return the cells that a tile's windows cover."""
-        return tile_cells(self._windows, tile)
+        spec = self.spec
+        return {
+            dim: slice(first * stride, (last - 1) * stride + size)
+            for dim, first, last, stride, size in zip(
+                spec.dims, tile.start, tile.stop, spec.stride, spec.size, strict=True
+            )
+        }
 
     def owned_by(self, tile: Block) -> dict[str, slice]:
         """Return the cells that belong to a tile; each covered cell belongs to exactly one."""
@@ -99,10 +104,6 @@ class Extractor:
         ):
             owned[dim] = cells if last == n else slice(cells.start, last * stride)
         return owned
-
-    @functools.cached_property
-    def _windows(self) -> Grid:
-        return self.spec.windows
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -248,8 +249,18 @@ class Extractor:
         return made if self.callback is None else self._called(made, len(keep), tile)
 
     def _cut(self, values: NDArray[Any], keep: NDArray[np.intp]) -> NDArray[Any]:
+        """Cut windows from the cells of a tile, with the dims that samples keep."""
         spec = self.spec
-        return arrange(cut(values, spec.size, spec.stride, keep), spec.dims, spec.window_dims)
+        starts = tuple(slice(None, None, step) for step in spec.stride)
+        if math.prod(spec.size) == 1:
+            samples = values[starts].reshape(-1).take(keep).reshape(-1, *spec.size)
+        else:
+            view = np.lib.stride_tricks.sliding_window_view(values, spec.size)[starts]
+            samples = view[np.unravel_index(keep, view.shape[: values.ndim])]
+        kept = [1 + spec.dims.index(dim) for dim in spec.window_dims]
+        dropped = [axis for axis in range(1, samples.ndim) if axis not in kept]
+        moved = samples.transpose([0, *kept, *dropped])
+        return moved.reshape(moved.shape[: 1 + len(kept)])
 
     def _filled(
         self, name: str, method: str, samples: NDArray[Any], tile: Block, keep: NDArray[np.intp]
@@ -295,6 +306,16 @@ class Extractor:
                 f"{found}"
             )
         return result
+
+    def scaled(self, samples: Arrays, scaling: Mapping[str, Scaling], origins: Arrays) -> Arrays:
+        """Scale the variables of samples that are scaled."""
+        first = {dim: origins[f"{dim}_index"] for dim in self.spec.dims}
+        made = dict(samples)
+        for name, one in scaling.items():
+            values = samples[name]
+            window = self.spec.window_of(name, values.shape[1:])
+            made[name] = one.scaled(values, first, window, values.dtype)
+        return made
 
     def train_cells(self, reader: CubeReader, block: Block) -> Statistics:
         """Return the statistics of the raw train cells in a box, which some fill methods need."""

@@ -100,7 +100,13 @@ class SamplingOptions:
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
         """Make options of the arguments of a constructor, as ``locals()`` gives them."""
-        return cls(**{name: v for name, v in arguments.items() if name not in ("self", "ds")})
+        return cls(
+            **{
+                field.name: arguments[field.name]
+                for field in fields(cls)
+                if field.name in arguments
+            }
+        )
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -115,19 +121,8 @@ class SamplingOptions:
             )
         if self.filter_var is not None and not isinstance(self.filter_var, str):
             raise InvalidTypeError(f"filter_var must be a variable name, got {self.filter_var!r}")
-        advice = "give a fraction of the blocks, e.g. 0.5"
-        if not _is_number(self.data_fraq):
-            raise InvalidTypeError(f"data_fraq must be a number, got {self.data_fraq!r}; {advice}")
-        if not 0 < self.data_fraq <= 1:
-            raise InvalidValueError(
-                f"data_fraq must be above 0 and at most 1, got {self.data_fraq!r}; {advice}"
-            )
-        if not _is_number(self.max_chunk_mb):
-            raise InvalidTypeError(
-                f"max_chunk_mb must be a number of megabytes, got {self.max_chunk_mb!r}"
-            )
-        if not self.max_chunk_mb > 0:
-            raise InvalidValueError(f"max_chunk_mb must be above 0, got {self.max_chunk_mb!r}")
+        _check_positive("data_fraq", self.data_fraq, 1)
+        _check_positive("max_chunk_mb", self.max_chunk_mb)
 
     @property
     def default_val_split(self) -> float:
@@ -225,17 +220,13 @@ class Sampling:
         """The windows, variables and gap policy of samples."""
         return self.extractor.spec
 
-    def has_part(self, part: str, *, read: bool) -> bool:
-        """Return True if any cell has the label of a part, without reading cells if not `read`."""
-        name, code = self.extractor.label, PARTS[part]
-        label = self.ds[name]
-        if label_lookup(self.ds, name) is not None:
-            plan, *_ = read_recipe(self.recipe)
-            return part in dict(plan.fractions) or code in getattr(plan, "labels", b"")
-        if label.variable._in_memory:
-            return bool((label.values == code).any())
-        reader = self.reader.only([name])
-        return not read or any((reader.read(b.slices)[name] == code).any() for b in self.blocks)
+    def lacks(self, part: str) -> bool:
+        """Return True if it is known without reading that no cell has the label of a part."""
+        label = self.ds[self.extractor.label]
+        if label_lookup(self.ds, self.extractor.label) is None:
+            return label.variable._in_memory and not bool((label.values == PARTS[part]).any())
+        plan, *_ = read_recipe(self.recipe)
+        return part not in dict(plan.fractions) and PARTS[part] not in getattr(plan, "labels", b"")
 
     def scaling(self, statistics: Statistics, schema: Schema | None = None) -> dict[str, Scaling]:
         """Return the scaling of every variable, in every cell of the cube."""
@@ -254,11 +245,6 @@ class Sampling:
 
     def tile_tasks(self, ids: Iterable[int]) -> Iterator[tuple[int, CubeReader]]:
         """Yield each tile with a reader for a worker."""
-        common = self.reader.common()
-        if type(self.reader) is type(common) and len(common.sources) == len(self.reader.sources):
-            # every tile is read from the same files
-            yield from ((int(id), common.only(())) for id in ids)
-            return
         for id in ids:
             cells = self.extractor.cells_of(self.extractor.tiles.block(int(id)))
             yield int(id), self.reader.own(cells)
@@ -276,8 +262,6 @@ def _reader(ds: xr.Dataset, names: Iterable[str], label: str) -> CubeReader:
 
 
 def _shape(ds: xr.Dataset, filter_var: str | None) -> dict[str, int]:
-    if odd := [dim for dim in ds.dims if not isinstance(dim, str)]:
-        raise InvalidTypeError(f"names of dims must be str, got {odd}; use ds.rename")
     shape = {dim: ds.sizes[dim] for dim in cube_dims(ds, filter_var)}
     if empty := [dim for dim, n in shape.items() if n == 0]:
         raise InvalidValueError(f"the cube has no cells along {empty}")
@@ -367,22 +351,16 @@ def check_known(argument: str, names: Iterable[str], known: Iterable[str]) -> No
 
 def check_stored_names(spec: SampleSpec, stored: Iterable[str]) -> None:
     """Refuse names of variables and dims that a sample store uses itself or cannot hold."""
-    files = (MANIFEST.partition("/")[0], AXES, "zarr.json")
+    files = {MANIFEST.partition("/")[0], AXES, "zarr.json"}
     origins = {_origin_name(dim, spec) for dim in spec.dims} | {f"{d}_index" for d in spec.dims}
-    taken = {
-        **dict.fromkeys(sorted(origins), "the coordinate of that name"),
-        **dict.fromkeys(spec.array_dims, "the dim of that name"),
-        **dict.fromkeys(files, "a file of that name"),
-    }
-    for name in spec.dims:
-        if _is_odd(name) or name in files:
-            raise InvalidValueError(f"dim {name!r} cannot name a folder of the store; rename it")
-    for name in stored:
-        odd = _is_odd(name)
-        if name in taken or odd:
-            why = "cannot name a folder" if odd else f"clashes with {taken[name]} in the store"
+    for kind, names, taken in (
+        ("dim", spec.dims, files),
+        ("variable", stored, files | origins | set(spec.array_dims)),
+    ):
+        if odd := [name for name in names if _is_odd(name) or name in taken]:
             raise InvalidValueError(
-                f"variable {name!r} of the samples {why}; rename it (ds.rename, or in the callback)"
+                f"{kind} {odd[0]!r} of the samples cannot name a folder of the store, which has "
+                f"{sorted(taken)} of its own; rename it (ds.rename, or in the callback)"
             )
 
 
@@ -397,8 +375,12 @@ def _origin_name(dim: str, spec: SampleSpec) -> str:
     return f"{dim}_origin" if dim in spec.array_dims or dim in spec.variables else dim
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+def _check_positive(name: str, value: Any, most: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise InvalidTypeError(f"{name} must be a number, got {value!r}")
+    if not 0 < value <= most:
+        limit = "" if most == math.inf else f" and at most {most}"
+        raise InvalidValueError(f"{name} must be above 0{limit}, got {value!r}")
 
 
 def _source_chunks(variable: xr.Variable) -> dict[str, int]:
@@ -541,7 +523,10 @@ def jsonable(attrs: Mapping[Any, Any]) -> dict[str, Any]:
     """Return attributes as JSON values, without those that make a reader decode again."""
     skip = {"_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned", "dtype"}
     skip |= {"bounds", "climatology", "coordinates", "grid_mapping", RECIPE_ATTR}
-    return {str(k): _plain(v) for k, v in attrs.items() if k not in skip}
+    text = json.dumps({str(k): v for k, v in attrs.items() if k not in skip}, default=as_json)
+    # JSON has no NaN and no infinity
+    values: dict[str, Any] = json.loads(text, parse_constant=lambda name: str(float(name)))
+    return values
 
 
 def without_epoch(attrs: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -557,15 +542,3 @@ def as_json(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(value, key=str)  # the order of a set differs between runs
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
-
-
-def _plain(value: Any) -> Any:
-    if not isinstance(value, Mapping | list | tuple | str | int | float | None):
-        value = as_json(value)
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

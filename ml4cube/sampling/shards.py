@@ -106,11 +106,7 @@ def _piece_samples(job: ShardJob, piece: Piece, reader: CubeReader) -> Arrays:
         made = extractor.samples(cells, tile, keep)
         samples = {name: values[chosen] for name, values in made.items()}
     origins = extractor.origins(tile, keep[chosen])
-    first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
-    for name, scaling in job.scaling.items():
-        values = samples[name]
-        window = extractor.spec.window_of(name, values.shape[1:])
-        samples[name] = scaling.scaled(values, first, window, values.dtype)
+    samples = extractor.scaled(samples, job.scaling, origins)
     samples = {name: job.precision.apply(name, values) for name, values in samples.items()}
     return samples | origins
 

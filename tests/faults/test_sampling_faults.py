@@ -76,13 +76,16 @@ class Job:
         script, cube = self.folder / "run.py", self.folder / "cube.zarr"
         command = [sys.executable, script, cube, target, str(nproc), fault]
         env = {**os.environ, "TARGET": str(target), "FAULT": fault}
-        return subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, cwd=ROOT, env=env, text=True, **pipes)
 
     def finish(self, target: Path, nproc: int) -> None:
         """Run again without a fault: now it completes, with the bytes of an undisturbed run."""
         process = self.start(target, nproc)
-        _, error = process.communicate()
+        printed, error = process.communicate()
         assert process.returncode == 0, error
+        assert printed == ""
+        assert "it/s" not in error
         assert tree(target) == self.right
 
 
@@ -97,7 +100,7 @@ def absent_or_complete(target: Path) -> None:
             verify_store(target / part)
 
 
-@SOAK  # test_multiproc_sampler kills at one point, and at every step of publishing
+@SOAK  # the next test kills at one point, test_multiproc_sampler at every step of publishing
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_killed_at_random_points(job: Job, nproc: int, tmp_path: Path) -> None:
     chance = random.Random(nproc)
@@ -110,6 +113,25 @@ def test_killed_at_random_points(job: Job, nproc: int, tmp_path: Path) -> None:
         process.communicate()
         absent_or_complete(target)
     job.finish(target, nproc)
+
+
+@pytest.mark.parametrize("nproc", [pytest.param(1, marks=SOAK), 2])
+def test_killed_when_something_is_written(job: Job, nproc: int, tmp_path: Path) -> None:
+    """The script that runs again, without a main guard, makes only the other shards."""
+    target = tmp_path / "out"
+    journal = target / "train.zarr.partial/journal.jsonl"
+    process = job.start(target, nproc)
+    while not (journal.exists() and journal.stat().st_size) and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (target / "train.zarr").exists()
+    (growing,) = journal.parent.glob("store-*")
+    kept = min((growing / "a/c").glob("*"))
+    stamp = kept.stat().st_mtime_ns
+    job.finish(target, nproc)
+    moved = target / "train.zarr" / kept.relative_to(growing)
+    assert moved.stat().st_mtime_ns == stamp
 
 
 @pytest.mark.parametrize("part", ["train", pytest.param("test", marks=SOAK)])

@@ -15,8 +15,7 @@ from zarr.codecs import BloscCodec, Crc32cCodec
 
 from ml4cube.core.errors import CubeError, InvalidValueError, StoreError
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
-from ml4cube.splits import assign_block_split
-from ml4cube.store.format import open_store, verify_store
+from ml4cube.store.format import open_store
 from tests.cubes import cell_id_cube
 from tests.faults.test_sampling_faults import tree
 
@@ -165,23 +164,3 @@ def test_strictness_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
         sampler(cube + 1, tmp_path / "out", missing_chunks="raise")
     with pytest.raises(CubeError, match=r"missing_chunks must be .* got 'drop'"):
         sampler(cube, tmp_path / "out", missing_chunks="drop")
-
-
-def test_one_block_all_gaps(tmp_path: Path) -> None:
-    cube = assign_block_split(cell_id_cube(SHAPE, "float64"), {"time": 4}, split=0.6)
-    cube["a"][4:8] = np.nan
-    made = sampler(cube, tmp_path, sample_size={"lat": 8})
-    plan = made.plan()
-    made.run()
-    assert plan.dropped["gap"] == 4
-    assert sum(plan.samples.values()) == 20
-    for part, n in plan.samples.items():
-        assert verify_store(tmp_path / f"{part}.zarr") is None
-        assert open_store(tmp_path / f"{part}.zarr").sizes["samples"] == n
-
-
-def test_more_processes_than_blocks(tmp_path: Path) -> None:
-    cube = assign_block_split(cell_id_cube(SHAPE, "float64"), {"time": 12})
-    sampler(cube, tmp_path / "one").run()
-    sampler(cube, tmp_path / "many", nproc=7).run()
-    assert tree(tmp_path / "many") == tree(tmp_path / "one")

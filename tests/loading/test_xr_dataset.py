@@ -109,14 +109,6 @@ def test_num_chunks_uses_that_many_blocks_of_both_parts() -> None:
     assert sum(len(pair[0]) for pair in again.get_datasets()) == 120
 
 
-def test_blocks_are_drawn_whatever_their_part() -> None:
-    ds = cell_id_cube({"time": 400}, "float64", names=("a", "b"), dask_chunks={"time": 4})
-    for seed in range(4):
-        (x, _), (x2, _) = XrDataset(ds, num_chunks=50, to_pred="b", seed=seed).get_datasets()
-        assert len(x) + len(x2) == 200
-        assert 8 <= len(x2) <= 72
-
-
 def test_all_of_a_cube_without_label() -> None:
     data = XrDataset(cell_id_cube(SHAPE), scale_fn="normalize").get_datasets()
     assert list(data) == ["a"]

@@ -22,7 +22,6 @@ import pandas as pd
 import xarray as xr
 
 from ml4cube.cube.chunks.opened import file_behind
-from ml4cube.cube.reader import is_on_cluster
 from ml4cube.sampling.request import Sampling
 
 logger = logging.getLogger(__name__)
@@ -91,8 +90,6 @@ def _of_dask(array: Any, state: State) -> str | None:
 
     class Finder(cloudpickle.Pickler):  # type: ignore[misc]
         def persistent_id(self, value: Any) -> str | None:
-            if is_on_cluster(value):
-                raise LookupError(value)
             if not isinstance(value, ExplicitlyIndexed | np.ndarray | Array):
                 return None
             if id(value) not in found:
@@ -208,7 +205,7 @@ def _files(root: str, outputs: Collection[str]) -> Iterator[str]:
     if not os.path.isdir(root):
         yield root
         return
-    for folder, folders, files in os.walk(root, onerror=_refuse_unreadable, followlinks=True):
+    for folder, folders, files in os.walk(root, onerror=_refuse, followlinks=True):
         folders[:] = sorted(
             name
             for name in folders
@@ -219,9 +216,8 @@ def _files(root: str, outputs: Collection[str]) -> Iterator[str]:
         yield from (os.path.join(folder, name) for name in sorted(files))
 
 
-def _refuse_unreadable(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):  # gone since it was listed
-        raise error
+def _refuse(error: OSError) -> None:
+    raise error
 
 
 def hash_of(values: np.ndarray[Any, Any]) -> str:

@@ -30,8 +30,8 @@ from ml4cube.sampling.identity.cube import (
 from ml4cube.sampling.request import Sampling, jsonable
 from ml4cube.store.format import FORMAT
 
-# Longer values are stored as a hash; a refusal names at most so many differences of a kind.
-_SHORT, _HASHED, _MOST_NAMED = 60, "sha256 ", 4
+# Longer values are stored as a hash.
+_SHORT, _HASHED = 60, "sha256 "
 # Arguments behind fields of a spec.
 _ARGUMENTS = {"size": "sample_size", "targets": "to_pred"}
 _LIBRARIES = ("numpy", "xarray", "zarr", "numcodecs")
@@ -101,10 +101,10 @@ class Call:
         # zarr lists the variables of a store without consolidated metadata in any order
         spec["variables"] = sorted(spec["variables"])
         spec = {_ARGUMENTS.get(name, name): value for name, value in spec.items()}
-        plan = {**sampling.recipe.get("plan", {})}
-        grid = plan.pop("grid", {})
-        blocks = dict(zip(grid.get("dims", ()), grid.get("tile", ()), strict=True))
-        made = {**sampling.recipe, "plan": sorted(plan), "labels": plan.pop("labels", None)}
+        plan = {
+            "blocks" if n == "grid" else n: v for n, v in sampling.recipe.get("plan", {}).items()
+        }
+        plan.pop("labels", None)
         scalars = [str(n) for n, c in ds.coords.items() if not c.dims]
         read = [n for n in sampling.reader.variables if n != extractor.label]
         source: dict[str, Any]
@@ -116,12 +116,12 @@ class Call:
         parts = {
             "settings": settings,
             "spec": spec,
-            "split": {"blocks": blocks, **plan},
+            "split": plan,
             "source": source,
             "callback": {"code, values or version": callback},
             "versions": {"format of stores": FORMAT, **versions()},
             "derived": {
-                "labels": [made, identity(extractor.label, state)],
+                "labels": [sampling.recipe, identity(extractor.label, state)],
                 "tiles": extractor.tiles.to_json(),
                 "blocks used": extractor.choice and hash_of(extractor.choice.used),
             },
@@ -161,8 +161,7 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             continue
         hashed = any(str(value).startswith(_HASHED) for value in (old, new))
         named.append(name if hashed else f"{name} was {old!r} and is {new!r}")
-    rest = len(named) - _MOST_NAMED
-    return named[:_MOST_NAMED] + ([f"{rest} more"] if rest > 0 else [])
+    return named
 
 
 def _identity(sampling: Sampling, name: str, state: State, *, may_read: bool) -> str:

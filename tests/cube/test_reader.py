@@ -1,4 +1,4 @@
-"""Reading regions of any cube, and cutting windows from them."""
+"""Reading regions of any cube."""
 
 from __future__ import annotations
 
@@ -10,15 +10,11 @@ import dask.array as da
 import numpy as np
 import pytest
 import xarray as xr
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, StoreError
-from ml4cube.core.grid import Grid
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.reader import CubeReader
 from ml4cube.cube.variables import cube_dims, cube_variables
-from ml4cube.sampling.windows import arrange, cut, tile_cells
 from tests.cubes import cell_id_cube
 
 SHAPE = {"time": 6, "lat": 5, "lon": 7}
@@ -72,50 +68,6 @@ def test_unreadable_cells_are_named() -> None:
     reader = CubeReader.of(xr.Dataset({"t": (("y", "x"), array)}))
     with pytest.raises(StoreError, match=r"variable 't' cannot be read at y 0:2, x 1:3.*on fire"):
         reader.read({"y": slice(0, 2), "x": slice(1, 3)})
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=4
-    ),
-    st.randoms(use_true_random=False),
-)
-def test_cut_is_slicing(axes: list[tuple[int, int, int]], random: Any) -> None:
-    shape = tuple(max(n, size) for n, size, _ in axes)
-    size, stride = tuple(s for _, s, _ in axes), tuple(s for *_, s in axes)
-    cells = np.arange(np.prod(shape)).reshape(shape)
-    counts = [(n - s) // t + 1 for n, s, t in zip(shape, size, stride, strict=True)]
-    right = np.array(
-        [
-            cells[tuple(slice(i * t, i * t + s) for i, t, s in zip(at, stride, size, strict=True))]
-            for at in np.ndindex(*counts)
-        ]
-    )
-    np.testing.assert_array_equal(cut(cells, size, stride), right)
-    keep = np.array(random.sample(range(len(right)), random.randint(0, len(right))), dtype=np.intp)
-    made = cut(cells, size, stride, keep)
-    np.testing.assert_array_equal(made, right[keep])
-    made[...] = -1
-    assert (cells >= 0).all()
-
-
-def test_tiles_cover_all_windows() -> None:
-    windows = Grid.windows({"y": 11, "x": 9}, {"y": 3, "x": 2}, {"y": 1})
-    cells = np.arange(99).reshape(11, 9)
-    whole = cut(cells, windows.tile, windows.stride)
-    tiles = Grid.blocks(dict(zip(windows.dims, windows.counts, strict=True)), {"y": 2, "x": 3})
-    found = [
-        cut(cells[tuple(tile_cells(windows, tile).values())], windows.tile, windows.stride)
-        for tile in tiles
-    ]
-    assert sorted(np.concatenate(found)[:, 0, 0]) == sorted(whole[:, 0, 0])
-
-
-def test_arrange() -> None:
-    samples = np.arange(24).reshape(2, 1, 3, 4)
-    assert arrange(samples, "tyx", "yx").shape == (2, 3, 4)
-    np.testing.assert_array_equal(arrange(samples, "tyx", "xy"), samples[:, 0].swapaxes(1, 2))
-    assert arrange(samples, "tyx", "tyx").shape == (2, 1, 3, 4)
 
 
 def test_dims_and_variables_of_a_cube() -> None:
