@@ -485,6 +485,33 @@ def test_bounds_and_grid_mapping_are_kept_however_the_cube_was_opened(tmp_path):
         assert "crs" in result.variables
 
 
+def test_coordinates_with_plain_names_get_what_cf_asks_for():
+    cube = cell_id_cube({"time": 2, "lat": 3, "lon": 4})
+    for name in cube.coords:
+        cube[name].attrs.clear()
+    result = predict_cube(IDENTITY, cube)
+    assert result.lat.attrs == {"standard_name": "latitude", "units": "degrees_north"}
+    assert result.time.attrs == {"standard_name": "time"}
+    assert cube.lat.attrs == {}
+
+
+def test_a_cube_is_kept_if_its_successor_cannot_take_its_place(tmp_path, monkeypatch):
+    cube, path = cell_id_cube({"time": 2, "lat": 3}), tmp_path / "cube.zarr"
+    predict_cube(IDENTITY, cube, out=path)
+    rename = Path.rename
+
+    def failing(source, target):
+        if source.name == "cube.zarr" and target == path:
+            raise PermissionError("no")
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(PermissionError):
+        predict_cube(IDENTITY, cube + 1, out=path, overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+    np.testing.assert_array_equal(xr.open_zarr(path).a, cube.a)
+
+
 def test_what_was_read_from_a_zarr_store_can_be_written_again(tmp_path):
     cf_cube().chunk({"time": 2, "lat": 3}).to_zarr(tmp_path / "source.zarr", zarr_format=2)
     result = predict_cube(IDENTITY, tmp_path / "source.zarr", out=tmp_path / "cube.zarr")

@@ -21,6 +21,16 @@ MARK = "ml4cube_prediction"  # attribute of every predicted cube
 _STORAGE = ("_FillValue", "missing_value", "scale_factor", "add_offset", "dtype")
 _RANGES = ("valid_min", "valid_max", "valid_range", "actual_range")
 _REFERENCES = ("bounds", "climatology", "grid_mapping")
+_LATITUDE = {"standard_name": "latitude", "units": "degrees_north"}
+_LONGITUDE = {"standard_name": "longitude", "units": "degrees_east"}
+# What CF asks for, of coordinates whose name says what they are.
+_PLAIN_NAMES = {
+    "lat": _LATITUDE,
+    "latitude": _LATITUDE,
+    "lon": _LONGITUDE,
+    "longitude": _LONGITUDE,
+    "time": {"standard_name": "time"},
+}
 
 
 def describe(
@@ -41,6 +51,9 @@ def describe(
         for name, coord in cube.coords.items()
         if set(coord.dims) <= set(dims)
     }
+    for name, coord in coords.items():
+        if not coord.attrs.keys() & {"standard_name", "units", "axis"}:
+            coord.attrs.update(_PLAIN_NAMES.get(str(name).lower(), {}))
     described = [*targets.values(), *coords.values()]
     named = [str(v.attrs[key]) for v in described for key in _REFERENCES if key in v.attrs]
     carried = {

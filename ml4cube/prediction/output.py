@@ -109,9 +109,15 @@ class StoreOutput(Output):
         for path in (ready, *ready.rglob("*")):
             sync_path(path)
         check_free(self._path, self._overwrite)  # again: it may have been created meanwhile
+        replaced = self._hidden / "replaced"
         if os.path.lexists(self._path):
-            self._path.rename(self._hidden / "replaced")
-        ready.rename(self._path)
+            self._path.rename(replaced)
+        try:
+            ready.rename(self._path)
+        except OSError:
+            if os.path.lexists(replaced):  # or it would be removed with the hidden folder
+                replaced.rename(self._path)
+            raise
         self.discard()
 
     def result(self) -> xr.Dataset:
