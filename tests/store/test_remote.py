@@ -28,6 +28,7 @@ from ml4cube.store import folders
 from ml4cube.store.folders import RemoteFolder, filesystem
 from ml4cube.store.locations import ZarrFolder, location_of
 from ml4cube.store.publishing import remote as remote_draft
+from ml4cube.store.publishing.opening import open_draft
 from ml4cube.store.publishing.remote import RemoteDraft
 from ml4cube.store.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
@@ -172,15 +173,24 @@ def test_killed_at_any_step_of_the_end(tmp_path: Path, monkeypatch: Any) -> None
     assert steps > 20
 
 
-def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
-    place = f"memory://{tmp_path.name}/train.zarr"
-    with RemoteDraft(place, "call") as held:
+@pytest.mark.parametrize("note", [b"\xff", b"[1]", b'{"a/c/0": 1}'])
+@pytest.mark.parametrize("local", [False, True])
+def test_a_damaged_journal_is_named(tmp_path: Path, local: bool, note: bytes) -> None:
+    place = tmp_path / "train.zarr" if local else f"memory://{tmp_path.name}/train.zarr"
+    with open_draft(place, "call") as held:
         held.begin()
-        held.folder.write("journal-call/0.json", b"garbage")
-    with RemoteDraft(place, "call") as held:
-        with pytest.raises(StoreError, match=r"journal-call/0.json is damaged .*resume=False"):
+        held.record(0, {})
+        held.folder.write("journal-call/1.json.0a.tmp", b"{")  # killed while it was written
+    with open_draft(place, "call") as held:
+        held.begin()
+        assert held.done == {0: {}}
+        held.folder.write("journal-call/1.json", note)
+    with open_draft(place, "call") as held:
+        with pytest.raises(StoreError, match=r"journal-call/1.json is damaged .*resume=False"):
             held.begin()
+        assert held.folder.read("journal-call/1.json") == note
         held.begin(resume=False)
+        assert held.journal.list() == {}
 
 
 @pytest.mark.parametrize("name", ["lock.json", "call.json"])
