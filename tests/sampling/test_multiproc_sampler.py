@@ -45,6 +45,7 @@ from ml4cube.store.publishing.local import LocalDraft
 from ml4cube.store.publishing.opening import open_draft
 from tests import oracle_splits
 from tests.cubes import cell_id_cube
+from tests.faults.test_sampling_faults import tree
 from tests.oracle_sampler import sample_cube
 
 SHAPE = {"time": 8, "lat": 9, "lon": 10}
@@ -65,12 +66,6 @@ def paths(folder: Path, val: bool = False) -> dict[str, str]:
 def sampler(ds: Any, folder: Path, **options: Any) -> MultiProcSampler:
     given = {**paths(folder), "nproc": 1, "scale_fn": None, **options}
     return MultiProcSampler(ds, **given)
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {
-        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
-    }
 
 
 def split_cube(**options: Any) -> xr.Dataset:
@@ -583,21 +578,6 @@ def test_blocks_are_drawn_whatever_their_part(tmp_path: Path) -> None:
     assert np.mean(shares) == pytest.approx(0.8, abs=0.05)
 
 
-def test_auxiliary_variables_are_left_out(tmp_path: Path) -> None:
-    ds = split_cube().assign(
-        time_bnds=(("time", "bnds"), np.zeros((8, 2))),
-        crs=((), 0, {"grid_mapping_name": "latitude_longitude"}),
-        name=((), "text"),
-        station=(("lat",), np.array(list("abcdefghi"))),
-        elevation=(("lat", "lon"), np.arange(90.0).reshape(9, 10)),
-    )
-    train, *_ = sampler(ds, tmp_path, val_cube=tmp_path / "v").get_datasets()
-    assert list(train.data_vars) == ["a", "elevation"]
-    assert set(train.attrs["provenance"]["left_out"]) == {"time_bnds", "crs", "name", "station"}
-    right = ds.elevation.values[train.lat_index.values, train.lon_index.values]
-    np.testing.assert_array_equal(train.elevation.values, right)
-
-
 def test_dim_order_changes_no_sample(tmp_path: Path) -> None:
     stores = []
     for dims in (("time", "lat", "lon"), ("lon", "time", "lat")):
@@ -840,33 +820,6 @@ def test_a_callback_that_raises_is_named(tmp_path: Path, nproc: int, error: Any)
     with pytest.raises(RunError, match=said):
         sampler(points(), tmp_path, nproc=nproc, callback=fail).run()
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("when", "nproc"), [("counting", 1), ("writing", 1), ("writing", 2)])
-def test_a_callback_that_raised_is_run_again(tmp_path: Path, when: str, nproc: int) -> None:
-    """As when a file that it reads was missing: the same call, mended, completes."""
-    missing = tmp_path / "missing"
-    work_folder = tmp_path / "out/train.zarr.partial"
-
-    def work(samples: dict[str, Any]) -> dict[str, Any]:
-        writing = any(work_folder.glob("journal-*/*.json"))
-        if missing.exists() and writing == (when == "writing"):
-            raise FileNotFoundError("a table of classes")
-        return samples
-
-    def run(name: str) -> None:
-        folder = tmp_path / name
-        of_three_parts(folder, nproc=nproc, callback=work).run()
-
-    run("undisturbed")
-    missing.touch()
-    with pytest.raises(RunError, match=r"FileNotFoundError: a table of classes"):
-        run("out")
-    assert {p.name for p in (tmp_path / "out").glob("*")} <= {"train.zarr.partial"}
-    missing.unlink()
-    run("out")
-    assert tree(tmp_path / "out") == tree(tmp_path / "undisturbed")
 
 
 def test_a_cube_that_changes_while_it_is_sampled_is_refused(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from ml4cube.store.publishing.opening import open_draft
 from ml4cube.store.publishing.remote import RemoteDraft
 from ml4cube.store.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
+from tests.faults.test_sampling_faults import tree
 
 OPTIONS: dict[str, Any] = {"sample_size": {"lat": 2}, "block_size": {"time": 4}, "progress": False}
 
@@ -87,8 +88,7 @@ def contents(place: str) -> dict[str, bytes]:
 
 def local_bytes(source: Any, folder: Path) -> dict[str, bytes]:
     sample(source, str(folder), 1).run()
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    return tree(folder)
 
 
 GONE = ConnectionError("the network is gone")
