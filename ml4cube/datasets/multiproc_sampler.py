@@ -26,6 +26,7 @@ from ml4cube.core.errors import (
     check_whole,
 )
 from ml4cube.core.grid import SizesLike
+from ml4cube.core.scaling import Scaling
 from ml4cube.progress import Stage
 from ml4cube.sampling.engines import (
     DaskCluster,
@@ -377,7 +378,7 @@ class MultiProcSampler:
             self._settings["statistics"] = hashlib.sha256(given.to_json().encode()).hexdigest()
         self._overwrite = overwrite
         # with the call, whose id changes when the cube does
-        self._planned: tuple[str, Extractor, SamplePlan] | None = None
+        self._planned: tuple[str, Extractor, SamplePlan, dict[str, Scaling]] | None = None
 
     def plan(self) -> SamplePlan:
         """Count the samples of every part, without writing anything; reads the cube once.
@@ -402,9 +403,12 @@ class MultiProcSampler:
     def _call(self) -> Call:
         return Call.of(self.sampling, self._settings, self._identity, self._folders())
 
-    def _plan_on(self, engine: Engine, call: Call) -> tuple[Extractor, SamplePlan]:
+    def _plan_on(
+        self, engine: Engine, call: Call
+    ) -> tuple[Extractor, SamplePlan, dict[str, Scaling]]:
         if self._planned is None or self._planned[0] != call.id:
-            with self._stage("counting", len(self.sampling.extractor.tiles), "tiles") as stage:
+            tiles, show = len(self.sampling.extractor.tiles), self._options.progress
+            with Stage("counting", tiles, "tiles", show=show) as stage:
                 extractor, plan = make_plan(
                     self.sampling,
                     engine,
@@ -423,9 +427,9 @@ class MultiProcSampler:
                     f"scale_fn={self.sampling.spec.scale_fn!r}; give it blocks (data_split, or "
                     "the split label), statistics=, or scale_fn=None"
                 )
-            self.sampling.scaling(plan.statistics, plan.schema)
+            scaling = self.sampling.scaling(plan.statistics, plan.schema)
             dims = len(self.sampling.spec.dims)
-            self._planned = call.id, extractor, plan.stored_as(self._precision, dims)
+            self._planned = call.id, extractor, plan.stored_as(self._precision, dims), scaling
         return self._planned[1:]
 
     def run(self) -> RunSummary | None:
@@ -472,7 +476,10 @@ class MultiProcSampler:
                 plan, resumed = self._write(drafts, call)
                 summary = RunSummary(
                     plan,
-                    {str(draft.target): _size(draft.files) for draft in drafts.values()},
+                    {
+                        str(draft.target): sum(size for size, _ in draft.files.values())
+                        for draft in drafts.values()
+                    },
                     resumed,
                     sum(len(draft.done) for draft in drafts.values()),
                     time.perf_counter() - started,
@@ -538,13 +545,12 @@ class MultiProcSampler:
     def _write(self, drafts: dict[str, Draft], call: Call) -> tuple[SamplePlan, int]:
         """Write and publish the stores; return the plan and the number of shards found."""
         with self._engine() as engine:
-            extractor, plan = self._plan_on(engine, call)
+            extractor, plan, scaling = self._plan_on(engine, call)
             # only now is it certain that there is something to write
             for draft in drafts.values():
                 with WriteErrors.of(draft.target):
                     draft.begin(self._options.resume)
             resumed = sum(len(draft.done) for draft in drafts.values())
-            scaling = self.sampling.scaling(plan.statistics, plan.schema)
             jobs = {
                 part: ShardJob(
                     extractor,
@@ -570,12 +576,26 @@ class MultiProcSampler:
             self._write_shards(engine, jobs, plan, drafts)
         named = zip(self.sampling.spec.dims, extractor.axes, strict=True)
         axes = {dim: (axis.values, axis.attrs) for dim, axis in named}
+        made_from = provenance(self.sampling, self._settings)
+        made_from |= {"call": call.id, "call_parts": call.parts}
+        made_from |= {"absent_chunks": {name: found.number for name, found in plan.absent.items()}}
         for part, draft in drafts.items():
+            metadata = StoreMetadata(
+                part=part,
+                spec=self.sampling.spec,
+                statistics=plan.statistics,
+                accounting=plan.accounting,
+                split=self.sampling.recipe,
+                provenance=made_from,
+                variables=tuple(plan.schema),
+                fill=extractor.fill,
+                filled=plan.filled,
+                places=places_of(scaling),
+            )
             with WriteErrors.of(draft.target):
                 files = create(draft.root, jobs[part].layout)
                 files |= write_axes(draft.root, self._compressor, axes)
-                metadata = self._metadata(extractor, plan, part, call).to_attrs()
-                finish(draft.root, jobs[part].layout, metadata, files | draft.files)
+                finish(draft.root, jobs[part].layout, metadata.to_attrs(), files | draft.files)
         for draft in drafts.values():
             with WriteErrors.of(draft.target):
                 draft.publish(self._overwrite)
@@ -592,7 +612,7 @@ class MultiProcSampler:
         total = sum(job.layout.shards for job in jobs.values())
         # recording waits for the disk, so it has a thread of its own
         with (
-            self._stage("writing", total, "shards") as stage,
+            Stage("writing", total, "shards", show=self._options.progress) as stage,
             ThreadPoolExecutor(1, "ml4cube-record") as recorder,
         ):
             stage.update(sum(len(draft.done) for draft in drafts.values()))
@@ -615,24 +635,6 @@ class MultiProcSampler:
                 if shard not in done:
                     readers = self.sampling.tile_tasks(piece.tile for piece in pieces)
                     yield part, shard, pieces, [reader for _, reader in readers]
-
-    def _metadata(
-        self, extractor: Extractor, plan: SamplePlan, part: str, call: Call
-    ) -> StoreMetadata:
-        return StoreMetadata(
-            part=part,
-            spec=self.sampling.spec,
-            statistics=plan.statistics,
-            accounting=plan.accounting,
-            split=self.sampling.recipe,
-            provenance=provenance(self.sampling, self._settings)
-            | {"call": call.id, "call_parts": call.parts}
-            | {"absent_chunks": {name: found.number for name, found in plan.absent.items()}},
-            variables=tuple(plan.schema),
-            fill=extractor.fill,
-            filled=plan.filled,
-            places=places_of(self.sampling.scaling(plan.statistics, plan.schema)),
-        )
 
     def get_datasets(self) -> tuple[xr.Dataset, ...]:
         """Open the stores, after writing those that do not exist yet.
@@ -670,14 +672,7 @@ class MultiProcSampler:
                 )
         return engine
 
-    def _stage(self, what: str, total: int, unit: str) -> Stage:
-        return Stage(what, total, unit, show=self._options.progress)
-
 
 def _record(draft: Draft, shard: int, files: Files) -> None:
     with WriteErrors.of(draft.target):
         draft.record(shard, files)
-
-
-def _size(files: Files) -> int:
-    return sum(size for size, _ in files.values())

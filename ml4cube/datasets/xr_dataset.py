@@ -17,13 +17,17 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.sampling.engines import InProcess
 from ml4cube.sampling.extractor import (
     OUTCOMES,
-    REASONS,
     Arrays,
     Callback,
     Extractor,
     float_statistics,
 )
-from ml4cube.sampling.plan import fill_statistics, refuse_empty, warn_of_nothing_to_fill
+from ml4cube.sampling.plan import (
+    accounting_of,
+    fill_statistics,
+    refuse_empty,
+    warn_of_nothing_to_fill,
+)
 from ml4cube.sampling.request import Sampling, SamplingOptions, block_order, check_targets
 from ml4cube.sampling.rescaling import needed
 
@@ -289,11 +293,9 @@ class XrDataset:
         return self._sampling.extractor.scaled(samples, scaling, origins)
 
     def _account(self) -> dict[str, int]:
-        spec = self._sampling.spec
-        found = dict(zip(OUTCOMES, self._counts.tolist(), strict=True))
-        found["unused"] += math.prod(spec.windows.counts) - int(self._counts.sum())
-        counts = {name: found[name] for name in (*PARTS, *REASONS)}
-        return {"total": spec.total, "edge": spec.edge, **counts}
+        spec, counts = self._sampling.spec, self._counts.copy()
+        counts[OUTCOMES.index("unused")] += math.prod(spec.windows.counts) - counts.sum()
+        return accounting_of(spec, counts, PARTS)
 
     def get_datasets(self) -> dict[str, NDArray[Any]] | tuple[Pair, Pair]:
         """Return the samples.

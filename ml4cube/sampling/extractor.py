@@ -35,9 +35,6 @@ REASONS = OUTCOMES[3:]
 _CODE = {name: code for code, name in enumerate(OUTCOMES)}
 assert all(_CODE[part] == label for part, label in PARTS.items())
 
-# In runs of at least so many windows, counting the samples is faster than indexing each.
-_LONG_RUN = 8
-
 
 @dataclass(frozen=True)
 class Axis:
@@ -224,13 +221,12 @@ class Extractor:
     def origins(self, tile: Block, keep: NDArray[np.intp]) -> Arrays:
         """Return the first cell of each sample along every dim, as value and as index."""
         result: Arrays = {}
-        outer, inner = 1, math.prod(tile.shape.values())
-        for axis, dim, starts in zip(self.axes, self.spec.dims, self._starts(tile), strict=True):
-            inner //= len(starts)
-            spread = _spread(keep, outer, len(starts), inner)
-            result[axis.name] = spread(axis.values[starts])
-            result[f"{dim}_index"] = spread(starts.astype(self.index_dtype))
-            outer *= len(starts)
+        index = np.unravel_index(keep, tuple(tile.shape.values()))
+        for axis, dim, starts, at in zip(
+            self.axes, self.spec.dims, self._starts(tile), index, strict=True
+        ):
+            result[axis.name] = axis.values[starts].take(at)
+            result[f"{dim}_index"] = starts.astype(self.index_dtype).take(at)
         return result
 
     def samples(self, cells: Arrays, tile: Block, keep: NDArray[np.intp]) -> Arrays:
@@ -350,25 +346,6 @@ def _as_labels(label: NDArray[Any], name: str) -> NDArray[np.uint8]:
             f"{label[~known].flat[0]!r}"
         )
     return np.where(gaps, EXCLUDED, label).astype(np.uint8)
-
-
-def _spread(
-    keep: NDArray[np.intp], outer: int, n: int, inner: int
-) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return a function that spreads values of windows along one dim over a tile's samples."""
-
-    # the tile has `n` windows along the dim, `outer` over all dims before and `inner` after it
-    def everywhere(values: NDArray[Any]) -> NDArray[Any]:
-        filled = np.empty((outer, n), values.dtype)
-        filled[...] = values
-        return filled.reshape(-1)
-
-    if inner < _LONG_RUN:
-        positions = keep if inner == 1 else keep // inner
-        return lambda values: everywhere(values).take(positions)
-    rows = np.arange(0, outer * n * inner + 1, inner)
-    kept = np.diff(np.searchsorted(keep, rows))
-    return lambda values: np.repeat(everywhere(values), kept)
 
 
 def float_statistics(samples: Arrays) -> Statistics:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,8 @@ from ml4cube.sampling.rescaling import needed
 from ml4cube.store.precision import Precision
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 # Work of one counting task, and the most tasks of one pass.
 _COUNT_BYTES = 16 * MIB
@@ -116,29 +120,30 @@ def make_plan(
     batches = _batches(len(extractor.tiles), sampling, batch)
     tasks = (list(sampling.tile_tasks(ids)) for ids in batches)
     counts = np.zeros((len(extractor.tiles), len(OUTCOMES)), np.int64)
-    merge = InOrder()
+    found: Statistics | None = None
     schema: Schema | None = None
     absent: dict[str, AbsentChunks] = {}
     filled: set[str] = set()
     shared = extractor, sampling.reader.common(), not sparing
-    for position, results in engine.run(count_tiles, shared, tasks):
+    for results in _in_order(engine.run(count_tiles, shared, tasks)):
         for result in results:
             counts[result.id] = result.outcomes
             filled.update(result.filled)
             if missing_chunks == "raise":
                 _refuse_absent(result.absent)
-            absent |= {n: found.merge(absent.get(n)) for n, found in result.absent.items()}
+            absent |= {n: chunks.merge(absent.get(n)) for n, chunks in result.absent.items()}
             schema = same_schema(schema, result.schema)
-        merge.add(position, [r.statistics for r in results if r.statistics is not None])
+            if result.statistics is not None:
+                found = result.statistics if found is None else found.merge(result.statistics)
         note(len(results))
     _warn_of_absent(absent)
-    accounting = _accounting(sampling.spec, counts, parts)
+    accounting = accounting_of(sampling.spec, counts.sum(axis=0), parts)
     warn_of_nothing_to_fill(sampling.spec, accounting)
     _check_parts(sampling, accounting, counts.sum(axis=0), parts)
     schema = extractor.schema(dtypes) if schema is None else schema
     check_targets(sampling.spec, schema)
     floats = [name for name, (_, dtype) in schema.items() if np.dtype(dtype).kind == "f"]
-    statistics = merge.total or Statistics.empty([] if sparing else floats, part="train")
+    statistics = found or Statistics.empty([] if sparing else floats, part="train")
     # attributes name the gaps of the source's values, not of those that a callback makes
     for name in statistics if extractor.callback is None else ():
         if name in sampling.ds:
@@ -220,21 +225,15 @@ def _nbytes(samples: Mapping[str, int], schema: Schema, dims: int) -> dict[str, 
     return {part: n * one for part, n in samples.items()}
 
 
-class InOrder:
-    """Merges statistics in the order of tasks, whatever the order in which they end."""
-
-    def __init__(self) -> None:
-        self.total: Statistics | None = None
-        self._next = 0
-        self._waiting: dict[int, list[Statistics]] = {}
-
-    def add(self, position: int, statistics: list[Statistics]) -> None:
-        """Add the statistics of one task."""
-        self._waiting[position] = statistics
-        while self._next in self._waiting:
-            for found in self._waiting.pop(self._next):
-                self.total = found if self.total is None else self.total.merge(found)
-            self._next += 1
+def _in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
+    """Yield the results of tasks in the order of the tasks, in whatever order they end."""
+    waiting: dict[int, Result] = {}
+    following = 0
+    for position, result in results:
+        waiting[position] = result
+        while following in waiting:
+            yield waiting.pop(following)
+            following += 1
 
 
 def _batches(n: int, sampling: Sampling, batch: int | None) -> Iterator[range]:
@@ -261,18 +260,16 @@ def fill_statistics(sampling: Sampling, engine: Engine, batch: int | None) -> St
         [(boxes.block(id), sampling.reader.own(boxes.block(id).slices)) for id in ids]
         for ids in _batches(len(boxes), sampling, batch)
     )
-    merge = InOrder()
     shared = sampling.extractor, sampling.reader.common()
-    for position, statistics in engine.run(train_cells, shared, tasks):
-        merge.add(position, statistics)
-    assert merge.total is not None
-    return merge.total
+    boxes_of_tasks = _in_order(engine.run(train_cells, shared, tasks))
+    return functools.reduce(Statistics.merge, itertools.chain.from_iterable(boxes_of_tasks))
 
 
-def _accounting(
-    spec: SampleSpec, counts: NDArray[np.int64], parts: tuple[str, ...]
+def accounting_of(
+    spec: SampleSpec, counts: NDArray[np.int64], parts: Iterable[str]
 ) -> dict[str, int]:
-    found = dict(zip(OUTCOMES, counts.sum(axis=0).tolist(), strict=True))
+    """Return the number of all windows, of samples of each part, and of drops by reason."""
+    found = dict(zip(OUTCOMES, counts.tolist(), strict=True))
     names = (*parts, *REASONS)
     return {"total": spec.total, "edge": spec.edge, **{name: found[name] for name in names}}
 

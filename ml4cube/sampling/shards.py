@@ -23,8 +23,7 @@ from ml4cube.store.format import ArrayLayout, StoreLayout, write_shard
 from ml4cube.store.precision import Precision
 from ml4cube.store.write_errors import WriteErrors
 
-# Samples this small are mixed in runs: a run is far shorter than a chunk, and copying runs is
-# as fast as copying whole tiles.
+# Samples this small are mixed in runs, far shorter than a chunk: neighbours are copied together.
 _RUN_BYTES = 4096
 _MAX_RUN = 64
 
@@ -73,13 +72,13 @@ def make_shard(
         array.name: np.empty((last - first, *array.window), _memory_dtype(array))
         for array in job.layout.arrays
     }
-    order = RunOrder.of(job.layout, last - first, _shard_seed(job, shard) if job.mix else None)
-    filled = 0
+    seed = _shard_seed(job, shard) if job.mix else None
+    positions = _positions(job.layout, last - first, seed)
     for piece, reader in zip(pieces, readers, strict=True):
         samples = _piece_samples(job, piece, reader.joined(job.common))
+        here, positions = np.split(positions, [piece.last - piece.first])
         for name, array in values.items():
-            order.put(array, filled, samples[name])
-        filled += piece.last - piece.first
+            array[here] = samples[name]
     with job.errors:
         return part, shard, write_shard(job.root, job.layout, shard, values)
 
@@ -115,36 +114,15 @@ def _shard_seed(job: ShardJob, shard: int) -> int:
     return int(hash_ids(job.extractor.seed, [1 + len(PARTS) * shard + PARTS[job.part]])[0])
 
 
-@dataclass(frozen=True)
-class RunOrder:
-    """Mixes the samples of a shard by reordering runs of neighbouring samples."""
-
-    run: int
-    # Target position of each run, counted in runs; samples after the last whole run stay last.
-    target: NDArray[np.intp]
-
-    @classmethod
-    def of(cls, layout: StoreLayout, n: int, seed: int | None) -> RunOrder:
-        """Draw the order of a shard."""
-        one = sum(array.sample_bytes for array in layout.arrays if not array.coordinate)
-        run = min(max(_RUN_BYTES // max(one, 1), 1), _MAX_RUN)
-        target = np.arange(n // run)
-        if seed is not None:
-            target = np.argsort(hash_ids(seed, target), kind="stable")
-        return cls(run, target)
-
-    def put(self, shard: NDArray[Any], first: int, samples: NDArray[Any]) -> None:
-        """Write consecutive samples to their positions."""
-        run, whole, last = self.run, len(self.target), first + len(samples)
-        # the rest of a run, whole runs, and the start of one
-        head = min(last, -(-first // run) * run)
-        tail = max(head, min(last // run, whole) * run)
-        for begin, end in ((first, head), (tail, last)):
-            if begin < end:
-                stays = begin >= whole * run
-                to = begin if stays else int(self.target[begin // run]) * run + begin % run
-                shard[to : to + end - begin] = samples[begin - first : end - first]
-        if head < tail:
-            runs = shard[: whole * run].reshape(whole, run, *shard.shape[1:])
-            moved = samples[head - first : tail - first].reshape(-1, *runs.shape[1:])
-            runs[self.target[head // run : tail // run]] = moved
+def _positions(layout: StoreLayout, n: int, seed: int | None) -> NDArray[np.intp]:
+    """Return where each sample of a shard goes: runs of neighbouring samples are mixed."""
+    positions = np.arange(n)
+    if seed is None:
+        return positions
+    one = sum(array.sample_bytes for array in layout.arrays if not array.coordinate)
+    run = min(max(_RUN_BYTES // max(one, 1), 1), _MAX_RUN)
+    # samples after the last whole run stay last
+    whole = n // run
+    starts = run * np.argsort(hash_ids(seed, np.arange(whole)), kind="stable")
+    positions[: whole * run] = (starts[:, np.newaxis] + np.arange(run)).reshape(-1)
+    return positions

@@ -75,7 +75,9 @@ class LocalFolder:
             return None
 
     def list(self) -> dict[str, int]:
-        found = {}
+        found: dict[str, int] = {}
+        if not self.root.exists():
+            return found
         for folder, _, names in os.walk(self.root, onerror=_raise, followlinks=True):
             for path in (Path(folder, name) for name in names):
                 found[path.relative_to(self.root).as_posix()] = path.stat().st_size

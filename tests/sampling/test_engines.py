@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ml4cube.core.errors import InvalidTypeError, RunError, StoreError
-from ml4cube.sampling.engines import check_client, choose_engine
+from ml4cube.sampling.engines import choose_engine
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
@@ -36,17 +36,6 @@ def test_tasks_are_generated_when_needed() -> None:
         next(run)
         assert len(made) < 20
         assert len(list(run)) == 99
-
-
-@pytest.mark.parametrize("nproc", [1, 2])
-def test_an_error_of_a_task_is_raised_unchanged(nproc: int) -> None:
-    def fail(_: object, task: int) -> int:
-        if task == 3:
-            raise StoreError("task 3 by design")
-        return task
-
-    with pytest.raises(StoreError, match="task 3 by design"), choose_engine(nproc) as engine:
-        list(engine.run(fail, None, range(10)))
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
@@ -142,20 +131,16 @@ def test_a_cluster_by_address_by_client_and_by_itself(cluster: Any) -> None:
     assert type(choose_engine(1)).__name__ == "InProcess"
 
 
-def test_an_error_on_a_cluster_is_raised_unchanged(cluster: Any) -> None:
+@pytest.mark.parametrize("where", [1, 2, "cluster"])
+def test_an_error_of_a_task_is_raised_unchanged(cluster: Any, where: Any) -> None:
     def fail(_: object, task: int) -> int:
-        raise StoreError(f"task {task} by design")
+        if task == 3:
+            raise StoreError("task 3 by design")
+        return task
 
-    with (
-        pytest.raises(StoreError, match="by design"),
-        choose_engine(1, cluster.scheduler_address) as engine,
-    ):
-        list(engine.run(fail, None, range(3)))
-
-
-def test_other_objects_are_refused_as_client() -> None:
-    with pytest.raises(InvalidTypeError, match="client=3"):
-        check_client(3)
+    given = (1, cluster.scheduler_address) if where == "cluster" else (where,)
+    with pytest.raises(StoreError, match="task 3 by design"), choose_engine(*given) as engine:
+        list(engine.run(fail, None, range(10)))
 
 
 class Held:

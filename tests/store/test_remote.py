@@ -28,9 +28,12 @@ from ml4cube.store import folders
 from ml4cube.store.folders import RemoteFolder, filesystem
 from ml4cube.store.locations import ZarrFolder, location_of
 from ml4cube.store.publishing import remote as remote_draft
+from ml4cube.store.publishing.local import LocalDraft
+from ml4cube.store.publishing.opening import open_draft
 from ml4cube.store.publishing.remote import RemoteDraft
 from ml4cube.store.write_errors import WriteErrors
 from tests.cubes import cell_id_cube
+from tests.faults.test_sampling_faults import tree
 
 OPTIONS: dict[str, Any] = {"sample_size": {"lat": 2}, "block_size": {"time": 4}, "progress": False}
 
@@ -85,8 +88,7 @@ def contents(place: str) -> dict[str, bytes]:
 
 def local_bytes(source: Any, folder: Path) -> dict[str, bytes]:
     sample(source, str(folder), 1).run()
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    return tree(folder)
 
 
 GONE = ConnectionError("the network is gone")
@@ -172,15 +174,24 @@ def test_killed_at_any_step_of_the_end(tmp_path: Path, monkeypatch: Any) -> None
     assert steps > 20
 
 
-def test_a_damaged_journal_is_named(tmp_path: Path) -> None:
-    place = f"memory://{tmp_path.name}/train.zarr"
-    with RemoteDraft(place, "call") as held:
+@pytest.mark.parametrize("note", [b"\xff", b"[1]", b'{"a/c/0": 1}'])
+@pytest.mark.parametrize("local", [False, True])
+def test_a_damaged_journal_is_named(tmp_path: Path, local: bool, note: bytes) -> None:
+    place = tmp_path / "train.zarr" if local else f"memory://{tmp_path.name}/train.zarr"
+    with open_draft(place, "call") as held:
         held.begin()
-        held.folder.write("journal-call/0.json", b"garbage")
-    with RemoteDraft(place, "call") as held:
-        with pytest.raises(StoreError, match=r"journal-call/0.json is damaged .*resume=False"):
+        held.record(0, {})
+        held.folder.write("journal-call/1.json.0a.tmp", b"{")  # killed while it was written
+    with open_draft(place, "call") as held:
+        held.begin()
+        assert held.done == {0: {}}
+        held.folder.write("journal-call/1.json", note)
+    with open_draft(place, "call") as held:
+        with pytest.raises(StoreError, match=r"journal-call/1.json is damaged .*resume=False"):
             held.begin()
+        assert held.folder.read("journal-call/1.json") == note
         held.begin(resume=False)
+        assert held.journal.list() == {}
 
 
 @pytest.mark.parametrize("name", ["lock.json", "call.json"])
@@ -228,17 +239,6 @@ def test_variables_may_be_named_like_wildcards(bucket: str) -> None:
     open_store(f"{bucket}/train.zarr", verify=True)
 
 
-def test_targets_that_cannot_be_reached_are_named(tmp_path: Path) -> None:
-    store = zarr.storage.ZipStore(tmp_path / "missing.zip", mode="r", read_only=False)
-    for target, told in (
-        ("gopher://x/train.zarr", r"train_cube='gopher://x/train.zarr' cannot be reached"),
-        (f"zip://train::{tmp_path}/missing.zip", r"'zip:.*' cannot be reached: .*missing.zip"),
-        (store, r"train_cube: zip:.*missing.zip cannot be opened: "),
-    ):
-        with pytest.raises(CubeError, match=told):
-            MultiProcSampler(cube(), train_cube=target)
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -254,15 +254,6 @@ def test_one_place_by_two_names_is_refused(one: str, other: str) -> None:
         with pytest.raises(CubeError, match=r"another part(; give each|'s target)"):
             MultiProcSampler(cube(), train_cube=train, test_cube=test, nproc=1)
     MultiProcSampler(cube(), train_cube=one, test_cube="memory://same2", nproc=1)
-
-
-@pytest.mark.filterwarnings("error:Duplicate name")
-def test_a_zip_store_is_opened(tmp_path: Path) -> None:
-    store = zarr.storage.ZipStore(tmp_path / "both.zip", mode="w")
-    into(store, cube()).run()
-    store.close()
-    again = zarr.storage.ZipStore(tmp_path / "both.zip", mode="r")
-    assert open_store(StorePath(again, "train.zarr"), verify=True).sizes["samples"] == 60
 
 
 @pytest.mark.slow
@@ -381,24 +372,32 @@ def test_what_appears_during_a_run_is_kept(
     open_store(f"{place}/train.zarr", verify=True)
 
 
-def test_what_was_replaced_already_is_not_made_again(tmp_path: Path, monkeypatch: Any) -> None:
-    place = f"memory://{tmp_path.name}"
+@pytest.mark.parametrize("kind", [LocalDraft, RemoteDraft])
+def test_what_was_replaced_already_is_not_made_again(
+    tmp_path: Path, monkeypatch: Any, kind: Any
+) -> None:
+    place = str(tmp_path) if kind is LocalDraft else f"memory://{tmp_path.name}"
     sample(cube(), place, 1).run()
-    publish = RemoteDraft.publish
+    publish = kind.publish
 
-    def fail(self: RemoteDraft, overwrite: bool) -> None:
-        if self.target.endswith("test.zarr"):
+    def fail(self: Any, overwrite: bool) -> None:
+        if str(self.target).endswith("test.zarr"):
             offline()
         publish(self, overwrite)
 
+    def again() -> list[str]:
+        done = sample(cube(), place, 1, seed=5, overwrite=True).run()
+        return [] if done is None else [*done.nbytes]
+
     with monkeypatch.context() as patch:
-        patch.setattr(RemoteDraft, "publish", fail)
+        patch.setattr(kind, "publish", fail)
         with pytest.raises(StoreError, match=r"test\.zarr cannot be written: .* is gone"):
-            sample(cube(), place, 1, seed=5, overwrite=True).run()
-    done = sample(cube(), place, 1, seed=5, overwrite=True).run()
-    assert done is not None
-    assert list(done.nbytes) == [f"{place}/test.zarr"]
+            again()
+    before = contents(f"{place}/train.zarr")
+    assert again() == [f"{place}/test.zarr"]
+    assert contents(f"{place}/train.zarr") == before
     assert not [name for name in contents(place) if ".partial" in name]
+    assert len(again()) == 2  # all is asked for again
 
 
 @pytest.mark.slow
@@ -418,17 +417,22 @@ def test_an_outage_is_told_and_the_run_is_resumed(
     assert contents(place) == local_bytes(cube(), tmp_path / "local")
 
 
+def written(draft: RemoteDraft, content: bytes) -> dict[str, bytes]:
+    names = ("a/c/0", "a/c/1", "zarr.json", "manifest/zarr.json")
+    for name in names:
+        draft.root.write(name, content)
+    return dict.fromkeys(names, content)
+
+
 def test_a_run_that_wakes_late_writes_into_no_other_store(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
     place = f"memory://{tmp_path.name}/train.zarr"
-    names = ("a/c/0", "zarr.json", "manifest/zarr.json")
     with RemoteDraft(place, "one") as late, RemoteDraft(place, "two") as held:
         held.begin()
-        for name in names:
-            held.root.write(name, b"new")
-            late.root.write(name, b"old")
+        new = written(held, b"new")
+        written(late, b"old")
         held.publish()
-    assert contents(place) == dict.fromkeys(names, b"new")
+    assert contents(place) == new
 
 
 @pytest.mark.parametrize("step", [("remove", "manifest/zarr.json"), ("take", ["a/c/0"])])
@@ -438,7 +442,6 @@ def test_a_run_that_slept_while_publishing_spares_its_successor(
     monkeypatch.setattr(remote_draft, "_DEAD_S", 0.0)
     monkeypatch.setattr(remote_draft, "_COPIED_AT_ONCE", 1)
     place = f"memory://{tmp_path.name}/train.zarr"
-    names = ("a/c/0", "a/c/1", "zarr.json", "manifest/zarr.json")
     method, argument = step
     does = getattr(RemoteFolder, method)
 
@@ -448,18 +451,16 @@ def test_a_run_that_slept_while_publishing_spares_its_successor(
             monkeypatch.setattr(RemoteFolder, method, does)
             with RemoteDraft(place, "two") as held:
                 held.begin()
-                for name in names:
-                    held.root.write(name, b"new")
+                written(held, b"new")
                 held.publish()
 
     with RemoteDraft(place, "one") as late:
         late.begin()
-        for name in names:
-            late.root.write(name, b"old")
+        old = written(late, b"old")
         monkeypatch.setattr(RemoteFolder, method, sleeps)
         with pytest.raises(RunError, match="another run took over"):
             late.publish()
-    assert contents(place) == dict.fromkeys(names, b"new")
+    assert contents(place) == dict.fromkeys(old, b"new")
 
 
 def test_a_lock_that_was_given_back_is_not_renewed(tmp_path: Path, monkeypatch: Any) -> None:
@@ -648,37 +649,40 @@ def test_a_write_into_a_zarr_store_that_was_cut_off_is_done_again(
         open_store(StorePath(store, part), verify=True)
 
 
-def test_places_inside_zarr_stores_that_cannot_work(tmp_path: Path) -> None:
-    store, _ = inside("MemoryStore")
-    with pytest.raises(
-        CubeError, match=r"'MemoryStore at 'a'' and another part's target|inside one another"
-    ):
-        MultiProcSampler(cube(), train_cube=store, test_cube=StorePath(store, "a"))
-    empty = [zarr.storage.MemoryStore() for _ in range(2)]
-    MultiProcSampler(cube(), train_cube=empty[0], test_cube=empty[1])
-    with pytest.raises(CubeError, match="is also the target of another part"):
-        MultiProcSampler(cube(), train_cube=empty[0], test_cube=empty[0])
-    with pytest.raises(CubeError, match=r"train_cube: the MemoryStore is read-only; give a w"):
-        MultiProcSampler(cube(), train_cube=store.with_read_only(True), test_cube=tmp_path)
-    with pytest.raises(TypeError, match=r"train_cube must be a path, a URL, a zarr .* got 3"):
-        MultiProcSampler(cube(), train_cube=3)
-    with pytest.raises(CubeError, match="the LocalStore is read-only"):
-        MultiProcSampler(cube(), train_cube=zarr.storage.LocalStore(tmp_path, read_only=True))
-    with pytest.raises(TypeError, match=r"train_cube must be a path.* got ''"):
-        MultiProcSampler(cube(), train_cube="")
+def test_targets_that_cannot_work_are_named(tmp_path: Path) -> None:
+    store, first, second, old = (zarr.storage.MemoryStore() for _ in range(4))
     zarr.create_array(store, name="field", shape=(2,), dtype="f4")
-    with pytest.raises(CubeError, match=r"at 'field/train'\" is inside the array .*'field'"):
-        MultiProcSampler(cube(), train_cube=StorePath(store, "field/train"))
-    old = zarr.storage.MemoryStore()
     zarr.create_group(old, zarr_format=2).create_array("field", shape=(2,), dtype="f4")
-    with pytest.raises(
-        CubeError, match=r"at 'train'\" is inside the group 'MemoryStore' of zarr v2"
-    ):
-        MultiProcSampler(cube(), train_cube=StorePath(old, "train"))
+    missing = zarr.storage.ZipStore(tmp_path / "missing.zip", mode="r", read_only=False)
     local = zarr.storage.LocalStore(tmp_path / "a")
-    for train, test in itertools.permutations([local, zarr.storage.LoggingStore(local)]):
-        with pytest.raises(CubeError, match="is also the target of another part"):
+    logged = zarr.storage.LoggingStore(local)
+    inside_itself = r"'MemoryStore at 'a'' and another part's target|inside one another"
+    for train, test, told in (
+        ("gopher://x/train.zarr", "test", r"train_cube='gopher://x/train.zarr' cannot be reached"),
+        (f"zip://a::{tmp_path}/missing.zip", "test", r"'zip:.*' cannot be reached: .*missing.zip"),
+        (missing, "test", r"train_cube: zip:.*missing.zip cannot be opened: "),
+        (store, StorePath(store, "a"), inside_itself),
+        (first, first, "is also the target of another part"),
+        (local, logged, "is also the target of another part"),
+        (logged, local, "is also the target of another part"),
+        (store.with_read_only(True), tmp_path, r"train_cube: the MemoryStore is read-only; give a"),
+        (zarr.storage.LocalStore(tmp_path, read_only=True), "test", "the LocalStore is read-only"),
+        (3, "test", r"train_cube must be a path, a URL, a zarr .* got 3"),
+        ("", "test", r"train_cube must be a path.* got ''"),
+        (
+            StorePath(store, "field/train"),
+            "test",
+            r"at 'field/train'\" is inside the array .*'field'",
+        ),
+        (
+            StorePath(old, "train"),
+            "test",
+            r"at 'train'\" is inside the group 'MemoryStore' of zarr v2",
+        ),
+    ):
+        with pytest.raises(CubeError, match=told):
             MultiProcSampler(cube(), train_cube=train, test_cube=test)
+    MultiProcSampler(cube(), train_cube=first, test_cube=second)
     client = SimpleNamespace(submit=None, scheduler_info=None)
     with pytest.raises(CubeError, match=r"MemoryStore at 'train.zarr' is written through a folder"):
         into(store, cube(), client=client).run()
@@ -708,7 +712,8 @@ def test_no_room_on_the_way_into_a_zarr_store(monkeypatch: pytest.MonkeyPatch) -
     assert not ZarrFolder(store).list()
 
 
-def test_a_zip_is_not_overwritten(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("error:Duplicate name")
+def test_a_zip_store_is_opened_and_not_overwritten(tmp_path: Path) -> None:
     def fail(sample: Any) -> Any:
         raise ValueError("asked for before it was refused")
 
@@ -716,3 +721,6 @@ def test_a_zip_is_not_overwritten(tmp_path: Path) -> None:
     into(store, cube()).run()
     with pytest.raises(StoreExistsError, match=r"ZipStore at 'train\.zarr' exists.* a new one"):
         into(store, cube(), overwrite=True, callback=fail).run()
+    store.close()
+    again = zarr.storage.ZipStore(tmp_path / "a.zip", mode="r")
+    assert open_store(StorePath(again, "train.zarr"), verify=True).sizes["samples"] == 60

@@ -1,8 +1,9 @@
 """Unfinished sample stores: the interface, and the files of a work folder.
 
-Nothing appears at the target before the store is complete. Until then its files, the call that
-makes them, the journal of finished tasks and a lock are in the work folder ``<path>.partial/``. It
-is kept until all parts of a call are published.
+Nothing appears at the target before the store is complete. Until then its work folder
+``<path>.partial/`` holds the files in ``store-<call>/``, a note of each finished task in
+``journal-<call>/``, the call in ``call.json`` and a lock. It is kept until all parts of a call are
+published.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,15 +24,17 @@ logger = logging.getLogger(__name__)
 
 #: Key of the owner in the files of a work folder, and of an interrupted copy.
 KEY = "ml4cube_draft"
-#: Warning that a draft is discarded, with the work folder.
-OTHER_CALL = "%s was left by another call, or its cube or callback has changed; starting over"
 
 
 class Draft(ABC):
     """An unfinished store, locked by one run; a context manager."""
 
     target: Location
+    # The work folder, and in it the unfinished store and the notes of finished tasks.
+    folder: Folder
     root: Folder
+    journal: Folder
+    call_id: str
     done: dict[int, Files]
 
     @property
@@ -44,13 +48,51 @@ class Draft(ABC):
             return self.root
         return replace(self.root, waits=False)
 
-    @abstractmethod
     def begin(self, resume: bool = True) -> None:
         """Read the finished tasks; start over if another call made them, or unless `resume`."""
+        found = call_of(self.folder)
+        if resume and found and found != self.call_id:
+            logger.warning(
+                "%s was left by another call, or its cube or callback has changed; starting over",
+                self.folder,
+            )
+        if not (resume and found == self.call_id):
+            self._clear()
+            self._note_call(self.call_id)
+        size_of = self._sizes()
+        for name in sorted(self.journal.list()):
+            if not name.endswith(".json"):  # a run was killed while it wrote this note
+                continue
+            task, files = self._noted_task(name)
+            if all(size_of(path) == size for path, (size, _) in files.items()):
+                self.done[task] = files
 
-    @abstractmethod
+    def _noted_task(self, name: str) -> tuple[int, Files]:
+        try:
+            noted = json.loads(self.journal.read(name))
+            files = {str(path): (int(size), str(hash)) for path, (size, hash) in noted.items()}
+            return int(name.removesuffix(".json")), files
+        except (ValueError, TypeError, AttributeError) as error:
+            raise StoreError(
+                f"{self.journal}/{name} is damaged ({type(error).__name__}: {error}), so the "
+                "finished tasks are unknown; run again with resume=False to start over"
+            ) from error
+
     def record(self, task: int, files: Files) -> None:
         """Record durably that a task is finished, with its files."""
+        self.done[task] = files
+        self.journal.write(f"{task}.json", json.dumps(files).encode())
+
+    def _note_call(self, call_id: str) -> None:
+        self.folder.write("call.json", json.dumps({KEY: call_id}).encode())
+
+    @abstractmethod
+    def _clear(self) -> None:
+        """Remove what earlier runs left, except the lock; the call first."""
+
+    def _sizes(self) -> Callable[[str], int | None]:
+        """Return a function that tells the size of a file of the store, None if it is missing."""
+        return self.root.list().get
 
     @abstractmethod
     def publish(self, overwrite: bool = False) -> None:
@@ -91,6 +133,11 @@ def store_name(call: str) -> str:
     return f"store-{call[:12]}"
 
 
+def journal_name(call: str) -> str:
+    """Return the name of the journal inside a work folder."""
+    return f"journal-{call[:12]}"
+
+
 def call_of(folder: Folder) -> str | None:
     """Return the id of the call that made a work folder."""
     try:
@@ -98,16 +145,3 @@ def call_of(folder: Folder) -> str | None:
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
     return found
-
-
-def journal_entry(note: bytes, location: str) -> tuple[int, Files]:
-    """Parse the journal entry of a finished task."""
-    try:
-        entry = json.loads(note)
-        files = {str(n): (int(size), str(hash)) for n, (size, hash) in entry["files"].items()}
-        return int(entry["task"]), files
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(
-            f"{location} is damaged ({type(error).__name__}: {error}), so the finished tasks are "
-            "unknown; run again with resume=False to start over"
-        ) from error

@@ -28,6 +28,9 @@ class ZarrDraft(Draft):
     def begin(self, resume: bool = True) -> None:
         """Do nothing: there are no finished tasks."""
 
+    def _clear(self) -> None:
+        """Do nothing: the temporary folder is new."""
+
     def record(self, task: int, files: Files) -> None:
         """Record that a task is finished."""
         self.done[task] = files

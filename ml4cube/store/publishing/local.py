@@ -1,35 +1,29 @@
 """Unfinished stores on disk, published by one rename.
 
-The work folder holds the files in ``store-<call>/``, the call in ``call.json``, finished tasks in
-``journal.jsonl`` and a lock. While a store is replaced, the old one is in ``replaced/``.
+While a store is replaced, the old one is in ``replaced/`` in the work folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
-import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from ml4cube.core.errors import RunError, StoreError, StoreExistsError
-from ml4cube.store.folders import Files, LocalFolder, sync_path, write_file
+from ml4cube.store.folders import Files, LocalFolder, sync_path
 from ml4cube.store.locations import Location
 from ml4cube.store.publishing.draft import (
-    KEY,
-    OTHER_CALL,
     Draft,
     call_of,
-    journal_entry,
+    journal_name,
     store_name,
     work_location,
 )
 from ml4cube.store.publishing.overwriting import check_free, check_overwritable
-
-logger = logging.getLogger(__name__)
 
 # Content of the lock file, which marks a work folder as ours, so it is removed last.
 _LOCK_MARK = b"work folder of an ml4cube sample store\n"
@@ -40,62 +34,48 @@ class LocalDraft(Draft):
 
     def __init__(self, target: Path, call_id: str) -> None:
         self.target: Path = target
-        self.folder = Path(work_location(target))
-        self.root: LocalFolder = LocalFolder(self.folder / store_name(call_id))
+        folder = Path(work_location(target))
+        self.folder: LocalFolder = LocalFolder(folder)
+        self.root: LocalFolder = LocalFolder(folder / store_name(call_id))
+        self.journal: LocalFolder = LocalFolder(folder / journal_name(call_id))
         self.done = {}
-        self._call_id = call_id
+        self.call_id = call_id
         with contextlib.ExitStack() as undo:
             self._lock = undo.enter_context(_lock_folder(target))
-            self._journal = (self.folder / "journal.jsonl").open("ab")
             _put_back(target)
             undo.pop_all()
 
     def begin(self, resume: bool = True) -> None:
-        """Read the journal, or start over."""
+        """Read the finished tasks, or start over."""
         # a store that is still aside has been replaced
         shutil.rmtree(_aside(self.target), ignore_errors=True)
-        found = call_of(LocalFolder(self.folder))
-        ours = found == self._call_id
-        if resume and found is not None and not ours:
-            logger.warning(OTHER_CALL, self.folder)
-        # without an unfinished store, the last one was published
-        if not (resume and ours and self.root.root.exists()):
-            self._start_over()
-        self._read_journal()
+        super().begin(resume)
+        for folder in (self.root, self.journal):
+            folder.root.mkdir(exist_ok=True)
 
-    def _start_over(self) -> None:
-        (self.folder / "call.json").unlink(missing_ok=True)
-        self._journal.truncate(0)
-        self._remove_stores()
+    def _clear(self) -> None:
+        # not noting another call, which a full disk would refuse
+        (self.folder.root / "call.json").unlink(missing_ok=True)
+        self._remove_folders()
         self.root.clear()
+        self.journal.clear()
+        # already here, because a call without a store counts as published
         self.root.root.mkdir()
-        write_file(self.folder / "call.json", json.dumps({KEY: self._call_id}).encode())
 
-    def _remove_stores(self) -> None:
+    def _remove_folders(self) -> None:
         """Remove the stores of all calls, except files that tasks of stopped runs still write."""
-        for path in self.folder.iterdir():
+        for path in self.folder.root.iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _read_journal(self) -> None:
-        """Accept every complete line whose files exist with their sizes."""
-        path = self.folder / "journal.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith(b"\n")]
-        for number, line in enumerate(whole, 1):
-            task, files = journal_entry(line, f"{path}, line {number}")
-            if all(self.root.size(name) == size for name, (size, _) in files.items()):
-                self.done[task] = files
-        # the next line must not be appended to one that a crash left incomplete
-        self._journal.truncate(sum(map(len, whole)))
+    def _sizes(self) -> Callable[[str], int | None]:
+        # not listed at once: tasks of stopped runs may still write
+        return self.root.size
 
     def record(self, task: int, files: Files) -> None:
-        """Sync the files of a finished task, then record it durably in the journal."""
+        """Sync the files of a finished task, then record it."""
         self.root.sync(files)
-        self.done[task] = files
-        self._journal.write((json.dumps({"task": task, "files": files}) + "\n").encode())
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
+        super().record(task, files)
 
     def publish(self, overwrite: bool = False) -> None:
         """Rename the finished store to its path."""
@@ -118,11 +98,12 @@ class LocalDraft(Draft):
             _put_back(self.target)
             with contextlib.suppress(OSError):
                 # first, because a call without a store counts as published
-                (self.folder / "call.json").unlink(missing_ok=True)
-                self._remove_stores()
-                for path in sorted(self.folder.iterdir(), key=lambda path: path.name == "lock"):
+                (self.folder.root / "call.json").unlink(missing_ok=True)
+                self._remove_folders()
+                files = self.folder.root.iterdir()
+                for path in sorted(files, key=lambda path: path.name == "lock"):
                     path.unlink()
-                self.folder.rmdir()
+                self.folder.root.rmdir()
         finally:
             self._release()
 
@@ -131,15 +112,12 @@ class LocalDraft(Draft):
         # The kernel also releases the lock if this process dies.
         if self._lock.closed:
             return
-        if os.fstat(self._journal.fileno()).st_size:
+        if any(self.folder.root.glob("journal-*/*.json")):
             self._release()
         else:
             self.discard()
 
     def _release(self) -> None:
-        # closing retries a line that did not fit on the disk; reading ignores it
-        with contextlib.suppress(OSError):
-            self._journal.close()
         # a process forked in the meantime also has the lock open
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()

@@ -1,7 +1,7 @@
 """Unfinished stores behind a URL, where nothing can be renamed.
 
 The files are copied to the target, and the manifest, without which they are not a store, comes
-last. A finished task is an object of its own, and the lock is an object that its owner renews.
+last. The lock is an object that its owner renews.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from ml4cube.store.folders import Files, RemoteFolder
 from ml4cube.store.format import MANIFEST
 from ml4cube.store.publishing.draft import (
     KEY,
-    OTHER_CALL,
     Draft,
     call_of,
-    journal_entry,
+    journal_name,
     store_name,
     work_location,
 )
@@ -48,12 +47,12 @@ class RemoteDraft(Draft):
 
     def __init__(self, target: str, call_id: str) -> None:
         self.target: str = target
-        self.folder = RemoteFolder(str(work_location(target)))
+        self.folder: RemoteFolder = RemoteFolder(str(work_location(target)))
         self.root: RemoteFolder = RemoteFolder(f"{self.folder}/{store_name(call_id)}")
         # named by call, like the store: a run that was suspended may still record a task
-        self._journal = f"journal-{call_id[:12]}"
+        self.journal: RemoteFolder = RemoteFolder(f"{self.folder}/{journal_name(call_id)}")
         self.done = {}
-        self._call_id = call_id
+        self.call_id = call_id
         self._me = uuid.uuid4().hex
         self._ended = threading.Event()
         # not all file systems put an object atomically
@@ -61,15 +60,6 @@ class RemoteDraft(Draft):
         self._take_lock()
         self._renewer = threading.Thread(target=self._renew, daemon=True, name="ml4cube-lock")
         self._renewer.start()
-
-    def begin(self, resume: bool = True) -> None:
-        """Read the journal, or start over."""
-        found = call_of(self.folder)
-        if not resume or found != self._call_id:
-            if resume and found:
-                logger.warning(OTHER_CALL, self.folder)
-            self._start_over()
-        self._read_journal()
 
     def _take_lock(self) -> None:
         ours = KEY in self._read_lock() or call_of(self.folder) is not None
@@ -122,28 +112,17 @@ class RemoteDraft(Draft):
                 f"for {_DEAD_S:.0f} s; wait for it to end, then run again"
             )
 
-    def _start_over(self) -> None:
+    def _clear(self) -> None:
         # always marked as ours, but of no call until everything is removed
-        self.folder.write("call.json", json.dumps({KEY: ""}).encode())
+        self._note_call("")
         for name in self.folder.list():
             if name not in ("lock.json", "call.json", PUBLISHING):
                 self.folder.remove(name)
-        self.folder.write("call.json", json.dumps({KEY: self._call_id}).encode())
-
-    def _read_journal(self) -> None:
-        """Accept every entry whose files exist with their sizes."""
-        there = self.root.list()
-        for name in sorted(n for n in self.folder.list() if n.startswith(f"{self._journal}/")):
-            task, files = journal_entry(self.folder.read(name), f"{self.folder}/{name}")
-            if all(there.get(path) == size for path, (size, _) in files.items()):
-                self.done[task] = files
 
     def record(self, task: int, files: Files) -> None:
-        """Record a finished task, in an object of its own."""
+        """Record a finished task, unless another run took over."""
         self._check_mine()
-        self.done[task] = files
-        note = json.dumps({"task": task, "files": files}).encode()
-        self.folder.write(f"{self._journal}/{task}.json", note)
+        super().record(task, files)
 
     def publish(self, overwrite: bool = False) -> None:
         """Copy the finished store to its target, the manifest last."""
