@@ -6,9 +6,11 @@ import os
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from loky import ProcessPoolExecutor
@@ -27,18 +29,37 @@ def on_ranks(nproc: int, fn: Callable[..., Any], *args: Any, timeout: float = 60
     return results
 
 
-def play(scenes: dict[str, Callable[[str], None]], folder: str) -> dict[str, str]:
-    """Call each scene with a folder of its own; return the errors of this rank by scene.
+class Scenes(dict[str, Callable[[str], None]]):
+    """What two ranks play, by name; each scene gets a folder of its own and checks itself.
 
     Starting ranks takes longer than what they do, so a file's scenes are played by the same ranks.
     """
+
+    def add(self, scene: Callable[[str], None]) -> Callable[[str], None]:
+        """Add a scene under its own name, as a decorator."""
+        self[scene.__name__] = scene
+        return scene
+
+    def stage(self) -> Any:
+        """Make the fixture of a file: a folder with one per scene, and the errors of each rank."""
+
+        @pytest.fixture(scope="module")
+        def stage(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, str]]]:
+            folder = tmp_path_factory.mktemp("stage")
+            return folder, on_ranks(2, _play, dict(self), str(folder), timeout=120.0)
+
+        return stage
+
+
+def _play(scenes: dict[str, Callable[[str], None]], folder: str) -> dict[str, str]:
+    """Call each scene; return the errors of this rank by scene."""
     failed = {}
     for name, scene in scenes.items():
-        place = os.path.join(folder, name)
-        os.makedirs(place, exist_ok=True)
+        own = os.path.join(folder, name)
+        os.makedirs(own, exist_ok=True)
         dist.barrier()
         try:
-            scene(place)
+            scene(own)
         except Exception:
             failed[name] = traceback.format_exc()
     return failed

@@ -7,6 +7,7 @@ of every axis of the tensors, so that X, y and weights of a sample are turned al
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -39,7 +40,7 @@ def bind_augmentations(augment: Any, data: Any) -> tuple[Augment, ...]:
     return tuple(ready)
 
 
-class _Turn:
+class _Turn(ABC):
     """Base of augmentations along dims, which `bind` prepares for a data set."""
 
     dims: tuple[str, ...]
@@ -80,8 +81,9 @@ class _Turn:
                     "is not that of the inputs; choose other dims"
                 )
 
+    @abstractmethod
     def _check_layout(self, layout: Layout) -> None:
-        raise NotImplementedError
+        """Refuse dims that the augmentation cannot turn."""
 
     def __call__(self, batch: Any, generator: torch.Generator) -> Any:
         """Turn each sample of a batch at random, X and y and weights alike."""
@@ -97,8 +99,9 @@ class _Turn:
             return dict(zip(batch, turned, strict=True))
         return tuple(turned)
 
+    @abstractmethod
     def _turned(self, tensors: list[Tensor], generator: torch.Generator) -> list[Tensor]:
-        raise NotImplementedError
+        """Return the tensors of a batch, each sample turned at random."""
 
     def _axis(self, number: int, dim: str) -> int:
         """Return the axis of a dim in a tensor, counted from the end."""

@@ -7,6 +7,7 @@ use torch.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ Arrays = dict[str, NDArray[Any]]
 WEIGHT = "@weight"
 
 
-class View:
+class View(ABC):
     """A source that makes some variables itself, and passes on all else of another source."""
 
     def __init__(self, source: SampleSource) -> None:
@@ -59,9 +60,9 @@ class View:
         for name in made:
             self._make(name, cells, chunk, out[name])
 
+    @abstractmethod
     def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
         """Write a variable of its own, from those of the other source that it needs."""
-        raise NotImplementedError
 
     def describe(self, chunk: int) -> str:
         """Describe a chunk for an error message."""

@@ -15,6 +15,7 @@ import json
 import math
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ __all__ = [
 ]
 
 
-class Logger:
+class Logger(ABC):
     """Base class of the loggers, opened by `start` or by the first `log`.
 
     Parameters
@@ -99,11 +100,13 @@ class Logger:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(getattr(self, self._identity, None))!r})"
 
+    @abstractmethod
     def _open(self, step: int) -> Any:
-        raise NotImplementedError
+        """Return the target, without the entries of steps after `step`."""
 
+    @abstractmethod
     def _write(self, values: dict[str, float], step: int) -> None:
-        raise NotImplementedError
+        """Write the numbers of a step to the target."""
 
     def _close(self, target: Any) -> None:
         """Close the target; loggers that keep nothing open need not override this."""
@@ -122,8 +125,9 @@ class _FileLogger(Logger):
         if self.path.is_dir():
             raise InvalidValueError(f"path must be a file, got the folder {str(path)!r}")
 
+    @abstractmethod
     def _parse(self, lines: Iterable[str]) -> list[dict[str, Any]]:
-        raise NotImplementedError
+        """Return the rows in the lines of a file."""
 
     def _rows(self, step: float) -> list[dict[str, Any]]:
         """Return the rows up to a step, without a last line that was cut off by a kill."""

@@ -39,7 +39,7 @@ from ml4cube.training.ranks.dist import World, ddp_init
 from ml4cube.training.ranks.exact_validation import exact_loader
 from ml4cube.training.ranks.unshared_data import unshared
 from ml4cube.training.run import loop
-from tests.distributed_runner import assert_same_on_all_ranks, on_ranks, play
+from tests.distributed_runner import Scenes, assert_same_on_all_ranks, on_ranks
 from tests.samplestores import write_store
 from tests.training_parts import (
     ROOT,
@@ -59,19 +59,8 @@ pytestmark = pytest.mark.slow
 
 # ---------------------------------------------------------- what runs on two ranks
 
-SCENES = {}
-
-
-def scene(function):
-    SCENES[function.__name__] = function
-    return function
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    """A folder with one folder per scene, and what went wrong in each, on each of two ranks."""
-    folder = tmp_path_factory.mktemp("stage")
-    return folder, on_ranks(2, play, SCENES, str(folder), timeout=120.0)
+SCENES = Scenes()
+scene, stage = SCENES.add, SCENES.stage()
 
 
 def raise_interrupt():

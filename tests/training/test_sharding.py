@@ -16,7 +16,7 @@ from ml4cube.training.pytorch_distributed import Trainer
 from ml4cube.training.ranks.dist import World
 from ml4cube.training.ranks.fsdp import Sharded, pick_groups
 from ml4cube.training.trainer import AdvancedTrainer
-from tests.distributed_runner import assert_same_on_all_ranks, on_ranks, play
+from tests.distributed_runner import Scenes, assert_same_on_all_ranks, on_ranks
 from tests.training_parts import (
     At,
     Counting,
@@ -69,19 +69,8 @@ def assert_equal(ran, truth):
 
 # -------------------------------------------------------------- what runs on two ranks
 
-SCENES = {}
-
-
-def scene(function):
-    SCENES[function.__name__] = function
-    return function
-
-
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    """A folder with one folder per scene, and what went wrong in each, on each of two ranks."""
-    folder = tmp_path_factory.mktemp("stage")
-    return folder, on_ranks(2, play, SCENES, str(folder), timeout=120)
+SCENES = Scenes()
+scene, stage = SCENES.add, SCENES.stage()
 
 
 SETTINGS = {
