@@ -413,3 +413,13 @@ def test_a_wide_hole_in_an_axis_takes_no_room(last):
     assert found.keys() == {"t"}
     suggest_block_size(cube)
     leakage_report(assign_block_split(cube, {"t": 20}))
+
+
+def test_a_long_axis_takes_no_more_than_its_values():
+    values = np.random.default_rng(0).normal(size=300_000)
+    cube = xr.DataArray(values, {"x": np.arange(300_000.0)}, dims="x")
+    tracemalloc.start()
+    estimate_range(cube)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30 * values.nbytes

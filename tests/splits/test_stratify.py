@@ -312,3 +312,20 @@ def test_classes_may_be_called_season():
     for ds, stratify in ((cube, few), (cube.assign(season=few), "season")):
         with pytest.warns(UserWarning, match=r"too few blocks.*: 7 \(1 blocks"):
             assign_block_split(ds, {"time": 3, "x": 10}, stratify=stratify)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fractions", [[0.8, 0.2], [0.7, 0.1, 0.2]])
+def test_rare_classes_among_many_blocks_are_shared_out(fractions):
+    rng = np.random.default_rng(12)
+    classes = np.zeros((3000, 13))
+    classes[:, 0] = rng.integers(20, 60, 3000)
+    for k in range(1, 13):
+        classes[rng.choice(3000, 40, replace=False), k] = rng.integers(1, 15, 40)
+    weights = classes.sum(axis=1)
+    parts = partition(weights, fractions, 0, classes)
+    shares = np.stack([classes[parts == p].sum(axis=0) for p in range(len(fractions))])
+    off = np.abs(shares / classes.sum(axis=0) - np.array(fractions)[:, None])
+    assert off.max() <= 0.05
+    whole = np.bincount(parts, weights) / weights.sum()
+    assert np.abs(whole - fractions).max() <= weights.max() / weights.sum() / 2

@@ -17,7 +17,7 @@ from ml4cube.splits.cube import CubeView
 from ml4cube.splits.leakage.carried import Carried
 from ml4cube.splits.leakage.duplicates import Duplicates
 from ml4cube.splits.leakage.label_layout import Layout, Separation
-from ml4cube.splits.leakage.stores import count_copies, count_shared
+from ml4cube.splits.leakage.stores import count_copies, count_near
 
 Distances = dict[str, NDArray[np.float64]]
 
@@ -273,25 +273,33 @@ class Checks:
     def stores(self, train: xr.Dataset, held_out: xr.Dataset) -> dict[str, float]:
         """Judge two sample stores; return the fractions for the figure."""
         part, samples = self.part, held_out.sizes[SAMPLE_DIM]
-        shared, copies = count_shared(train, held_out), count_copies(train, held_out)
+        near, copies = count_near(train, held_out), count_copies(train, held_out)
+        shared, touching = near or (None, None)
         self.compared = "" if copies is None else "samples"
         self.row("train samples", train.sizes[SAMPLE_DIM], "samples", "samples of the train store")
         self.row(f"{part} samples", samples, "samples", f"samples of the {part} store")
         checks = [
-            ("shared cells", shared, "cover a cell that a train sample covers"),
-            ("duplicate samples", copies, "are bitwise copies of train samples"),
+            ("shared cells", shared, "cover a cell that a train sample covers", "leak"),
+            ("duplicate samples", copies, "are bitwise copies of train samples", "leak"),
+            (
+                "touching samples",
+                touching,
+                "touch a train sample or share a cell with it",
+                "warning",
+            ),
         ]
         shares = {}
-        for name, found, text in checks:
+        for name, found, text, status in checks:
             meaning = f"{part} samples that {text}"
             if found is None:
                 self.row(name, math.nan, "samples", meaning, 0, "unknown")
                 continue
-            self.row(name, found, "samples", meaning, 0, "leak" if found else "ok")
+            self.row(name, found, "samples", meaning, 0, status if found else "ok")
             shares[text] = found / samples
-            if found:
-                self.leaks.append(f"{percent(shares[text])} of the {part} samples {text}")
-        if shared is None:
+            if found and (status == "leak" or not self.leaks):
+                findings = self.leaks if status == "leak" else self.warnings
+                findings.append(f"{percent(shares[text])} of the {part} samples {text}")
+        if near is None:
             self.warnings.append(
                 "the positions of the samples were not compared because the stores were not cut "
                 "alike from one cube"

@@ -132,7 +132,7 @@ def leakage_report(
         A cube with a split label (train 1, test 0, val 2, excluded 255 or NaN), of any dims, lazy
         or not. The label may lack some of the cube's dims. Or a train store of samples, with the
         test store as second argument: the report then looks for cells that samples of both cover,
-        and for samples that are bitwise equal.
+        for samples that are bitwise equal, and for test samples that touch a train sample.
     deployment : Dataset, DataArray or path, optional
         The cells where the model will be used: a cube on a grid, curvilinear or not, or along
         points, with latitude and longitude, or times, or both. Cells with a value in any variable

@@ -47,18 +47,19 @@ def part_of_pair(train: xr.Dataset, held_out: Any) -> str:
     return part
 
 
-def count_shared(train: xr.Dataset, held_out: xr.Dataset) -> int | None:
-    """Return the number of held-out samples that cover a cell of a train sample.
+def count_near(train: xr.Dataset, held_out: xr.Dataset) -> tuple[int, int] | None:
+    """Return how many held-out samples cover a cell of a train sample, and how many at least touch.
 
     None if the stores were not cut alike from one cube.
     """
     if not _one_cube(train, held_out):
         return None
-    # in units of the window size, samples share cells below a distance of 1
+    # in units of the window size, samples share cells below a distance of 1, and touch at 1
     from sklearn.neighbors import KDTree
 
     nearest = KDTree(_origins(train), metric="chebyshev").query(_origins(held_out))[0]
-    return int((nearest < 1 - 0.5 / max(train.attrs["spec"]["size"])).sum())
+    half_cell = 0.5 / max(train.attrs["spec"]["size"])
+    return int((nearest < 1 - half_cell).sum()), int((nearest < 1 + half_cell).sum())
 
 
 def _one_cube(train: xr.Dataset, held_out: xr.Dataset) -> bool:
