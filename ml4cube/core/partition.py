@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -41,34 +40,26 @@ def _mix_int(x: int) -> int:
     return int(mix(np.array([x], np.uint64))[0])
 
 
-@dataclass(frozen=True)
-class Permutation:
-    """A seeded permutation of ``range(n)``, computed item by item without a table."""
-
-    n: int
-    seed: int
-
-    def rank(self, ids: NDArray[np.unsignedinteger | np.signedinteger]) -> NDArray[np.uint64]:
-        """Return the position of each id in the permuted order."""
-        # A bijection of b-bit numbers, repeated until the result is below n (cycle walking): at
-        # most two tries on average, because 2**(b-1) < n.
-        ranks = self._scramble(np.asarray(ids).astype(np.uint64).ravel())
-        outside = np.flatnonzero(ranks >= self.n)
-        while outside.size:
-            ranks[outside] = self._scramble(ranks[outside])
-            outside = outside[ranks[outside] >= self.n]
-        return ranks.reshape(np.shape(ids))
-
-    def _scramble(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        bits = max((self.n - 1).bit_length(), 1)
-        mask = np.uint64((1 << bits) - 1)
-        shift = np.uint64(bits // 2 + 1)
-        for round_ in range(4):
+def rank_of(
+    ids: NDArray[np.unsignedinteger | np.signedinteger], n: int, seed: int
+) -> NDArray[np.uint64]:
+    """Return the position of each id in a seeded permutation of ``range(n)``, without a table."""
+    # A bijection of b-bit numbers, repeated until the result is below n (cycle walking): at
+    # most two tries on average, because 2**(b-1) < n.
+    bits = max((n - 1).bit_length(), 1)
+    mask, shift = np.uint64((1 << bits) - 1), np.uint64(bits // 2 + 1)
+    keys = [_mix_int((seed * 8 + round_) * _GOLDEN & _MASK64) for round_ in range(4)]
+    ranks = np.asarray(ids).astype(np.uint64).ravel()
+    outside = np.arange(ranks.size)
+    while outside.size:
+        x = ranks[outside]
+        for key in keys:
             # odd factor, constant offset and right xor-shift are each a bijection of b bits
-            key = _mix_int((self.seed * 8 + round_) * _GOLDEN & _MASK64)
             x = (x * np.uint64(key | 1) + np.uint64(key >> 17)) & mask
             x = x ^ (x >> shift)
-        return x
+        ranks[outside] = x
+        outside = outside[x >= n]
+    return ranks.reshape(np.shape(ids))
 
 
 def partition(

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ml4cube.core.distance.buffer import Reach, near_to
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
-from ml4cube.core.partition import Permutation, cut_in_order, partition
+from ml4cube.core.partition import cut_in_order, partition, rank_of
 
 TRAIN = 1
 TEST = 0
@@ -197,15 +197,7 @@ class SplitPlan:
         )
 
     @classmethod
-    def in_order(
-        cls,
-        grid: Grid,
-        weights: ArrayLike,
-        fractions: Mapping[str, float],
-        *,
-        forward: bool = True,
-        buffer: tuple[tuple[str, int | str], ...] = (),
-    ) -> SplitPlan:
+    def in_order(cls, grid: Grid, weights: ArrayLike, fractions: Mapping[str, float]) -> SplitPlan:
         """Cut a sequence of blocks into parts, in the order in which `fractions` names them.
 
         Parameters
@@ -216,10 +208,6 @@ class SplitPlan:
             Valid cells of each block.
         fractions : mapping of str to float
             Fraction of each part, in order; sums to 1.
-        forward : bool
-            False where the blocks run backwards (a descending time axis).
-        buffer : tuple of (str, int or str)
-            See `SplitPlan`.
 
         Returns
         -------
@@ -232,13 +220,12 @@ class SplitPlan:
             If a requested part would get no block with valid cells.
         """
         flat, wanted = _asked(weights, fractions)
-        step = 1 if forward else -1
-        heavy = np.flatnonzero(flat[::step] > 0)
-        part = cut_in_order(flat[::step][heavy], list(wanted.values()))
+        heavy = np.flatnonzero(flat > 0)
+        part = cut_in_order(flat[heavy], list(wanted.values()))
         starts = heavy[np.searchsorted(part, np.arange(1, len(wanted)))]
         ordered = np.searchsorted(starts, np.arange(flat.size), side="right")
-        labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[ordered][::step]
-        return cls(grid, labels.tobytes(), None, tuple(wanted.items()), buffer)
+        labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[ordered]
+        return cls(grid, labels.tobytes(), None, tuple(wanted.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as JSON, whose labels are compressed: a map of regions has millions."""
@@ -412,7 +399,7 @@ class CellPlan:
         ids = np.zeros((), dtype=np.int64)
         for dim, n in self.shape:
             ids = ids[..., None] * n + positions[dim].astype(np.int64)
-        rank = Permutation(self.size, self.seed).rank(ids)
+        rank = rank_of(ids, self.size, self.seed)
         part = np.searchsorted(np.asarray(self._ends(), dtype=np.uint64), rank, side="right")
         return np.array([PARTS[name] for name, _ in self.fractions], dtype=np.uint8)[part]
 
