@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -62,26 +62,33 @@ def rank_of(
     return ranks.reshape(np.shape(ids))
 
 
+def check_enough(parts: int, weights: NDArray[Any], what: str) -> None:
+    """Refuse more parts than there are blocks, regions or times with valid cells or samples."""
+    usable = int((weights > 0).sum())
+    if usable < parts:
+        raise EmptyPartError(
+            f"{parts} parts are needed, but only {usable} of {weights.size} {what} hold samples or "
+            "valid cells; use fewer parts, smaller blocks or more regions"
+        )
+
+
 def partition(
     weights: ArrayLike,
     fractions: Sequence[float],
     seed: int,
     classes: NDArray[np.float64] | None = None,
+    what: str = "blocks",
 ) -> NDArray[np.intp]:
     """Distribute items so that the weight of each part is as near its fraction as possible."""
     # Items in random order are cut where the cumulative weight is nearest to the fractions. Then
     # items are exchanged between parts while that improves the fractions. With two parts, no error
     # is larger than half the heaviest item, unless a part would be empty otherwise.
     weights = np.asarray(weights, dtype=np.float64).ravel()
+    check_enough(len(fractions), weights, what)
     parts = np.zeros(weights.size, dtype=np.intp)
     order = np.argsort(hash_ids(seed, np.arange(weights.size)), kind="stable")
     heavy = order[weights[order] > 0]
     light = order[weights[order] == 0]
-    if heavy.size < len(fractions):
-        raise EmptyPartError(
-            f"{len(fractions)} parts need as many blocks with valid cells, got {heavy.size} of "
-            f"{weights.size} blocks"
-        )
     parts[light] = cut_in_order(np.ones(light.size), fractions, keep_one=False)
     if classes is None:
         cut = cut_in_order(weights[heavy], fractions, keep_one=True)
@@ -124,6 +131,16 @@ def cut_in_order(
             cut = min(max(cut, cuts[-1] + 1), n - (k - part))
         cuts.append(max(cut, cuts[-1]))
     return np.repeat(np.arange(k), np.diff([*cuts, n]))
+
+
+def starts_in_order(
+    weights: NDArray[Any], fractions: Sequence[float], what: str = "blocks"
+) -> NDArray[np.intp]:
+    """Cut a sequence like `cut_in_order`; return the first item of each part but the first."""
+    check_enough(len(fractions), weights, what)
+    heavy = np.flatnonzero(weights > 0)
+    part = cut_in_order(weights[heavy], fractions)
+    return heavy[np.searchsorted(part, np.arange(1, len(fractions)))]
 
 
 def _cut_by_class(

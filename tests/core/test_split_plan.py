@@ -299,7 +299,7 @@ def test_plan_refuses_what_no_plan_can_be() -> None:
 
 def test_assign_says_why_a_part_would_be_empty() -> None:
     grid = Grid.blocks({"time": 10}, {"time": 5})
-    with pytest.raises(EmptyPartError, match="got 2 of 2 blocks; use smaller blocks"):
+    with pytest.raises(EmptyPartError, match="3 parts are needed, but only 2 of 2 blocks"):
         SplitPlan.assign(grid, [5, 5], {"train": 0.6, "val": 0.2, "test": 0.2}, 1)
-    with pytest.raises(EmptyPartError, match="all gaps"):
+    with pytest.raises(EmptyPartError, match="only 0 of 2 blocks hold"):
         SplitPlan.assign(grid, [0, 0], {"train": 0.6, "test": 0.4}, 1)
