@@ -16,6 +16,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
+from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -129,7 +130,7 @@ def _mask_variable(mask: Any, like: xr.DataArray, stack_dim: str | None) -> xr.V
             f"mask must be one variable, got a Dataset of {list(mask.data_vars)}"
         )
     if isinstance(mask, xr.DataArray):
-        cubes.check_aligned("mask", mask, like)
+        check_aligned("mask", mask, like)
         return mask.variable
     array = mask if hasattr(mask, "ndim") else np.asarray(mask)
     dims = like.dims

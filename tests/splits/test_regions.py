@@ -187,7 +187,7 @@ def test_bad_arguments_are_named(options, error, says):
         (
             xr.DataArray(np.arange(8), {"lat": np.arange(8.0)}, dims="lat"),
             InvalidValueError,
-            "must have the cube's values of 'lat'",
+            "other 'lat' coordinates",
         ),
     ],
 )
