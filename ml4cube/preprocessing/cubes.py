@@ -39,18 +39,6 @@ def like_given(result: xr.Dataset, given: xr.Dataset | xr.DataArray) -> Any:
     return result[roles.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
 
 
-def names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return names as a tuple; one string is one name."""
-    if given is None:
-        return ()
-    if isinstance(given, str):
-        return (given,)
-    listed = tuple(given) if isinstance(given, Iterable) else (None,)
-    if not all(isinstance(name, str) for name in listed):
-        raise InvalidTypeError(f"{argument} must be a list of names, got {given!r}")
-    return tuple(str(name) for name in listed)
-
-
 def check_known(argument: str, wanted: Iterable[str], known: Iterable[Any]) -> None:
     """Refuse names that a cube does not have."""
     listed = [str(name) for name in known]

@@ -24,6 +24,7 @@ from ml4cube.core.errors import (
     check_flags,
     check_names,
     check_seed,
+    names_of,
 )
 from ml4cube.core.missing import (
     DROP_POLICIES,
@@ -336,7 +337,7 @@ def _counting(
     if vars is None:
         # an integer has no gaps, so it would keep every sample
         return [name for name in data if mode != "if_all_nan" or given[name].dtype.kind in "fM"]
-    listed = cubes.only_data("vars", cubes.names("vars", vars), given, filter_var)
+    listed = cubes.only_data("vars", names_of("vars", vars), given, filter_var)
     for name in listed:
         if given[name].dtype.kind not in _GAP_KINDS:
             raise InvalidTypeError(
@@ -502,7 +503,7 @@ def _methods(given: Any, vars: Iterable[str] | None, method: Any) -> dict[str, s
             check_choice(f"method[{name!r}]", how, (*FILL_METHODS, None))
         argument, vars = "method", [name for name, how in method.items() if how is not None]
     if vars is not None:
-        names = list(cubes.only_data(argument, cubes.names(argument, vars), given))
+        names = list(cubes.only_data(argument, names_of(argument, vars), given))
     elif isinstance(given, xr.Dataset):
         names = data_variables(given)
     else:
