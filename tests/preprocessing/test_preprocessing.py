@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import re
-import subprocess
-import sys
 import tracemalloc
 import warnings
 from pathlib import Path
@@ -185,16 +182,6 @@ def test_the_train_part_is_said_in_the_log(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.INFO, "ml4cube"):
         assert pp.Statistics.from_cube(cell_id_cube(SHAPE)).part == "all"
     assert "train" not in caplog.text
-
-
-@pytest.mark.parametrize("gap", [math.nan, math.inf])
-def test_a_variable_of_gaps_only_has_nan_and_cannot_scale(gap: float) -> None:
-    ds = cell_id_cube(SHAPE).assign(empty=("time", np.full(10, gap)))
-    stats = pp.get_statistics(ds)
-    assert math.isnan(stats["empty"][0])
-    assert math.isnan(stats["empty"][1])
-    with pytest.raises(InvalidValueError, match=r"'empty'.*all gaps"):
-        pp.standardize(ds, stats)
 
 
 @pytest.mark.parametrize(("dtype", "packed"), [("i2", True), ("u1", True), ("i2", False)])
@@ -937,15 +924,6 @@ def test_means_come_from_the_train_part_unless_told_otherwise() -> None:
     assert pp.fill_nan_values(samples, ["a"], "mean")["a"][2] == 2
     assert pp.fill_nan_values(samples, ["a"], "mean", split=None)["a"][2] == pytest.approx(104 / 3)
     assert np.isnan(samples["a"][2])
-
-
-# --- CubeScaler -------------------------------------------------------------------------------
-
-
-def test_importing_the_module_loads_neither_sklearn_nor_torch() -> None:
-    code = "import sys, ml4cube.preprocessing; print({'sklearn', 'torch'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
 
 
 UNREAD = [
