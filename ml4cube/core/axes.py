@@ -1,4 +1,4 @@
-"""Coordinates along a dim: which are dates, and whether two are equal up to rounding."""
+"""Coordinates along a dim: which are dates, and whether two arrays have the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import cftime
 import numpy as np
 from numpy.typing import NDArray
+
+from ml4cube.core.errors import InvalidValueError
 
 
 def rounding_of(axis: NDArray[Any]) -> float:
@@ -33,6 +35,28 @@ def same_coordinate(given: NDArray[Any], wanted: NDArray[Any]) -> bool:
             return False
     missing = (given != given) & (wanted != wanted)  # NaN, NaT, also among strings
     return bool((same | missing).all())
+
+
+def check_aligned(argument: str, array: Any, cube: Any) -> None:
+    """Refuse an array that does not lie along dims of the cube, at the same coordinates."""
+    for dim, n in array.sizes.items():
+        if dim not in cube.sizes:
+            raise InvalidValueError(
+                f"{argument} has the dim {dim!r}; the cube has {[str(d) for d in cube.dims]}"
+            )
+        if n != cube.sizes[dim]:
+            raise InvalidValueError(
+                f"{argument} has {n} cells along {dim!r}, the cube {cube.sizes[dim]}; select the "
+                "same cells, as with reindex_like"
+            )
+        if dim not in array.coords or dim not in cube.coords:
+            continue
+        given, wanted = array.coords[dim].values, cube.coords[dim].values
+        if not same_coordinate(given, wanted):
+            raise InvalidValueError(
+                f"{argument} has other {dim!r} coordinates ({given[0]} to {given[-1]}) than the "
+                f"cube ({wanted[0]} to {wanted[-1]}); select the same cells, as with reindex_like"
+            )
 
 
 def is_time(coord: Any) -> bool:

@@ -115,3 +115,14 @@ def check_names(names: Iterable[Hashable]) -> None:
         raise InvalidTypeError(
             f"names of variables and dims must be strings, got {odd}; rename them with ds.rename"
         )
+
+
+def names_of(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Return one name, several names or None as a tuple of names."""
+    if given is None:
+        return ()
+    one = isinstance(given, str) or not isinstance(given, Iterable)
+    names: tuple[str, ...] = (given,) if one else tuple(given)  # type: ignore[assignment]
+    if not all(isinstance(name, str) for name in names):
+        raise InvalidTypeError(f"{argument} must be a name or a list of names, got {given!r}")
+    return names

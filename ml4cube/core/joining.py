@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,21 +37,15 @@ def _datasets(given: Any, depth: int = 0) -> Iterator[Any]:
     if isinstance(known, Mapping) and all(isinstance(one, Scaling) for one in known.values()):
         yield given
         return
-    if depth > 8 or given is None:
+    if depth > 16 or given is None:
         return
-    inside = [getattr(given, name, None) for name in ("dataset", "datasets")]
-    if type(given) in (dict, list, tuple):
-        inside.append(given)
+    inside: Iterable[Any] = (getattr(given, "dataset", None), getattr(given, "datasets", None))
+    if type(given) is dict:
+        inside = given.values()
+    elif type(given) in (list, tuple):
+        inside = given[:64]  # there may be many batches in memory, without scaling
     for one in inside:
-        for part in _members(one):
-            yield from _datasets(part, depth + 1)
-
-
-def _members(one: Any) -> list[Any]:
-    if type(one) is dict:
-        return list(one.values())
-    # there may be many batches in memory, without scaling
-    return list(one)[:64] if type(one) in (list, tuple) else [] if one is None else [one]
+        yield from _datasets(one, depth + 1)
 
 
 def _alike(one: Scaling, other: Scaling) -> bool:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,34 +40,36 @@ def _mix_int(x: int) -> int:
     return int(mix(np.array([x], np.uint64))[0])
 
 
-@dataclass(frozen=True)
-class Permutation:
-    """A seeded permutation of ``range(n)``, computed item by item without a table."""
-
-    n: int
-    seed: int
-
-    def rank(self, ids: NDArray[np.unsignedinteger | np.signedinteger]) -> NDArray[np.uint64]:
-        """Return the position of each id in the permuted order."""
-        # A bijection of b-bit numbers, repeated until the result is below n (cycle walking): at
-        # most two tries on average, because 2**(b-1) < n.
-        ranks = self._scramble(np.asarray(ids).astype(np.uint64).ravel())
-        outside = np.flatnonzero(ranks >= self.n)
-        while outside.size:
-            ranks[outside] = self._scramble(ranks[outside])
-            outside = outside[ranks[outside] >= self.n]
-        return ranks.reshape(np.shape(ids))
-
-    def _scramble(self, x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        bits = max((self.n - 1).bit_length(), 1)
-        mask = np.uint64((1 << bits) - 1)
-        shift = np.uint64(bits // 2 + 1)
-        for round_ in range(4):
+def rank_of(
+    ids: NDArray[np.unsignedinteger | np.signedinteger], n: int, seed: int
+) -> NDArray[np.uint64]:
+    """Return the position of each id in a seeded permutation of ``range(n)``, without a table."""
+    # A bijection of b-bit numbers, repeated until the result is below n (cycle walking): at
+    # most two tries on average, because 2**(b-1) < n.
+    bits = max((n - 1).bit_length(), 1)
+    mask, shift = np.uint64((1 << bits) - 1), np.uint64(bits // 2 + 1)
+    keys = [_mix_int((seed * 8 + round_) * _GOLDEN & _MASK64) for round_ in range(4)]
+    ranks = np.asarray(ids).astype(np.uint64).ravel()
+    outside = np.arange(ranks.size)
+    while outside.size:
+        x = ranks[outside]
+        for key in keys:
             # odd factor, constant offset and right xor-shift are each a bijection of b bits
-            key = _mix_int((self.seed * 8 + round_) * _GOLDEN & _MASK64)
             x = (x * np.uint64(key | 1) + np.uint64(key >> 17)) & mask
             x = x ^ (x >> shift)
-        return x
+        ranks[outside] = x
+        outside = outside[x >= n]
+    return ranks.reshape(np.shape(ids))
+
+
+def check_enough(parts: int, weights: NDArray[Any], what: str) -> None:
+    """Refuse more parts than there are blocks, regions or times with valid cells or samples."""
+    usable = int((weights > 0).sum())
+    if usable < parts:
+        raise EmptyPartError(
+            f"{parts} parts are needed, but only {usable} of {weights.size} {what} hold samples or "
+            "valid cells; use fewer parts, smaller blocks or more regions"
+        )
 
 
 def partition(
@@ -76,21 +77,18 @@ def partition(
     fractions: Sequence[float],
     seed: int,
     classes: NDArray[np.float64] | None = None,
+    what: str = "blocks",
 ) -> NDArray[np.intp]:
     """Distribute items so that the weight of each part is as near its fraction as possible."""
     # Items in random order are cut where the cumulative weight is nearest to the fractions. Then
     # items are exchanged between parts while that improves the fractions. With two parts, no error
     # is larger than half the heaviest item, unless a part would be empty otherwise.
     weights = np.asarray(weights, dtype=np.float64).ravel()
+    check_enough(len(fractions), weights, what)
     parts = np.zeros(weights.size, dtype=np.intp)
     order = np.argsort(hash_ids(seed, np.arange(weights.size)), kind="stable")
     heavy = order[weights[order] > 0]
     light = order[weights[order] == 0]
-    if heavy.size < len(fractions):
-        raise EmptyPartError(
-            f"{len(fractions)} parts need as many blocks with valid cells, got {heavy.size} of "
-            f"{weights.size} blocks"
-        )
     parts[light] = cut_in_order(np.ones(light.size), fractions, keep_one=False)
     if classes is None:
         cut = cut_in_order(weights[heavy], fractions, keep_one=True)
@@ -133,6 +131,16 @@ def cut_in_order(
             cut = min(max(cut, cuts[-1] + 1), n - (k - part))
         cuts.append(max(cut, cuts[-1]))
     return np.repeat(np.arange(k), np.diff([*cuts, n]))
+
+
+def starts_in_order(
+    weights: NDArray[Any], fractions: Sequence[float], what: str = "blocks"
+) -> NDArray[np.intp]:
+    """Cut a sequence like `cut_in_order`; return the first item of each part but the first."""
+    check_enough(len(fractions), weights, what)
+    heavy = np.flatnonzero(weights > 0)
+    part = cut_in_order(weights[heavy], fractions)
+    return heavy[np.searchsorted(part, np.arange(1, len(fractions)))]
 
 
 def _cut_by_class(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, listed
+from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice, listed, names_of
 from ml4cube.core.grid import Grid, SizesLike, parse_overlap, parse_sizes
 from ml4cube.core.missing import DROP_POLICIES, FILL_METHODS
 from ml4cube.core.statistics import SCALINGS
@@ -22,15 +22,8 @@ Fills = tuple[tuple[str, str], ...]
 
 
 def parse_names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return one name, several names or None as a tuple of names."""
-    if given is None:
-        return ()
-    one = isinstance(given, str) or not isinstance(given, Iterable)
-    names: tuple[Any, ...] = (given,) if one else tuple(given)
-    if not all(isinstance(name, str) for name in names):
-        raise InvalidTypeError(
-            f"{argument} must be a variable name or a list of them, got {given!r}"
-        )
+    """Return names as a tuple; refuse a name that is given twice."""
+    names = names_of(argument, given)
     if len(set(names)) != len(names):
         raise InvalidValueError(f"{argument} must not name a variable twice, got {given!r}")
     return names

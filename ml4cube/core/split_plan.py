@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ml4cube.core.distance.buffer import Reach, near_to
 from ml4cube.core.errors import EmptyPartError, InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import Grid
-from ml4cube.core.partition import Permutation, cut_in_order, partition
+from ml4cube.core.partition import partition, rank_of, starts_in_order
 
 TRAIN = 1
 TEST = 0
@@ -62,26 +62,6 @@ def check_fractions(
     rest = 0.0 if abs(rest) < _ROUNDING else rest
     wanted = {"train": float(split) / whole, "val": float(val) / whole, "test": rest}
     return {part: fraction for part, fraction in wanted.items() if fraction > 0}
-
-
-def _asked(
-    given: ArrayLike, fractions: Mapping[str, float]
-) -> tuple[NDArray[np.float64], dict[str, float]]:
-    """Return weights and the parts that are not 0; raise if too few blocks have valid cells."""
-    weights = np.asarray(given, dtype=np.float64).ravel()
-    parts = {part: float(f) for part, f in fractions.items() if f > 0}
-    usable = int((weights > 0).sum())
-    if not usable:
-        raise EmptyPartError(
-            f"none of the {weights.size} blocks has a valid cell; the variables or the mask given "
-            "as valid are all gaps"
-        )
-    if usable < len(parts):
-        raise EmptyPartError(
-            f"{len(parts)} parts ({', '.join(parts)}) need as many blocks with valid cells, got "
-            f"{usable} of {weights.size} blocks; use smaller blocks or fewer parts"
-        )
-    return weights, parts
 
 
 @dataclass(frozen=True)
@@ -183,8 +163,8 @@ class SplitPlan:
         EmptyPartError
             If a requested part would get no block with valid cells.
         """
-        flat, wanted = _asked(weights, fractions)
-        part = partition(flat, list(wanted.values()), seed, classes)
+        wanted = {part: float(f) for part, f in fractions.items() if f > 0}
+        part = partition(weights, list(wanted.values()), seed, classes)
         labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[part]
         return cls(
             grid=grid,
@@ -197,15 +177,7 @@ class SplitPlan:
         )
 
     @classmethod
-    def in_order(
-        cls,
-        grid: Grid,
-        weights: ArrayLike,
-        fractions: Mapping[str, float],
-        *,
-        forward: bool = True,
-        buffer: tuple[tuple[str, int | str], ...] = (),
-    ) -> SplitPlan:
+    def in_order(cls, grid: Grid, weights: ArrayLike, fractions: Mapping[str, float]) -> SplitPlan:
         """Cut a sequence of blocks into parts, in the order in which `fractions` names them.
 
         Parameters
@@ -216,10 +188,6 @@ class SplitPlan:
             Valid cells of each block.
         fractions : mapping of str to float
             Fraction of each part, in order; sums to 1.
-        forward : bool
-            False where the blocks run backwards (a descending time axis).
-        buffer : tuple of (str, int or str)
-            See `SplitPlan`.
 
         Returns
         -------
@@ -231,14 +199,11 @@ class SplitPlan:
         EmptyPartError
             If a requested part would get no block with valid cells.
         """
-        flat, wanted = _asked(weights, fractions)
-        step = 1 if forward else -1
-        heavy = np.flatnonzero(flat[::step] > 0)
-        part = cut_in_order(flat[::step][heavy], list(wanted.values()))
-        starts = heavy[np.searchsorted(part, np.arange(1, len(wanted)))]
-        ordered = np.searchsorted(starts, np.arange(flat.size), side="right")
-        labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[ordered][::step]
-        return cls(grid, labels.tobytes(), None, tuple(wanted.items()), buffer)
+        wanted = {part: float(f) for part, f in fractions.items() if f > 0}
+        starts = starts_in_order(np.asarray(weights, dtype=np.float64), list(wanted.values()))
+        part = np.searchsorted(starts, np.arange(len(grid)), side="right")
+        labels = np.array([PARTS[name] for name in wanted], dtype=np.uint8)[part]
+        return cls(grid, labels.tobytes(), None, tuple(wanted.items()))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as JSON, whose labels are compressed: a map of regions has millions."""
@@ -412,7 +377,7 @@ class CellPlan:
         ids = np.zeros((), dtype=np.int64)
         for dim, n in self.shape:
             ids = ids[..., None] * n + positions[dim].astype(np.int64)
-        rank = Permutation(self.size, self.seed).rank(ids)
+        rank = rank_of(ids, self.size, self.seed)
         part = np.searchsorted(np.asarray(self._ends(), dtype=np.uint64), rank, side="right")
         return np.array([PARTS[name] for name, _ in self.fractions], dtype=np.uint8)[part]
 

@@ -17,11 +17,11 @@ import xarray as xr
 from numpy.typing import ArrayLike, NDArray
 
 from ml4cube.core.angles import UnknownAreaError
+from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.variables import data_variables
-from ml4cube.preprocessing.cubes import check_aligned
 from ml4cube.preprocessing.weights import area_of, find_latitudes
 
 Cube = xr.Dataset | xr.DataArray

@@ -15,6 +15,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
+from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -40,7 +41,6 @@ from ml4cube.datasets.pytorch import PTXrDataset
 from ml4cube.prediction.blending import Blend, Cover, Tile
 from ml4cube.prediction.cf import describe
 from ml4cube.prediction.output import Output, StoreOutput, check_free, parse_path
-from ml4cube.preprocessing.cubes import check_aligned
 from ml4cube.preprocessing.scaler import CubeScaler
 from ml4cube.preprocessing.scaling import given_statistics
 from ml4cube.progress import Stage

@@ -11,7 +11,6 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
-from ml4cube.core.axes import same_coordinate
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.missing import check_mask
 from ml4cube.core.split_plan import EXCLUDED, PARTS
@@ -38,18 +37,6 @@ def like_given(result: xr.Dataset, given: xr.Dataset | xr.DataArray) -> Any:
     if isinstance(given, xr.Dataset):
         return result
     return result[roles.DATA_VAR if given.name is None else str(given.name)].rename(given.name)
-
-
-def names(argument: str, given: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Return names as a tuple; one string is one name."""
-    if given is None:
-        return ()
-    if isinstance(given, str):
-        return (given,)
-    listed = tuple(given) if isinstance(given, Iterable) else (None,)
-    if not all(isinstance(name, str) for name in listed):
-        raise InvalidTypeError(f"{argument} must be a list of names, got {given!r}")
-    return tuple(str(name) for name in listed)
 
 
 def check_known(argument: str, wanted: Iterable[str], known: Iterable[Any]) -> None:
@@ -80,28 +67,6 @@ def only_data(
         hint = "; ds.reset_coords() turns coordinates into data variables" if coords else ""
         raise InvalidValueError(f"{argument} must be data variables, got {found}{hint}")
     return tuple(name for name in wanted if name not in wrong)
-
-
-def check_aligned(argument: str, array: xr.DataArray, cube: xr.Dataset | xr.DataArray) -> None:
-    """Refuse an array that does not lie along dims of the cube, at the same coordinates."""
-    for dim, n in array.sizes.items():
-        if dim not in cube.sizes:
-            raise InvalidValueError(
-                f"{argument} has the dim {dim!r}; the cube has {[str(d) for d in cube.dims]}"
-            )
-        if n != cube.sizes[dim]:
-            raise InvalidValueError(
-                f"{argument} has {n} cells along {dim!r}, the cube {cube.sizes[dim]}; select the "
-                "same cells, as with reindex_like"
-            )
-        if dim not in array.coords or dim not in cube.coords:
-            continue
-        given, wanted = array.coords[dim].values, cube.coords[dim].values
-        if not same_coordinate(given, wanted):
-            raise InvalidValueError(
-                f"{argument} has other {dim!r} coordinates ({given[0]} to {given[-1]}) than the "
-                f"cube ({wanted[0]} to {wanted[-1]}); select the same cells, as with reindex_like"
-            )
 
 
 def has_mask(present: Mapping[Any, Any], filter_var: str | None) -> bool:

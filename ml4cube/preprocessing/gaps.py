@@ -16,6 +16,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core import statistics as core
+from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
@@ -23,6 +24,7 @@ from ml4cube.core.errors import (
     check_flags,
     check_names,
     check_seed,
+    names_of,
 )
 from ml4cube.core.missing import (
     DROP_POLICIES,
@@ -129,7 +131,7 @@ def _mask_variable(mask: Any, like: xr.DataArray, stack_dim: str | None) -> xr.V
             f"mask must be one variable, got a Dataset of {list(mask.data_vars)}"
         )
     if isinstance(mask, xr.DataArray):
-        cubes.check_aligned("mask", mask, like)
+        check_aligned("mask", mask, like)
         return mask.variable
     array = mask if hasattr(mask, "ndim") else np.asarray(mask)
     dims = like.dims
@@ -307,18 +309,15 @@ def drop_nan_values(
     {'total': 3, 'kept': 2, 'gap': 1}
     """
     check_choice("mode", mode, DROP_POLICIES)
-    listed = None if vars is None else cubes.names("vars", vars)
     cubes.check_cube(ds)
     if isinstance(ds, xr.Dataset | xr.DataArray):
-        return _drop_nan_of_cube(ds, listed, mode, filter_var)
+        return _drop_nan_of_cube(ds, vars, mode, filter_var)
     arrays, data, n = sample_arrays(ds, filter_var)
-    if listed is not None:
-        listed = cubes.only_data("vars", listed, arrays, filter_var)
-    wanted = _counting({name: a.dtype for name, a in arrays.items()}, data, listed, mode)
+    wanted = _counting(arrays, data, vars, mode, filter_var)
+    mask = flags_of(arrays[_needed_mask(arrays, filter_var)]) if mode == "masked" else None
     gaps = {name: find_gaps(arrays[name]) for name in wanted}
     reason = np.zeros(n, np.uint8)
-    if mode == "masked":
-        mask = flags_of(arrays[_needed_mask(arrays, filter_var)])
+    if mask is not None:
         for name, flags in gaps.items():
             inside = cubes.to_shape(mask, flags.shape, "mask")
             reason = np.maximum(reason, keep_samples({name: flags}, inside, mode)[1])
@@ -328,19 +327,22 @@ def drop_nan_values(
 
 
 def _counting(
-    dtypes: Mapping[str, np.dtype[Any]],
+    given: Any,
     data: list[str],
-    listed: tuple[str, ...] | None,
+    vars: Iterable[str] | None,
     mode: str | None,
+    filter_var: str | None,
 ) -> list[str]:
     """Return the variables whose gaps count."""
-    if listed is None:
+    if vars is None:
         # an integer has no gaps, so it would keep every sample
-        return [name for name in data if mode != "if_all_nan" or dtypes[name].kind in "fM"]
+        return [name for name in data if mode != "if_all_nan" or given[name].dtype.kind in "fM"]
+    listed = cubes.only_data("vars", names_of("vars", vars), given, filter_var)
     for name in listed:
-        if dtypes[name].kind not in _GAP_KINDS:
+        if given[name].dtype.kind not in _GAP_KINDS:
             raise InvalidTypeError(
-                f"vars must be variables of numbers or dates, got {name!r} of dtype {dtypes[name]}"
+                f"vars must be variables of numbers or dates, got {name!r} of dtype "
+                f"{given[name].dtype}"
             )
     return [name for name in data if name in listed]
 
@@ -356,20 +358,17 @@ def _needed_mask(present: Mapping[Any, Any], filter_var: str | None) -> str:
 
 
 def _drop_nan_of_cube(
-    ds: Any, listed: tuple[str, ...] | None, mode: str | None, filter_var: str | None
+    ds: Any, vars: Iterable[str] | None, mode: str | None, filter_var: str | None
 ) -> Any:
     """Drop samples of a Dataset with samples, or cells of any other cube."""
     cube = as_dataset(ds)
-    if listed is not None:
-        listed = cubes.only_data("vars", listed, cube, filter_var)
-    mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
-    kinds = "fiub" if listed is None else _GAP_KINDS
+    kinds = "fiub" if vars is None else _GAP_KINDS
     data = data_variables(cube, [filter_var] if filter_var else [], kinds)
-    for name in data if mode is not None else []:
-        if listed is None or name in listed:
+    wanted = _counting(cube, data, vars, mode, filter_var)
+    mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
+    for name in wanted if vars is not None else data:
+        if mode is not None:
             cubes.check_decoded(name, cube[name])
-    dtypes = {str(name): variable.dtype for name, variable in cube.variables.items()}
-    wanted = _counting(dtypes, data, listed, mode)
     if not wanted or mode is None:
         return ds
     counted = counted_by(cube, wanted, mask_name)
@@ -468,59 +467,56 @@ def fill_nan_values(
            [-1., -1.]])
     """
     cubes.check_cube(ds)
-    methods = _methods(vars, method)
     seed = check_seed(seed)
     if const is not None:
         check_real_number("const", const)
-    if "constant" in ([method] if methods is None else methods.values()) and const is None:
+    if isinstance(ds, xr.Dataset | xr.DataArray):
+        given: Any = as_dataset(ds)
+    else:
+        given = {name: plain(values) for name, values in ds.items()}
+    methods = _methods(given, vars, method)
+    if const is None and "constant" in methods.values():
         raise InvalidValueError("const must be a number if method='constant', got None")
-    listed = None if vars is None else cubes.names("vars", vars)
-    if methods is not None:
-        listed = tuple(methods)
-    given = as_dataset(ds) if isinstance(ds, xr.Dataset | xr.DataArray) else ds
-    if listed is not None:
-        listed = cubes.only_data("vars" if methods is None else "method", listed, given)
-    for name in listed or ():
-        if getattr(given[name], "dtype", np.dtype(float)).kind not in "fiub":
-            raise InvalidTypeError(
-                f"vars must be variables of numbers, got {name!r} of dtype {given[name].dtype}"
-            )
-    if isinstance(given, xr.Dataset):
-        for name in listed or data_variables(given):
-            cubes.check_decoded(name, given[name])
-    wanted = _fillable(given, listed)
-    chosen = {name: str(method) if methods is None else methods[name] for name in wanted}
-    learning = [name for name, how in chosen.items() if how != "constant"]
+    learning = [name for name, how in methods.items() if how != "constant"]
     if statistics is None and learning:
         statistics = Statistics.from_cube(given, learning, split=split)
-    options = {name: _fill_options(name, chosen[name], const, statistics, seed) for name in wanted}
+    options = {
+        name: _fill_options(name, how, const, statistics, seed) for name, how in methods.items()
+    }
     if isinstance(ds, xr.Dataset | xr.DataArray):
-        return _fill_cube(ds, options)
-    return _fill_samples(ds, options)
+        return cubes.like_given(_fill_cube(given, options), ds)
+    return _fill_samples(given, getattr(ds, "accounting", {}), options)
 
 
-def _methods(vars: Iterable[str] | None, method: Any) -> dict[str, str] | None:
-    """Return the methods by variable; None if there is one for all."""
+def _methods(given: Any, vars: Iterable[str] | None, method: Any) -> dict[str, str]:
+    """Return the method of each variable to fill: of floats that are neither label nor mask."""
+    argument = "vars"
     if not isinstance(method, Mapping):
         check_choice("method", method, FILL_METHODS)
-        return None
-    if vars is not None:
+    elif vars is not None:
         raise InvalidTypeError(
             f"vars must be left out if method is a mapping, got vars={vars!r} and "
             f"method={dict(method)!r}"
         )
-    for name, how in method.items():
-        check_choice(f"method[{name!r}]", how, (*FILL_METHODS, None))
-    return {name: how for name, how in method.items() if how is not None}
-
-
-def _fillable(given: Any, listed: tuple[str, ...] | None) -> list[str]:
-    """Return the variables to fill: floats that are neither label nor mask."""
-    if isinstance(given, xr.Dataset):
-        data = data_variables(given)
-        return [n for n in data if given[n].dtype.kind == "f" and (listed is None or n in listed)]
-    data = [name for name in given if name not in ("split", roles.FILTER_VAR)]
-    return [n for n in (data if listed is None else listed) if plain(given[n]).dtype.kind == "f"]
+    else:
+        for name, how in method.items():
+            check_choice(f"method[{name!r}]", how, (*FILL_METHODS, None))
+        argument, vars = "method", [name for name, how in method.items() if how is not None]
+    if vars is not None:
+        names = list(cubes.only_data(argument, names_of(argument, vars), given))
+    elif isinstance(given, xr.Dataset):
+        names = data_variables(given)
+    else:
+        names = [name for name in given if name not in ("split", roles.FILTER_VAR)]
+    for name in names:
+        if vars is not None and given[name].dtype.kind not in "fiub":
+            raise InvalidTypeError(
+                f"vars must be variables of numbers, got {name!r} of dtype {given[name].dtype}"
+            )
+        if isinstance(given, xr.Dataset):
+            cubes.check_decoded(name, given[name])
+    floats = [name for name in names if given[name].dtype.kind == "f"]
+    return {name: method[name] if isinstance(method, Mapping) else method for name in floats}
 
 
 def _fill_options(
@@ -546,20 +542,20 @@ def _fill_options(
     return options
 
 
-def _fill_samples(samples: Mapping[str, Any], options: Mapping[str, dict[str, Any]]) -> Samples:
-    """Fill a dict of arrays."""
-    arrays = {name: plain(values) for name, values in samples.items()}
+def _fill_samples(
+    arrays: Mapping[str, NDArray[Any]],
+    before: Mapping[str, int],
+    options: Mapping[str, dict[str, Any]],
+) -> Samples:
+    """Fill a dict of arrays; add to earlier counts."""
     filled = {name: fill_gaps(arrays[name], **chosen) for name, chosen in options.items()}
     cells = sum(int(find_gaps(arrays[name]).sum()) for name in options)
-    counts = dict(getattr(samples, "accounting", {}))
-    counts["filled"] = counts.get("filled", 0) + cells
     logger.info("filled %d gaps in %s", cells, ", ".join(options))
-    return Samples({**arrays, **filled}, counts)
+    return Samples({**arrays, **filled}, {**before, "filled": before.get("filled", 0) + cells})
 
 
-def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, Any]]) -> Any:
-    """Fill a Dataset or DataArray, lazily if it is lazy."""
-    cube = as_dataset(ds)
+def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Dataset:
+    """Fill a Dataset, lazily if it is lazy."""
     gappy = {name: read_in_blocks(cube[name]) for name in options}
     filled = {name: _filled(gappy[name], chosen) for name, chosen in options.items()}
     for name, array in gappy.items():
@@ -575,7 +571,7 @@ def _fill_cube(ds: xr.Dataset | xr.DataArray, options: Mapping[str, dict[str, An
     cells = {name: count.data for name, count in counts.items()}
     for array in gappy.values():
         cells["filled"] = cells.get("filled", 0) + _gap_count(array.variable).data
-    return cubes.like_given(record(cubes.with_arrays(cube, filled), cells, stages), ds)
+    return record(cubes.with_arrays(cube, filled), cells, stages)
 
 
 def _gap_count(variable: xr.Variable) -> xr.Variable:

@@ -8,7 +8,13 @@ from typing import Any, Self
 
 import xarray as xr
 
-from ml4cube.core.errors import InvalidTypeError, InvalidValueError, RunError, check_choice
+from ml4cube.core.errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    RunError,
+    check_choice,
+    names_of,
+)
 from ml4cube.core.scaling import GROUPS
 from ml4cube.core.statistics import QUARTILES, scale_values, unscale_values
 from ml4cube.preprocessing import cubes
@@ -333,7 +339,7 @@ class CubeScaler:
         cubes.check_cube(X)
         dims = X.dims if isinstance(X, xr.Dataset | xr.DataArray) else None
         # to_array() makes a dim of that name
-        per = [n for n in cubes.names("per", self.per) if n != "variable" or n in (dims or ())]
+        per = [n for n in names_of("per", self.per) if n != "variable" or n in (dims or ())]
         along = None
         if per and dims is not None:
             cubes.check_known("per", per, dims)
@@ -353,7 +359,7 @@ class CubeScaler:
     def _same_parameters(self, other: CubeScaler) -> bool:
         """Compare the parameters; the order of dims does not matter."""
         mine, theirs = (
-            {**one.get_params(), "per": set(cubes.names("per", one.per))} for one in (self, other)
+            {**one.get_params(), "per": set(names_of("per", one.per))} for one in (self, other)
         )
         weights, others = mine.pop("weights"), theirs.pop("weights")
         if isinstance(weights, xr.DataArray) and isinstance(others, xr.DataArray):

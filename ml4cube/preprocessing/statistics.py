@@ -15,6 +15,7 @@ from ml4cube.core.errors import (
     InvalidTypeError,
     InvalidValueError,
     check_choice,
+    names_of,
     prefixed,
 )
 from ml4cube.core.missing import plain
@@ -126,9 +127,9 @@ class Statistics(core.Statistics):
         up to float64 rounding.
         """
         cubes.check_cube(ds)
-        excluded = cubes.names("exclude_vars", exclude_vars)
-        wanted = None if variables is None else cubes.names("variables", variables)
-        along = None if dims is None else cubes.names("dims", dims)
+        excluded = names_of("exclude_vars", exclude_vars)
+        wanted = None if variables is None else names_of("variables", variables)
+        along = None if dims is None else names_of("dims", dims)
         counted = _check_quantiles(quantiles)
         if not isinstance(ds, xr.Dataset | xr.DataArray):
             if not (along is None and by is None and weights is None):

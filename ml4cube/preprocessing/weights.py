@@ -10,10 +10,10 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from ml4cube.core.angles import UnknownAreaError, cell_areas
+from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.sums.fields import check_weights
 from ml4cube.cube.coordinates import is_latitude, is_longitude
-from ml4cube.preprocessing import cubes
 
 Weights = str | xr.DataArray | None
 V = TypeVar("V", xr.Variable, xr.DataArray)
@@ -32,7 +32,7 @@ def cell_weights(
         raise InvalidTypeError(
             f"weights must be 'area', a DataArray or None, got {type(weights).__name__}"
         )
-    cubes.check_aligned("weights", weights, cube)
+    check_aligned("weights", weights, cube)
     if weights.dtype.kind not in "fiub":
         raise InvalidTypeError(f"weights must be numbers, not negative, got dtype {weights.dtype}")
     found = weights.variable.astype(np.float64)

@@ -57,6 +57,11 @@ class CubeView:
         return {dim: self.ds.sizes[dim] for dim in self.dims}
 
     @property
+    def coords(self) -> Any:
+        """Coordinates of the cube."""
+        return self.ds.coords
+
+    @property
     def canonical(self) -> dict[str, int]:
         """Number of cells along each dim, sorted by name."""
         return {dim: self.ds.sizes[dim] for dim in sorted(self.dims)}

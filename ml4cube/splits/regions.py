@@ -194,8 +194,8 @@ def assign_region_split(
     cells = count_by_block(mask, region_map.grid).ravel()
     weights = region_map.sum(cells)
     if drawn:
-        check_enough(len(fractions), weights, f"regions of {region_map.name!r}")
-        part = partition(weights, list(fractions.values()), seed)
+        what = f"regions of {region_map.name!r}"
+        part = partition(weights, list(fractions.values()), seed, what=what)
         of_region = np.array([PARTS[name] for name in fractions], dtype=np.uint8)[part]
     else:
         of_region = _named(region_map, test, [] if val is None else val)
@@ -217,34 +217,15 @@ def assign_region_split(
 
 def _check_parts(split: float | None, test: Any, val: Any) -> tuple[bool, dict[str, float]]:
     """Return True if regions are drawn, and the fractions of the parts."""
-    if test is not None:
-        if split is not None:
-            raise InvalidValueError(
-                f"pass only one of split={split!r}, which draws regions, and test={test!r}, which "
-                "names them"
-            )
-        if isinstance(val, float):
-            raise InvalidValueError(
-                f"val must name regions because test does, got the fraction {val!r}; for a region "
-                f"of that id use val=[{val!r}]"
-            )
-        return False, {}
-    if isinstance(val, str | Iterable):
+    if test is None and not isinstance(val, str | Iterable):
+        return True, check_fractions(0.8 if split is None else split, 0.0 if val is None else val)
+    if test is None or split is not None or isinstance(val, float):
         raise InvalidValueError(
-            f"val must be a fraction because test names no regions, got {val!r}; name both, or "
-            "neither"
+            "either test and val must name regions, or split and val must be the fractions by "
+            f"which they are drawn, got split={split!r}, test={test!r} and val={val!r}; if a "
+            "region's id is a number, use val=[id]"
         )
-    return True, check_fractions(0.8 if split is None else split, 0.0 if val is None else val)
-
-
-def check_enough(parts: int, weights: NDArray[Any], what: str) -> None:
-    """Refuse more parts than there are regions, blocks or times with valid cells or samples."""
-    usable = int((weights > 0).sum())
-    if usable < parts:
-        raise EmptyPartError(
-            f"{parts} parts are needed, but only {usable} of {weights.size} {what} hold samples or "
-            "valid cells; use fewer parts, smaller blocks or more regions"
-        )
+    return False, {}
 
 
 def _named(regions: RegionMap, test: Any, val: Any) -> NDArray[np.uint8]:

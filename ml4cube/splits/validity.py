@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from ml4cube.core.axes import same_coordinate
+from ml4cube.core.axes import check_aligned
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.grid import Grid
 from ml4cube.core.statistics import check_numpy
@@ -49,32 +49,14 @@ def valid_mask(valid: ValidLike | None, view: CubeView) -> xr.DataArray | None:
 
 def on_cube(array: xr.DataArray, view: CubeView, argument: str) -> xr.DataArray:
     """Check that an array lies on the cells of a cube; return it without coordinates."""
-    called = _called(argument, array)
     check_numpy(argument if array.name is None else str(array.name), array.dtype)
-    for dim, n in array.sizes.items():
-        if view.sizes.get(str(dim)) != n:
-            raise InvalidValueError(
-                f"{called} has {n} cells along {dim!r}, but the cube has {view.sizes}; select the "
-                "same cells first"
-            )
-        if dim in array.coords and dim in view.ds.coords:
-            _check_same_cells(array.coords[dim], view.ds.coords[dim], called)
+    check_aligned(_called(argument, array), array, view)
     # chunk first: without its attributes, an array has lost the chunks of its file
     return xr.DataArray(in_chunks(array).variable, name=array.name)
 
 
 def _called(argument: str, array: xr.DataArray) -> str:
     return argument if array.name is None else f"{argument} {array.name!r}"
-
-
-def _check_same_cells(given: xr.DataArray, wanted: xr.DataArray, called: str) -> None:
-    """Refuse a reversed or shifted coordinate, whose cells are not the cube's."""
-    if not same_coordinate(given.values, wanted.values):
-        raise InvalidValueError(
-            f"{called} must have the cube's values of {wanted.name!r} ({wanted.values[0]} to "
-            f"{wanted.values[-1]}), got {given.values[0]} to {given.values[-1]}; select the same "
-            "cells, e.g. with reindex_like, or drop the coordinate"
-        )
 
 
 def has_value(variables: Iterable[xr.DataArray], any_of_them: bool = False) -> xr.DataArray | None:

@@ -178,7 +178,9 @@ def test_cells_of_a_cube_are_filled_lazily_and_alike_for_any_chunks(method: str,
         assert pp.accounting(filled) == pp.accounting(expected)
 
 
-def test_filling_cells_that_were_dropped_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_filling_cells_that_were_dropped_or_masked_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     samples = as_dataset(made_samples(2))
     for ds, warned in ((samples, False), (samples.rename(samples="time"), True)):
         caplog.clear()
@@ -187,13 +189,11 @@ def test_filling_cells_that_were_dropped_is_warned_of(caplog: pytest.LogCaptureF
         dropped = pp.drop_nan_values(ds, ["a", "b"])
         pp.fill_nan_values(dropped, ["a"], "constant", CONST)
         assert ("drop_nan_values or apply_filter dropped" in caplog.text) == warned
-
-
-def test_filling_cells_outside_a_mask_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    ds = pp.assign_mask(xr.Dataset({"a": ("x", np.arange(6.0))}), np.arange(6) > 1)
-    pp.fill_nan_values(ds, ["a"], "mean")
+    caplog.clear()
+    outside = pp.assign_mask(xr.Dataset({"a": ("x", np.arange(6.0))}), np.arange(6) > 1)
+    pp.fill_nan_values(outside, ["a"], "mean")
     assert not caplog.text
-    pp.fill_nan_values(pp.apply_filter(ds), ["a"], "mean")
+    pp.fill_nan_values(pp.apply_filter(outside), ["a"], "mean")
     assert "or apply_filter dropped are gaps" in caplog.text
 
 

@@ -32,31 +32,6 @@ from ml4cube.splits.cube import CubeView
 from tests import oracle_splits as oracle
 from tests.cubes import coordinates
 
-# --- fractions of valid cells on real data --------------------------------------------------
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    split=st.floats(0.02, 0.9),
-    val=st.sampled_from([0.0, 0.01, 0.09]),
-    gaps=st.floats(0, 0.9),
-    seed=st.integers(0, 99),
-)
-def test_no_part_is_empty(split, val, gaps, seed):
-    rng = np.random.default_rng(seed)
-    values = np.where(rng.random((6, 6)) < gaps, np.nan, 1.0)
-    cube = xr.Dataset({"a": (("x", "y"), values)})
-    wanted = 3 if val else 2
-    if np.isfinite(values).sum() < wanted:
-        return
-    blocks = {"x": 1, "y": 1}
-    label = assign_block_split(cube, blocks, split, val=val, seed=seed, valid="a")["split"].values
-    held = {code: np.isfinite(values)[label == code].sum() for code in (1, 0, 2)}
-    assert held[1] > 0
-    assert held[0] > 0
-    assert (held[2] > 0) == (val > 0)
-
-
 # --- buffers on the sphere and in time ------------------------------------------------------
 
 
@@ -263,7 +238,7 @@ def dates(kind, days):
 @settings(max_examples=25, deadline=None)
 @given(
     kind=st.sampled_from(["datetime", "360_day", "noleap"]),
-    steps=st.lists(st.integers(1, 45), min_size=8, max_size=16),
+    steps=st.lists(st.integers(0, 45), min_size=8, max_size=16),
     days=st.integers(1, 60),
     forward=st.booleans(),
     seed=st.integers(0, 99),

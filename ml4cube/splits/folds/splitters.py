@@ -19,14 +19,14 @@ from ml4cube.core.errors import (
     check_whole,
 )
 from ml4cube.core.grid import Grid, SizesLike
-from ml4cube.core.partition import cut_in_order, hash_ids, partition
+from ml4cube.core.partition import check_enough, hash_ids, partition, starts_in_order
 from ml4cube.core.split_plan import EXCLUDED, TEST, TRAIN, SplitPlan, check_fractions
 from ml4cube.cube.coordinates import TIME_NAMES
 from ml4cube.splits.block_sizes import block_sizes
 from ml4cube.splits.buffers import BufferLike, cut_dims, plan_buffer
 from ml4cube.splits.cube import CubeView
 from ml4cube.splits.folds.protocol import CubeSplitter, Ints, Weigh
-from ml4cube.splits.regions import RegionMap, check_enough
+from ml4cube.splits.regions import RegionMap
 from ml4cube.splits.strata import StratifyLike
 from ml4cube.splits.validity import count_by_block, valid_mask
 
@@ -134,7 +134,6 @@ class BlockKFold(_BlockSplitter):
     def _tests(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
-        check_enough(self.n_splits, weights, "blocks")
         fold = partition(weights, self._shares(), int(self.seed), classes)
         for k in range(self.n_splits):
             yield fold == k
@@ -187,7 +186,6 @@ class BlockShuffleSplit(_BlockSplitter):
     def _tests(
         self, weights: Ints, classes: NDArray[np.float64] | None
     ) -> Iterator[NDArray[np.bool_]]:
-        check_enough(2, weights, "blocks")
         for seed in hash_ids(int(self.seed), np.arange(self.n_splits)).tolist():
             yield partition(weights, self._shares(), seed, classes) == 1
 
@@ -247,10 +245,7 @@ class ForwardChaining(CubeSplitter):
         moment = view.moments(dim)
         by_moment = np.bincount(moment, weights).astype(np.float64)
         periods = self.n_splits + 1
-        check_enough(periods, by_moment, "time steps")
-        used = np.flatnonzero(by_moment > 0)
-        period = cut_in_order(by_moment[used], [1 / periods] * periods)
-        starts = used[np.searchsorted(period, np.arange(1, periods))]
+        starts = starts_in_order(by_moment, [1 / periods] * periods, "time steps")
         of_step = np.searchsorted(starts, moment, side="right")
         # a gap in steps counts distinct times, because a time may occur twice on the axis
         steps = dict(buffer).get(dim)
