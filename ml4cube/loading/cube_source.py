@@ -26,9 +26,9 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import split_label
 from ml4cube.loading.lead import (
     Lead,
-    LeadArguments,
     LeadExtractor,
     LeadReader,
+    TargetOptions,
     is_target,
     target_name,
     with_lead,
@@ -58,7 +58,7 @@ class CubeOptions(SamplingOptions):
     part: str = "train"
     data_split: float = 1.0
     # Position of the targets, if it differs from that of the inputs.
-    lead: LeadArguments | None = None
+    lead: TargetOptions | None = None
     nproc: int = 1
     progress: bool = True
 

@@ -162,7 +162,7 @@ class PTXrDataset(Dataset[Any]):
         **cutting: Any,
     ) -> None:
         options = DatasetOptions.of(locals())
-        self.shifted = options.lead is not None
+        self.shifted = options.shifted
         self._source: SampleSource
         self._source, self.metadata = open_source(ds, options)
         self._from_cube = isinstance(self._source, CubeSource)

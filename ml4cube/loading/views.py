@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_sizes
 from ml4cube.core.rank_shares import Ints
-from ml4cube.loading.lead import Lead, LeadArguments, target_name, whole_cells
+from ml4cube.loading.lead import Lead, TargetOptions, target_name, whole_cells
 from ml4cube.loading.ring.slots import Scratch
 from ml4cube.loading.sources import KnownScaling, SampleSource
 from ml4cube.sampling.request import check_known
@@ -88,9 +88,11 @@ class WindowPair(View):
     """Stored windows cut in two: the first cells are inputs, later ones are targets."""
 
     def __init__(
-        self, source: SampleSource, wanted: LeadArguments, sample_size: SizesLike | None
+        self, source: SampleSource, wanted: TargetOptions, sample_size: SizesLike | None
     ) -> None:
         super().__init__(source)
+        check_known("to_pred", wanted.targets, source.schema)
+        check_known("weights", wanted.scored, source.schema)
         lead = _lead_inside(source, wanted, sample_size)
         inputs = {dim: slice(0, along.input_size) for dim, along in lead.along.items()}
         targets = {d: slice(a.offset, a.offset + a.size) for d, a in lead.along.items()}
@@ -98,7 +100,7 @@ class WindowPair(View):
         self._pieces: dict[str, tuple[slice, ...]] = {}
         for name in source.schema:
             self._add(name, name, inputs)
-        for name in wanted.elsewhere(source.schema):
+        for name in wanted.scored:
             self._add(target_name(name), name, targets)
 
     def _add(self, name: str, stored: str, cells: Mapping[str, slice]) -> None:
@@ -114,17 +116,17 @@ class WindowPair(View):
 
 
 def _lead_inside(
-    source: SampleSource, wanted: LeadArguments, sample_size: SizesLike | None
+    source: SampleSource, wanted: TargetOptions, sample_size: SizesLike | None
 ) -> Lead:
     """Make a lead whose inputs and targets lie inside the stored windows."""
     stored: dict[str, int] = {}
     for name, (window, _) in source.schema.items():
         stored |= dict(zip(source.dims[name], window, strict=True))
-    offset = whole_cells("target_offset", wanted.offset, stored, least=0)
+    offset = whole_cells("target_offset", wanted.target_offset, stored, least=0)
     inputs = {dim: max(1, n - offset.get(dim, 0)) for dim, n in stored.items()}
     if sample_size is not None:
         inputs |= parse_sizes("sample_size", sample_size, stored)
-    lead = Lead.parse(wanted.offset, wanted.size, inputs)
+    lead = Lead.parse(wanted.target_offset, wanted.target_size, inputs)
     lead.check_fits(stored, "a stored window")
     return lead
 
