@@ -110,7 +110,7 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
             f"{', '.join(asked)} can be given for a cube only, and ds holds samples already (dim "
             f"{dim!r}); leave them out"
         )
-    source = source_of_store(ds, dim) if metadata else DatasetSource(ds, dim)
+    source = source_of_store(ds, metadata.spec) if metadata else DatasetSource(ds)
     if options.shifted:
         return WindowPair(source, options, options.sample_size), metadata
     return source, metadata

@@ -16,9 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_sizes
 from ml4cube.core.rank_shares import Ints
-from ml4cube.loading.lead import Lead, TargetOptions, target_name, whole_cells
+from ml4cube.core.scaling import Scaling
+from ml4cube.loading.lead import Lead, TargetOptions, base_name, target_name, whole_cells
 from ml4cube.loading.ring.slots import Scratch
-from ml4cube.loading.sources import KnownScaling, SampleSource
+from ml4cube.loading.sources import SampleSource, unscaled
 from ml4cube.sampling.request import check_known
 
 if TYPE_CHECKING:
@@ -30,15 +31,15 @@ Arrays = dict[str, NDArray[Any]]
 WEIGHT = "@weight"
 
 
-class View:
+class View(SampleSource):
     """A source that makes some variables itself, and passes on all else of another source."""
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
         self.schema = dict(source.schema)
         self.dims = dict(source.dims)
-        self.lead, self.counts, self.slow = source.lead, source.counts, source.slow
-        self._starts = np.concatenate([[0], np.cumsum(source.counts)])
+        self.lead, self.cube_dims = source.lead, source.cube_dims
+        self.counts, self.slow = source.counts, source.slow
         self._scratch = Scratch()
         # the variables of the other source that each variable made here needs
         self._needs: dict[str, tuple[str, ...]] = {}
@@ -78,10 +79,6 @@ class View:
     def axes(self) -> dict[str, xr.Variable]:
         """Return the coordinate values of every cell along each cube dim, where they are known."""
         return self._source.axes()
-
-    def _rows(self, chunk: int) -> Ints:
-        """Return the numbers of a chunk's samples."""
-        return np.arange(self._starts[chunk], self._starts[chunk + 1])
 
 
 class WindowPair(View):
@@ -175,7 +172,7 @@ class Weighted(View):
     """Samples with one weight each, or one per cell of the target."""
 
     def __init__(
-        self, source: SampleSource, weights: Any, target: str, scaling: KnownScaling
+        self, source: SampleSource, weights: Any, target: str, scaling: Mapping[str, Scaling]
     ) -> None:
         super().__init__(source)
         self._scaling = scaling
@@ -186,7 +183,7 @@ class Weighted(View):
             check_known("weights", [weights], source.schema)
             like = weights
         elif isinstance(weights, Mapping):
-            if target in scaling:
+            if base_name(target) in scaling:
                 raise InvalidTypeError(
                     f"weights of classes need a target of classes, but {target!r} was scaled as a "
                     "number; store it as integers, or use scale_fn=None"
@@ -198,10 +195,10 @@ class Weighted(View):
             like = target
         else:
             self._values = _checked(weights)
-            if self._values.shape != (int(self._starts[-1]),):
+            if self._values.shape != (int(self.starts[-1]),):
                 raise InvalidValueError(
                     f"weights must be one per sample, of which there are "
-                    f"{int(self._starts[-1])}, got shape {self._values.shape}"
+                    f"{int(self.starts[-1])}, got shape {self._values.shape}"
                 )
         window = source.schema[like][0] if like else ()
         self.schema[WEIGHT], self.dims[WEIGHT] = (window, "<f4"), source.dims.get(like, ())
@@ -209,16 +206,16 @@ class Weighted(View):
         self._needs[WEIGHT] = (like,) if like else ()
 
     def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
-        rows = np.arange(self._starts[chunk], self._starts[chunk + 1])
         if not cells:
-            out[...] = self._values[rows]
+            out[...] = self._values[self.rows(chunk)]
             return
         ((stored, values),) = cells.items()
         if self._classes is not None:
             out[...] = self._of_classes(stored, values, chunk)
             return
-        if stored in self._scaling:
-            values = self._scaling.unscaled(stored, values, self._source, rows)
+        scaling = self._scaling.get(base_name(stored))
+        if scaling is not None:
+            values = unscaled(scaling, stored, values, self._source, self.rows(chunk))
         out[...] = _checked(values, self.describe(chunk))
 
     def _of_classes(self, name: str, found: NDArray[Any], chunk: int) -> NDArray[np.float32]:
