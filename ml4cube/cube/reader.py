@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,103 +26,71 @@ if TYPE_CHECKING:
 Slices = Mapping[str, slice]
 
 
-class Source(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Source:
     """Source of the cells of one variable; picklable."""
 
-    @property
-    def dims(self) -> tuple[str, ...]:
-        """Dims of the variable."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the cells that `take` returns."""
+    dims: tuple[str, ...]
+    dtype: np.dtype[Any]
+    # Whether `narrow` returns the source itself.
+    sent_whole: bool = True
+    # The zarr array with exactly these cells, or its files; None if unknown.
+    stored: Any = None
+    # Whether absent chunks of a file behind it would not be noticed.
+    hides_chunks: bool = False
 
     def take(self, slices: Slices) -> NDArray[Any]:
         """Read the cells inside `slices` of the whole cube."""
-
-    @property
-    def sent_whole(self) -> bool:
-        """True if `narrow` returns the source itself."""
-
-    @property
-    def stored(self) -> Any:
-        """The zarr array with exactly these cells, or its files; None if unknown."""
-
-    @property
-    def hides_chunks(self) -> bool:
-        """True if absent chunks of a file behind it would not be noticed."""
+        raise NotImplementedError
 
     def narrow(self, slices: Slices) -> Source:
         """Return a source of only the cells inside `slices`, cheap to pickle."""
+        return self
 
 
-@dataclass(frozen=True)
-class _MemorySource:
+@dataclass(frozen=True, kw_only=True)
+class _MemorySource(Source):
     """Cells in memory, from `origin` on."""
 
-    dims: tuple[str, ...]
-    values: NDArray[Any]
-    origin: tuple[int, ...]
-    sent_whole = False
-    stored = None
-    hides_chunks = False
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self.values.dtype)
-
-    def take(self, slices: Slices) -> NDArray[Any]:
-        return self.values[_shifted(slices, self.dims, self.origin)]
-
-    def narrow(self, slices: Slices) -> _MemorySource:
-        # a copy, so that pickling sends only these cells, not the array they are a view of
-        return _MemorySource(self.dims, self.take(slices).copy(), _starts(slices, self.dims))
-
-
-@dataclass(frozen=True)
-class _DaskSource:
-    """Cells of a dask array, from `origin` on, computed in the calling thread."""
-
-    dims: tuple[str, ...]
     array: Any
     origin: tuple[int, ...]
-    sent_whole = False
-    stored = None
-    hides_chunks = True
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
-        return dtype
+    sent_whole: bool = False
 
     def take(self, slices: Slices) -> NDArray[Any]:
-        part = self.array[_shifted(slices, self.dims, self.origin)]
-        values: NDArray[Any] = np.asarray(part.compute(scheduler="synchronous"))
-        return values
+        cells: NDArray[Any] = self._part(slices)
+        return cells
 
-    def narrow(self, slices: Slices) -> _DaskSource:
+    def narrow(self, slices: Slices) -> Source:
+        # a copy, so that pickling sends only these cells, not the array they are a view of
+        return replace(self, array=self._part(slices).copy(), origin=_starts(slices, self.dims))
+
+    def _part(self, slices: Slices) -> Any:
+        begin = zip(self.dims, self.origin, strict=True)
+        return self.array[tuple(slice(slices[d].start - o, slices[d].stop - o) for d, o in begin)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _DaskSource(_MemorySource):
+    """Cells of a dask array, from `origin` on, computed in the calling thread."""
+
+    hides_chunks: bool = True
+
+    def take(self, slices: Slices) -> NDArray[Any]:
+        return np.asarray(self._part(slices).compute(scheduler="synchronous"))
+
+    def narrow(self, slices: Slices) -> Source:
         from dask.base import optimize
 
         # optimizing drops the other tasks of the graph, so that only a few KB are sent
-        part = self.array[_shifted(slices, self.dims, self.origin)]
-        (part,) = optimize(part)  # type: ignore[no-untyped-call]
-        return _DaskSource(self.dims, part, _starts(slices, self.dims))
+        (part,) = optimize(self._part(slices))  # type: ignore[no-untyped-call]
+        return replace(self, array=part, origin=_starts(slices, self.dims))
 
 
-@dataclass(frozen=True)
-class _LazySource:
+@dataclass(frozen=True, kw_only=True)
+class _LazySource(Source):
     """Cells of one of xarray's lazily indexed file arrays."""
 
-    dims: tuple[str, ...]
     array: Any
-    dtype: np.dtype[Any]
-    here_only: bool
-    stored: Any
-    hides_chunks: bool
-
-    @property
-    def sent_whole(self) -> bool:
-        return not self.here_only
 
     def take(self, slices: Slices) -> NDArray[Any]:
         from xarray import Variable
@@ -131,63 +99,32 @@ class _LazySource:
         return np.asarray(Variable(self.dims, self.array).isel(indexers).values)
 
     def narrow(self, slices: Slices) -> Source:
-        if self.here_only:
-            # in another process that memory would be empty, and read as gaps
-            return _MemorySource(self.dims, self.take(slices), _starts(slices, self.dims))
-        return self
+        if self.sent_whole:
+            return self
+        # in another process that memory would be empty, and read as gaps
+        cells, origin = self.take(slices), _starts(slices, self.dims)
+        return _MemorySource(dims=self.dims, dtype=self.dtype, array=cells, origin=origin)
 
 
-@dataclass(frozen=True)
-class _ZarrSource:
+class _ZarrSource(Source):
     """Cells of a zarr array that need no decoding, read without xarray, which is slow to import."""
-
-    dims: tuple[str, ...]
-    array: Any
-    sent_whole = True
-    hides_chunks = False
-
-    @property
-    def stored(self) -> Any:
-        return self.array
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = np.dtype(self.array.dtype)
-        return dtype
 
     def take(self, slices: Slices) -> NDArray[Any]:
         box = tuple(slices[dim] for dim in self.dims)
-        if isinstance(self.array, DiskChunks):
-            return self.array.read(box)
-        return np.asarray(self.array[box])
-
-    def narrow(self, slices: Slices) -> _ZarrSource:
-        return self
+        if isinstance(self.stored, DiskChunks):
+            return self.stored.read(box)
+        return np.asarray(self.stored[box])
 
 
-@dataclass(frozen=True)
-class ComputedSource:
+@dataclass(frozen=True, kw_only=True)
+class ComputedSource(Source):
     """Cells computed from their positions."""
 
-    dims: tuple[str, ...]
     # Called with an array of positions along each dim; returns the values.
     function: Callable[..., NDArray[Any]]
-    dtype: np.dtype[Any]
-    sent_whole = True
-    stored = None
-    hides_chunks = False
 
     def take(self, slices: Slices) -> NDArray[Any]:
         return self.function(*(np.arange(slices[d].start, slices[d].stop) for d in self.dims))
-
-    def narrow(self, slices: Slices) -> ComputedSource:
-        return self
-
-
-def _shifted(slices: Slices, dims: Sequence[str], origin: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(
-        slice(slices[d].start - o, slices[d].stop - o) for d, o in zip(dims, origin, strict=True)
-    )
 
 
 def _starts(slices: Slices, dims: Sequence[str]) -> tuple[int, ...]:
@@ -197,16 +134,18 @@ def _starts(slices: Slices, dims: Sequence[str]) -> tuple[int, ...]:
 def _source(variable: xr.Variable) -> Source:
     from dask.base import is_dask_collection
 
-    dims = tuple(str(dim) for dim in variable.dims)
+    dims, dtype = tuple(str(dim) for dim in variable.dims), np.dtype(variable.dtype)
+    origin = (0,) * variable.ndim
     # `_data`, because `data` would load a lazily indexed file
     if is_dask_collection(variable._data):
         file = file_behind(variable._data)
         if file is not None:
-            return _file_source(dims, file, np.dtype(variable.dtype))
-        return _DaskSource(dims, variable._data, (0,) * variable.ndim)
+            return _file_source(dims, file, dtype)
+        return _DaskSource(dims=dims, dtype=dtype, array=variable._data, origin=origin)
     if variable._in_memory:
-        return _MemorySource(dims, np.asarray(variable.values), (0,) * variable.ndim)
-    return _file_source(dims, variable._data, np.dtype(variable.dtype))
+        cells = np.asarray(variable.values)
+        return _MemorySource(dims=dims, dtype=cells.dtype, array=cells, origin=origin)
+    return _file_source(dims, variable._data, dtype)
 
 
 def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Source:
@@ -214,8 +153,16 @@ def _file_source(dims: tuple[str, ...], array: Any, dtype: np.dtype[Any]) -> Sou
     found = Opened.of(array, dtype)
     if found.plain and found.stored is not None:
         # without the zarr array a worker need not import zarr, half of its start-up time
-        return _ZarrSource(dims, DiskChunks.of(found.stored) or found.stored)
-    return _LazySource(dims, array, dtype, found.here_only, found.stored, found.hides_chunks)
+        stored = DiskChunks.of(found.stored) or found.stored
+        return _ZarrSource(dims=dims, dtype=dtype, stored=stored)
+    return _LazySource(
+        dims=dims,
+        dtype=dtype,
+        array=array,
+        sent_whole=not found.here_only,
+        stored=found.stored,
+        hides_chunks=found.hides_chunks,
+    )
 
 
 def is_on_cluster(value: Any) -> bool:

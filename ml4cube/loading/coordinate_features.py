@@ -28,16 +28,10 @@ _OF_TIME = ("dayofyear", "hour")
 class WithCoordinates(View):
     """Samples with sine and cosine of coordinates as additional variables."""
 
-    def __init__(
-        self,
-        source: SampleSource,
-        wanted: Any,
-        like: str,
-        cube_dims: Mapping[str, str],
-    ) -> None:
+    def __init__(self, source: SampleSource, wanted: Any, like: str) -> None:
         super().__init__(source)
         window, dims = source.schema[like][0], source.dims[like]
-        self._window = {cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
+        self._window = {self.cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
         # dim of the cube, and values at every cell along it
         self._tables: dict[str, tuple[str, NDArray[np.float32]]] = {}
         axes = source.axes()
@@ -62,8 +56,7 @@ class WithCoordinates(View):
 
     def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
         dim, table = self._tables[name]
-        rows = np.arange(self._starts[chunk], self._starts[chunk + 1])
-        first, size = self.first_cells(rows, [dim])[dim], self._window.get(dim, 1)
+        first, size = self.first_cells(self.rows(chunk), [dim])[dim], self._window.get(dim, 1)
         shape = [size if d == dim else 1 for d in self._window]
         out[...] = table[first[:, None] + np.arange(size)].reshape(-1, *shape)
 

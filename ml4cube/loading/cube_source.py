@@ -26,15 +26,16 @@ from ml4cube.core.statistics import Statistics
 from ml4cube.cube.variables import split_label
 from ml4cube.loading.lead import (
     Lead,
-    LeadArguments,
     LeadExtractor,
     LeadReader,
+    TargetOptions,
+    base_name,
     is_target,
     target_name,
     with_lead,
     without_targets,
 )
-from ml4cube.loading.sources import KnownScaling
+from ml4cube.loading.sources import SampleSource, known_scaling, windows_in_cube
 from ml4cube.progress import Stage
 from ml4cube.sampling.engines import local_engine
 from ml4cube.sampling.extractor import Arrays, Extractor
@@ -58,7 +59,7 @@ class CubeOptions(SamplingOptions):
     part: str = "train"
     data_split: float = 1.0
     # Position of the targets, if it differs from that of the inputs.
-    lead: LeadArguments | None = None
+    lead: TargetOptions | None = None
     nproc: int = 1
     progress: bool = True
 
@@ -77,7 +78,7 @@ _SIZES = {"sample_size", "overlap", "block_size"}
 CUTTING = tuple(f.name for f in fields(CubeOptions) if f.name not in _NOT_CUTTING | _SIZES)
 
 
-class CubeSource:
+class CubeSource(SampleSource):
     """Samples cut from a cube as they are read: those that `MultiProcSampler` would write."""
 
     # A chunk is a tile of neighbouring windows, whose cells are read once despite the overlap.
@@ -87,8 +88,8 @@ class CubeSource:
     ) -> None:
         part = metadata.part
         self._reader, self._extractor, self._label = sampling.reader, extractor, PARTS[part]
-        # the dims of these samples have their names in the cube
-        self._scaling = KnownScaling(KnownScaling.of(metadata).scaling, {})
+        self._scaling = known_scaling(metadata)
+        self.cube_dims: Mapping[str, str] = {}  # the dims of these samples have the cube's names
         reader = sampling.reader
         self.lead: Lead | None = reader.lead if isinstance(reader, LeadReader) else None
         self._axes = {d: sampling.ds[d].variable for d in extractor.spec.dims if d in sampling.ds}
@@ -100,7 +101,6 @@ class CubeSource:
             for name, (window, _) in self.schema.items()
         }
         self.counts = plan.tile_samples[:, plan.parts.index(part)]
-        self._starts = np.concatenate([[0], np.cumsum(self.counts)])
         # one bit for each window of a tile that was read: is it a sample?
         self._kept: dict[int, NDArray[np.uint8]] = {}
 
@@ -115,14 +115,15 @@ class CubeSource:
             cells = self._classify(chunk, extractor.reads)
         keep = self._sample_windows(chunk)
         samples = extractor.samples(cells, tile, keep)
-        first = None
+        first: Arrays = {}
         for name, target in out.items():
-            values = samples[name]
-            if name in self._scaling:
-                if first is None and self._scaling.dims(name):
+            values, scaling = samples[name], self._scaling.get(base_name(name))
+            if scaling is not None:
+                if scaling.dims and not first:
                     origins = extractor.origins(tile, keep)
                     first = {dim: origins[f"{dim}_index"] for dim in extractor.spec.dims}
-                values = self._scaling.scaled(name, values, self, first or {})
+                windows = windows_in_cube(self, name, values.shape[1:], first)
+                values = scaling.scaled(values, *windows, values.dtype)
             target[...] = values
 
     def _sample_windows(self, chunk: int) -> NDArray[np.intp]:
@@ -166,12 +167,12 @@ class CubeSource:
 
     def _origins(self, samples: Ints) -> Arrays:
         """Return the origins of samples, dates as numbers."""
-        chunks = np.searchsorted(self._starts, samples, side="right") - 1
+        chunks = np.searchsorted(self.starts, samples, side="right") - 1
         ascending = np.argsort(samples, kind="stable")
         result: Arrays = {}
         for chunk in np.unique(chunks).tolist():
             here = ascending[chunks[ascending] == chunk]
-            keep = self._sample_windows(chunk)[samples[here] - self._starts[chunk]]
+            keep = self._sample_windows(chunk)[samples[here] - self.starts[chunk]]
             origins = self._extractor.origins(self._extractor.tiles.block(chunk), keep)
             for name, values in origins.items():
                 result.setdefault(name, np.empty(len(samples), values.dtype))[here] = values

@@ -7,8 +7,9 @@ of dropped windows still add up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_whole
 from ml4cube.core.grid import Block, Grid, SizesLike, parse_pairs
-from ml4cube.core.sample_spec import SampleSpec
+from ml4cube.core.sample_spec import SampleSpec, parse_names
 from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import Statistics
 from ml4cube.cube.reader import CubeReader, Slices
@@ -90,29 +91,41 @@ class Lead:
         return result
 
 
-@dataclass(frozen=True)
-class LeadArguments:
-    """Arguments of a user about targets at a lead time."""
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """Arguments of `PTXrDataset` about targets."""
 
-    targets: tuple[str, ...]
-    offset: SizesLike | None
-    size: SizesLike | None
-    # Variable that holds the weights of the targets' cells, and is cut with them.
-    weights: str | None = None
+    to_pred: str | Sequence[str] | None
+    target_offset: SizesLike | None
+    target_size: SizesLike | None
+    weights: Any
 
     def __post_init__(self) -> None:
         """Refuse a lead without targets."""
-        if not self.targets:
+        if self.shifted and not self.targets:
             raise InvalidTypeError(
                 "target_offset and target_size need to_pred; name the variables to predict"
             )
 
-    def elsewhere(self, variables: Iterable[str]) -> tuple[str, ...]:
-        """Return the variables that are cut with the targets."""
-        weights = () if self.weights is None else (self.weights,)
-        known = list(variables)
-        check_known("to_pred", self.targets, known)
-        check_known("weights", weights, known)
+    @property
+    def shifted(self) -> bool:
+        """True if the targets lie elsewhere than the inputs."""
+        return self.target_offset is not None or self.target_size is not None
+
+    @cached_property
+    def targets(self) -> tuple[str, ...]:
+        """Variables of y."""
+        return parse_names("to_pred", self.to_pred)
+
+    @property
+    def weights_variable(self) -> str | None:
+        """The variable that holds the weights, if one does."""
+        return self.weights if isinstance(self.weights, str) else None
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """Variables used by a loss: cut with the targets, and filled only on request."""
+        weights = () if self.weights_variable is None else (self.weights_variable,)
         return tuple(dict.fromkeys((*self.targets, *weights)))
 
 
@@ -267,16 +280,19 @@ def _apart(cells: Arrays) -> tuple[Arrays, Arrays]:
     return near, far
 
 
-def with_lead(sampling: Sampling, wanted: LeadArguments) -> Sampling:
+def with_lead(sampling: Sampling, wanted: TargetOptions) -> Sampling:
     """Return a sampling whose targets lie elsewhere than its inputs."""
-    spec, extractor = sampling.spec, sampling.extractor
-    targets = wanted.elsewhere(spec.variables)
+    spec, extractor, targets = sampling.spec, sampling.extractor, wanted.scored
+    check_known("to_pred", wanted.targets, spec.variables)
+    check_known("weights", targets, spec.variables)
     if extractor.callback is not None:
         raise InvalidTypeError(
             "callback cannot be combined with target_offset or target_size, because it gets the "
             "inputs without their targets; compute the variable on the cube, or use augment="
         )
-    lead = Lead.parse(wanted.offset, wanted.size, dict(zip(spec.dims, spec.size, strict=True)))
+    lead = Lead.parse(
+        wanted.target_offset, wanted.target_size, dict(zip(spec.dims, spec.size, strict=True))
+    )
     lead.check_fits(dict(zip(spec.dims, spec.shape, strict=True)), "the cube")
     fields = {name: getattr(spec, name) for name in SampleSpec.__dataclass_fields__}
     inputs = _InputSpec(**fields, reach=tuple(along.reach for along in lead.along.values()))

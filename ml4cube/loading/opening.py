@@ -16,7 +16,7 @@ from ml4cube.core.sample_spec import SAMPLE_DIM, parse_names
 from ml4cube.core.split_plan import PARTS
 from ml4cube.cube.opening import as_dataset
 from ml4cube.loading.cube_source import CUTTING, CubeOptions, cut_cube
-from ml4cube.loading.lead import LeadArguments
+from ml4cube.loading.lead import TargetOptions
 from ml4cube.loading.memory import check_megabytes
 from ml4cube.loading.sources import DatasetSource, SampleSource, source_of_store
 from ml4cube.loading.views import WindowPair
@@ -27,19 +27,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetOptions:
+class DatasetOptions(TargetOptions):
     """Arguments of `PTXrDataset`, which documents them, checked when made."""
 
-    to_pred: str | Sequence[str] | None
     features: str | Sequence[str] | None
     block_size: SizesLike | None
     sample_size: SizesLike | None
     overlap: SizesLike | float | None
     block_sizes: SizesLike | None
-    target_offset: SizesLike | None
-    target_size: SizesLike | None
     coord_features: str | Sequence[str] | None
-    weights: Any
     part: str | None
     dtype: Any
     target_dtype: Any
@@ -54,6 +50,7 @@ class DatasetOptions:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
+        super().__post_init__()
         if self.block_size is not None and self.block_sizes is not None:
             raise InvalidTypeError(
                 "block_size and block_sizes are two names of one argument; give one of them"
@@ -66,37 +63,12 @@ class DatasetOptions:
                     f"PTXrDataset has no argument {name!r}; for cubes it takes sample_size, "
                     f"overlap, block_size, {', '.join(CUTTING)}"
                 )
-        _ = self.chosen, self.lead  # checks them
-
-    @cached_property
-    def targets(self) -> tuple[str, ...]:
-        """Variables of y."""
-        return parse_names("to_pred", self.to_pred)
+        _ = self.targets, self.chosen  # checks them
 
     @cached_property
     def chosen(self) -> tuple[str, ...]:
         """Variables of X, if they are named."""
         return parse_names("features", self.features)
-
-    @property
-    def weights_variable(self) -> str | None:
-        """The variable that holds the weights, if one does."""
-        return self.weights if isinstance(self.weights, str) else None
-
-    @property
-    def scored(self) -> tuple[str, ...]:
-        """Variables used by a loss, whose gaps are filled only on request."""
-        name = self.weights_variable
-        return (*self.targets, name) if name is not None else self.targets
-
-    @cached_property
-    def lead(self) -> LeadArguments | None:
-        """Position of the targets, if it differs from that of the inputs."""
-        if self.target_offset is None and self.target_size is None:
-            return None
-        return LeadArguments(
-            self.targets, self.target_offset, self.target_size, self.weights_variable
-        )
 
     @property
     def for_cubes(self) -> dict[str, Any]:
@@ -113,7 +85,7 @@ class DatasetOptions:
 
 def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMetadata | None]:
     """Open samples in any form: a store, a Dataset made by hand, or a cube to be cut."""
-    part, lead, cutting = options.part, options.lead, options.for_cubes
+    part, cutting = options.part, options.for_cubes
     asked = [name for name in cutting if name != "progress"]  # harmless for a store
     ds = _opened(ds, cube=bool(asked))
     metadata = StoreMetadata.of(ds) if "ml4cube_format" in ds.attrs else None
@@ -125,7 +97,7 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
         )
     if dim not in ds.dims:
         # at a lead time, targets have windows of their own, which are never filled
-        unfilled = options.scored if lead is None else ()
+        lead, unfilled = (options, ()) if options.shifted else (None, options.scored)
         return cut_cube(
             ds, CubeOptions(part=part or "train", lead=lead, unfilled=unfilled, **cutting)
         )
@@ -133,13 +105,15 @@ def open_source(ds: Any, options: DatasetOptions) -> tuple[SampleSource, StoreMe
         found = f"the store of {metadata.part!r}" if metadata else "made by hand"
         raise InvalidValueError(f"part={part!r}, but ds is {found}; open that of {part!r}")
     # at a lead time, the sample size is that of the inputs in a stored window
-    if asked and not (lead is not None and asked == ["sample_size"]):
+    if asked and not (options.shifted and asked == ["sample_size"]):
         raise InvalidTypeError(
             f"{', '.join(asked)} can be given for a cube only, and ds holds samples already (dim "
             f"{dim!r}); leave them out"
         )
-    source = source_of_store(ds, dim) if metadata else DatasetSource(ds, dim)
-    return (source if lead is None else WindowPair(source, lead, options.sample_size)), metadata
+    source = source_of_store(ds, metadata.spec) if metadata else DatasetSource(ds)
+    if options.shifted:
+        return WindowPair(source, options, options.sample_size), metadata
+    return source, metadata
 
 
 def _opened(source: Any, *, cube: bool) -> xr.Dataset:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ml4cube.core.rank_shares import Ints
+from ml4cube.core.sample_spec import SAMPLE_DIM, SampleSpec
 from ml4cube.core.scaling import Scaling
 from ml4cube.core.statistics import scale_parameters
 from ml4cube.cube.chunks.opened import Opened, file_behind
 from ml4cube.cube.reader import CubeReader
-from ml4cube.loading.lead import Lead, base_name, is_target
+from ml4cube.loading.lead import Lead, is_target
 from ml4cube.loading.ring.ring import ChunkSource
 from ml4cube.loading.store_files import ShardedArray, sharded_arrays
 from ml4cube.sampling.counting import Schema
@@ -52,6 +53,17 @@ class SampleSource(ChunkSource, Protocol):
     dims: dict[str, tuple[str, ...]]
     # Position of the targets, if it differs from that of the inputs.
     lead: Lead | None
+    # Dim of the cube behind each dim of a sample, where it has another name.
+    cube_dims: Mapping[str, str]
+
+    @cached_property
+    def starts(self) -> Ints:
+        """The first sample of each chunk, and the number of samples."""
+        return np.concatenate([[0], np.cumsum(self.counts)])
+
+    def rows(self, chunk: int) -> Ints:
+        """Return the numbers of a chunk's samples."""
+        return np.arange(self.starts[chunk], self.starts[chunk + 1])
 
     def coords(self, samples: Ints) -> Arrays:
         """Return coordinates of samples, one array per coordinate."""
@@ -63,84 +75,46 @@ class SampleSource(ChunkSource, Protocol):
         """Return the coordinate values of every cell along each cube dim, where they are known."""
 
 
-@dataclass(frozen=True)
-class KnownScaling:
-    """Scaling of the samples of a source, as far as it is known."""
-
-    # By variable of the cube.
-    scaling: Mapping[str, Scaling]
-    # Dim of the cube behind each dim of a sample, where it has another name.
-    cube_dims: Mapping[str, str]
-
-    @classmethod
-    def of(cls, metadata: StoreMetadata | None) -> KnownScaling:
-        """Make it from the metadata of samples."""
-        if metadata is None:
-            return cls({}, {})
-        found = {}
-        if (how := metadata.spec.scale_fn) is not None:
-            for name, stats in metadata.statistics.items():
-                if not np.any(stats.count):
-                    continue  # no cell was counted, so nothing was scaled
-                offset, scale = scale_parameters(stats, how)
-                found[name] = Scaling(name, offset, scale, metadata.places.get(name, ()), how)
-        return cls(found, metadata.spec.cube_dims)
-
-    def __contains__(self, name: str) -> bool:
-        """Return True if a variable of a source is scaled."""
-        return base_name(name) in self.scaling
-
-    def dims(self, name: str) -> tuple[str, ...]:
-        """Return the dims of the cube along which the scaling of a variable differs."""
-        return self.scaling[base_name(name)].dims
-
-    def scaled(
-        self,
-        name: str,
-        values: NDArray[Any],
-        source: SampleSource,
-        first: Mapping[str, NDArray[Any]],
-    ) -> NDArray[Any]:
-        """Scale samples of a source."""
-        scaling = self.scaling[base_name(name)]
-        windows = self._windows(name, values.shape[1:], source, first)
-        return scaling.scaled(values, *windows, values.dtype)
-
-    def unscaled(
-        self, name: str, values: NDArray[Any], source: SampleSource, samples: Ints
-    ) -> NDArray[Any]:
-        """Undo the scaling of samples of a source."""
-        scaling = self.scaling[base_name(name)]
-        first = source.first_cells(samples, scaling.dims) if scaling.dims else {}
-        return scaling.unscaled(values, *self._windows(name, values.shape[1:], source, first))
-
-    def _windows(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        source: SampleSource,
-        first: Mapping[str, NDArray[Any]],
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
-        """Return the first cells of a variable's windows and the window's size, by cube dim."""
-        own = source.dims[name]
-        window = {self.cube_dims.get(d, d): n for d, n in zip(own, shape, strict=True)}
-        moved = dict(first)
-        if source.lead is not None and is_target(name):
-            for dim, along in source.lead.along.items():
-                dim = self.cube_dims.get(dim, dim)
-                if dim in moved:
-                    moved[dim] = moved[dim] + along.offset
-        return moved, window
+def known_scaling(metadata: StoreMetadata | None) -> dict[str, Scaling]:
+    """Return the scaling of samples by variable of the cube, as far as it is known."""
+    if metadata is None or (how := metadata.spec.scale_fn) is None:
+        return {}
+    found = {}
+    for name, stats in metadata.statistics.items():
+        if np.any(stats.count):  # else no cell was counted, so nothing was scaled
+            offset, scale = scale_parameters(stats, how)
+            found[name] = Scaling(name, offset, scale, metadata.places.get(name, ()), how)
+    return found
 
 
-class DatasetSource:
+def unscaled(
+    scaling: Scaling, name: str, values: NDArray[Any], source: SampleSource, samples: Ints
+) -> NDArray[Any]:
+    """Undo the scaling of a variable's samples."""
+    first = source.first_cells(samples, scaling.dims) if scaling.dims else {}
+    return scaling.unscaled(values, *windows_in_cube(source, name, values.shape[1:], first))
+
+
+def windows_in_cube(
+    source: SampleSource, name: str, shape: tuple[int, ...], first: Mapping[str, NDArray[Any]]
+) -> tuple[dict[str, NDArray[Any]], dict[str, int]]:
+    """Return the first cells of a variable's windows and the window's size, by cube dim."""
+    cube_dims, own = source.cube_dims, source.dims[name]
+    lead = source.lead.along if source.lead is not None and is_target(name) else {}
+    offsets = {cube_dims.get(dim, dim): along.offset for dim, along in lead.items()}
+    moved = {dim: cells + offsets.get(dim, 0) for dim, cells in first.items()}
+    return moved, {cube_dims.get(d, d): n for d, n in zip(own, shape, strict=True)}
+
+
+class DatasetSource(SampleSource):
     """Samples of an xarray Dataset, whatever backs it: numpy, dask, a lazily opened file."""
 
     slow: bool = False
     lead: Lead | None = None
 
-    def __init__(self, ds: xr.Dataset, dim: str) -> None:
-        self._dim = dim
+    def __init__(self, ds: xr.Dataset, spec: SampleSpec | None = None) -> None:
+        self._dim = dim = spec.array_dims[0] if spec else SAMPLE_DIM
+        self.cube_dims = spec.cube_dims if spec else {}
         self._first_cells: dict[str, Ints] = {}
         self._axes: dict[str, xr.Variable] | None = None
         self._coords = ds.drop_vars(list(ds.data_vars))
@@ -153,11 +127,10 @@ class DatasetSource:
         readable = [name for name in names if ds[name].dtype.kind in "fiub"]
         self._readers = {name: CubeReader.of(ds[[name]], [name]) for name in readable}
         self.counts = _chunk_counts(ds, readable, dim)
-        self._starts = np.concatenate([[0], np.cumsum(self.counts)])
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
-        rows = slice(int(self._starts[chunk]), int(self._starts[chunk + 1]))
+        rows = slice(int(self.starts[chunk]), int(self.starts[chunk + 1]))
         for name, target in out.items():
             reader = self._readers[name]
             slices = {d: slice(0, n) for d, n in zip(reader.dims, reader.shape, strict=True)}
@@ -166,7 +139,7 @@ class DatasetSource:
 
     def describe(self, chunk: int) -> str:
         """Describe a chunk for an error message."""
-        return f"{self._dim} {self._starts[chunk]} to {self._starts[chunk + 1] - 1}"
+        return f"{self._dim} {self.starts[chunk]} to {self.starts[chunk + 1] - 1}"
 
     def coords(self, samples: Ints) -> Arrays:
         """Return coordinates of samples, one array per coordinate."""
@@ -282,13 +255,14 @@ def _even(n: int, size: int) -> Ints:
 class StoreSource(DatasetSource):
     """Samples of a sample store as it was opened, read straight from its shard files."""
 
-    def __init__(self, ds: xr.Dataset, dim: str, arrays: Mapping[str, ShardedArray]) -> None:
-        super().__init__(ds, dim)
+    def __init__(
+        self, ds: xr.Dataset, spec: SampleSpec, arrays: Mapping[str, ShardedArray]
+    ) -> None:
+        super().__init__(ds, spec)
         self._arrays = dict(arrays)
         first = next(iter(self._arrays.values()))
         self.slow = first.fs is not None
-        self.counts = _even(ds.sizes[dim], first.chunk)
-        self._starts = np.concatenate([[0], np.cumsum(self.counts)])
+        self.counts = _even(ds.sizes[self._dim], first.chunk)
 
     def read(self, chunk: int, out: Mapping[str, NDArray[Any]]) -> None:
         """Write the samples of a chunk into one array per variable."""
@@ -308,14 +282,14 @@ class StoreSource(DatasetSource):
         return next(iter(self._arrays.values())).describe(chunk)
 
 
-def source_of_store(ds: xr.Dataset, dim: str) -> DatasetSource:
+def source_of_store(ds: xr.Dataset, spec: SampleSpec) -> DatasetSource:
     """Choose how to read an opened store: straight from its files, unless it was changed."""
     from zarr.storage import StorePath
 
     names = [str(n) for n, v in ds.data_vars.items() if v.dtype.kind in "fiub"]
     arrays = [_array_behind(ds[name].variable) for name in names]
-    if not arrays or None in arrays or not ds.sizes[dim]:
-        return DatasetSource(ds, dim)
+    if not arrays or None in arrays or not ds.sizes[spec.array_dims[0]]:
+        return DatasetSource(ds, spec)
     groups = [
         location_of("store", StorePath(array.store, array.path.rpartition("/")[0]))
         for array in arrays
@@ -325,9 +299,9 @@ def source_of_store(ds: xr.Dataset, dim: str) -> DatasetSource:
             "samples that were opened with storage options, or from several stores, are read "
             "through xarray, which is slower; give PTXrDataset the path or URL of one store"
         )
-        return DatasetSource(ds, dim)
+        return DatasetSource(ds, spec)
     stored = {name: array.basename for name, array in zip(names, arrays, strict=True)}
-    return StoreSource(ds, dim, sharded_arrays(groups[0], stored))
+    return StoreSource(ds, spec, sharded_arrays(groups[0], stored))
 
 
 def _array_behind(variable: xr.Variable) -> Any:

@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from ml4cube.core.errors import StoreError
-from ml4cube.cube.chunks.codecs import CHECKSUM, Bytes, ChunkCodecs, without_checksum
+from ml4cube.cube.chunks.codecs import CHECKSUM, Bytes, ChunkCodecs
 from ml4cube.loading.ring.slots import Scratch
 from ml4cube.store.format import read_manifest, read_metadata
 
@@ -79,7 +79,7 @@ class ShardedArray:
         self.decode(chunk, self.fetch(chunk), out)
 
     def fetch(self, chunk: int) -> Bytes:
-        """Read the encoded bytes of a chunk, and check them."""
+        """Read the encoded bytes of a chunk."""
         shard, inside = divmod(chunk, self.shard // self.chunk)
         key = self._key(shard)
         offset, size = 0, self.sizes[key]
@@ -89,19 +89,14 @@ class ShardedArray:
             offset, size = self._indices[shard][inside].tolist()
         if offset == _UNUSED or offset + size > self.sizes[key]:
             raise StoreError(f"{self.describe(chunk)} is missing; make the store again")
-        return self._bytes(key, offset, size, self.codecs.checksum)
+        return self._bytes(key, offset, size)
 
     def decode(self, chunk: int, data: Bytes, out: NDArray[Any]) -> None:
         """Decode the fetched bytes of a chunk."""
         direct = out.dtype == self.dtype and out.flags.c_contiguous and len(out) == self.chunk
         window = self.shape[1:]
         target = out if direct else self._scratch.take("chunk", (self.chunk, *window), self.dtype)
-        try:
-            self.codecs.decompress(data, target)
-        except ValueError as error:
-            raise StoreError(
-                f"{self.describe(chunk)} cannot be decoded: {error}; make the store again"
-            ) from error
+        _decode(self.describe(chunk), self.codecs, data, target)
         if not direct:
             out[...] = target[: len(out)]
 
@@ -115,14 +110,16 @@ class ShardedArray:
         return "/".join(["c", str(shard), *("0" for _ in self.shape[1:])])
 
     def _read_index(self, key: str) -> NDArray[np.uint64]:
-        size = self.shard // self.chunk * 16 + CHECKSUM
+        index = np.empty((self.shard // self.chunk, 2), "<u8")
+        size = index.nbytes + CHECKSUM
         if self.sizes[key] < size:
             raise StoreError(f"{self.root}/{key} is too short; make the store again")
-        raw = self._bytes(key, self.sizes[key] - size, size, checksum=True)
-        return np.frombuffer(raw.tobytes(), "<u8").reshape(-1, 2)
+        data = self._bytes(key, self.sizes[key] - size, size)
+        _decode(f"the index of {self.root}/{key}", ChunkCodecs(None, checksum=True), data, index)
+        return index
 
-    def _bytes(self, key: str, offset: int, size: int, checksum: bool) -> Bytes:
-        """Read a range of a file; check its checksum, if it has one, and drop that."""
+    def _bytes(self, key: str, offset: int, size: int) -> Bytes:
+        """Read a range of a file."""
         # The next read of the same thread overwrites the array, to avoid page faults of new ones.
         path = f"{self.root}/{key}"
         if self.fs is not None:
@@ -131,20 +128,13 @@ class ShardedArray:
         else:
             # larger than needed, so that it soon has the size of the largest chunk
             raw = self._scratch.take("file", (size + size // 4,), np.dtype(np.uint8))[:size]
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                self._check_same(key, os.fstat(handle))
-                raw = raw[: _read_fully(handle, raw, offset)]
-            finally:
-                os.close(handle)
+            with open(path, "rb") as file:
+                self._check_same(key, os.fstat(file.fileno()))
+                file.seek(offset)
+                raw = raw[: file.readinto(raw.data)]
         if len(raw) != size:
             raise StoreError(f"{path} is shorter than it was when it was opened")
-        try:
-            return without_checksum(raw) if checksum else raw
-        except ValueError as error:
-            raise StoreError(
-                f"{path} is damaged at bytes {offset} to {offset + size - 1}: {error}"
-            ) from error
+        return raw
 
     def _check_same(self, key: str, found: os.stat_result) -> None:
         """Refuse a file that replaced the one read before, because samples of both would mix."""
@@ -156,15 +146,11 @@ class ShardedArray:
             )
 
 
-def _read_fully(handle: int, into: Bytes, offset: int) -> int:
-    """Read until the array is full or the file ends; one call may read less."""
-    done = 0
-    while done < len(into):
-        got = os.preadv(handle, [into[done:].data], offset + done)
-        if not got:
-            break
-        done += got
-    return done
+def _decode(what: str, codecs: ChunkCodecs, data: Bytes, out: NDArray[Any]) -> None:
+    try:
+        codecs.decode(data, out)
+    except ValueError as error:
+        raise StoreError(f"{what} cannot be decoded: {error}; make the store again") from error
 
 
 def sharded_arrays(path: str, names: Mapping[str, str]) -> dict[str, ShardedArray]:

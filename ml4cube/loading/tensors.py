@@ -22,7 +22,7 @@ from ml4cube.loading.lead import is_target, target_name
 from ml4cube.loading.opening import DatasetOptions, open_source
 from ml4cube.loading.ring.ring import ChunkSource, read_chunk
 from ml4cube.loading.ring.slots import Field
-from ml4cube.loading.sources import KnownScaling, SampleSource
+from ml4cube.loading.sources import SampleSource, known_scaling
 from ml4cube.loading.unbatch import to_dataset
 from ml4cube.loading.views import WEIGHT, Broadcast, Weighted, Whole
 from ml4cube.sampling.request import check_known
@@ -162,7 +162,7 @@ class PTXrDataset(Dataset[Any]):
         **cutting: Any,
     ) -> None:
         options = DatasetOptions.of(locals())
-        self.shifted = options.lead is not None
+        self.shifted = options.shifted
         self._source: SampleSource
         self._source, self.metadata = open_source(ds, options)
         self._from_cube = isinstance(self._source, CubeSource)
@@ -175,7 +175,6 @@ class PTXrDataset(Dataset[Any]):
         if whole:
             self._source = Whole(self._source, {name for names in whole for name in names})
         self.layout = tuple(self._source.dims[field.variables[0]] for field in self._fields)
-        self._starts = np.concatenate([[0], np.cumsum(self._source.counts)])
         self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
 
     @property
@@ -188,7 +187,7 @@ class PTXrDataset(Dataset[Any]):
         """Scaling of the features and targets; None if it is not known."""
         if self.metadata is None:
             return None
-        known = KnownScaling.of(self.metadata).scaling
+        known = known_scaling(self.metadata)
         names = [n for n in (*self.features, *self.targets) if n in self.metadata.variables]
         if not len(self):
             return {name: known[name] for name in names if name in known}
@@ -196,7 +195,7 @@ class PTXrDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         """Number of samples."""
-        return int(self._starts[-1])
+        return int(self._source.starts[-1])
 
     def __getitem__(self, index: int) -> Any:
         """Return the sample at `index`; negative counts from the end."""
@@ -229,11 +228,11 @@ class PTXrDataset(Dataset[Any]):
             If there is no such sample.
         """
         wanted = self._rows(indices)
-        chunks = np.searchsorted(self._starts, wanted, side="right") - 1
+        chunks = np.searchsorted(self._source.starts, wanted, side="right") - 1
         out = [field.empty(len(wanted)) for field in self._fields]
         for chunk in np.unique(chunks).tolist():
             here = np.flatnonzero(chunks == chunk)
-            inside = wanted[here] - self._starts[chunk]
+            inside = wanted[here] - self._source.starts[chunk]
             for target, values in zip(out, self._cache.get(chunk), strict=True):
                 target[here] = values[inside]
         return self.pack([torch.from_numpy(array) for array in out])
@@ -335,7 +334,7 @@ class PTXrDataset(Dataset[Any]):
         rows = self._rows(indices)
         plan = self.metadata.split.get("plan", {}) if self.metadata else {}
         if "grid" not in plan or self._from_cube:
-            return np.searchsorted(self._starts, rows, side="right") - 1, "chunks"
+            return np.searchsorted(self._source.starts, rows, side="right") - 1, "chunks"
         grid = Grid.from_json(json.dumps(plan["grid"]))
         first = self._source.first_cells(rows, grid.dims)
         along = [first[dim] // n for dim, n in zip(grid.dims, grid.stride, strict=True)]
@@ -450,9 +449,7 @@ class PTXrDataset(Dataset[Any]):
             raise InvalidTypeError(
                 "coord_features are channels of X, so they need features or to_pred"
             )
-        cube_dims = self.metadata.spec.cube_dims if self.metadata else {}
-        source = WithCoordinates(self._source, coord_features, self.features[0], cube_dims)
-        self._source = source
+        self._source = source = WithCoordinates(self._source, coord_features, self.features[0])
         self.channels = (*self.features, *source.channels)
 
     def _add_weights(self, weights: Any) -> None:
@@ -467,7 +464,7 @@ class PTXrDataset(Dataset[Any]):
             )
         if self.shifted and isinstance(weights, str):
             weights = target_name(weights)  # those of the cells of y
-        scaling = KnownScaling.of(self.metadata)
+        scaling = known_scaling(self.metadata)
         self._source = Weighted(self._source, weights, self._answers[0], scaling)
 
     def _make_fields(self, options: DatasetOptions) -> tuple[Field, ...]:

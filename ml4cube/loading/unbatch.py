@@ -13,7 +13,7 @@ from ml4cube.core.rank_shares import Ints
 from ml4cube.core.sample_spec import SAMPLE_DIM
 from ml4cube.loading.lead import base_name, is_target
 from ml4cube.loading.ring.slots import Field
-from ml4cube.loading.sources import KnownScaling, SampleSource
+from ml4cube.loading.sources import SampleSource, known_scaling, unscaled
 from ml4cube.loading.views import WEIGHT
 from ml4cube.store.format import StoreMetadata
 
@@ -39,14 +39,14 @@ def to_dataset(
                 f"the array of {list(field.variables)} must have the shape "
                 f"{(len(samples), *field.shape)} for {len(samples)} samples, got {array.shape}"
             )
-    scaling = KnownScaling.of(metadata)
+    scaling = known_scaling(metadata)
     if unscale and metadata is None:
         raise InvalidValueError(
             "unscale=True, but the scaling of samples made by hand is not known; undo it with "
             "their own statistics"
         )
     lead = source.lead.along if source.lead is not None else {}
-    cube_dims = metadata.spec.cube_dims if metadata else {}
+    cube_dims = source.cube_dims
     inputs = {name for field in fields for name in field.variables if not is_target(name)}
     described = metadata.provenance.get("variables", {}) if metadata else {}
     variables: dict[str, Any] = {}
@@ -59,12 +59,12 @@ def to_dataset(
                 offset, old, new = lead[dim] if is_target(name) and dim in lead else (0, 0, 0)
                 dims.append(f"{dim}_target" if offset or old != new else dim)
                 windows[dims[-1]] = cube_dims.get(dim, dim), cells, offset
-            if unscale and name in scaling:
-                values = scaling.unscaled(name, values, source, samples)
+            if unscale and base in scaling:
+                values = unscaled(scaling[base], name, values, source, samples)
             shown = f"{base}_target" if is_target(name) and base in inputs else base
             if name == WEIGHT:
                 shown = "weights" if "weights" not in inputs else "sample_weights"
-            scaled = name in scaling and not unscale
+            scaled = base in scaling and not unscale
             attrs = {} if scaled else dict(described.get(base, {}).get("attrs", {}))
             variables[shown] = xr.Variable((SAMPLE_DIM, *dims), values, attrs)
     ds = xr.Dataset(variables)

@@ -7,7 +7,7 @@ use torch.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.grid import SizesLike, parse_sizes
 from ml4cube.core.rank_shares import Ints
-from ml4cube.loading.lead import Lead, LeadArguments, target_name, whole_cells
+from ml4cube.core.scaling import Scaling
+from ml4cube.loading.lead import Lead, TargetOptions, base_name, target_name, whole_cells
 from ml4cube.loading.ring.slots import Scratch
-from ml4cube.loading.sources import KnownScaling, SampleSource
+from ml4cube.loading.sources import SampleSource, unscaled
 from ml4cube.sampling.request import check_known
 
 if TYPE_CHECKING:
@@ -31,15 +32,15 @@ Arrays = dict[str, NDArray[Any]]
 WEIGHT = "@weight"
 
 
-class View(ABC):
+class View(SampleSource):
     """A source that makes some variables itself, and passes on all else of another source."""
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
         self.schema = dict(source.schema)
         self.dims = dict(source.dims)
-        self.lead, self.counts, self.slow = source.lead, source.counts, source.slow
-        self._starts = np.concatenate([[0], np.cumsum(source.counts)])
+        self.lead, self.cube_dims = source.lead, source.cube_dims
+        self.counts, self.slow = source.counts, source.slow
         self._scratch = Scratch()
         # the variables of the other source that each variable made here needs
         self._needs: dict[str, tuple[str, ...]] = {}
@@ -80,18 +81,16 @@ class View(ABC):
         """Return the coordinate values of every cell along each cube dim, where they are known."""
         return self._source.axes()
 
-    def _rows(self, chunk: int) -> Ints:
-        """Return the numbers of a chunk's samples."""
-        return np.arange(self._starts[chunk], self._starts[chunk + 1])
-
 
 class WindowPair(View):
     """Stored windows cut in two: the first cells are inputs, later ones are targets."""
 
     def __init__(
-        self, source: SampleSource, wanted: LeadArguments, sample_size: SizesLike | None
+        self, source: SampleSource, wanted: TargetOptions, sample_size: SizesLike | None
     ) -> None:
         super().__init__(source)
+        check_known("to_pred", wanted.targets, source.schema)
+        check_known("weights", wanted.scored, source.schema)
         lead = _lead_inside(source, wanted, sample_size)
         inputs = {dim: slice(0, along.input_size) for dim, along in lead.along.items()}
         targets = {d: slice(a.offset, a.offset + a.size) for d, a in lead.along.items()}
@@ -99,7 +98,7 @@ class WindowPair(View):
         self._pieces: dict[str, tuple[slice, ...]] = {}
         for name in source.schema:
             self._add(name, name, inputs)
-        for name in wanted.elsewhere(source.schema):
+        for name in wanted.scored:
             self._add(target_name(name), name, targets)
 
     def _add(self, name: str, stored: str, cells: Mapping[str, slice]) -> None:
@@ -115,17 +114,17 @@ class WindowPair(View):
 
 
 def _lead_inside(
-    source: SampleSource, wanted: LeadArguments, sample_size: SizesLike | None
+    source: SampleSource, wanted: TargetOptions, sample_size: SizesLike | None
 ) -> Lead:
     """Make a lead whose inputs and targets lie inside the stored windows."""
     stored: dict[str, int] = {}
     for name, (window, _) in source.schema.items():
         stored |= dict(zip(source.dims[name], window, strict=True))
-    offset = whole_cells("target_offset", wanted.offset, stored, least=0)
+    offset = whole_cells("target_offset", wanted.target_offset, stored, least=0)
     inputs = {dim: max(1, n - offset.get(dim, 0)) for dim, n in stored.items()}
     if sample_size is not None:
         inputs |= parse_sizes("sample_size", sample_size, stored)
-    lead = Lead.parse(wanted.offset, wanted.size, inputs)
+    lead = Lead.parse(wanted.target_offset, wanted.target_size, inputs)
     lead.check_fits(stored, "a stored window")
     return lead
 
@@ -174,7 +173,7 @@ class Weighted(View):
     """Samples with one weight each, or one per cell of the target."""
 
     def __init__(
-        self, source: SampleSource, weights: Any, target: str, scaling: KnownScaling
+        self, source: SampleSource, weights: Any, target: str, scaling: Mapping[str, Scaling]
     ) -> None:
         super().__init__(source)
         self._scaling = scaling
@@ -185,7 +184,7 @@ class Weighted(View):
             check_known("weights", [weights], source.schema)
             like = weights
         elif isinstance(weights, Mapping):
-            if target in scaling:
+            if base_name(target) in scaling:
                 raise InvalidTypeError(
                     f"weights of classes need a target of classes, but {target!r} was scaled as a "
                     "number; store it as integers, or use scale_fn=None"
@@ -197,10 +196,10 @@ class Weighted(View):
             like = target
         else:
             self._values = _checked(weights)
-            if self._values.shape != (int(self._starts[-1]),):
+            if self._values.shape != (int(self.starts[-1]),):
                 raise InvalidValueError(
                     f"weights must be one per sample, of which there are "
-                    f"{int(self._starts[-1])}, got shape {self._values.shape}"
+                    f"{int(self.starts[-1])}, got shape {self._values.shape}"
                 )
         window = source.schema[like][0] if like else ()
         self.schema[WEIGHT], self.dims[WEIGHT] = (window, "<f4"), source.dims.get(like, ())
@@ -208,16 +207,16 @@ class Weighted(View):
         self._needs[WEIGHT] = (like,) if like else ()
 
     def _make(self, name: str, cells: Arrays, chunk: int, out: NDArray[Any]) -> None:
-        rows = np.arange(self._starts[chunk], self._starts[chunk + 1])
         if not cells:
-            out[...] = self._values[rows]
+            out[...] = self._values[self.rows(chunk)]
             return
         ((stored, values),) = cells.items()
         if self._classes is not None:
             out[...] = self._of_classes(stored, values, chunk)
             return
-        if stored in self._scaling:
-            values = self._scaling.unscaled(stored, values, self._source, rows)
+        scaling = self._scaling.get(base_name(stored))
+        if scaling is not None:
+            values = unscaled(scaling, stored, values, self._source, self.rows(chunk))
         out[...] = _checked(values, self.describe(chunk))
 
     def _of_classes(self, name: str, found: NDArray[Any], chunk: int) -> NDArray[np.float32]:

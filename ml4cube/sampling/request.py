@@ -257,7 +257,7 @@ def _reader(ds: xr.Dataset, names: Iterable[str], label: str) -> CubeReader:
     if lookup is None:
         return reader
     dims = tuple(str(dim) for dim in ds[label].dims)
-    computed = ComputedSource(dims, lookup, np.dtype(np.uint8))
+    computed = ComputedSource(dims=dims, dtype=np.dtype(np.uint8), function=lookup)
     return replace(reader, sources={**reader.sources, label: computed})
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ml4cube.cube.chunks.codecs import ChunkCodecs, without_checksum
+from ml4cube.cube.chunks.codecs import ChunkCodecs
 from ml4cube.store.encoding import with_checksum
 
 CELLS = np.arange(64, dtype="<f4").reshape(8, 8) // 3
@@ -89,18 +89,6 @@ def test_what_lies_about_its_size_does_not_expand() -> None:
         )
 
 
-def test_a_frame_that_declares_no_size() -> None:
-    raw = CELLS.tobytes()
-    frame = UNSIZED + (len(raw) << 3 | 1).to_bytes(3, "little") + raw
-    out = np.full_like(CELLS, -1)
-    ChunkCodecs("zstd", checksum=False).decode(np.frombuffer(frame, np.uint8), out)
-    np.testing.assert_array_equal(out, CELLS)
-    with pytest.raises(ValueError, match="expected to decompress 288, got 256"):
-        ChunkCodecs("zstd", checksum=False).decode(
-            np.frombuffer(frame, np.uint8), np.empty((9, 8), "<f4")
-        )
-
-
 def unsized(raw: bytes) -> bytes:
     """A frame of raw blocks."""
     blocks = [raw[start : start + 70_000] for start in range(0, len(raw) or 1, 70_000)]
@@ -138,13 +126,6 @@ def test_several_frames_are_read_as_one_and_others_refused(frames: list[tuple[st
     if len(data) > 1:
         with pytest.raises(ValueError, match=r".+"):
             codecs.decode(buffer[:-1], np.empty(len(whole), np.uint8))
-
-
-def test_a_checksum_is_looked_at_without_a_copy() -> None:
-    data = np.frombuffer(with_checksum(b"123456789"), np.uint8)
-    assert np.shares_memory(without_checksum(data), data)
-    with pytest.raises(ValueError, match="wrong checksum"):
-        without_checksum(data[:3])
 
 
 @pytest.mark.parametrize(

@@ -48,11 +48,8 @@ class ChunkCodecs:
         return cls(name, checksum=False)
 
     def decode(self, data: Bytes, out: NDArray[Any]) -> None:
-        """Decode a whole chunk."""
-        self.decompress(without_checksum(data) if self.checksum else data, out)
-
-    def decompress(self, data: Bytes, out: NDArray[Any]) -> None:
-        """Decode a chunk without its checksum."""
+        """Decode a whole chunk; raise ValueError if it is damaged."""
+        data = without_checksum(data) if self.checksum else data
         # sizes are checked first, because decoding leaves the rest of a larger output unchanged
         try:
             if self.compressor == "blosc":
