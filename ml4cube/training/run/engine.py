@@ -274,9 +274,9 @@ class Engine:
                 number, loss = entry
                 raise RunError(
                     f"the {what} loss is {loss} on rank {rank}, epoch {self.state.epoch + 1}, "
-                    f"{unit} {number + 1}; training stopped, the best model is as it was. Look for gaps "
-                    "(NaN) in that batch's features and targets (MaskedLoss leaves gaps in targets "
-                    "out), or lower the learning rate"
+                    f"{unit} {number + 1}; training stopped, the best model is as it was. Look for "
+                    "gaps (NaN) in that batch's features and targets (MaskedLoss leaves gaps in "
+                    "targets out), or lower the learning rate"
                 )
 
     def _averaged(self, on: bool = True) -> AbstractContextManager[None]:
