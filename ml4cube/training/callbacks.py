@@ -66,7 +66,8 @@ class _Judging(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore it."""
-        vars(self).update(state)
+        # Subclasses may add entries of their own.
+        vars(self).update({name: state[name] for name in self._known if name in state})
 
     def forget(self) -> None:
         """Know no epoch, as at first."""
