@@ -534,16 +534,20 @@ def test_nothing_to_learn_leaves_the_model_and_is_an_error_only_where_nothing_ev
             trainer(train=[(x, train)], val=[(x, val)], loss=loss).train()
 
 
-def test_a_nan_loss_names_its_batch_and_what_to_look_for():
+def test_a_nan_loss_says_whether_it_comes_from_gaps_of_targets():
     x, y = dataset(8).tensors
     holes = y.clone()
     holes[3] = NAN
-    advice = r"Look for gaps \(NaN\) in that batch's features and targets \(MaskedLoss leaves"
+    targets = r"The targets of that batch have gaps \(NaN\); MaskedLoss .*: loss=MaskedLoss"
     # the gap is in one batch of many, and long before the losses are looked at
-    with pytest.raises(RunError, match=r"epoch 1, step 2.*" + advice):
+    with pytest.raises(RunError, match=r"epoch 1, step 2.*" + targets):
         trainer(train=[(x, y), (x, holes), (x, y)]).train()
-    with pytest.raises(RunError, match=r"validation loss is nan.*batch 3.*" + advice):
+    with pytest.raises(RunError, match=r"validation loss is nan.*batch 3.*" + targets):
         trainer(train=[(x, y)], val=[(x, y), (x, y), (x, holes)]).train()
+    with pytest.raises(RunError, match="Look for gaps in that batch"):
+        trainer(train=[(x * NAN, y)]).train()
+    with pytest.raises(RunError, match="Look for gaps in that batch"):
+        trainer(train=[(x * NAN, holes)], loss=MaskedLoss(nn.MSELoss())).train()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

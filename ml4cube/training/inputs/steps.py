@@ -24,6 +24,9 @@ class StepResult(NamedTuple):
     # Further means over the batch's samples. Each adds columns to the History: ``train_<name>``
     # and ``val_<name>``.
     logs: Mapping[str, Any] = {}
+    # NaN where the target has a gap that the loss does not leave out. It is read only to explain a
+    # loss that is NaN.
+    gaps: torch.Tensor | None = None
 
 
 class Portion(NamedTuple):

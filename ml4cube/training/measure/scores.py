@@ -29,8 +29,8 @@ _RESERVED = {
     "seconds",
     "ranks",
 }
-# Number of the batch and its loss.
-Bad = tuple[int, float]
+# Number of the batch, its loss, and whether its target has gaps.
+Bad = tuple[int, float, bool]
 _BUFFERED = 512  # values to buffer at most, so that memory stays constant
 
 
@@ -62,29 +62,30 @@ class Meter:
         self.samples = 0
         self._summed = 0
         self._bad: Bad | None = None
-        self._batches: list[tuple[torch.Tensor, float | torch.Tensor]] = []
+        self._batches: list[tuple[torch.Tensor, float | torch.Tensor, torch.Tensor | None]] = []
 
     def add(
         self,
         value: torch.Tensor,
         samples: int,
         weight: float | torch.Tensor | None = None,
+        gaps: torch.Tensor | None = None,
     ) -> None:
         """Add the mean of one batch."""
         self.samples += samples
-        self._batches.append((value, samples if weight is None else weight))
+        self._batches.append((value, samples if weight is None else weight, gaps))
         if len(self._batches) >= _BUFFERED:
             self.flush()
 
     def flush(self) -> Bad | None:
         """Sum the buffered batches; return the first batch whose mean is not finite."""
         if self._batches:
-            values, weights = zip(*self._batches, strict=True)
-            for value, weight in zip(_read(values), _read(weights), strict=True):
+            values, weights, gaps = zip(*self._batches, strict=True)
+            for value, weight, gap in zip(_read(values), _read(weights), gaps, strict=True):
                 self.total += value * weight
                 self.weight += weight
                 if self._bad is None and not math.isfinite(value):
-                    self._bad = (self._summed, value)
+                    self._bad = (self._summed, value, gap is not None and bool(gap.isnan()))
                 self._summed += 1
             self._batches.clear()
         return self._bad

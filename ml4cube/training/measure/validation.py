@@ -28,7 +28,7 @@ class ValidationMeasures:
         """Add one batch."""
         if name is not None:
             self._sets[name].add(result, portion)
-        self.loss.add(result.loss.detach(), portion.samples, portion.weight)
+        self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
         if result.logs:
             self.logs.add_all(result.logs, portion.samples)
         if self._scores is not None:
@@ -57,14 +57,14 @@ class Measures:
 
     def add(self, result: StepResult, portion: Portion) -> None:
         """Add one batch."""
-        self.loss.add(result.loss.detach(), portion.samples, portion.weight)
+        self.loss.add(result.loss.detach(), portion.samples, portion.weight, result.gaps)
         if result.logs:
             self.logs.add_all(result.logs, portion.samples)
 
     def bad_step(self, batches: int) -> Bad | None:
         """Return the first step (from 0) whose loss is not finite."""
         bad = self.loss.flush()
-        return None if bad is None else (self._first_step + bad[0] // batches, bad[1])
+        return None if bad is None else (self._first_step + bad[0] // batches, *bad[1:])
 
     def columns(self, world: World, *, log_grad_norm: bool) -> dict[str, Any]:
         """Reduce everything but the loss over all ranks; every rank must call this."""

@@ -271,12 +271,16 @@ class Engine:
         found = self.world.gather_objects(bad)
         for rank, entry in enumerate(found):
             if entry is not None:
-                number, loss = entry
+                number, loss, gaps = entry
+                advice = (
+                    "The targets of that batch have gaps (NaN); MaskedLoss of "
+                    "ml4cube.training.losses leaves them out: loss=MaskedLoss(your_loss)"
+                    if gaps
+                    else "Look for gaps in that batch, or lower the learning rate"
+                )
                 raise RunError(
                     f"the {what} loss is {loss} on rank {rank}, epoch {self.state.epoch + 1}, "
-                    f"{unit} {number + 1}; training stopped, the best model is as it was. Look for "
-                    "gaps (NaN) in that batch's features and targets (MaskedLoss leaves gaps in "
-                    "targets out), or lower the learning rate"
+                    f"{unit} {number + 1}; training stopped, the best model is as it was. {advice}"
                 )
 
     def _averaged(self, on: bool = True) -> AbstractContextManager[None]:

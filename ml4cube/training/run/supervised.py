@@ -23,7 +23,7 @@ class Supervised(Step):
         self.loss = loss
         warn_if_unknown("loss", loss)
         self._mean = Mean("loss", loss)
-        self._masked = loss if isinstance(loss, MaskedLoss) else MaskedLoss(loss)
+        self._masked = loss if isinstance(loss, MaskedLoss) else None
 
     def __call__(self, module: nn.Module, batch: Any) -> StepResult:
         """Run the model forward on one batch."""
@@ -31,8 +31,11 @@ class Supervised(Step):
         pred = module(features)
         weights = weights_of(batch)
         if weights is not None:
-            return StepResult(self._masked(pred, target, weights), pred, target)
-        return StepResult(self._mean(pred, target, len(features)), pred, target)
+            return StepResult(self._weighted()(pred, target, weights), pred, target)
+        gaps = None
+        if target.is_floating_point() and not isinstance(self.loss, MaskedLoss):
+            gaps = target.detach().sum()  # one number, left on the device
+        return StepResult(self._mean(pred, target, len(features)), pred, target, gaps=gaps)
 
     @property
     def loss_parts(self) -> list[Any]:
@@ -44,4 +47,9 @@ class Supervised(Step):
         target, weights = as_pair(batch)[1], weights_of(batch)
         if weights is None:
             return self._mean.weigh(target)
-        return self._masked.weigh(target, weights)
+        return self._weighted().weigh(target, weights)
+
+    def _weighted(self) -> MaskedLoss:
+        if self._masked is None:
+            self._masked = MaskedLoss(self.loss)
+        return self._masked
