@@ -6,9 +6,9 @@ import itertools
 import logging
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -49,7 +49,32 @@ def note_best(stop: KeyboardInterrupt, epoch: int | None) -> None:
         )
 
 
-class EarlyStopping(Callback):
+class _Judging(Callback):
+    """A callback that compares epochs by a column of the History."""
+
+    # What it knows of earlier epochs, and what it knows at first.
+    _known: ClassVar[Mapping[str, Any]]
+
+    def __init__(self, mode: str, monitor: str) -> None:
+        check_choice("mode", mode, ["min", "max"])
+        self.mode, self.monitor = mode, monitor
+        self.forget()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it knows of earlier epochs."""
+        return {name: getattr(self, name) for name in self._known}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        # Subclasses may add entries of their own.
+        vars(self).update({name: state[name] for name in self._known if name in state})
+
+    def forget(self) -> None:
+        """Know no epoch, as at first."""
+        vars(self).update(self._known)
+
+
+class EarlyStopping(_Judging):
     """Stop when a value has not improved for a number of checks.
 
     The count is reset in every call that trains, unless it resumes from a snapshot.
@@ -76,6 +101,10 @@ class EarlyStopping(Callback):
     0
     """
 
+    best: float | None
+    strikes: int
+    _known: ClassVar = {"best": None, "strikes": 0}
+
     def __init__(
         self,
         patience: int = 10,
@@ -83,13 +112,11 @@ class EarlyStopping(Callback):
         monitor: str = "val_loss",
         min_delta: float = 0.0,
     ) -> None:
-        check_choice("mode", mode, ["min", "max"])
         check_count("patience", patience)
         if min_delta != 0 and not above_zero(min_delta):
             raise InvalidValueError(f"min_delta must be a number of 0 or more, got {min_delta!r}")
-        self.patience, self.mode, self.monitor, self.min_delta = patience, mode, monitor, min_delta
-        self.best: float | None = None
-        self.strikes = 0
+        self.patience, self.min_delta = patience, min_delta
+        super().__init__(mode, monitor)
 
     @property
     def exhausted(self) -> bool:
@@ -99,7 +126,7 @@ class EarlyStopping(Callback):
     def on_train_start(self, loop: TrainingLoop) -> None:
         """Stop a resumed run that was stopped before; reset the count in any other run."""
         if not loop.resumed:
-            self.best, self.strikes = None, 0
+            self.forget()
         self._judge(loop)
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
@@ -113,24 +140,12 @@ class EarlyStopping(Callback):
             self.strikes += 1
         self._judge(loop)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best value and the checks without improvement."""
-        return {"best": self.best, "strikes": self.strikes}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
-        self.best, self.strikes = state["best"], state["strikes"]
-
-    def forget(self) -> None:
-        """Reset the best value and the count."""
-        self.best, self.strikes = None, 0
-
     def _judge(self, loop: TrainingLoop) -> None:
         if self.exhausted:
             loop.stop(f"{self.monitor} has not improved for {self.strikes} checks")
 
 
-class BestModel(Callback):
+class BestModel(_Judging):
     """Keep the weights of the best epoch, on file too, and give them back at the end.
 
     Parameters
@@ -148,15 +163,16 @@ class BestModel(Callback):
     True
     """
 
+    value: float | None
+    epoch: int | None
+    weights: dict[str, torch.Tensor] | None
+    _known: ClassVar = {"value": None, "epoch": None, "weights": None}
+
     def __init__(
         self, path: str | Path | None = None, mode: str = "min", monitor: str = "val_loss"
     ) -> None:
-        check_choice("mode", mode, ["min", "max"])
+        super().__init__(mode, monitor)
         self.path = None if path is None else Path(path)
-        self.mode, self.monitor = mode, monitor
-        self.value: float | None = None
-        self.epoch: int | None = None
-        self._weights: dict[str, torch.Tensor] | None = None
         self._checked = False  # in this process
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
@@ -167,7 +183,7 @@ class BestModel(Callback):
         self.value, self.epoch = value, row["epoch"]
         weights = loop.strategy.model_state(loop.model)
         if loop.world.is_main:
-            self._weights = copy_weights(weights)
+            self.weights = copy_weights(weights)
             self._write(loop)
 
     def on_train_end(self, loop: TrainingLoop) -> None:
@@ -183,30 +199,18 @@ class BestModel(Callback):
                 f"{self.monitor} was not a number in any epoch, so there is no best model; "
                 "look at trainer.history"
             )
-        if loop.world.is_main and self._weights is not None:
+        if loop.world.is_main and self.weights is not None:
             # After a resume the file may be gone, or another run's.
             self._write(loop)
-        loop.load_weights(self._weights)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return value, epoch and weights."""
-        return {"value": self.value, "epoch": self.epoch, "weights": self._weights}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
-        self.value, self.epoch, self._weights = state["value"], state["epoch"], state["weights"]
-
-    def forget(self) -> None:
-        """Forget the best epoch."""
-        self.value = self.epoch = self._weights = None
+        loop.load_weights(self.weights)
 
     def _write(self, loop: TrainingLoop) -> None:
-        if self.path is None or self._weights is None or loop.options.fast_dev_run:
+        if self.path is None or self.weights is None or loop.options.fast_dev_run:
             return
-        write_file(self.path, self._weights)
+        write_file(self.path, self.weights)
 
 
-class ModelCheckpoint(Callback):
+class ModelCheckpoint(_Judging):
     """Keep the best few epochs as files, each with the weights that were judged.
 
     A file holds ``model``, ``optimizer``, ``scheduler``, ``scaler``, ``epoch``, ``monitor``,
@@ -240,6 +244,9 @@ class ModelCheckpoint(Callback):
     """
 
     writes = True
+    kept: Sequence[tuple[float, str]]  # best first
+    run: str | None  # goes into files and snapshots, to know one's own
+    _known: ClassVar = {"kept": (), "run": None}
 
     def __init__(
         self,
@@ -248,64 +255,51 @@ class ModelCheckpoint(Callback):
         mode: str = "min",
         save_top_k: int = 1,
     ) -> None:
-        check_choice("mode", mode, ["min", "max"])
+        super().__init__(mode, monitor)
         if save_top_k != -1:  # all
             check_count("save_top_k", save_top_k)
         check_path("save_dir", save_dir, optional=False)
-        self.save_dir, self.monitor, self.mode = Path(save_dir), monitor, mode
-        self.save_top_k = save_top_k
-        self._kept: list[tuple[float, str]] = []  # best first
-        self._run: str | None = None  # goes into files and snapshots, to know one's own
+        self.save_dir, self.save_top_k = Path(save_dir), save_top_k
 
     @property
     def paths(self) -> list[Path]:
         """The files kept, best first."""
-        return [self.save_dir / name for _, name in self._kept]
+        return [self.save_dir / name for _, name in self.kept]
 
     def on_train_start(self, loop: TrainingLoop) -> None:
         """Forget files that are gone, because a run may be killed after its last snapshot."""
         if not loop.state.step:  # a run of its own, as every fold has: earlier files are not its
-            self._run, self._kept = None, []
-        self._run = loop.world.share(self._run or uuid.uuid4().hex)
+            self.forget()
+        self.run = loop.world.share(self.run or uuid.uuid4().hex)
         there = loop.world.share([path.exists() for path in self.paths])
-        self._kept = [entry for entry, here in zip(self._kept, there, strict=True) if here]
+        self.kept = [entry for entry, here in zip(self.kept, there, strict=True) if here]
 
     def on_check(self, loop: TrainingLoop, row: dict[str, Any]) -> None:
         """Write this epoch if it is among the best, then remove what no longer is."""
         value = monitored(row, self.monitor)
-        full = 0 < self.save_top_k <= len(self._kept)
-        if math.isnan(value) or (full and not is_better(value, self._kept[-1][0], self.mode)):
+        full = 0 < self.save_top_k <= len(self.kept)
+        if math.isnan(value) or (full and not is_better(value, self.kept[-1][0], self.mode)):
             return
         name = loop.world.share(self._free_name(row["epoch"]) if loop.world.is_main else "")
         content = self._content(loop, row["epoch"], value)
         if loop.world.is_main:
             write_file(self.save_dir / name, content)
-        self._kept.append((value, name))
-        self._kept.sort(key=lambda entry: entry[0] if self.mode == "min" else -entry[0])
-        while 0 < self.save_top_k < len(self._kept):
-            _, worst = self._kept.pop()
+        kept = sorted(
+            [*self.kept, (value, name)],
+            key=lambda entry: entry[0] if self.mode == "min" else -entry[0],
+        )
+        while 0 < self.save_top_k < len(kept):
+            _, worst = kept.pop()
             if loop.world.is_main:
                 (self.save_dir / worst).unlink(missing_ok=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the names and values of the files."""
-        return {"kept": self._kept, "run": self._run}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
-        self._kept = [(value, name) for value, name in state["kept"]]
-        self._run = state.get("run")
-
-    def forget(self) -> None:
-        """Keep the files there are, without comparing them with later ones."""
-        self._kept, self._run = [], None
+        self.kept = kept
 
     def _free_name(self, epoch: int) -> str:
         """Return the name of a file that no other run has written."""
         for version in itertools.count():
             suffix = f"-v{version}" if version else ""
             name = f"epoch-{epoch:04d}{suffix}.pt"
-            if name in {kept for _, kept in self._kept}:  # of an earlier check of this epoch
+            if name in {kept for _, kept in self.kept}:  # of an earlier check of this epoch
                 continue
             if not (self.save_dir / name).exists() or self._is_mine(self.save_dir / name):
                 break
@@ -314,7 +308,7 @@ class ModelCheckpoint(Callback):
     def _is_mine(self, path: Path) -> bool:
         """Return True if this run wrote a file before it was killed and resumed."""
         try:
-            return read_file(path).get("run") == self._run
+            return read_file(path).get("run") == self.run
         except StoreError:
             return False
 
@@ -327,5 +321,5 @@ class ModelCheckpoint(Callback):
             "epoch": epoch,
             "monitor": self.monitor,
             "value": value,
-            "run": self._run,
+            "run": self.run,
         }

@@ -120,8 +120,7 @@ class MaskedLoss:
     ) -> torch.Tensor:
         counts = torch.ones(target.shape, device=target.device)
         if self._weights is not None:
-            if self._weights.device != target.device:
-                self._weights = self._weights.to(target.device)
+            self._weights = self._weights.to(target.device)
             counts = counts * self._weights
         if weights is not None:
             counts = counts * weights.reshape(*weights.shape, *(1,) * (target.ndim - weights.ndim))

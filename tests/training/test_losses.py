@@ -99,22 +99,6 @@ def test_modules_functions_and_own_losses_give_the_same(loss):
         assert loss.reduction in ("mean", "sum")  # as the user made it
 
 
-@pytest.mark.parametrize(
-    ("loss", "ignored"),
-    [
-        (nn.CrossEntropyLoss(), -100),
-        (nn.functional.cross_entropy, -100),
-        (partial(nn.functional.cross_entropy, ignore_index=255), 255),
-        (Classes(), -1),
-    ],
-)
-def test_classes_with_an_ignored_index_weigh_what_is_left(loss, ignored):
-    pred = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
-    target = torch.tensor([0, 1, 2, ignored] * 4).reshape(4, 2, 2)
-    assert MaskedLoss(loss)(pred, target).item() == pytest.approx(loss(pred, target).item())
-    assert MaskedLoss(loss).weigh(target).item() == 12
-
-
 @pytest.mark.parametrize("bad", [NAN, math.inf])
 def test_no_gradient_passes_a_gap_not_even_of_zero_times_nan(bad):
     """Whatever model and loss do where there is no target."""
@@ -151,38 +135,34 @@ def test_weighted_by_area():
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "message"),
+    ("make", "message"),
     [
-        (lambda: MaskedLoss(3), InvalidTypeError, "loss must be a loss function"),
-        (lambda: MaskedLoss(nn.MSELoss(), weights=[1.0, -1.0]), InvalidValueError, "0 or more"),
-        (lambda: MaskedLoss(nn.MSELoss(), weights=[1.0, NAN]), InvalidValueError, "0 or more"),
+        (lambda: MaskedLoss(3), "loss must be a loss function"),
+        (lambda: MaskedLoss(nn.MSELoss(), weights=[1.0, -1.0]), "0 or more"),
+        (lambda: MaskedLoss(nn.MSELoss(), weights=[1.0, NAN]), "0 or more"),
         (
             lambda: MaskedLoss(nn.MSELoss(), weights=[0.0]),
-            InvalidValueError,
             "at least one positive",
         ),
-        (lambda: area_weights([91.0]), InvalidValueError, "-90 to 90"),
-        (lambda: area_weights([NAN]), InvalidValueError, "-90 to 90"),
-        (lambda: area_weights([[[1.0]]]), InvalidValueError, "one value per row or per cell"),
-        (lambda: area_weights([1.0, 2.0], axis=2), InvalidValueError, "axis must be at most -1"),
-        (lambda: area_weights([[1.0, 2.0]], axis=-1), InvalidValueError, "axis must be at most -2"),
-        (lambda: area_weights([1.0]), InvalidValueError, "bounds"),
+        (lambda: area_weights([91.0]), "-90 to 90"),
+        (lambda: area_weights([NAN]), "-90 to 90"),
+        (lambda: area_weights([[[1.0]]]), "one value per row or per cell"),
+        (lambda: area_weights([1.0, 2.0], axis=2), "axis must be at most -1"),
+        (lambda: area_weights([[1.0, 2.0]], axis=-1), "axis must be at most -2"),
+        (lambda: area_weights([1.0]), "bounds"),
         (
             lambda: MaskedLoss(lambda p, t: (p - t).mean())(torch.ones(3), torch.ones(3)),
-            InvalidValueError,
             "value per cell",
         ),
         (
             lambda: MaskedLoss(nn.MSELoss(), weights=[1.0, 1.0])(torch.ones(1), torch.ones(1)),
-            InvalidValueError,
             "weights must broadcast",
         ),
     ],
 )
-def test_what_cannot_work_is_refused(make, error, message):
-    with pytest.raises(error) as caught:
+def test_what_cannot_work_is_refused(make, message):
+    with pytest.raises((InvalidTypeError, InvalidValueError), match=message):
         make()
-    assert message in str(caught.value)
 
 
 # ------------------------------------------------ every loss of torch, however the data is cut
@@ -219,6 +199,13 @@ SIGN_EACH = [PAIR, lambda g, n: torch.randint(0, 2, (n,), generator=g) * 2 - 1]
 ANCHORED = [PAIR, lambda g, n: torch.randn(n, 5, generator=g)]
 
 
+CTC = [
+    lambda g, n: torch.randn(n, 8, 5, generator=g),
+    lambda g, n: torch.randint(1, 5, (n, 3), generator=g),
+]
+LINEAR = [lambda g, n: torch.randn(n, 5, generator=g), ONE_CLASS[1]]
+
+
 def of_two(loss, kind):
     """A loss of three arguments, as a function of the prediction, which holds two of them."""
     if kind == "margin":
@@ -234,22 +221,11 @@ def of_two(loss, kind):
     return lambda p, t: loss(p[:, 0], p[:, 1], t)
 
 
-CTC = [
-    lambda g, n: torch.randn(n, 8, 5, generator=g),
-    lambda g, n: torch.randint(1, 5, (n, 3), generator=g),
-]
-
-
 def linear(**settings):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.LinearCrossEntropyLoss(5, CLASSES, **settings).requires_grad_(False)
 
-
-LINEAR = [
-    lambda g, n: torch.randn(n, 5, generator=g),
-    lambda g, n: torch.randint(0, CLASSES, (n,), generator=g),
-]
 
 # name of the loss: what it may be set to, how it is made, what it is given
 LOSSES = {
@@ -349,20 +325,28 @@ def test_batches_and_ranks_give_the_loss_of_all_at_once(loss, reduction, given):
         torch.testing.assert_close(torch.autograd.grad(joint, pred)[0], slope)
 
 
-@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
-def test_masked_classes_are_those_of_torch_where_nothing_is_masked(kind):
+@pytest.mark.parametrize(
+    ("loss", "ignored", "weight"),
+    [
+        (nn.CrossEntropyLoss(), -100, torch.ones(CLASSES)),
+        (nn.functional.cross_entropy, -100, torch.ones(CLASSES)),
+        (partial(nn.functional.cross_entropy, ignore_index=255), 255, torch.ones(CLASSES)),
+        (Classes(), -1, torch.ones(CLASSES)),
+        (nn.CrossEntropyLoss(weight=WEIGHT, ignore_index=2), 2, WEIGHT),
+        (nn.NLLLoss(weight=WEIGHT, ignore_index=2), 2, WEIGHT),
+    ],
+)
+def test_masked_classes_are_those_of_torch_and_may_be_weighted(loss, ignored, weight):
     g = torch.Generator().manual_seed(0)
-    pred, target = (draw(g, 9) for draw in classes(2))
-    loss = kind(weight=WEIGHT, ignore_index=2)
+    pred, target = (draw(g, 9) for draw in classes(ignored))
     assert MaskedLoss(loss)(pred, target).item() == pytest.approx(loss(pred, target).item())
-    assert MaskedLoss(loss).weigh(target).item() == pytest.approx(
-        WEIGHT[target[target != 2]].sum().item()
-    )
-    cells = torch.rand(9, generator=g)
-    each = kind(weight=WEIGHT, ignore_index=2, reduction="none")(pred, target)
-    below = (WEIGHT[target] * (target != 2) * cells.reshape(9, 1, 1)).sum()
-    truth = (each * cells.reshape(9, 1, 1)).sum() / below
-    assert MaskedLoss(loss)(pred, target, cells).item() == pytest.approx(truth.item())
+    each = nn.functional.nll_loss(pred, target, weight, ignore_index=ignored, reduction="none")
+    counts = weight[target.clamp(0, CLASSES - 1)] * (target != ignored)
+    for own in (torch.ones(9), torch.rand(9, generator=g)):
+        below = (counts * own.reshape(9, 1, 1)).sum()
+        truth = (each * own.reshape(9, 1, 1)).sum() / below
+        assert MaskedLoss(loss).weigh(target, own).item() == pytest.approx(below.item())
+        assert MaskedLoss(loss)(pred, target, own).item() == pytest.approx(truth.item())
 
 
 class Focal(nn.CrossEntropyLoss):
@@ -490,13 +474,12 @@ def fit(batches, *, weighted=False, rows=True, classes=False, accumulate=1):
     )
     run.train()
     row = {name: run.history[name][0] for name in run.history if name in ("val_loss", "mae")}
-    return weights(model)["weight"], row, run.history["train_loss"][0]
+    return np.asarray(weights(model)["weight"]), row, run.history["train_loss"][0]
 
 
 def assert_alike(found, truth):
-    assert np.asarray(found[0]) == pytest.approx(np.asarray(truth[0]), rel=1e-5)
-    assert found[1] == pytest.approx(truth[1], rel=1e-5)
-    assert found[2] == pytest.approx(truth[2], rel=1e-5)
+    for one, other in zip(found, truth, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
 
 
 KINDS = [{}, {"weighted": True}, {"classes": True}]
@@ -546,10 +529,9 @@ def test_nothing_to_learn_leaves_the_model_and_is_an_error_only_where_nothing_ev
     run = trainer(model=model, train=[(x, void), (x, y)], val=[(x, y)], loss=loss, epochs=1)
     run.train()
     assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
-    with pytest.raises(EmptyPartError, match="train_data gave samples, but not one value"):
-        trainer(train=[(x, void)], val=[(x, y)], loss=loss).train()
-    with pytest.raises(EmptyPartError, match="test_data gave samples, but not one value"):
-        trainer(train=[(x, y)], val=[(x, void)], loss=loss).train()
+    for name, train, val in (("train_data", void, y), ("test_data", y, void)):
+        with pytest.raises(EmptyPartError, match=f"{name} gave samples, but not one value"):
+            trainer(train=[(x, train)], val=[(x, val)], loss=loss).train()
 
 
 def test_a_nan_loss_says_whether_it_comes_from_gaps_of_targets():

@@ -21,12 +21,11 @@ from torch.utils.data import (
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.training.addons.core import MixinAddOn, TrainerBase
 from ml4cube.training.ranks.dist import DEFAULT_TIMEOUT_S, World, launch, local_rank
+from ml4cube.training.ranks.exact_validation import dealt, resampled
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-_SETTINGS = ["batch_size", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"]
-_OF_WORKERS = ["multiprocessing_context", "prefetch_factor", "persistent_workers"]
 
 
 class _Devices(TrainerBase):  # type: ignore[misc]
@@ -175,22 +174,19 @@ def share_loader(loader: Any, world: World, *, exact: bool, seed: int = 0) -> An
             "of batches, or prep_dataloader(..., parallel=True), to be shared out over processes; "
             f"got {kind}"
         )
+    if exact:
+        return resampled(loader, dealt(loader.dataset, world))
     shuffled = getattr(loader.sampler, "shuffle", isinstance(loader.sampler, RandomSampler))
-    copied = [*_SETTINGS, *(_OF_WORKERS if loader.num_workers else ())]
-    return DataLoader(
+    sampler: DistributedSampler[Any] = DistributedSampler(
         loader.dataset,
-        # In validation, the loop replaces this sampler by one that leaves no sample out.
-        sampler=DistributedSampler(
-            loader.dataset,
-            world.size,
-            world.rank,
-            shuffle=shuffled and not exact,
-            seed=seed % 2**31,
-            drop_last=True,
-        ),
-        drop_last=loader.drop_last and not exact,
-        **{name: getattr(loader, name) for name in copied},
+        world.size,
+        world.rank,
+        shuffle=shuffled,
+        seed=seed % 2**31,
+        drop_last=True,
     )
+    # Without the generator, from which workers on all ranks would be seeded alike.
+    return resampled(loader, sampler, drop_last=loader.drop_last, generator=None)
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:

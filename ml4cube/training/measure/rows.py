@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from ml4cube.core.errors import EmptyPartError
@@ -34,7 +33,7 @@ def make_row(
 ) -> dict[str, Any]:
     """Reduce an epoch to one row; every rank must call this."""
     own = (train.sums(), Sums() if val is None else val.sums(), effort)
-    gathered = world.gather_objects((str(world.device), _host(), *own))
+    gathered = world.gather_objects((str(world.device), socket.gethostname(), *own))
     _, _, trains, vals, efforts = zip(*gathered, strict=True)
     row: dict[str, Any] = {"epoch": epoch, "train_loss": _mean("train_data", trains)}
     if val is not None:
@@ -48,11 +47,6 @@ def make_row(
 def mean_over_ranks(world: World, meter: Meter, name: str = "test_data") -> float:
     """Reduce one mean over all ranks; every rank must call this."""
     return _mean(name, world.gather_objects(meter.sums()))
-
-
-@cache
-def _host() -> str:
-    return socket.gethostname()
 
 
 def _mean(name: str, ranks: Sequence[Sums]) -> float:

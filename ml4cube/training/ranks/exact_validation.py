@@ -12,6 +12,7 @@ from ml4cube.training.ranks.dist import World
 
 _KEPT = (
     "dataset",
+    "batch_size",
     "num_workers",
     "collate_fn",
     "pin_memory",
@@ -44,9 +45,15 @@ def exact_loader(loader: Any, world: World) -> Any:
         or type(sampler).__iter__ is not DistributedSampler.__iter__
     ):
         return loader
-    return DataLoader(
-        batch_size=size,
-        # Every `size`-th sample from `rank` on: uneven by one at most, never padded.
-        sampler=range(world.rank, len(sampler.dataset), world.size),  # type: ignore[arg-type]
-        **{name: getattr(loader, name) for name in _KEPT},
-    )
+    return resampled(loader, dealt(sampler.dataset, world), batch_size=size)
+
+
+def dealt(dataset: Any, world: World) -> range:
+    """Return the samples of a rank: uneven by one at most, never padded."""
+    return range(world.rank, len(dataset), world.size)
+
+
+def resampled(loader: DataLoader[Any], sampler: Any, **changed: Any) -> DataLoader[Any]:
+    """Return a DataLoader like another one, but for its sampler and some settings."""
+    settings = {name: getattr(loader, name) for name in _KEPT}
+    return DataLoader(sampler=sampler, **settings | changed)

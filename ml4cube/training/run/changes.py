@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,30 +34,19 @@ _OPTIONS = (
     "ema",
 )
 # If one of these differs, the position inside an epoch means nothing any more.
-_POSITION = {"batch_size", "seed", "loader seed", "ranks"}
+POSITION = {"batch_size", "seed", "loader seed", "ranks"}
 _LONG = 60  # letters of a value in a message
 
 
-@dataclass
-class Changes:
+class Changes(NamedTuple):
     """The differences of a run from the one that left its snapshot."""
 
     # What makes it another run, in words.
-    refused: list[str] = field(default_factory=list)
+    refused: list[str]
     # Names of what changed and is honoured, with old and new values in words.
-    changed: dict[str, str] = field(default_factory=dict)
+    changed: dict[str, str]
     # Callbacks that are reset.
-    stale: set[str] = field(default_factory=set)
-
-    @property
-    def loses_position(self) -> bool:
-        """True if the current epoch must be restarted."""
-        return bool(self.changed.keys() & _POSITION)
-
-    @property
-    def changes_rate(self) -> bool:
-        """True if another learning rate is asked for."""
-        return any(name == "lr" or name.startswith("lr of") for name in self.changed)
+    stale: set[str]
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
@@ -186,12 +174,10 @@ def new_requests(
 
 def merged(old: Any, saved: Any, new: Any) -> Any:
     """Return a saved state with the user's changes from `old` to `new`."""
-    maps = all(isinstance(v, Mapping) and not isinstance(v, Counter) for v in (old, saved, new))
-    if maps:
+    if all(isinstance(v, Mapping) and not isinstance(v, Counter) for v in (old, saved, new)):
         both = old.keys() & new.keys()
         return {k: merged(old[k], v, new[k]) if k in both else v for k, v in saved.items()}
-    nested = isinstance(saved, list) and any(isinstance(item, Mapping) for item in saved)
-    if nested and len(old) == len(saved) == len(new):
+    if isinstance(saved, list) and len(old) == len(saved) == len(new):
         return [merged(*items) for items in zip(old, saved, new, strict=True)]
     began = _plain(old)
     # Values that training changes, such as counters, are not settings.

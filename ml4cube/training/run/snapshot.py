@@ -16,6 +16,7 @@ from ml4cube.core.errors import InvalidValueError, StoreError
 from ml4cube.training.files.checkpoint import read_file, to_plain, write_file
 from ml4cube.training.inputs.batches import data_facts
 from ml4cube.training.run.changes import (
+    POSITION,
     Changes,
     compare,
     describe,
@@ -173,7 +174,7 @@ class Snapshot:
             group.update(merged_group(old, saved, new) if same_class else new)
         if run.scheduler is not None and same_class:
             state = merged(before["scheduler"], content["scheduler"], now["scheduler"])
-            if "_last_lr" in state and changes.changes_rate:
+            if "_last_lr" in state:
                 state["_last_lr"] = [group["lr"] for group in groups]
             run.scheduler.load_state_dict(state)
         asked = "parameters to train" in changes.changed
@@ -192,7 +193,7 @@ class Snapshot:
         if run.state.step:
             # So that torch knows that the optimizer stepped before the scheduler does.
             run.optimizer._opt_called = True  # type: ignore[attr-defined]
-        begins = changes.loses_position and run.state.batch > 0
+        begins = bool(changes.changed.keys() & POSITION) and run.state.batch > 0
         if begins:
             run.state.start_epoch()
         if rank < len(ranks) and "seed" not in changes.changed:
