@@ -31,23 +31,24 @@ def role_of(coord: Any) -> str | None:
         return "latitude"
     if is_longitude(coord.name, coord.attrs):
         return "longitude"
+    # cf_xarray lists the criteria of vertical coordinates under two names
     return "vertical" if any(_by_cf(kind, coord.attrs) for kind in ("vertical", "Z")) else None
 
 
 def is_latitude(name: object, attrs: Mapping[Any, Any], *, rotated: bool = False) -> bool:
-    """Return True if a coordinate is a latitude, by its name and attributes."""
+    """Return True if a coordinate is a latitude; if `rotated`, also of a rotated grid."""
     return _is_angle("latitude", name, attrs, rotated)
 
 
 def is_longitude(name: object, attrs: Mapping[Any, Any], *, rotated: bool = False) -> bool:
-    """Return True if a coordinate is a longitude, by its name and attributes."""
+    """Return True if a coordinate is a longitude; if `rotated`, also of a rotated grid."""
     return _is_angle("longitude", name, attrs, rotated)
 
 
 def _is_angle(kind: str, name: object, attrs: Mapping[Any, Any], rotated: bool) -> bool:
     called, standard = str(name).lower(), _text(attrs, "standard_name")
     if standard == f"grid_{kind}" or (called == _ROTATED[kind] and standard != kind):
-        # many files give these units of degrees_north, which cf_xarray reads as true latitudes
+        # many files give these units="degrees_north", by which cf_xarray takes them for latitudes
         return rotated
     return called in _NAMES[kind] or _by_cf(kind, attrs)
 
@@ -71,13 +72,13 @@ def _criteria(kind: str) -> dict[str, frozenset[str]]:
 
 
 def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
-    """Return the dims that may be time."""
+    """Return the dims that may be time, by the first rule that finds any."""
     along = {dim: [c for c in coords if c.dims == (dim,)] for dim in dims}
     own = {dim: next((c for c in along[dim] if c.name == dim), None) for dim in along}
     rules: tuple[Callable[[Any], bool], ...] = (
         lambda dim: own[dim] is not None and is_time(own[dim]),
-        lambda dim: any(is_time(c) and _says_time(c) for c in along[dim]),
-        lambda dim: _is_counted_time(dim, own[dim]),
+        lambda dim: any(is_time(c) and _is_labelled_time(c) for c in along[dim]),
+        lambda dim: _is_time_without_dates(dim, own[dim]),
     )
     for rule in rules:
         if found := [str(dim) for dim in along if rule(dim)]:
@@ -85,15 +86,16 @@ def time_dims(coords: Iterable[Any], dims: Iterable[Any]) -> list[str]:
     return []
 
 
-def _is_counted_time(dim: Any, own: Any) -> bool:
+def _is_time_without_dates(dim: Any, own: Any) -> bool:
     """Return True if a dim is named like a time, or has numbers with CF attributes of time."""
     if str(dim).lower() in TIME_NAMES:
         return True
     return own is not None and own.dtype.kind in "fiu" and _by_cf("time", own.attrs)
 
 
-def _says_time(dates: Any) -> bool:
+def _is_labelled_time(dates: Any) -> bool:
     name = str(dates.name).lower()
+    # sample stores name the origins of windows so
     return name in ("time", "time_origin") or _by_cf("time", dates.attrs)
 
 
@@ -108,11 +110,12 @@ def dates_along(coords: Iterable[Any], dim: str) -> Any:
     dated = [c for c in coords if c.dims == (dim,) and is_time(c)]
     rules: tuple[Callable[[Any], bool], ...] = (
         lambda c: bool(c.name == dim),
-        _says_time,
+        _is_labelled_time,
         lambda c: _is_in_order(c.values),
     )
     for rule in rules:
         if found := {c.name: c for c in dated if rule(c)}:
+            # several are ambiguous, and later rules are weaker
             return found.get("time", next(iter(found.values())) if len(found) == 1 else None)
     return None
 

@@ -32,11 +32,12 @@ class WithCoordinates(View):
         super().__init__(source)
         window, dims = source.schema[like][0], source.dims[like]
         self._window = {self.cube_dims.get(d, d): n for d, n in zip(dims, window, strict=True)}
-        # dim of the cube, and values at every cell along it
+        # by channel: dim of the cube, and values at every cell along it
         self._tables: dict[str, tuple[str, NDArray[np.float32]]] = {}
         axes = source.axes()
         for name in parse_names("coord_features", wanted):
             dim, phase = _phase(name, axes)
+            # samples have the coordinate <dim>_origin only where windows extend along the dim
             if dim not in self._window and f"{dim}_origin" in source.coords(np.zeros(0, np.int64)):
                 raise InvalidValueError(
                     f"coord_features={name!r}: windows extend along {dim!r}, but the samples have "
@@ -50,7 +51,8 @@ class WithCoordinates(View):
                         "already; rename it"
                     )
                 table = function(phase).astype(np.float32)
-                self._tables[channel], self._needs[channel] = (dim, table), ()
+                self._tables[channel] = (dim, table)
+                self._needs[channel] = ()  # no variable of the source
                 self.schema[channel], self.dims[channel] = (window, "<f4"), dims
         self.channels = tuple(self._tables)
 
@@ -66,16 +68,17 @@ def _phase(name: str, axes: Mapping[str, xr.Variable]) -> tuple[str, NDArray[np.
     if name in _OF_TIME:
         dim = _the_one([d for d, axis in axes.items() if is_time(axis)], name, axes)
         return dim, _phase_of_time(name, axes[dim])
+    # "lat" also means a dim of another name, such as nav_lat; a dim of that very name goes first
     kinds = (is_latitude, is_longitude)
-    for alike in kinds:
-        if alike(name, {}, rotated=True) and name not in axes:
-            found = [d for d, axis in axes.items() if alike(d, axis.attrs, rotated=True)]
+    for is_kind in kinds:
+        if is_kind(name, {}, rotated=True) and name not in axes:
+            found = [d for d, axis in axes.items() if is_kind(d, axis.attrs, rotated=True)]
             dim = _the_one(found, name, axes)
             break
     else:
         dim = _the_one([d for d in axes if d == name], name, axes)
     axis = axes[dim]
-    known = any(alike(dim, axis.attrs, rotated=True) for alike in kinds)
+    known = any(is_kind(dim, axis.attrs, rotated=True) for is_kind in kinds)
     units = axis.attrs.get("units")
     if not known and not str(units).startswith(("degree", "rad")):
         raise InvalidValueError(
@@ -97,7 +100,7 @@ def _the_one(found: list[str], name: str, axes: Mapping[str, xr.Variable]) -> st
 
 
 def _phase_of_time(name: str, axis: xr.Variable) -> NDArray[np.float64]:
-    """Return the angle of times in the year, or the day, by the calendar's length of years."""
+    """Return the angle of times in the year, each as long as it is in the calendar, or the day."""
     import xarray as xr
 
     when = xr.DataArray(axis).dt

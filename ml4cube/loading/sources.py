@@ -38,10 +38,10 @@ logger = logging.getLogger(__name__)
 # Samples in memory are read in pieces of about this size.
 _PIECE_BYTES = 4 << 20
 
-# Origins may lie this far off a straight line and still count as evenly spaced: as far as
-# rounding to float32, and of dates to days as floats, moves them.
-_ROUNDED = 8 * float(np.finfo(np.float32).eps)
-_ROUNDED_NS = 1e6
+# How far origins may lie off a straight line and still count as evenly spaced: relative to the
+# largest, from rounding to float32; and in nanoseconds, from dates stored as float days.
+_TOLERANCE = 8 * float(np.finfo(np.float32).eps)
+_TOLERANCE_NS = 1e6
 
 
 class SampleSource(ChunkSource, Protocol):
@@ -53,7 +53,7 @@ class SampleSource(ChunkSource, Protocol):
     dims: dict[str, tuple[str, ...]]
     # Position of the targets, if it differs from that of the inputs.
     lead: Lead | None
-    # Dim of the cube behind each dim of a sample, where it has another name.
+    # Cube dim of each sample dim whose name differs from it.
     cube_dims: Mapping[str, str]
 
     @cached_property
@@ -165,6 +165,7 @@ class DatasetSource(SampleSource):
         coords = self._coords.coords
         stored = _stored_axes(self._coords.encoding.get("source"))
         found = {}
+        # every coordinate <dim>_index gives one dim, whose values are <dim>_origin or <dim>
         for name in map(str, coords):
             dim = name.removesuffix("_index")
             origin = next((coords[n] for n in (f"{dim}_origin", dim) if n in coords), None)
@@ -194,7 +195,7 @@ def _stored_axes(path: Any) -> dict[str, xr.Variable]:
 
 
 def _has_origins(axis: xr.Variable, index: Ints, last: int, origins: NDArray[Any]) -> bool:
-    """Return True if an axis has the origins of samples, which a user may have changed."""
+    """Return True if a stored axis agrees with the origins; a user may have changed those."""
     if not len(index) or index.max() + last >= len(axis):
         return False
     return bool((np.asarray(axis.values)[index] == origins).all())
@@ -213,9 +214,9 @@ def _axis_from_origins(
     cells = np.arange(known[-1] + window)
     if len(known) == len(cells):
         return xr.Variable(dim, values, origins.attrs)
-    if window == 1:  # no sample has one of the cells between
-        nearest = np.searchsorted(known, cells).clip(max=len(known) - 1)
-        return xr.Variable(dim, values[nearest], origins.attrs)
+    if window == 1:  # no sample uses the cells between, so any value does
+        next_known = np.searchsorted(known, cells).clip(max=len(known) - 1)
+        return xr.Variable(dim, values[next_known], origins.attrs)
     if len(known) < 2 or values.dtype.kind not in "fiuM":
         return None
     dates = values.dtype.kind == "M"
@@ -223,7 +224,7 @@ def _axis_from_origins(
     numbers = (values - values[0]).astype("m8[ns]").astype(float) if dates else values.astype(float)
     step = (numbers[-1] - numbers[0]) / (known[-1] - known[0])
     line = numbers[0] + step * (cells - known[0])
-    rounding = _ROUNDED_NS if dates else _ROUNDED * np.abs(numbers).max()
+    rounding = _TOLERANCE_NS if dates else _TOLERANCE * np.abs(numbers).max()
     if np.abs(line[known] - numbers).max() > rounding:
         return None
     if values.dtype.kind != "f":
@@ -294,6 +295,7 @@ def source_of_store(ds: xr.Dataset, spec: SampleSpec) -> DatasetSource:
         location_of("store", StorePath(array.store, array.path.rpartition("/")[0]))
         for array in arrays
     ]
+    # a location that needs storage options is not a str
     if not isinstance(groups[0], str) or any(group != groups[0] for group in groups):
         logger.warning(
             "samples that were opened with storage options, or from several stores, are read "
@@ -308,4 +310,5 @@ def _array_behind(variable: xr.Variable) -> Any:
     """Return the zarr array that a lazy variable shows unchanged, or None."""
     file = None if variable.chunks is None else file_behind(variable.data)
     found = None if file is None else Opened.of(file, np.dtype(variable.dtype))
+    # without slicing, decoding or casting between array and variable
     return found.zarr if found and found.plain and found.whole else None

@@ -24,7 +24,7 @@ from ml4cube.loading.ring.ring import ChunkSource, read_chunk
 from ml4cube.loading.ring.slots import Field
 from ml4cube.loading.sources import SampleSource, known_scaling
 from ml4cube.loading.unbatch import to_dataset
-from ml4cube.loading.views import WEIGHT, Broadcast, Weighted, Whole
+from ml4cube.loading.views import WEIGHT, Broadcast, FloatsAsIntegers, Weighted
 from ml4cube.sampling.request import check_known
 
 with needs_torch("ml4cube.datasets.pytorch"):
@@ -54,9 +54,9 @@ class PTXrDataset(Dataset[Any]):
         the dim ``samples``), or a cube, which is cut into windows as it is read: the samples
         that `MultiProcSampler` would write for the same arguments. A path is that of a sample
         store unless one of the arguments for cubes is given. A cube is first read once, for all
-        its parts, for the statistics, gaps and masks. It is not with ``drop_nan=None`` (or
-        without floats and dates), no mask, and `statistics` or ``scale_fn=None``, unless there
-        is a `callback` or gaps are filled by train means.
+        its parts, for the statistics, gaps and masks. Nothing is read before if none of these is
+        needed: ``drop_nan=None`` (or no floats and dates), no mask, `statistics` or
+        ``scale_fn=None``, no `callback`, and no gaps to fill by train means.
     to_pred : str or list of str, optional
         Target variables. Items are then pairs ``(X, y)``.
     features : str or list of str, optional
@@ -161,7 +161,7 @@ class PTXrDataset(Dataset[Any]):
         cache_mb: float = 256,
         **cutting: Any,
     ) -> None:
-        options = DatasetOptions.of(locals())
+        options = DatasetOptions.of(locals())  # every argument by name; stays the first statement
         self.shifted = options.shifted
         self._source: SampleSource
         self._source, self.metadata = open_source(ds, options)
@@ -171,9 +171,10 @@ class PTXrDataset(Dataset[Any]):
         self._add_features(options.coord_features)
         self._add_weights(options.weights)
         self._fields = self._make_fields(options)
-        whole = [field.variables for field in self._fields if field.dtype.kind in "iub"]
-        if whole:
-            self._source = Whole(self._source, {name for names in whole for name in names})
+        integers = [field.variables for field in self._fields if field.dtype.kind in "iub"]
+        if integers:
+            names = {name for variables in integers for name in variables}
+            self._source = FloatsAsIntegers(self._source, names)
         self.layout = tuple(self._source.dims[field.variables[0]] for field in self._fields)
         self._cache = _ChunkCache(self._source, self._fields, int(options.cache_mb * _MB))
 
@@ -233,8 +234,8 @@ class PTXrDataset(Dataset[Any]):
         for chunk in np.unique(chunks).tolist():
             here = np.flatnonzero(chunks == chunk)
             inside = wanted[here] - self._source.starts[chunk]
-            for target, values in zip(out, self._cache.get(chunk), strict=True):
-                target[here] = values[inside]
+            for array, values in zip(out, self._cache.get(chunk), strict=True):
+                array[here] = values[inside]
         return self.pack([torch.from_numpy(array) for array in out])
 
     def coords(self, index: int | Sequence[int] | NDArray[Any]) -> dict[str, Any]:
@@ -410,13 +411,14 @@ class PTXrDataset(Dataset[Any]):
                 "give target_offset if the targets lie elsewhere"
             )
         self.targets = targets
-        # names of the values of y, which at a lead time are not those of X
-        self._answers = tuple(map(target_name, targets)) if self.shifted else targets
+        # at a lead time, the values of y are variables of their own in the source
+        self._y_names = tuple(map(target_name, targets)) if self.shifted else targets
         weights = options.weights_variable
-        left = [name for name in stored if name not in self._answers and name != weights]
+        left = [name for name in stored if name not in self._y_names and name != weights]
         spec = self.metadata.spec if self.metadata else None
         if spec and spec.features and targets and targets == spec.targets and not self.shifted:
-            left = [name for name in spec.features if name in stored]  # as given to the sampler
+            # the features that were sampled for these targets
+            left = [name for name in spec.features if name in stored]
         self.features = chosen or tuple(left)
         self._stacked = bool(chosen or targets)
         if not self.features:
@@ -432,7 +434,7 @@ class PTXrDataset(Dataset[Any]):
             filled = {name: own[FILLED_ATTR] for name, own in attrs.items() if FILLED_ATTR in own}
         else:
             filled = self.metadata.invented(options.scored)
-        if self.metadata and self._from_cube:  # this call requested these
+        if self.metadata and self._from_cube:  # fills that this very call asks for are known
             filled = {name: how for name, how in filled.items() if name not in self.metadata.filled}
         argument = "weights" if options.weights_variable in filled else "to_pred"
         stored = self.metadata and not self._from_cube
@@ -465,18 +467,18 @@ class PTXrDataset(Dataset[Any]):
         if self.shifted and isinstance(weights, str):
             weights = target_name(weights)  # those of the cells of y
         scaling = known_scaling(self.metadata)
-        self._source = Weighted(self._source, weights, self._answers[0], scaling)
+        self._source = Weighted(self._source, weights, self._y_names[0], scaling)
 
     def _make_fields(self, options: DatasetOptions) -> tuple[Field, ...]:
         """Make the arrays of a batch: X, y and weights, or one per variable."""
         dtype = target_dtype = _numpy_dtype("dtype", options.dtype)
         if options.target_dtype is not None:
             target_dtype = _numpy_dtype("target_dtype", options.target_dtype)
-        windows = {name: self._window(name) for name in (*self.channels, *self._answers)}
+        windows = {name: self._window(name) for name in (*self.channels, *self._y_names)}
         if not self._stacked:
             return tuple(Field((n,), windows[n], dtype, stacked=False) for n in self.features)
         fields = []
-        for names, kind in ((self.channels, dtype), (self._answers, target_dtype)):
+        for names, kind in ((self.channels, dtype), (self._y_names, target_dtype)):
             sizes = {name: windows[name] for name in names}
             if len(set(sizes.values())) > 1:
                 raise InvalidValueError(
@@ -486,7 +488,7 @@ class PTXrDataset(Dataset[Any]):
             if names:
                 fields.append(Field(names, windows[names[0]], kind))
         if WEIGHT in self._source.schema:
-            # one channel for all of y; weights of samples have no other axis
+            # a weight per sample is a number; one per cell has one channel, whatever y has
             window = self._window(WEIGHT)
             if window not in ((), fields[-1].window):
                 raise InvalidValueError(

@@ -152,7 +152,7 @@ class Broadcast(View):
         out[...] = cells[name].reshape(-1, *self._shapes[name])
 
 
-class Whole(View):
+class FloatsAsIntegers(View):
     """Floats that are read as integers; gaps are refused, not cast."""
 
     def __init__(self, source: SampleSource, names: Iterable[str]) -> None:

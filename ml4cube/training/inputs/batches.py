@@ -16,9 +16,8 @@ from ml4cube.core.errors import InvalidTypeError
 
 def as_pair(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the features and the target of a batch."""
-    # A pair ``(X, y)`` is itself; of a triple ``(X, y, weights)``, `weights_of` gives the third. X
-    # alone, or a dict ``{variable: tensor}`` whose variables are stacked as channels, is to be
-    # reconstructed: ``(X, X)``.
+    # ``(X, y)`` and ``(X, y, weights)`` give ``(X, y)``. X alone, or a dict whose variables are
+    # stacked as channels, gives ``(X, X)``: the model is to reconstruct it.
     if isinstance(batch, torch.Tensor):
         return batch, batch
     if isinstance(batch, tuple | list) and all(isinstance(v, torch.Tensor) for v in batch):
@@ -62,7 +61,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
         moved = [to_device(value, device) for value in batch]
         return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
     if is_dataclass(batch) and not isinstance(batch, type):
-        other = copy.copy(batch)  # also of one that is frozen, or made by a function of its own
+        other = copy.copy(batch)  # works for frozen ones and those with an __init__ of their own
         for field in fields(batch):
             object.__setattr__(other, field.name, to_device(getattr(batch, field.name), device))
         return other
@@ -81,14 +80,14 @@ def count_samples(batch: Any) -> int:
 
 
 def agreed_samples(batch: Any) -> int | None:
-    """Return the number of samples in a batch of any kind, if all its tensors have as many."""
+    """Return the common length of all tensors of a batch, or None if they differ."""
     lengths = {int(tensor.shape[0]) for tensor in _tensors(batch) if tensor.ndim}
     return lengths.pop() if len(lengths) == 1 else None
 
 
 def fixed_sizes(loader: Any) -> tuple[int, int, int] | None:
-    """Return the number of batches of a loader, their size, and the size of the last one."""
-    if not getattr(loader, "keeps_samples", True):
+    """Return the number of batches, their size, and that of the last one; None if unknown."""
+    if not getattr(loader, "keeps_samples", True):  # a loader of ours that may drop samples
         return None
     if isinstance(loader, DataLoader):
         if (
@@ -143,7 +142,7 @@ def loader_generator(loader: Any) -> torch.Generator | None:
 
 def loader_seed(loader: Any) -> int | None:
     """Return the seed of a loader's shuffled order, if it has one of its own."""
-    owners = [getattr(loader, "plan", None)]
+    owners = [getattr(loader, "plan", None)]  # where loaders and samplers of ours keep it
     for sampler in _samplers(loader):
         owners += [getattr(sampler, "plan", None), sampler]
     seeds = (getattr(owner, "seed", None) for owner in owners)
@@ -151,14 +150,14 @@ def loader_seed(loader: Any) -> int | None:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    # torch adds a sampler that is not used to a loader with a batch sampler, so it comes last.
+    # A loader with a batch sampler has a default sampler, too, that torch does not use.
     batches = getattr(loader, "batch_sampler", None)
     return [batches, getattr(batches, "sampler", None), getattr(loader, "sampler", None)]
 
 
 @contextmanager
 def kept_generators(loaders: Iterable[Any]) -> Iterator[None]:
-    """Restore the generators that loaders were given."""
+    """Restore the state of the loaders' generators at the end of the body."""
     found = [loader_generator(loader) for loader in loaders]
     states = [(g, g.get_state()) for g in found if g is not None]
     try:
