@@ -213,7 +213,7 @@ def ticks(figure):
 @pytest.mark.parametrize("dim", ["time", "obs"])
 @pytest.mark.parametrize(
     ("freq", "second"),
-    [("6h", "2000-01-03"), ("D", "2000-01-09"), ("MS", "2000-09-01"), ("20s", "\n00:02:40")],
+    [("6h", "2000-01-03\n00:00"), ("D", "2000-01-09"), ("MS", "2000-09"), ("20s", "\n00:02:40")],
 )
 def test_any_axis_of_dates_is_a_timeline(dim, use_cftime, freq, second):
     dates = xr.date_range("2000-01-01", periods=49, freq=freq, use_cftime=use_cftime)

@@ -304,14 +304,17 @@ def _draw_timeline(axes: Axes, cells: xr.DataArray, time: str, rest: list[str]) 
 
 
 def _step_name(array: xr.DataArray, time: str, step: int) -> str:
-    """Return the date and hour of a step; else its value or position."""
+    """Return the date of a step, as precise as tells steps apart; else its value or position."""
     coord = dates_along(array.coords.values(), time)
     if coord is None:
         return f"{array.coords[time].values[step]}" if time in array.coords else f"step {step}"
     if coord.isnull()[step]:
         return f"step {step}"
-    text = str(coord.values[step]).replace("T", " ").split(".")[0]
-    return text.removesuffix(" 00:00:00").removesuffix(":00")
+    dates = {str(date) for date in coord.values[coord.notnull().values][:1000]}
+    to_month, to_day, to_minute, to_second = 7, 10, 16, 19
+    lengths = (to_month, to_day, to_minute) if len(dates) > 1 else (to_day,)
+    length = next((n for n in lengths if len({d[:n] for d in dates}) == len(dates)), to_second)
+    return str(coord.values[step])[:length].replace("T", " ")
 
 
 def _present(cells: xr.DataArray) -> list[str]:
