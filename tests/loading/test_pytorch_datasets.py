@@ -635,7 +635,7 @@ def rows_of(loader: Any, data: PTXrDataset, number: int) -> list[list[int]]:
 REFUSED = [
     # of samples
     (PTXrDataset, "samples", {"to_pred": "x"}, "to_pred.*'x'.*'a'"),
-    (PTXrDataset, "samples", {"to_pred": 3}, "to_pred must be a variable name"),
+    (PTXrDataset, "samples", {"to_pred": 3}, "to_pred must be a name or a list of names"),
     (PTXrDataset, "samples", {"to_pred": "a", "features": "a"}, "in to_pred and in features"),
     (PTXrDataset, "samples", {"to_pred": ["a", "b", "c"]}, "no variable is left"),
     (PTXrDataset, "samples", {"features": ["a", "c"]}, "different windows"),
