@@ -51,6 +51,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from ml4cube.datasets.multiproc_sampler import MultiProcSampler
 from ml4cube.datasets.pytorch import PTXrDataset, prep_dataloader
+from ml4cube.loading.loaders import SampleLoader
 from ml4cube.loading.store_files import sharded_arrays
 
 RESULTS = Path(__file__).parent / "results" / "loading.json"
@@ -146,9 +147,9 @@ def counted(batches: Iterable[Any]) -> Iterator[int]:
         yield len(batch)
 
 
-def anew(loader: Any) -> Iterator[int]:
+def anew(loader: SampleLoader) -> Iterator[int]:
     """Take every batch of a loader of ours that finds nothing in memory: all chunks are decoded."""
-    for _, ring in loader._idle_rings:
+    for ring in loader._idle_rings.values():
         ring._held.fill(-1)
     return counted(loader)
 
