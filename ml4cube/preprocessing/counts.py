@@ -18,7 +18,7 @@ from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import not_data
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.samples import SAMPLES
+from ml4cube.preprocessing.cubes import SAMPLES
 
 logger = logging.getLogger(__name__)
 

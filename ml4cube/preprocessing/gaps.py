@@ -36,14 +36,10 @@ from ml4cube.core.missing import (
     check_real_number,
     fill_gaps,
     find_gaps,
-    flags_of,
-    keep_samples,
-    plain,
 )
 from ml4cube.core.statistics import check_numpy, scaled_dtype
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
-from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.counts import (
@@ -56,7 +52,8 @@ from ml4cube.preprocessing.counts import (
     record,
     record_stage,
 )
-from ml4cube.preprocessing.samples import SAMPLES, Samples, sample_arrays
+from ml4cube.preprocessing.cubes import SAMPLES
+from ml4cube.preprocessing.samples import as_cube, like_given
 from ml4cube.preprocessing.statistics import Statistics
 
 logger = logging.getLogger(__name__)
@@ -190,38 +187,10 @@ def apply_filter(
     >>> apply_filter(samples, drop_sample=True)["t"]
     array([[1., 2.]])
     """
-    cubes.check_cube(ds)
     check_flags({"drop_sample": drop_sample})
-    if isinstance(ds, xr.Dataset | xr.DataArray):
-        return _filter_cube(ds, filter_var, drop_sample)
-    arrays, data, n = sample_arrays(ds, filter_var)
-    outside = np.zeros(n, bool)
-    if cubes.has_mask(arrays, filter_var):
-        mask = flags_of(arrays[str(filter_var)])
-        for name in data:
-            out = ~cubes.to_shape(mask, arrays[name].shape, "mask")
-            if drop_sample or out.ndim == 1:
-                outside |= out.reshape(n, -1).any(axis=1)
-            elif arrays[name].dtype.kind in "fiub":
-                arrays[name] = blank(arrays[name], out)
-    return _kept(ds, arrays, np.where(outside, MASK, KEPT).astype(np.uint8))
-
-
-def _kept(
-    given: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], reason: NDArray[np.uint8]
-) -> Samples:
-    """Select the samples without a reason to drop them; count the others."""
-    keep = reason == KEPT
-    counts = add(dict(getattr(given, "accounting", {})), reason)
-    counts = {"total": counts.pop("total"), "kept": int(keep.sum()), **counts}
-    return Samples({name: values[keep] for name, values in arrays.items()}, counts)
-
-
-def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
-    """Apply a mask to a Dataset or DataArray."""
-    cube = as_dataset(ds)
+    cube = as_cube(ds, filter_var)
     if not cubes.has_mask(cube.variables, filter_var):
-        return ds
+        return like_given(cube, ds)
     inside = cubes.flags(cube.variables[str(filter_var)])
     data = data_variables(cube, exclude=[str(filter_var)])
     if SAMPLES in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
@@ -229,7 +198,7 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
         dropped = cubes.spread(
             ~inside.all(spare), xr.Variable((SAMPLES,), np.empty(cube.sizes[SAMPLES]))
         )
-        return cubes.like_given(_drop(cube, np.where(dropped.values, MASK, KEPT)), ds)
+        return like_given(_drop(cube, np.where(dropped.values, MASK, KEPT)), ds)
     for name in data:
         cubes.check_decoded(name, cube[name])
     masked = {
@@ -241,7 +210,7 @@ def _filter_cube(ds: Any, filter_var: str | None, drop_sample: bool) -> Any:
         stage = Stage([], "masked", str(filter_var), largest)
         outer = outside(inside, cube.variables[stage.counted])
         result = record_stage(result, cube, stage, outer)
-    return cubes.like_given(result, ds)
+    return like_given(result, ds)
 
 
 def _blanked(array: xr.DataArray, cells: xr.Variable) -> Any:
@@ -309,21 +278,40 @@ def drop_nan_values(
     {'total': 3, 'kept': 2, 'gap': 1}
     """
     check_choice("mode", mode, DROP_POLICIES)
-    cubes.check_cube(ds)
-    if isinstance(ds, xr.Dataset | xr.DataArray):
-        return _drop_nan_of_cube(ds, vars, mode, filter_var)
-    arrays, data, n = sample_arrays(ds, filter_var)
-    wanted = _counting(arrays, data, vars, mode, filter_var)
-    mask = flags_of(arrays[_needed_mask(arrays, filter_var)]) if mode == "masked" else None
-    gaps = {name: find_gaps(arrays[name]) for name in wanted}
-    reason = np.zeros(n, np.uint8)
-    if mask is not None:
-        for name, flags in gaps.items():
-            inside = cubes.to_shape(mask, flags.shape, "mask")
-            reason = np.maximum(reason, keep_samples({name: flags}, inside, mode)[1])
-    elif gaps:
-        reason = keep_samples(gaps, None, mode)[1]
-    return _kept(ds, arrays, reason)
+    cube = as_cube(ds, filter_var)
+    kinds = "fiub" if vars is None else _GAP_KINDS
+    data = data_variables(cube, [filter_var] if filter_var else [], kinds)
+    wanted = _counting(cube, data, vars, mode, filter_var)
+    mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
+    for name in wanted if vars is not None else data:
+        if mode is not None:
+            cubes.check_decoded(name, cube[name])
+    if not wanted or mode is None:
+        return like_given(cube, ds)
+    counted = counted_by(cube, wanted, mask_name)
+    if SAMPLES not in cube.dims and counted is None:
+        dims = {name: cube[name].dims for name in filter(None, [*wanted, mask_name])}
+        raise InvalidValueError(
+            f"the gaps of {dims} count, but no variable has all of these dims; list variables of "
+            "one grid in vars, and call once for each grid"
+        )
+    inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
+    variables = [cube.variables[name] for name in wanted]
+    reason = reasons(variables, inside, mode, cube.sizes.get(SAMPLES))
+    if SAMPLES in cube.dims or counted is None:
+        return like_given(_drop(cube, reason.values), ds)
+    dropped = reason != KEPT
+    with_cells = [
+        name
+        for name in data
+        if set(reason.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
+    ]
+    for name in with_cells:
+        check_numpy(name, cube[name].dtype)
+    blanked = {name: _blanked(cube[name], dropped) for name in with_cells}
+    stage = Stage(wanted, mode, mask_name, counted)
+    result = record_stage(cubes.with_arrays(cube, blanked), cube, stage, reason)
+    return like_given(result, ds)
 
 
 def _counting(
@@ -355,46 +343,6 @@ def _needed_mask(present: Mapping[Any, Any], filter_var: str | None) -> str:
             "add it with assign_mask, or use mode='auto'"
         )
     return filter_var
-
-
-def _drop_nan_of_cube(
-    ds: Any, vars: Iterable[str] | None, mode: str | None, filter_var: str | None
-) -> Any:
-    """Drop samples of a Dataset with samples, or cells of any other cube."""
-    cube = as_dataset(ds)
-    kinds = "fiub" if vars is None else _GAP_KINDS
-    data = data_variables(cube, [filter_var] if filter_var else [], kinds)
-    wanted = _counting(cube, data, vars, mode, filter_var)
-    mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
-    for name in wanted if vars is not None else data:
-        if mode is not None:
-            cubes.check_decoded(name, cube[name])
-    if not wanted or mode is None:
-        return ds
-    counted = counted_by(cube, wanted, mask_name)
-    if SAMPLES not in cube.dims and counted is None:
-        dims = {name: cube[name].dims for name in filter(None, [*wanted, mask_name])}
-        raise InvalidValueError(
-            f"the gaps of {dims} count, but no variable has all of these dims; list variables of "
-            "one grid in vars, and call once for each grid"
-        )
-    inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
-    variables = [cube.variables[name] for name in wanted]
-    reason = reasons(variables, inside, mode, cube.sizes.get(SAMPLES))
-    if SAMPLES in cube.dims or counted is None:
-        return cubes.like_given(_drop(cube, reason.values), ds)
-    dropped = reason != KEPT
-    with_cells = [
-        name
-        for name in data
-        if set(reason.dims) <= set(cube[name].dims) and cube[name].dtype.kind == "f"
-    ]
-    for name in with_cells:
-        check_numpy(name, cube[name].dtype)
-    blanked = {name: _blanked(cube[name], dropped) for name in with_cells}
-    stage = Stage(wanted, mode, mask_name, counted)
-    result = record_stage(cubes.with_arrays(cube, blanked), cube, stage, reason)
-    return cubes.like_given(result, ds)
 
 
 def fill_nan_values(
@@ -466,29 +414,23 @@ def fill_nan_values(
     array([[ 1., -1.],
            [-1., -1.]])
     """
-    cubes.check_cube(ds)
     seed = check_seed(seed)
     if const is not None:
         check_real_number("const", const)
-    if isinstance(ds, xr.Dataset | xr.DataArray):
-        given: Any = as_dataset(ds)
-    else:
-        given = {name: plain(values) for name, values in ds.items()}
-    methods = _methods(given, vars, method)
+    cube = as_cube(ds)
+    methods = _methods(cube, vars, method)
     if const is None and "constant" in methods.values():
         raise InvalidValueError("const must be a number if method='constant', got None")
     learning = [name for name, how in methods.items() if how != "constant"]
     if statistics is None and learning:
-        statistics = Statistics.from_cube(given, learning, split=split)
+        statistics = Statistics.from_cube(cube, learning, split=split)
     options = {
         name: _fill_options(name, how, const, statistics, seed) for name, how in methods.items()
     }
-    if isinstance(ds, xr.Dataset | xr.DataArray):
-        return cubes.like_given(_fill_cube(given, options), ds)
-    return _fill_samples(given, getattr(ds, "accounting", {}), options)
+    return like_given(_fill_cube(cube, options), ds)
 
 
-def _methods(given: Any, vars: Iterable[str] | None, method: Any) -> dict[str, str]:
+def _methods(cube: xr.Dataset, vars: Iterable[str] | None, method: Any) -> dict[str, str]:
     """Return the method of each variable to fill: of floats that are neither label nor mask."""
     argument = "vars"
     if not isinstance(method, Mapping):
@@ -499,23 +441,21 @@ def _methods(given: Any, vars: Iterable[str] | None, method: Any) -> dict[str, s
             f"method={dict(method)!r}"
         )
     else:
+        cubes.check_known("method", method, cube.variables)
         for name, how in method.items():
             check_choice(f"method[{name!r}]", how, (*FILL_METHODS, None))
         argument, vars = "method", [name for name, how in method.items() if how is not None]
-    if vars is not None:
-        names = list(cubes.only_data(argument, names_of(argument, vars), given))
-    elif isinstance(given, xr.Dataset):
-        names = data_variables(given)
+    if vars is None:
+        names = data_variables(cube)
     else:
-        names = [name for name in given if name not in ("split", roles.FILTER_VAR)]
+        names = list(cubes.only_data(argument, names_of(argument, vars), cube))
     for name in names:
-        if vars is not None and given[name].dtype.kind not in "fiub":
+        if cube[name].dtype.kind not in "fiub":
             raise InvalidTypeError(
-                f"vars must be variables of numbers, got {name!r} of dtype {given[name].dtype}"
+                f"vars must be variables of numbers, got {name!r} of dtype {cube[name].dtype}"
             )
-        if isinstance(given, xr.Dataset):
-            cubes.check_decoded(name, given[name])
-    floats = [name for name in names if given[name].dtype.kind == "f"]
+        cubes.check_decoded(name, cube[name])
+    floats = [name for name in names if cube[name].dtype.kind == "f"]
     return {name: method[name] if isinstance(method, Mapping) else method for name in floats}
 
 
@@ -540,18 +480,6 @@ def _fill_options(
             "high": float(stats.max),
         }
     return options
-
-
-def _fill_samples(
-    arrays: Mapping[str, NDArray[Any]],
-    before: Mapping[str, int],
-    options: Mapping[str, dict[str, Any]],
-) -> Samples:
-    """Fill a dict of arrays; add to earlier counts."""
-    filled = {name: fill_gaps(arrays[name], **chosen) for name, chosen in options.items()}
-    cells = sum(int(find_gaps(arrays[name]).sum()) for name in options)
-    logger.info("filled %d gaps in %s", cells, ", ".join(options))
-    return Samples({**arrays, **filled}, {**before, "filled": before.get("filled", 0) + cells})
 
 
 def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Dataset:

@@ -25,7 +25,7 @@ from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.rescaling import labelled, rescale_at_places
 from ml4cube.cube.variables import is_mask, split_label
 from ml4cube.preprocessing import cubes
-from ml4cube.preprocessing.samples import Samples
+from ml4cube.preprocessing.samples import Samples, like_given
 
 #: Statistics, or two numbers of each variable: [mean, std] or [min, max].
 Pairs = Mapping[str, Sequence[Any] | core.VariableStatistics]
@@ -67,7 +67,7 @@ def rescale(
     numbers = {n: _numbers(f"{argument}[{n!r}]", pairs[n], scale_fn) for n in wanted}
     scaled = {n: rescale_array(n, arrays[n], *numbers[n], arithmetic) for n in wanted}
     if isinstance(ds, xr.Dataset | xr.DataArray):
-        return cubes.like_given(cubes.with_arrays(cube, scaled), ds)
+        return like_given(cubes.with_arrays(cube, scaled), ds)
     return Samples({**ds, **scaled}, getattr(ds, "accounting", None))
 
 

@@ -14,21 +14,17 @@ from ml4cube.core.errors import (
     EmptyPartError,
     InvalidTypeError,
     InvalidValueError,
-    check_choice,
     names_of,
     prefixed,
 )
-from ml4cube.core.missing import plain
-from ml4cube.core.split_plan import PARTS
 from ml4cube.core.statistics import VariableStatistics
 from ml4cube.core.sums.fields import quantile_of
-from ml4cube.cube import masks_and_labels as roles
-from ml4cube.cube.opening import as_dataset
 from ml4cube.cube.rescaling import labelled
 from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.blocks import each_block
 from ml4cube.preprocessing.fields import Form, field_statistics, form_of
+from ml4cube.preprocessing.samples import as_cube
 from ml4cube.preprocessing.weights import Weights
 
 logger = logging.getLogger(__name__)
@@ -126,19 +122,17 @@ class Statistics(core.Statistics):
         The same chunks give the same bits under any scheduler. Other chunks give the same numbers
         up to float64 rounding.
         """
-        cubes.check_cube(ds)
+        cube = as_cube(ds)
         excluded = names_of("exclude_vars", exclude_vars)
         wanted = None if variables is None else names_of("variables", variables)
         along = None if dims is None else names_of("dims", dims)
         counted = _check_quantiles(quantiles)
-        if not isinstance(ds, xr.Dataset | xr.DataArray):
-            if not (along is None and by is None and weights is None):
+        if not (along is None and by is None and weights is None):
+            if not isinstance(ds, xr.Dataset | xr.DataArray):
                 raise InvalidTypeError(
                     "ds must be a Dataset or DataArray if dims, by or weights are given, got a "
                     "dict of arrays"
                 )
-            return cls._from_samples(ds, wanted, excluded, split, counted)
-        cube = as_dataset(ds)
         chosen = _chosen(cube, wanted, excluded, isinstance(ds, xr.DataArray))
         cells, part = cubes.cells_of_part(cube, split)
         form = form_of(cube, chosen, along, by, weights, counted)
@@ -149,43 +143,6 @@ class Statistics(core.Statistics):
             table[name] = _statistics(name, variable, where, form)
             _check_not_empty(name, table[name], part, variable.shape, form.weights is not None)
             cubes.check_no_fill_value(name, table[name], variable)
-        return cls(table, part)
-
-    @classmethod
-    def _from_samples(
-        cls,
-        samples: Mapping[str, Any],
-        wanted: tuple[str, ...] | None,
-        excluded: tuple[str, ...],
-        split: str | None,
-        counted: bool,
-    ) -> Self:
-        """Compute statistics of a dict of arrays (samples, *window)."""
-        check_choice("split", split, (*PARTS, None))
-        arrays = {name: plain(values) for name, values in samples.items()}
-        cubes.check_known("exclude_vars", excluded, arrays)
-        cubes.check_known("variables", wanted or (), arrays)
-        if wanted is None:
-            wanted = tuple(n for n, a in arrays.items() if a.dtype.kind in "fiub")
-            excluded = (*excluded, "split", roles.FILTER_VAR)
-        chosen = [name for name in wanted if name not in excluded]
-        if not chosen:
-            raise _no_variable_left(arrays, excluded)
-        part = "all" if split is None or "split" not in arrays else split
-        if part == "all" and split not in ("train", None):
-            raise InvalidValueError(f"split={split!r} needs an array 'split', got {list(arrays)}")
-        table = {}
-        for name in chosen:
-            where = None
-            if part != "all":
-                label = arrays["split"] == PARTS[part]
-                label = cubes.with_samples(label, arrays[name].shape, "split")
-                where = cubes.to_shape(label, arrays[name].shape, "split")
-            dims = [f"axis{i}" for i in range(arrays[name].ndim)]
-            cells = None if where is None else xr.Variable(dims, where)
-            variable = xr.Variable(dims, arrays[name])
-            table[name] = _statistics(name, variable, cells, Form(counted=counted))
-            _check_not_empty(name, table[name], part, arrays[name].shape)
         return cls(table, part)
 
     def mean_std(self) -> dict[str, list[Any]]:
