@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -267,16 +266,3 @@ class Scaling:
                 along = along + np.arange(window[dim]).reshape(shape)
             cells[dim] = along
         return cells
-
-
-def apply_in_cells(
-    arithmetic: Callable[..., Any],
-    offset: NDArray[Any],
-    scale: NDArray[Any],
-    values: NDArray[Any],
-    *entries: NDArray[Any],
-) -> Any:
-    """Scale a block by the entry of each cell, using no more memory than the block."""
-    if not math.prod(values.shape):
-        return arithmetic(values, 0.0, 1.0)
-    return arithmetic(values, offset[entries], scale[entries])

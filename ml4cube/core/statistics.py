@@ -62,8 +62,8 @@ def check_real(name: str, dtype: DTypeLike) -> None:
     kind = getattr(dtype, "kind", None) or np.dtype(dtype).kind
     if kind not in "fiub":
         raise InvalidTypeError(
-            f"variable {name!r} must hold real numbers to be scaled, got dtype {dtype}; leave it "
-            "out of the statistics or convert it"
+            f"variable {name!r} must hold real numbers, got dtype {dtype}; leave it out or convert "
+            "it"
         )
 
 

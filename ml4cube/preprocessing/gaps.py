@@ -194,11 +194,9 @@ def apply_filter(
     inside = cubes.flags(cube.variables[str(filter_var)])
     data = data_variables(cube, exclude=[str(filter_var)])
     if SAMPLES in cube.dims and (drop_sample or all(cube[name].ndim == 1 for name in data)):
-        spare = [dim for dim in inside.dims if dim != SAMPLES]
-        dropped = cubes.spread(
-            ~inside.all(spare), xr.Variable((SAMPLES,), np.empty(cube.sizes[SAMPLES]))
-        )
-        return like_given(_drop(cube, np.where(dropped.values, MASK, KEPT)), ds)
+        kept = inside.all([dim for dim in inside.dims if dim != SAMPLES]).values
+        reason = np.where(np.broadcast_to(kept, cube.sizes[SAMPLES]), KEPT, MASK)
+        return like_given(_drop(cube, reason), ds)
     for name in data:
         cubes.check_decoded(name, cube[name])
     masked = {
@@ -282,24 +280,31 @@ def drop_nan_values(
     kinds = "fiub" if vars is None else _GAP_KINDS
     data = data_variables(cube, [filter_var] if filter_var else [], kinds)
     wanted = _counting(cube, data, vars, mode, filter_var)
-    mask_name = _needed_mask(cube.variables, filter_var) if mode == "masked" else None
-    for name in wanted if vars is not None else data:
-        if mode is not None:
-            cubes.check_decoded(name, cube[name])
-    if not wanted or mode is None:
+    if mode is None:
         return like_given(cube, ds)
+    for name in data if vars is None else wanted:
+        cubes.check_decoded(name, cube[name])
+    mask_name = filter_var if mode == "masked" else None
+    if mode == "masked" and mask_name not in cube.variables:
+        raise InvalidValueError(
+            f"mode='masked' needs the mask filter_var={filter_var!r}, got only "
+            f"{list(cube.variables)}; add it with assign_mask, or use mode='auto'"
+        )
+    if not wanted:
+        return like_given(cube, ds)
+    inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
+    variables = [cube.variables[name] for name in wanted]
+    if SAMPLES in cube.dims:
+        reason = reasons(variables, inside, mode, cube.sizes[SAMPLES])
+        return like_given(_drop(cube, reason.values), ds)
     counted = counted_by(cube, wanted, mask_name)
-    if SAMPLES not in cube.dims and counted is None:
+    if counted is None:
         dims = {name: cube[name].dims for name in filter(None, [*wanted, mask_name])}
         raise InvalidValueError(
             f"the gaps of {dims} count, but no variable has all of these dims; list variables of "
             "one grid in vars, and call once for each grid"
         )
-    inside = None if mask_name is None else cubes.flags(cube.variables[mask_name])
-    variables = [cube.variables[name] for name in wanted]
-    reason = reasons(variables, inside, mode, cube.sizes.get(SAMPLES))
-    if SAMPLES in cube.dims or counted is None:
-        return like_given(_drop(cube, reason.values), ds)
+    reason = reasons(variables, inside, mode, None)
     dropped = reason != KEPT
     with_cells = [
         name
@@ -315,7 +320,7 @@ def drop_nan_values(
 
 
 def _counting(
-    given: Any,
+    cube: xr.Dataset,
     data: list[str],
     vars: Iterable[str] | None,
     mode: str | None,
@@ -324,25 +329,15 @@ def _counting(
     """Return the variables whose gaps count."""
     if vars is None:
         # an integer has no gaps, so it would keep every sample
-        return [name for name in data if mode != "if_all_nan" or given[name].dtype.kind in "fM"]
-    listed = cubes.only_data("vars", names_of("vars", vars), given, filter_var)
+        return [name for name in data if mode != "if_all_nan" or cube[name].dtype.kind in "fM"]
+    listed = cubes.only_data("vars", names_of("vars", vars), cube, filter_var)
     for name in listed:
-        if given[name].dtype.kind not in _GAP_KINDS:
+        if cube[name].dtype.kind not in _GAP_KINDS:
             raise InvalidTypeError(
                 f"vars must be variables of numbers or dates, got {name!r} of dtype "
-                f"{given[name].dtype}"
+                f"{cube[name].dtype}"
             )
     return [name for name in data if name in listed]
-
-
-def _needed_mask(present: Mapping[Any, Any], filter_var: str | None) -> str:
-    """Return the name of the mask for ``"masked"``; refuse a missing one."""
-    if filter_var is None or filter_var not in present:
-        raise InvalidValueError(
-            f"mode='masked' needs the mask filter_var={filter_var!r}, got only {list(present)}; "
-            "add it with assign_mask, or use mode='auto'"
-        )
-    return filter_var
 
 
 def fill_nan_values(

@@ -19,11 +19,11 @@ from ml4cube.core.errors import (
 )
 from ml4cube.core.statistics import VariableStatistics
 from ml4cube.core.sums.fields import quantile_of
-from ml4cube.cube.rescaling import labelled
 from ml4cube.cube.variables import data_variables
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.blocks import each_block
 from ml4cube.preprocessing.fields import Form, field_statistics, form_of
+from ml4cube.preprocessing.rescaling import labelled
 from ml4cube.preprocessing.samples import as_cube
 from ml4cube.preprocessing.weights import Weights
 
@@ -127,12 +127,12 @@ class Statistics(core.Statistics):
         wanted = None if variables is None else names_of("variables", variables)
         along = None if dims is None else names_of("dims", dims)
         counted = _check_quantiles(quantiles)
-        if not (along is None and by is None and weights is None):
-            if not isinstance(ds, xr.Dataset | xr.DataArray):
-                raise InvalidTypeError(
-                    "ds must be a Dataset or DataArray if dims, by or weights are given, got a "
-                    "dict of arrays"
-                )
+        keeps_dims = along is not None or by is not None or weights is not None
+        if keeps_dims and not isinstance(ds, xr.Dataset | xr.DataArray):
+            raise InvalidTypeError(
+                "ds must be a Dataset or DataArray if dims, by or weights are given, got a dict of "
+                "arrays"
+            )
         chosen = _chosen(cube, wanted, excluded, isinstance(ds, xr.DataArray))
         cells, part = cubes.cells_of_part(cube, split)
         form = form_of(cube, chosen, along, by, weights, counted)
@@ -141,7 +141,7 @@ class Statistics(core.Statistics):
             variable = cube.variables[name]
             where = None if cells is None else cubes.fitted(cells, variable)
             table[name] = _statistics(name, variable, where, form)
-            _check_not_empty(name, table[name], part, variable.shape, form.weights is not None)
+            _check_not_empty(name, table[name], part, variable.shape)
             cubes.check_no_fill_value(name, table[name], variable)
         return cls(table, part)
 
@@ -221,11 +221,7 @@ def _chosen(
         raise _no_variable_left(cube.data_vars, excluded)
     for name in chosen:
         cubes.check_decoded(name, cube.variables[name])
-        if cube.variables[name].dtype.kind not in "fiub":
-            raise InvalidTypeError(
-                f"variable {name!r} must hold real numbers, got dtype "
-                f"{cube.variables[name].dtype}; exclude or convert it"
-            )
+        core.check_real(name, cube.variables[name].dtype)
     return chosen
 
 
@@ -239,18 +235,15 @@ def _no_variable_left(held: Mapping[Any, Any], excluded: tuple[str, ...]) -> Inv
 
 
 def _check_not_empty(
-    name: str, stats: VariableStatistics, part: str, shape: tuple[int, ...], weighted: bool = False
+    name: str, stats: VariableStatistics, part: str, shape: tuple[int, ...]
 ) -> None:
     """Refuse a part without cells; warn if none of its cells has a finite value."""
     if np.sum(stats.count) + np.sum(stats.gaps) + np.sum(stats.infs) == 0:
         if 0 in shape:
             raise EmptyPartError(f"variable {name!r} has no cell, its shape is {shape}")
-        if part == "all":
-            raise EmptyPartError(f"variable {name!r} has only cells of weight 0")
-        only = ", or only cells of weight 0" if weighted else ""
         raise EmptyPartError(
-            f"variable {name!r} has no cell in part {part!r}{only}; choose another split"
-            f"{' or other weights' if weighted else ''}, or split=None for all cells"
+            f"variable {name!r} has no cell in part {part!r}, or only cells of weight 0; choose "
+            "another split or other weights, or split=None for all cells"
         )
     if np.sum(stats.count) == 0:
         logger.warning("variable %r has no finite cell in part %r", name, part)
