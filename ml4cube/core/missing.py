@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError, check_choice
 from ml4cube.core.fingerprint import mix
-from ml4cube.core.statistics import check_numpy, scaled_dtype
+from ml4cube.core.statistics import VariableStatistics, check_numpy, scaled_dtype
 
 #: Rules for dropping samples.
 DROP_POLICIES = ("auto", "if_all_nan", "masked", None)
@@ -129,8 +129,8 @@ def keep_samples(
     gaps: Mapping[str, NDArray[np.bool_]],
     mask: NDArray[np.bool_] | None,
     policy: str | None,
-) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-    """Return which samples are kept, and the reason (`KEPT`, `GAP` or `MASK`) for each.
+) -> NDArray[np.uint8]:
+    """Return for each sample whether it is kept, or why not: `KEPT`, `GAP` or `MASK`.
 
     All variables have equal numbers of samples, and the mask has their shape.
     `policy` "auto" drops a sample with any gap, "if_all_nan" one whose variables are gaps in every
@@ -148,7 +148,7 @@ def keep_samples(
         for flags in gaps.values():
             reason[_any_cell(flags & mask)] = GAP
         reason[~_any_cell(mask)] = MASK
-    return reason == KEPT, reason
+    return reason
 
 
 def _any_cell(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -160,20 +160,18 @@ def fill_gaps(
     values: NDArray[Any],
     method: str,
     *,
-    mean: float | None = None,
+    known: VariableStatistics | None = None,
     const: object = None,
-    low: float | None = None,
-    high: float | None = None,
     seed: int = 0,
     positions: NDArray[np.uint64] | None = None,
     variable: str = "",
 ) -> NDArray[Any]:
     """Return a copy of one variable, shape (samples, *window), with its gaps filled.
 
-    "sample_mean" takes the mean of the sample's finite cells, and `mean` (of the training cells)
-    where it has none; "mean" takes `mean`, "constant" takes `const`. "noise" draws uniformly
-    between `low` and `high`, as a function of `seed`, `variable` and the cell's position in the
-    cube alone.
+    "sample_mean" takes the mean of the sample's finite cells, and that of the training cells, of
+    which `known` are the statistics, where it has none; "mean" takes the latter, "constant" takes
+    `const`. "noise" draws uniformly from the range of the training cells, as a function of `seed`,
+    `variable` and the cell's position in the cube alone.
     """
     check_choice("fill_method", method, FILL_METHODS)
     filled = np.array(values)
@@ -185,6 +183,9 @@ def fill_gaps(
             f"{_named(variable)} must be of a float dtype to fill its gaps, got {filled.dtype}; "
             "drop those samples"
         )
+    # weighted statistics, and those with quantiles, are arrays without dims
+    numbers = (None, None, None) if known is None else (known.mean, known.min, known.max)
+    mean, low, high = (number if number is None else float(number) for number in numbers)
     if method == "mean":
         filled[gaps] = _given(mean, "mean", method, variable, filled.dtype)
     elif method == "constant":

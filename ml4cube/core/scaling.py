@@ -221,7 +221,7 @@ class Scaling:
         values: NDArray[Any],
         first: Mapping[str, NDArray[Any]],
         window: Mapping[str, int],
-        dtype: DTypeLike | None = None,
+        dtype: DTypeLike,
     ) -> NDArray[Any]:
         """Scale samples by the entry of each cell."""
         return scale_values(values, *self.at(self._cells(first, window), values), dtype)
@@ -231,10 +231,9 @@ class Scaling:
         values: NDArray[Any],
         first: Mapping[str, NDArray[Any]],
         window: Mapping[str, int],
-        dtype: DTypeLike | None = None,
     ) -> NDArray[Any]:
         """Undo `scaled`."""
-        return unscale_values(values, *self.at(self._cells(first, window)), dtype)
+        return unscale_values(values, *self.at(self._cells(first, window)))
 
     def _check_known(
         self, values: NDArray[Any], offset: Any, scale: Any, cells: Mapping[str, NDArray[Any]]

@@ -266,4 +266,4 @@ def _reasons_of_block(
     flat = [array.reshape(-1, *array.shape[len(outer) :]) for array in arrays]
     mask = flat.pop() if masked else None
     gaps = {str(i): find_gaps(values) for i, values in enumerate(flat)}
-    return keep_samples(gaps, mask, mode)[1].reshape(outer)
+    return keep_samples(gaps, mask, mode).reshape(outer)

@@ -468,12 +468,7 @@ def _fill_options(
                 f"statistics must not keep dims, as those of {name!r} do; compute them without "
                 "dims and by"
             )
-        # weighted statistics, and those with quantiles, are arrays without dims
-        options |= {
-            "mean": float(stats.mean),
-            "low": float(stats.min),
-            "high": float(stats.max),
-        }
+        options["known"] = stats
     return options
 
 
