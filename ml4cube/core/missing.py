@@ -1,4 +1,4 @@
-"""Gaps in plain arrays: which samples are kept, and how gaps are filled.
+"""Gaps in plain arrays: where they are, and how they are filled.
 
 A cell is a gap where its value is not finite (NaN, NaT, +inf or -inf). Arrays of samples have the
 shape (samples, *window); points are samples without window dims.
@@ -31,10 +31,6 @@ FILL_FEATURES = (
     f"fill the features only, with fill_nan_values(cube, [...]); if the gaps are NaN again, delete "
     f"the attribute {FILLED_ATTR!r}"
 )
-
-#: Codes of `keep_samples` for kept and dropped samples.
-KEPT, GAP, MASK = 0, 1, 2
-REASONS = {GAP: "gap", MASK: "mask"}
 
 
 def find_gaps(values: NDArray[Any]) -> NDArray[np.bool_]:
@@ -123,37 +119,6 @@ def _all_along(flags: NDArray[np.bool_], axis: int, length: int, step: int) -> N
             reach *= 2
         result = run[:span:step] & run[length - reach : length - reach + span : step]
     return result.swapaxes(0, axis)
-
-
-def keep_samples(
-    gaps: Mapping[str, NDArray[np.bool_]],
-    mask: NDArray[np.bool_] | None,
-    policy: str | None,
-) -> NDArray[np.uint8]:
-    """Return for each sample whether it is kept, or why not: `KEPT`, `GAP` or `MASK`.
-
-    All variables have equal numbers of samples, and the mask has their shape.
-    `policy` "auto" drops a sample with any gap, "if_all_nan" one whose variables are gaps in every
-    cell, "masked" one without a mask-true cell or with a gap in a mask-true cell, None drops none.
-    """
-    check_choice("drop_nan", policy, DROP_POLICIES)
-    reason = np.full(len(next(iter(gaps.values()))), KEPT, np.uint8)
-    if policy == "auto":
-        for flags in gaps.values():
-            reason[_any_cell(flags)] = GAP
-    elif policy == "if_all_nan":
-        reason[np.all([~_any_cell(~flags) for flags in gaps.values()], axis=0)] = GAP
-    elif policy == "masked":
-        assert mask is not None
-        for flags in gaps.values():
-            reason[_any_cell(flags & mask)] = GAP
-        reason[~_any_cell(mask)] = MASK
-    return reason
-
-
-def _any_cell(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Tell for each sample whether any of its cells is flagged."""
-    return np.asarray(flags.any(axis=tuple(range(1, flags.ndim))))
 
 
 def fill_gaps(

@@ -30,8 +30,6 @@ from ml4cube.core.missing import (
     DROP_POLICIES,
     FILL_METHODS,
     FILLED_ATTR,
-    KEPT,
-    MASK,
     blank,
     check_real_number,
     fill_gaps,
@@ -43,6 +41,8 @@ from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data
 from ml4cube.preprocessing import cubes
 from ml4cube.preprocessing.counts import (
+    KEPT,
+    MASK,
     Stage,
     add,
     carried,

@@ -1,4 +1,4 @@
-"""Keep rules, windows of flags and filling, against the oracle, 1-D to 5-D."""
+"""Windows of flags and filling, against the oracle, 1-D to 5-D."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from hypothesis.extra import numpy as hnp
 
 from ml4cube.core.errors import InvalidTypeError, InvalidValueError
 from ml4cube.core.missing import (
-    KEPT,
-    REASONS,
     blank,
     fill_gaps,
     find_gaps,
-    keep_samples,
     plain,
     uniform_noise,
     window_all,
@@ -33,30 +30,6 @@ ELEMENTS = st.sampled_from([0.0, 1.5, -3.0, math.nan, math.nan, math.inf])
 def known(mean: float) -> VariableStatistics:
     """Statistics of train cells between 0 and twice their mean."""
     return VariableStatistics(4, mean, 0.0, 0.0, 2 * mean)
-
-
-@st.composite
-def sample_sets(draw: st.DrawFn) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """One to three variables of samples with many gaps, and a mask."""
-    shape = draw(SHAPES)
-    values = {
-        name: draw(hnp.arrays(np.float32, shape, elements=ELEMENTS))
-        for name in "abc"[: draw(st.integers(1, 3))]
-    }
-    return values, draw(hnp.arrays(bool, shape))
-
-
-@pytest.mark.slow
-@settings(max_examples=300)
-@given(sample_sets(), st.sampled_from(["auto", "if_all_nan", "masked", None]))
-def test_each_sample_is_judged_as_the_oracle_does(
-    case: tuple[dict[str, np.ndarray], np.ndarray], policy: str | None
-) -> None:
-    values, mask = case
-    gaps = {name: find_gaps(cells) for name, cells in values.items()}
-    reason = keep_samples(gaps, mask, policy)
-    words = [{KEPT: "kept", **REASONS}[code] for code in reason]
-    assert words == oracle.keep(values, mask, policy)
 
 
 @settings(max_examples=300)
