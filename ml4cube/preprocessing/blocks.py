@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ml4cube.cube.chunks.blocks import block_shape, blocks
 from ml4cube.cube.chunks.opened import straight
-from ml4cube.preprocessing import cubes
 
 T = TypeVar("T")
 Slices = dict[str, slice]
@@ -37,7 +36,7 @@ def each_block(
         return
     variable = straight(variable)
     run = partial(_run, work, [None if one is None else one.dims for one in (variable, *others)])
-    if cubes.is_lazy(variable, *others):
+    if any(one is not None and one.chunks is not None for one in (variable, *others)):
         yield from _each_dask_block(variable, others, run)
         return
 

@@ -160,8 +160,3 @@ def flags(mask: xr.Variable) -> xr.Variable:
     mask = read_in_blocks(mask)
     present: xr.Variable = mask.notnull()
     return present & mask.astype(bool)
-
-
-def is_lazy(*arrays: Any) -> bool:
-    """Return True if any array is a dask array."""
-    return any(array is not None and array.chunks is not None for array in arrays)
