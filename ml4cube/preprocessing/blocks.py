@@ -70,24 +70,12 @@ def _run(
     block, whole = arrays[0], dims[0]
     assert block is not None
     assert whole is not None
+    sizes = dict(zip(whole, block.shape, strict=True))
     full = [
-        None if array is None else _broadcast(array, known or (), whole, block.shape)
+        None if array is None else xr.Variable(known or (), array).set_dims(sizes).values  # type: ignore[no-untyped-call]
         for array, known in zip(arrays, dims, strict=True)
     ]
     return work(*full)
-
-
-def _broadcast(
-    array: NDArray[Any],
-    known: tuple[Hashable, ...],
-    dims: tuple[Hashable, ...],
-    shape: tuple[int, ...],
-) -> NDArray[Any]:
-    """Broadcast an array along the dims it lacks, as a read-only view."""
-    present = [dim for dim in dims if dim in known]
-    ordered = array.transpose([known.index(dim) for dim in present])
-    lacking = tuple(i for i, dim in enumerate(dims) if dim not in known)
-    return np.broadcast_to(np.expand_dims(ordered, lacking), shape)
 
 
 def _each_dask_block(

@@ -255,7 +255,7 @@ def _statistics(
     """Compute the statistics of a variable, merging blocks in order."""
     with prefixed(f"variable {name!r}"):
         if not form.plain:
-            return field_statistics(variable, where, form)
+            return field_statistics(name, variable, where, form)
         total = VariableStatistics()
         for _, stats in each_block(variable, [where], VariableStatistics.of):
             total = total.merge(stats)
