@@ -404,6 +404,21 @@ SAMPLES = {"a": np.ones((4, 4, 4))}
         (lambda ds: pp.get_statistics(ds, ["a", "b"]), "no variable is left"),
         (lambda ds: pp.get_statistics(ds.drop_vars("split"), split="test"), "needs a split label"),
         (lambda ds: pp.get_statistics(ds.a.values), "ndarray"),
+        (
+            lambda ds: pp.get_statistics(ds.assign(split=("time", ["train"] * 10))),
+            "'split' must hold numbers .train 1.*<U5",
+        ),
+        (
+            lambda ds: pp.get_statistics(ds.assign(split=("time", np.full(10, None)))),
+            "'split' must hold numbers.*object",
+        ),
+        (
+            lambda ds: pp.get_statistics(ds.assign(split=("y", np.ones(6, "u1")))),
+            r"has the dims \['y'\]",
+        ),
+        (lambda ds: pp.get_statistics(ds.a.to_dataset("lat")), "must be strings, got .*; rename"),
+        (lambda ds: pp.assign_mask(ds.a.to_dataset("lat"), 1), "must be strings, got .*; rename"),
+        (lambda ds: assign_block_split(ds.a.to_dataset("lat"), {"time": 1}), "must be strings"),
         (lambda ds: pp.get_statistics(ds[["split"]].assign(z=1.0)), r"'z' \(float64, 0 dims\)"),
         (lambda ds: pp.drop_nan_values(ds, ["a"], "if_all_nam"), "did you mean 'if_all_nan'"),
         (lambda ds: pp.drop_nan_values(ds, ["c"]), "vars must be .*, got 'c'"),
@@ -890,30 +905,6 @@ def test_a_cube_opened_without_dask_is_not_read_as_a_whole(
         assert pp.accounting(made) == pp.accounting(expected)
 
 
-@pytest.mark.parametrize(
-    ("label", "error", "words"),
-    [
-        (
-            ("time", np.array(["train"] * 12)),
-            InvalidTypeError,
-            "'split' must hold numbers .train 1.*<U5",
-        ),
-        (
-            ("time", np.full(12, None, object)),
-            InvalidTypeError,
-            "'split' must hold numbers.*object",
-        ),
-        (("y", np.ones(6, "u1")), InvalidValueError, r"has the dims \['y'\]"),
-    ],
-)
-def test_labels_that_say_nothing_of_the_cells_are_refused(
-    label: Any, error: type[Exception], words: str
-) -> None:
-    ds = cell_id_cube({"time": 12, "lat": 6, "lon": 4}, "float32").assign(split=label)
-    with pytest.raises(error, match=words):
-        pp.get_statistics(ds)
-
-
 @pytest.mark.parametrize("chunks", [None, {"time": 4}])
 def test_a_label_averaged_with_its_cube_is_refused(chunks: Any) -> None:
     ds = split_cube()  # 6 steps of train, then 255, 2, 0, 0: the mean of a 2 and a 0 is train's
@@ -950,24 +941,6 @@ def test_fill_values_that_were_not_decoded_are_refused(
     integers = xr.Dataset({"a": ("x", np.array([1, -9999]), {"missing_value": -9999})})
     with pytest.raises(InvalidValueError, match="missing_value"):
         pp.get_statistics(integers)
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        lambda ds: pp.assign_mask(ds, np.ones((4, 3), bool)),
-        lambda ds: pp.get_statistics(ds, split=None),
-        lambda ds: pp.drop_nan_values(ds),
-        lambda ds: pp.fill_nan_values(ds),
-        lambda ds: assign_block_split(ds, [("y", 2)], 0.5),
-    ],
-)
-def test_bands_called_by_numbers(step):
-    bands = xr.DataArray(np.arange(24.0).reshape(2, 4, 3), dims=("band", "y", "x")).to_dataset(
-        "band"
-    )
-    with pytest.raises(InvalidTypeError, match=r"must be strings, got \[0, 1\]; rename them"):
-        step(bands)
 
 
 def test_counts_stay_where_larger_variables_are_put_beside() -> None:
