@@ -35,7 +35,7 @@ from ml4cube.core.missing import (
     fill_gaps,
     find_gaps,
 )
-from ml4cube.core.statistics import check_numpy, scaled_dtype
+from ml4cube.core.statistics import VariableStatistics, check_numpy, scaled_dtype
 from ml4cube.cube import masks_and_labels as roles
 from ml4cube.cube.chunks.blocks import read_in_blocks
 from ml4cube.cube.variables import cube_dims, cube_variables, data_variables, not_data
@@ -419,9 +419,16 @@ def fill_nan_values(
     learning = [name for name, how in methods.items() if how != "constant"]
     if statistics is None and learning:
         statistics = Statistics.from_cube(cube, learning, split=split)
-    options = {
-        name: _fill_options(name, how, const, statistics, seed) for name, how in methods.items()
-    }
+    options = {}
+    for name, how in methods.items():
+        known = None if how == "constant" else _known(name, statistics or {})
+        options[name] = {
+            "method": how,
+            "known": known,
+            "const": const,
+            "seed": seed,
+            "variable": name,
+        }
     return like_given(_fill_cube(cube, options), ds)
 
 
@@ -454,22 +461,16 @@ def _methods(cube: xr.Dataset, vars: Iterable[str] | None, method: Any) -> dict[
     return {name: method[name] if isinstance(method, Mapping) else method for name in floats}
 
 
-def _fill_options(
-    name: str, method: str, const: float | None, statistics: core.Statistics | None, seed: int
-) -> dict[str, Any]:
-    """Return the arguments of `fill_gaps` for one variable."""
-    options: dict[str, Any] = {"method": method, "const": const, "seed": seed, "variable": name}
-    if statistics is not None and method != "constant":
-        if name not in statistics:
-            raise InvalidValueError(f"statistics must have {name!r}, got {list(statistics)}")
-        stats = statistics[name]
-        if np.ndim(stats.mean):
-            raise InvalidTypeError(
-                f"statistics must not keep dims, as those of {name!r} do; compute them without "
-                "dims and by"
-            )
-        options["known"] = stats
-    return options
+def _known(name: str, statistics: Mapping[str, VariableStatistics]) -> VariableStatistics:
+    """Return the statistics of a variable; refuse those that are missing or keep dims."""
+    if name not in statistics:
+        raise InvalidValueError(f"statistics must have {name!r}, got {list(statistics)}")
+    if np.ndim(statistics[name].mean):
+        raise InvalidTypeError(
+            f"statistics must not keep dims, as those of {name!r} do; compute them without dims "
+            "and by"
+        )
+    return statistics[name]
 
 
 def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Dataset:
