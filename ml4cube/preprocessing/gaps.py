@@ -116,7 +116,7 @@ def assign_mask(
     flags = cubes.flags(_mask_variable(mask, like, stack_dim))
     full = cubes.spread(flags, like.variable)
     if like.chunks is not None:
-        full = full.chunk(dict(zip(like.dims, like.chunks, strict=True)))
+        full = full.chunk(like.chunksizes)
     full.attrs = {roles.ROLE_ATTR: "mask", roles.NAME_ATTR: name}
     return ds.assign({name: full})
 
@@ -489,16 +489,11 @@ def _fill_cube(cube: xr.Dataset, options: Mapping[str, dict[str, Any]]) -> xr.Da
         )
     cells = {name: count.data for name, count in counts.items()}
     for array in gappy.values():
-        cells["filled"] = cells.get("filled", 0) + _gap_count(array.variable).data
+        gaps = xr.apply_ufunc(
+            find_gaps, array.variable, dask="parallelized", output_dtypes=[np.bool_]
+        )
+        cells["filled"] = cells.get("filled", 0) + gaps.sum().data
     return record(cubes.with_arrays(cube, filled), cells, stages)
-
-
-def _gap_count(variable: xr.Variable) -> xr.Variable:
-    """Return the number of gaps, lazily if the variable is lazy."""
-    flags: xr.Variable = xr.apply_ufunc(
-        find_gaps, variable, dask="parallelized", output_dtypes=[np.bool_]
-    )
-    return flags.sum()
 
 
 def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
@@ -512,26 +507,22 @@ def _filled(array: xr.DataArray, options: Mapping[str, Any]) -> Any:
         *inputs,
         input_core_dims=[window] * len(inputs),
         output_core_dims=[window],
-        kwargs={"options": dict(options), "window": len(window)},
+        kwargs={"window": len(window), **options},
         dask="parallelized",
         dask_gufunc_kwargs={"allow_rechunk": True},
         output_dtypes=[array.dtype],
         keep_attrs="override",
     ).transpose(*array.dims)
     # undo the rechunking to whole windows
-    return (
-        filled
-        if array.chunks is None
-        else filled.chunk(dict(zip(array.dims, array.chunks, strict=True)))
-    )
+    return filled if array.chunks is None else filled.chunk(array.chunksizes)
 
 
 def _fill_block(
     values: NDArray[Any],
     positions: NDArray[np.uint64] | None = None,
     *,
-    options: Mapping[str, Any],
     window: int,
+    **options: Any,
 ) -> NDArray[Any]:
     """Fill one block of cells or samples, of any number of outer dims."""
     shape = values.shape
