@@ -57,9 +57,10 @@ def as_cube(ds: cubes.Cube, filter_var: str | None = roles.FILTER_VAR) -> xr.Dat
         raise InvalidValueError(f"arrays of samples must have equal first lengths, got {lengths}")
     for name in set(arrays).difference(data):
         arrays[name] = _with_samples(arrays[name], arrays[data[0]].shape, name)
-    cube = xr.Dataset({name: (_dims(values.shape), values) for name, values in arrays.items()})
+    # fastpath: dates and objects stay as they are
+    variables = {n: xr.Variable(_dims(v.shape), v, fastpath=True) for n, v in arrays.items()}
     counts = {name: n for name, n in getattr(ds, "accounting", {}).items() if name != "kept"}
-    return as_dataset(record(cube, counts))
+    return as_dataset(record(xr.Dataset(variables), counts))
 
 
 def _dims(shape: tuple[int, ...]) -> list[str]:
